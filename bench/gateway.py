@@ -34,7 +34,7 @@ from bench.report import Block, milli, table, where
 from tests.assets import family_dir
 from tokentrace.engines.protocol import SamplingParams, collected
 from tokentrace.engines.vllm import VLLMEngine
-from tokentrace.gateway.session import Session
+from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.sqlite import sqlite_store
 from tokentrace.trajectory import Trajectory
 
@@ -187,7 +187,7 @@ async def check(store: Path, seen: Mapping[tuple[int, int], int]) -> int:
     database = sqlite_store(store)
     try:
         async for info in database.sessions():
-            session = Session(Trajectory(name=info.id))
+            session = SessionRecord(Trajectory(name=info.id))
             async for turn in database.turns(info.id):
                 session.replay(turn)
             assert len(session.trajectory.branches) == 1, f"{info.id} branched: {session.turns[-1].cause}"

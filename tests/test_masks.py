@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.assets import FAMILIES
-from tests.conversations import CONVERSATIONS, HI, Conversation
+from tests.conversations import CONVERSATIONS, HI, Conversation, assistant, user
 from tests.support import (
     FULL,
     PYTHON_FORMATS,
@@ -350,3 +350,25 @@ def test_generation_prompt_is_not_sampled(any_family: str) -> None:
             assert not shown.sampled[-1]
             assert not any(turn.stop == len(shown) for turn in shown.turns)
     assert checked > 20
+
+
+SEPARATED = (
+    "{% for m in messages %}{{ '### Ask:\\n' if m.role == 'user' else '### Reply:\\n' }}{{ m.content }}"
+    "{{ eos_token if m.role == 'assistant' }}{{ '' if loop.last else '\\n\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\\n\\n### Reply:\\n' }}{% endif %}"
+)
+"""A template that writes a separator after each message but the last, and again before what it prompts with."""
+
+
+def test_a_prompt_may_begin_with_the_separator_of_the_turn_before() -> None:
+    renderer = create_renderer(
+        Tokenizer(tokenizer_json_for(SEPARATED), variables=SPECIAL, fast=False), "default", chat_template=SEPARATED
+    )
+    messages = [user("Hi."), assistant("Hello."), user("2+2?"), assistant("4")]
+    shown = renderer.render(messages)
+    assert [shown.decode(slice(turn.start, turn.stop)) for turn in shown.turns] == ["Hello.</s>", "4</s>"]
+    assert shown.notes == []
+    for at, turn in zip((1, 3), shown.turns, strict=True):
+        prompt = renderer.render_ids(messages[:at], add_generation_prompt=True)
+        assert shown.token_ids[: turn.start] == prompt
+        assert turn.other_prompt == ""

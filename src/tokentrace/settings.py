@@ -48,7 +48,7 @@ def whole(
 
 def number(name: str, value: Any, least: float, most: float, error: type[TokentraceError] = RendererError) -> float:
     """A number from `least` to `most`, as a float; numbers of NumPy are numbers, booleans are not."""
-    found = as_float(value) if _is_number(value) else None
+    found = as_float(value) if is_number(value) else None
     if found is None or not least <= found <= most:
         raise error(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}")
     return found
@@ -65,14 +65,15 @@ def limit(
     """A finite number above 0, or 0 too where `zero` says so; None is no limit."""
     if value is None:
         return None
-    found = as_float(value) if _is_number(value) else None
+    found = as_float(value) if is_number(value) else None
     if found is None or found < 0 or (found == 0 and not zero):
         least = "at least 0" if zero else "more than 0"
         raise error(f"{name} must be {least} {unit} and finite, or None for no limit, not {shown(value)}")
     return found
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a number, be it of NumPy or of Python; booleans are not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

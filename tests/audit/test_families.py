@@ -10,7 +10,7 @@ import pytest
 from tests.audit.brute import audit_of, breaks, reworded, source_of
 from tests.support import JINJA_FAMILIES, rotating, some
 from tokentrace.audit import AuditReport, Grade
-from tokentrace.audit.appends import Cell, Outcome, Where
+from tokentrace.audit.appends import AppendCell, AppendOutcome, Where
 from tokentrace.audit.cases import TOOLS, Append, Arguments, Said
 
 DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "nemotron-3-nano"]
@@ -29,12 +29,12 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def split(cell: Cell, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
+def split(cell: AppendCell, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
     before = len(cell.case.past)
     return messages[:before], messages[before], messages[before + 1 :], TOOLS if cell.case.tools else None
 
 
-def cells(report: AuditReport, append: str, **having: Any) -> list[Cell]:
+def cells(report: AuditReport, append: str, **having: Any) -> list[AppendCell]:
     """The cells of an append whose turn has these features; arguments as objects, content plain if nothing is said."""
     shape = having.pop("arguments", Arguments.OBJECT)
     having.setdefault("said", Said.PLAIN)
@@ -49,11 +49,11 @@ def cells(report: AuditReport, append: str, **having: Any) -> list[Cell]:
 def test_every_verdict_is_that_of_brute_force(family: str) -> None:
     chance, wrong = random.Random(family), []
     for cell in audit_of(family).cells:
-        if cell.turn.arguments is Arguments.TEXT and cell.outcome is Outcome.REFUSED:
+        if cell.turn.arguments is Arguments.TEXT and cell.outcome is AppendOutcome.REFUSED:
             continue  # it is not rendered at all
         for messages in (list(map(dict, cell.messages)), reworded(cell.messages, chance)):
             found = breaks(source_of(family), *split(cell, messages))
-            expected = None if cell.outcome is Outcome.REFUSED else cell.outcome is Outcome.BREAKS
+            expected = None if cell.outcome is AppendOutcome.REFUSED else cell.outcome is AppendOutcome.BREAKS
             if found is not expected:
                 wrong.append((cell.turn, cell.outcome, found, messages))
     assert not wrong, some(wrong)
@@ -61,7 +61,7 @@ def test_every_verdict_is_that_of_brute_force(family: str) -> None:
 
 def test_no_longer_conversation_breaks_where_the_audit_says_that_it_holds(family: str) -> None:
     chance, wrong, tried = random.Random(family), [], 0
-    holding = [cell for cell in audit_of(family).cells if cell.outcome in (Outcome.HOLDS, Outcome.LOSES)]
+    holding = [cell for cell in audit_of(family).cells if cell.outcome in (AppendOutcome.HOLDS, AppendOutcome.LOSES)]
     for cell in chance.sample(holding, min(12, len(holding))):
         past, said, appended, tools = split(cell, list(map(dict, cell.messages)))
         exchange = [said, *appended]
@@ -94,12 +94,12 @@ def test_qwen3_breaks_on_a_tools_result_by_loop_last(name: str) -> None:
     report = audit_of(name)
     for append in (Append.TOOL, Append.PARALLEL):
         for cell in cells(report, append, reasoning=False):
-            assert cell.outcome is Outcome.BREAKS
+            assert cell.outcome is AppendOutcome.BREAKS
             (blame,) = {one.blame for one in cell.breaks if not one.at_turn}
             assert blame is not None
             assert blame.condition == "loop.last"
             assert "loop.last" in source_of(name).split("\n")[blame.line - 1]
-        assert {cell.outcome for cell in cells(report, append, reasoning=True)} == {Outcome.HOLDS}
+        assert {cell.outcome for cell in cells(report, append, reasoning=True)} == {AppendOutcome.HOLDS}
     assert report.verdict("rl-append-only").grade is Grade.PARTLY
     assert report.verdict("rl-user-turns").grade is Grade.FAILS
 
@@ -114,7 +114,7 @@ def test_qwen3_2507_passes() -> None:
 def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
     for append in (Append.USER, Append.TOOL_USER):
         for cell in cells(audit_of(name), append, reasoning=True):
-            assert cell.outcome is Outcome.BREAKS
+            assert cell.outcome is AppendOutcome.BREAKS
             (one,) = (found for found in cell.breaks if not found.at_turn)
             assert any("reasoning_content" in field and "gone" in field for field in one.fields)
             assert one.blame is not None
@@ -124,7 +124,7 @@ def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
 
 def test_gpt_oss_breaks_on_a_user_by_its_stop_token() -> None:
     (cell,) = cells(audit_of("gpt-oss"), Append.USER, reasoning=False)
-    assert cell.outcome is Outcome.BREAKS
+    assert cell.outcome is AppendOutcome.BREAKS
     assert cell.breaks[-1].had.startswith("<|return|>")
     assert cell.breaks[-1].has.startswith("<|end|>")
 
@@ -144,7 +144,7 @@ def test_deepseek_r1_drops_reasoning() -> None:
 @pytest.mark.parametrize("name", ["llama-3.1", "llama-3.2"])
 def test_llama_refuses_parallel_calls(name: str) -> None:
     found = cells(audit_of(name), Append.PARALLEL)
-    assert {cell.outcome for cell in found} == {Outcome.REFUSED}
+    assert {cell.outcome for cell in found} == {AppendOutcome.REFUSED}
     assert all("single tool-calls" in cell.reason for cell in found)
     assert audit_of(name).verdict("rl-append-only").grade is Grade.PARTLY
 
@@ -166,7 +166,7 @@ def test_a_setting_that_keeps_reasoning_is_named() -> None:
 def test_a_setting_that_keeps_reasoning_holds() -> None:
     kept = next(one for one in audit_of("qwen3.6").switches if one.name == "preserve_thinking=True")
     outcomes = {cell.outcome for cell in kept.cells or () if cell.append is Append.USER and cell.turn.reasoning}
-    assert outcomes == {Outcome.HOLDS}
+    assert outcomes == {AppendOutcome.HOLDS}
 
 
 def test_stop_tokens_that_are_heads_of_the_next_turn_are_known() -> None:

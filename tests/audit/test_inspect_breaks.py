@@ -15,7 +15,7 @@ from tests.conversations import SYS, assistant, user
 from tokentrace.audit.dumps.calls import DumpedRollout
 from tokentrace.audit.dumps.reading import read_rollouts
 from tokentrace.audit.dumps.shapes import shape_of
-from tokentrace.audit.inspect_calls import InspectedRollout, Step, inspect_rollout
+from tokentrace.audit.inspect_calls import InspectedRollout, Relation, inspect_rollout
 from tokentrace.compare.breaks import ADVICE, Cause, explain_break
 
 
@@ -84,9 +84,9 @@ def test_clean_dumps_have_no_break(tmp_path: Path, shape: str, messages: bool) -
         rollout = found[one.name]
         repeated = one.name == "retried"
         assert rollout.steps == [
-            Step.FIRST,
-            *[Step.EXTENDS] * (len(one.calls) - 1 - repeated),
-            *[Step.REPEATS] * repeated,
+            Relation.FIRST,
+            *[Relation.EXTENDS] * (len(one.calls) - 1 - repeated),
+            *[Relation.REPEATS] * repeated,
         ]
         assert not rollout.breaks
         assert not rollout.findings

@@ -14,13 +14,13 @@ from tests.audit.planted import Told, clean, rollouts
 from tests.compare.two_requests import renderer_of
 from tests.gateway.recorded import Recording, user
 from tokentrace import Trajectory, create_renderer, save_trajectory
-from tokentrace.audit.dumps.calls import Fault
+from tokentrace.audit.dumps.calls import Flaw
 from tokentrace.audit.inspect import inspect_rollouts, recorded_tokenizer
-from tokentrace.audit.inspect_calls import Step
+from tokentrace.audit.inspect_calls import Relation
 from tokentrace.compare.breaks import Cause
 from tokentrace.data.tables import write_samples
 from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.gateway.store import open_store
+from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
 
@@ -63,7 +63,7 @@ def test_trajectories_of_a_run_are_inspected_with_the_tokenizer_that_it_names(fo
     assert (report.rollouts, report.broken, report.unreadable) == (4, 1, 0)
     assert list(report.causes) == [Cause.JSON_FORMAT]
     assert report.recorded == {"rendered again": 1}
-    assert report.steps[Step.REPEATS] == 1
+    assert report.steps[Relation.REPEATS] == 1
     one = found(folder / "trajectories" / "clean.tt")
     assert (one.rollouts, one.calls, one.breaks) == (1, 4, 0)
 
@@ -90,7 +90,7 @@ def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name:
     wrong = samples[0].replace(mask=np.ones(len(samples[0]), np.bool_))
     write_samples(tmp_path / f"wrong-{name}", [wrong])
     report = found(tmp_path / f"wrong-{name}")
-    assert report.faults[Fault.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
+    assert report.faults[Flaw.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
 
 
 def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -> None:

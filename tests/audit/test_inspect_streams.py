@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokentrace.audit.dumps.calls import Call, DumpedRollout
-from tokentrace.audit.inspect_calls import InspectedRollout, Step, inspect_rollout
+from tokentrace.audit.inspect_calls import InspectedRollout, Relation, inspect_rollout
 from tokentrace.audit.streams import Streams, in_order
 from tokentrace.tokens.alignment import common_prefix
 
@@ -23,14 +23,14 @@ def looked_at(*calls: tuple[list[int], list[int]]) -> InspectedRollout:
 FIRST = ([1, 2], [3, 4])
 SECOND = ([1, 2, 3, 4, 5], [6, 7])
 LATER = {
-    "a fork": ([1, 2, 3, 4, 8], Step.EXTENDS),
-    "a fork of the stream alone": ([1, 2, 3, 4], Step.EXTENDS),
-    "a fork that shares more": ([1, 2, 3, 4, 5, 5], Step.BREAKS),  # what was sampled after 5 is another token here
-    "the same prompt": ([1, 2, 3, 4, 5], Step.REPEATS),
-    "the tip": ([1, 2, 3, 4, 5, 6, 7, 8], Step.EXTENDS),
-    "what was sampled is other tokens": ([1, 2, 3, 4, 5, 6, 9, 8], Step.BREAKS),
-    "the prompt of an answer was rewritten": ([1, 2, 3, 4, 8, 6, 7, 9], Step.BREAKS),
-    "the first answer is other tokens": ([1, 2, 3, 9, 5], Step.BREAKS),
+    "a fork": ([1, 2, 3, 4, 8], Relation.EXTENDS),
+    "a fork of the stream alone": ([1, 2, 3, 4], Relation.EXTENDS),
+    "a fork that shares more": ([1, 2, 3, 4, 5, 5], Relation.BREAKS),  # what was sampled after 5 is another token here
+    "the same prompt": ([1, 2, 3, 4, 5], Relation.REPEATS),
+    "the tip": ([1, 2, 3, 4, 5, 6, 7, 8], Relation.EXTENDS),
+    "what was sampled is other tokens": ([1, 2, 3, 4, 5, 6, 9, 8], Relation.BREAKS),
+    "the prompt of an answer was rewritten": ([1, 2, 3, 4, 8, 6, 7, 9], Relation.BREAKS),
+    "the first answer is other tokens": ([1, 2, 3, 9, 5], Relation.BREAKS),
 }
 
 
@@ -38,14 +38,14 @@ LATER = {
 def test_a_prompt_that_begins_with_an_earlier_stream_extends_it(name: str) -> None:
     prompt, step = LATER[name]
     found = looked_at(FIRST, SECOND, (prompt, [9, 9]))
-    assert found.steps == [Step.FIRST, Step.EXTENDS, step]
+    assert found.steps == [Relation.FIRST, Relation.EXTENDS, step]
     assert found.samples == (1 if name == "the tip" else 2)
-    assert len(found.breaks) == (step is Step.BREAKS)
+    assert len(found.breaks) == (step is Relation.BREAKS)
 
 
 def test_a_fork_counts_shared_tokens_once_and_keeps_what_was_sampled() -> None:
     found = looked_at(FIRST, SECOND, ([1, 2, 3, 4, 8], [9, 9]), ([1, 2, 3, 4, 8, 9, 9, 1], [2]))
-    assert found.steps == [Step.FIRST, Step.EXTENDS, Step.EXTENDS, Step.EXTENDS]
+    assert found.steps == [Relation.FIRST, Relation.EXTENDS, Relation.EXTENDS, Relation.EXTENDS]
     assert (found.tokens, found.samples, found.row_tokens) == (7 + 5, 2, 7 + 9)
     assert found.tips[1].sampled.tolist() == [False, False, True, True, False, True, True, False, True]
 
@@ -59,7 +59,7 @@ def test_calls_whose_order_nobody_knows_are_taken_as_their_prompts_go_on(order: 
     shuffled = DumpedRollout("r", "here", [calls[at] for at in order], ordered=False)
     found = inspect_rollout(shuffled)
     assert not found.breaks
-    assert (found.samples, found.steps.count(Step.FIRST)) == (3, 1)
+    assert (found.samples, found.steps.count(Relation.FIRST)) == (3, 1)
 
 
 def test_a_break_is_the_same_whatever_the_order_of_lines() -> None:

@@ -9,10 +9,10 @@ from jinja2 import nodes
 
 from tests.audit.brute import audited, rendered, source_of
 from tests.support import JINJA_FAMILIES, SPECIAL
-from tokentrace.audit.appends import Outcome, Where
+from tokentrace.audit.appends import AppendOutcome, Where
 from tokentrace.audit.cases import TOOLS, Append, cases, turns
 from tokentrace.audit.expressions import written_out
-from tokentrace.audit.lines import Kind, LineTracer, chat_environment
+from tokentrace.audit.lines import EventKind, LineTracer, chat_environment
 from tokentrace.study.probes import ANSWER, THOUGHT, USER
 
 DIRECT = """{%- for message in messages %}
@@ -101,7 +101,7 @@ def test_where_no_condition_turned_the_line_that_writes_is_named() -> None:
 def test_a_window_over_the_past_is_a_break_at_its_loop() -> None:
     report = audited(LAST_TWO)
     cell = next(cell for cell in report.cells if cell.append is Append.USER and not cell.turn.reasoning)
-    assert cell.outcome is Outcome.BREAKS
+    assert cell.outcome is AppendOutcome.BREAKS
     blame = cell.breaks[-1].blame
     assert blame is not None
     assert blame.line in (1, 2)
@@ -119,7 +119,7 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
         run = tracer.run(case.messages, tools, add_generation_prompt=True, variables=SPECIAL)
         assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)
         kinds |= {event.kind for event in run.events} if run is not None else set()
-    assert kinds >= {Kind.TEST, Kind.ROUND, Kind.WRITE} or family == "gemma-3"  # which refuses tools
+    assert kinds >= {EventKind.TEST, EventKind.ROUND, EventKind.WRITE} or family == "gemma-3"  # which refuses tools
 
 
 def test_a_forced_answer_changes_the_way_a_run_takes() -> None:
@@ -129,7 +129,7 @@ def test_a_forced_answer_changes_the_way_a_run_takes() -> None:
     (number,) = [
         at
         for at, event in enumerate(run.events)
-        if tracer.places[event.place].text == "loop.last" and event.kind is Kind.TEST
+        if tracer.places[event.place].text == "loop.last" and event.kind is EventKind.TEST
     ]
     forced = tracer.run(given, forced={number: True})
     assert forced is not None

@@ -6,7 +6,7 @@ import pytest
 
 from tests.audit.brute import audit_of, audited, rendered, source_of
 from tokentrace.audit import AuditReport, Grade
-from tokentrace.audit.appends import Outcome
+from tokentrace.audit.appends import AppendOutcome
 from tokentrace.audit.cases import TOOLS, Append, Said
 from tokentrace.show.audit import matrix_rows, plain_view
 
@@ -64,7 +64,7 @@ def test_messages_of_others_that_do_not_arrive_count(skipped: str, others: str, 
 def test_content_that_is_given_otherwise_is_tried_with_a_system_message_too() -> None:
     with_system = template(others="m.content if m.role != 'system' or messages|length < 4 else ''")
     kinds = {cell.turn.said: cell.outcome for cell in with_system.cells if cell.append is Append.USER}
-    assert kinds == dict.fromkeys(Said, Outcome.BREAKS)
+    assert kinds == dict.fromkeys(Said, AppendOutcome.BREAKS)
 
 
 def test_white_space_that_is_lost_counts_where_turns_are_rendered_again() -> None:
@@ -103,7 +103,7 @@ def test_what_becomes_of_reasoning_inside_content(family: str, told: str) -> Non
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1", "gemma-3", "glm-4.5", "kimi-k2", "deepseek-v3.1"])
 def test_white_space_is_lost_where_transformers_does_not_write_it(family: str) -> None:
     for cell in audit_of(family).cells:
-        if cell.turn.said is not Said.SPACED or cell.outcome is Outcome.REFUSED:
+        if cell.turn.said is not Said.SPACED or cell.outcome is AppendOutcome.REFUSED:
             continue
         at, tools = len(cell.case.past), TOOLS if cell.case.tools else None
         written = rendered(source_of(family), cell.messages[: at + 1], tools, False)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
 from tests.support import SPECIAL, make_renderer, tokenizer_json_for
 from tokentrace import InputError, Renderer, TokentraceError, create_renderer
-from tokentrace.conversation.forms import MEDIA_PARTS, Adapted, CallForm, ContentForm, Silence, adapt
+from tokentrace.conversation.forms import MEDIA_PARTS, Adapted, Silence, adapt
 from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
 from tokentrace.tokens import Tokenizer
@@ -26,6 +27,20 @@ STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "d
 
 OWN_WAY = ("minimax-m2", "tool")
 """A template that reads parts, and writes a newline after each."""
+
+
+@dataclass(frozen=True)
+class ContentForm:
+    text: bool = True
+    parts: bool = False
+    mapping: bool = False
+
+
+@dataclass(frozen=True)
+class CallForm:
+    mapping: bool = True
+    text: bool = True
+    silence: tuple[Silence, ...] = tuple(Silence)
 
 
 class Reads:

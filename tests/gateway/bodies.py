@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import tokentrace.gateway
-from tokentrace.gateway.dialect import Dialect
+from tokentrace.gateway.dialect import AgentDialect
 from tokentrace.gateway.requests import RequestError
 
 SCALARS = (
@@ -59,7 +59,7 @@ def fields_of(good: Mapping[str, Any], module: str) -> st.SearchStrategy[dict[st
     return st.builds(lambda more: {**good, **more}, fields)
 
 
-def check_read(dialect: Dialect, body: Any) -> None:
+def check_read(dialect: AgentDialect, body: Any) -> None:
     """A body is read, or refused with a status of its sender's and in words that JSON can hold; nothing else."""
     refused, echo = None, {}
     try:

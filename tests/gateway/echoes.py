@@ -14,7 +14,7 @@ from tokentrace import Renderer, trajectory_samples
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import TemplateError
 from tokentrace.gateway.matching import root_key
-from tokentrace.gateway.session import Session
+from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.store import TurnRecord
 from tokentrace.gateway.turns import Asked, Recorded
 from tokentrace.parsing.shapes import openai_message
@@ -57,7 +57,7 @@ class Bench:
     """A session, and all that an engine was given and sampled."""
 
     family: str
-    session: Session = field(default_factory=lambda: Session(Trajectory(name="bench")))
+    session: SessionRecord = field(default_factory=lambda: SessionRecord(Trajectory(name="bench")))
     prompts: list[list[int]] = field(default_factory=list)
     sampled: list[list[int]] = field(default_factory=list)
     turns: list[Recorded] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Bench:
 
     def _check_replay(self) -> None:
         """What a store gives back is the same session."""
-        again = Session(Trajectory(name="bench"))
+        again = SessionRecord(Trajectory(name="bench"))
         for record in self.records:
             again.replay(record)
         assert again.turns == self.session.turns

@@ -13,7 +13,7 @@ from tokentrace import Renderer
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.gateway.matching import root_key
 from tokentrace.gateway.packing import pack_channels
-from tokentrace.gateway.session import Session
+from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.store import SessionInfo, State, Store
 from tokentrace.gateway.turns import Asked, Recorded
 from tokentrace.parsing.shapes import openai_message
@@ -30,12 +30,12 @@ class Recording:
     store: Store
     id: str
     renderer: Renderer
-    session: Session = field(init=False)
+    session: SessionRecord = field(init=False)
     prompts: list[list[int]] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.session = Session(Trajectory(name=self.id))
+        self.session = SessionRecord(Trajectory(name=self.id))
 
     async def begin(self, **about: Any) -> Recording:
         await self.store.create(SessionInfo(self.id, State.OPEN, about.pop("created", 1.0), **about))

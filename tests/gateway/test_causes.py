@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.gateway.rewritten import CASES, RECORDED, TASK, C, Message, call, reply, result, system, user
-from tokentrace.gateway.causes import BranchCause, Cause, changed_tools, find_cause
+from tokentrace.gateway.causes import BranchCause, BranchReason, changed_tools, find_cause
 from tokentrace.gateway.matching import chain, root_key
 
 
@@ -22,7 +22,7 @@ def shared_of(sent: Sequence[Message], recorded: Sequence[Message]) -> int:
     return sum(one == other for one, other in zip(ours[1:], theirs[1:], strict=False))
 
 
-def cause_of(sent: Sequence[Message], recorded: Sequence[Message], **more: Any) -> Cause:
+def cause_of(sent: Sequence[Message], recorded: Sequence[Message], **more: Any) -> BranchReason:
     return find_cause(sent, recorded, shared_of(sent, recorded), **more)
 
 

@@ -27,8 +27,9 @@ from tokentrace import create_renderer
 from tokentrace.data import writers
 from tokentrace.data.tables import read_samples
 from tokentrace.engines.protocol import FinishReason
-from tokentrace.gateway.export import Export, Format, export_rows
-from tokentrace.gateway.store import Label, SessionInfo, State, Store, StoreError, TurnRecord, open_store
+from tokentrace.gateway.export import Export, ExportFormat, export_rows
+from tokentrace.gateway.store import Label, SessionInfo, State, Store, StoreError, TurnRecord
+from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
 from tokentrace.samples.collation import collate
 from tokentrace.samples.packing import pack
@@ -51,7 +52,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run(work)
 
 
-async def exported(store: Store, *ids: str, format: Format = Format.JSONL, **options: Any) -> bytes:
+async def exported(store: Store, *ids: str, format: ExportFormat = ExportFormat.JSONL, **options: Any) -> bytes:
     found = [info for id in ids if (info := await store.session(id)) is not None]
     assert len(found) == len(ids)
     return b"".join([piece async for piece in export_rows(store, found, format, **options)])
@@ -121,18 +122,18 @@ def check_row(row: dict[str, Any], recording: Recording) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_formats_hold_the_same_rows(tmp_path: Path, seed: int) -> None:
-    async def make() -> dict[Format, bytes]:
+    async def make() -> dict[ExportFormat, bytes]:
         async with temporary() as store:
             for name in ("one", "two"):
                 recording = await Recording(store, name, RENDERER).begin(metadata={"task": 'ü"\ud800'})
                 await random_tree(recording, random.Random(seed), 8)
             await store.label("one", [Label("reward", 0.5), Label("reward", -1, 0), Label("judge", {"ok": True})])
-            return {format: await exported(store, "one", "two", format=format) for format in Format}
+            return {format: await exported(store, "one", "two", format=format) for format in ExportFormat}
 
     made = run(make())
-    lines = [json.loads(line) for line in made[Format.JSONL].splitlines()]
-    arrow = pyarrow.ipc.open_stream(made[Format.ARROW]).read_all()
-    parquet = pyarrow.parquet.read_table(io.BytesIO(made[Format.PARQUET]))
+    lines = [json.loads(line) for line in made[ExportFormat.JSONL].splitlines()]
+    arrow = pyarrow.ipc.open_stream(made[ExportFormat.ARROW]).read_all()
+    parquet = pyarrow.parquet.read_table(io.BytesIO(made[ExportFormat.PARQUET]))
     assert (arrow.column_names, arrow.schema.metadata) == (parquet.column_names, parquet.schema.metadata)
     assert plain(arrow.to_pylist()) == plain(parquet.to_pylist()) == lines
     for row in lines:
@@ -260,7 +261,7 @@ def test_branches_without_a_sampled_token_and_empty_sessions_make_no_row() -> No
             await recording.turn([user("a")], [310])
             await recording.turn([user("another thing")], [], reason=FinishReason.ABORT)
             await Recording(store, "empty", RENDERER).begin()
-            return await rows_of(store, "s", "empty"), await exported(store, "empty", format=Format.PARQUET)
+            return await rows_of(store, "s", "empty"), await exported(store, "empty", format=ExportFormat.PARQUET)
 
     rows, empty = run(make())
     assert [row["session"] for row in rows] == ["s"]
@@ -303,14 +304,14 @@ def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones
             await exported(store, "kept", keep_state=True)
             assert await state("kept") is State.SEALED
             found = [await store.session(name) for name in ("open", "sealed")]
-            pieces = export_rows(store, [info for info in found if info], Format.PARQUET)
+            pieces = export_rows(store, [info for info in found if info], ExportFormat.PARQUET)
             async for _ in pieces:
                 assert await state("sealed") is State.SEALED
             assert (await state("open"), await state("sealed")) == (State.OPEN, State.EXPORTED)
             assert len(await rows_of(store, "sealed")) == 1  # once more is fine
             left = await store.session("left")
             assert left is not None
-            pieces = export_rows(store, [left], Format.JSONL)
+            pieces = export_rows(store, [left], ExportFormat.JSONL)
             await anext(pieces)
             await pieces.aclose()
             assert await state("left") is State.SEALED
@@ -355,8 +356,10 @@ class Endless:
             yield turn
 
 
-@pytest.mark.parametrize("format", Format)
-def test_memory_does_not_grow_with_the_number_of_sessions(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("format", ExportFormat)
+def test_memory_does_not_grow_with_the_number_of_sessions(
+    format: ExportFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writers, "GROUP_TOKENS", 20_000)
 
     async def peak(store: Any, count: int) -> tuple[int, int]:
@@ -380,7 +383,7 @@ def test_memory_does_not_grow_with_the_number_of_sessions(format: Format, monkey
             await recording.turn([user("a")], [chance.randrange(300, 4000) for _ in range(600)])
             endless = Endless(store, [turn async for turn in store.turns("s")])
             await peak(endless, 4)  # what is made once is made
-            first, last = (4, 24) if format is Format.JSONL else (20, 160)
+            first, last = (4, 24) if format is ExportFormat.JSONL else (20, 160)
             few, small = await peak(endless, first)
             many, large = await peak(endless, last)
             assert large > 4 * small
@@ -404,6 +407,6 @@ def test_rows_leave_before_the_last_session_is_read() -> None:
                     read += 1
                     yield info
 
-            assert [read async for _ in export_rows(store, sessions(), Format.JSONL)] == [1, 2, 3, 4, 5]
+            assert [read async for _ in export_rows(store, sessions(), ExportFormat.JSONL)] == [1, 2, 3, 4, 5]
 
     run(make())

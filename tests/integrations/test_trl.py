@@ -36,7 +36,7 @@ from tokentrace import Agent, Budget, EmbeddedEngine, Task, create_renderer
 from tokentrace.cli import main as cli
 from tokentrace.data.tables import read_samples
 from tokentrace.errors import InputError, SampleError
-from tokentrace.integrations.rows import Finished
+from tokentrace.integrations.rows import FinishedRollout
 from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
 from tokentrace.integrations.trl_async import RolloutWorker, rollout_samples
 from tokentrace.pocket import POCKET
@@ -54,7 +54,7 @@ class Run:
     """Two steps of GRPO on pocket, and what was recorded of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.finished: list[Finished] = []
+        self.finished: list[FinishedRollout] = []
         self.told: list[dict[str, Any]] = []
         self.engine = EmbeddedEngine()
         rollouts = RolloutFunction(pocket_agent(self.engine), weights_to=self.engine, done=self.finished.extend, seed=3)
@@ -256,7 +256,7 @@ def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monk
     monkeypatch.setattr("trl.experimental.async_grpo.async_grpo_trainer.get_peak_flops_per_device", lambda *_: None)
     seen: list[dict[str, Any]] = []
     queued: list[RolloutSample] = []
-    groups: list[Sequence[Finished]] = []
+    groups: list[Sequence[FinishedRollout]] = []
 
     class Hooked(AsyncGRPOTrainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
@@ -358,19 +358,19 @@ def test_a_sample_is_as_old_as_the_oldest_of_its_tokens(run: Run) -> None:
 
 
 class Broken:
-    async def run(self, task: Task, **_: Any) -> Finished:
+    async def run(self, task: Task, **_: Any) -> FinishedRollout:
         raise EngineDown("the engine is gone")
 
 
 class Waits:
     """Ends no rollout until it is told to."""
 
-    def __init__(self, finished: Finished) -> None:
+    def __init__(self, finished: FinishedRollout) -> None:
         self.finished = finished
         self.begun = threading.Event()
         self.tasks: list[Task] = []
 
-    async def run(self, task: Task, **_: Any) -> Finished:
+    async def run(self, task: Task, **_: Any) -> FinishedRollout:
         self.tasks.append(task)
         if len(self.tasks) > 4:
             self.begun.set()
@@ -413,10 +413,10 @@ def test_a_worker_that_ends_no_group_is_stale_once_the_trainer_has_all(run: Run)
 class Repeats:
     """Gives the same rollout for ever, and says when it was asked for the third group."""
 
-    def __init__(self, finished: Finished) -> None:
+    def __init__(self, finished: FinishedRollout) -> None:
         self.finished, self.count, self.third = finished, 0, threading.Event()
 
-    async def run(self, task: Task, **_: Any) -> Finished:
+    async def run(self, task: Task, **_: Any) -> FinishedRollout:
         self.count += 1
         if self.count > 4:
             self.third.set()
@@ -427,7 +427,7 @@ class Repeats:
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_worker_whose_groups_teach_nothing_says_why(run: Run, sampled: bool) -> None:
     samples = run.finished[0].samples if sampled else []
-    useless = Finished(samples, PROMPTS[0], 1, None, {"end": "engine"}, ["400: no such model"])
+    useless = FinishedRollout(samples, PROMPTS[0], 1, None, {"end": "engine"}, ["400: no such model"])
     agent = Repeats(useless)
     worker = RolloutWorker(agent, [Task(PROMPTS[0])], weights_to=None, num_generations=2, groups=1)
     with warnings.catch_warnings(record=True) as said:

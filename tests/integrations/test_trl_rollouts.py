@@ -18,7 +18,7 @@ from tokentrace.engines import SamplingParams, ScriptedEngine
 from tokentrace.errors import SampleError
 from tokentrace.integrations.background import BackgroundLoop
 from tokentrace.integrations.collator import Collator
-from tokentrace.integrations.rows import Finished
+from tokentrace.integrations.rows import FinishedRollout
 from tokentrace.integrations.trl import RolloutFunction, rollout_reward, unless_failed
 from tokentrace.pocket import POCKET
 from tokentrace.samples.trajectories import trajectory_samples
@@ -54,18 +54,20 @@ def trainer(**settings: Any) -> Any:
 class Recorded:
     """Runs nothing: every rollout is one that was recorded."""
 
-    def __init__(self, *finished: Finished) -> None:
+    def __init__(self, *finished: FinishedRollout) -> None:
         self._left = list(finished)
         self.tasks: list[Task] = []
         self.seeds: list[int | None] = []
 
-    async def run(self, task: Task, *, seed: int | None = None, **_: Any) -> Finished:
+    async def run(self, task: Task, *, seed: int | None = None, **_: Any) -> FinishedRollout:
         self.tasks.append(task)
         self.seeds.append(seed)
         return self._left.pop(0)
 
 
-def finished(*, branches: int = 1, sampled: bool = True, logprobs: Any = (-0.5, -0.25), **about: Any) -> Finished:
+def finished(
+    *, branches: int = 1, sampled: bool = True, logprobs: Any = (-0.5, -0.25), **about: Any
+) -> FinishedRollout:
     record = Trajectory(name="one", logprobs=logprobs is not None)
     record.begin([1, 2, 3], messages=1)
     for branch in range(branches if sampled else 0):
@@ -73,7 +75,7 @@ def finished(*, branches: int = 1, sampled: bool = True, logprobs: Any = (-0.5, 
             record.branch([1, 2, 3 + branch], cause="compaction")
         record.append_completion([7, 8], logprobs, finish_reason="stop", **about)
     rows = trajectory_samples(record) if sampled else []
-    return Finished(
+    return FinishedRollout(
         rows, PROMPT, 1, 1.0 if sampled else None, {"end": "answer" if sampled else "engine"}, ["it is down"]
     )
 

@@ -16,7 +16,7 @@ from tokentrace import RenderedTokens, create_renderer
 from tokentrace.pocket import EXAMPLE, POCKET
 from tokentrace.show import json_view, plain_view, text_view
 from tokentrace.show.documents import document_of
-from tokentrace.show.pieces import Kind, blocks, counts, edited, pieces, stops, token_texts
+from tokentrace.show.pieces import PieceKind, blocks, counts, edited, pieces, stops, token_texts
 from tokentrace.tokens.visible import visible
 
 
@@ -72,11 +72,11 @@ def test_pieces_cover_every_token_once_and_agree_with_its_arrays(name: str) -> N
 
 def test_every_kind_is_told_apart() -> None:
     kinds = {(piece.kind, piece.role, piece.field.split(".")[0]) for piece in pieces(example())}
-    assert {kind for kind, _, _ in kinds} == set(Kind) - {Kind.UNKNOWN, Kind.VARIABLES}
-    assert (Kind.REASONING, "assistant", "reasoning_content") in kinds
-    assert (Kind.CALLS, "assistant", "tool_calls") in kinds
-    assert (Kind.RESULT, "tool", "content") in kinds
-    assert (Kind.PROMPT, None, "generation_prompt") in kinds
+    assert {kind for kind, _, _ in kinds} == set(PieceKind) - {PieceKind.UNKNOWN, PieceKind.VARIABLES}
+    assert (PieceKind.REASONING, "assistant", "reasoning_content") in kinds
+    assert (PieceKind.CALLS, "assistant", "tool_calls") in kinds
+    assert (PieceKind.RESULT, "tool", "content") in kinds
+    assert (PieceKind.PROMPT, None, "generation_prompt") in kinds
 
 
 def test_unknown_origins_and_template_variables_have_kinds_of_their_own() -> None:
@@ -84,7 +84,7 @@ def test_unknown_origins_and_template_variables_have_kinds_of_their_own() -> Non
     rendered = create_renderer(POCKET, "default", chat_template=template, day="Monday").render(
         [{"role": "user", "content": "Hello there"}]
     )
-    assert [piece.kind for piece in pieces(rendered)] == [Kind.VARIABLES, Kind.UNKNOWN]
+    assert [piece.kind for piece in pieces(rendered)] == [PieceKind.VARIABLES, PieceKind.UNKNOWN]
 
 
 def test_stops_name_the_token_and_the_messages_it_ended() -> None:

@@ -572,6 +572,14 @@ CASES: Final = {
         turn(TAGGED, NOT_BESIDE),
         CALLS,
     ),
+    "content that is opened beside calls only": Case(
+        template(
+            "{% if m.tool_calls %}<|sep|>{{ m.content }}<|calls|>" + EACH + OBJECT + "{% endfor %}"
+            "{% else %}{{ m.content }}{% endif %}"
+        ),
+        turn(json_call(section_open="<|calls|>"), content=Frame("<|sep|>")),
+        CALLS,
+    ),
     "calls after content in a turn of their own": Case(
         "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.content %}<|a|>{{ m.content }}<|end|>{% endif %}"
         "{% if m.tool_calls %}<|a|>" + EACH + "<call>" + OBJECT + "</call>{% endfor %}<|end|>{% endif %}"

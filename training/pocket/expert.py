@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from tokentrace.demo.script import Step
+from tokentrace.demo.script import ExpertReply
 from tokentrace.demo.tasks import Question, run_tool
 from tokentrace.demo.words import WORDS
 
@@ -32,7 +32,7 @@ def solve(question: Question, *, seed: int = 0, think: bool = True, slips: float
     return messages
 
 
-def _reply(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
+def _reply(question: Question, rng: random.Random, step: ExpertReply, thought: str) -> Iterator[dict[str, Any]]:
     message: dict[str, Any] = {"role": "assistant"}
     if thought:
         message["reasoning_content"] = thought
@@ -52,13 +52,13 @@ def _reply(question: Question, rng: random.Random, step: Step, thought: str) -> 
         yield {"role": "tool", "tool_call_id": f"call_{at}", "content": result}
 
 
-def _slip(question: Question, rng: random.Random, step: Step, thought: str) -> Iterator[dict[str, Any]]:
+def _slip(question: Question, rng: random.Random, step: ExpertReply, thought: str) -> Iterator[dict[str, Any]]:
     """A reply that goes wrong and what comes back: a slip of the pen, a call that is not JSON, a tool that fails."""
     use, value = step.calls[0]
     at = rng.randrange(len(value))
     spoiled = value[:at] + rng.choice("?&_x") + value[at + rng.randrange(2) :]
     way = rng.random()
-    messages = list(_reply(question, rng, Step((), ("",), ((use, value if way < 0.6 else spoiled),)), thought))
+    messages = list(_reply(question, rng, ExpertReply((), ("",), ((use, value if way < 0.6 else spoiled),)), thought))
     if way < 0.3:
         function = messages[0].pop("tool_calls")[0]["function"]
         text = json.dumps({"name": function["name"], "arguments": function["arguments"]})

@@ -27,7 +27,7 @@ from ..template.chat_template import wrap_tools
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from .blame import Blame, find_blame, find_writers
-from .cases import ANSWER, THOUGHT, TOOLS, Append, Arguments, Case, Said, Turn, cases
+from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Arguments, Said, TurnForm, cases
 from .facts import reasoning_tags
 from .lines import LineTracer
 from .texts import call_ids, is_of, is_written
@@ -36,7 +36,7 @@ _EXCERPT: Final = 48
 """Characters of a text that are quoted."""
 
 
-class Outcome(StrEnum):
+class AppendOutcome(StrEnum):
     """What becomes of an append."""
 
     HOLDS = "holds"
@@ -83,12 +83,12 @@ class AppendBreak:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class AppendCell:
     """What became of one kind of turn and append: the smallest conversation that shows it."""
 
-    turn: Turn
-    outcome: Outcome
-    case: Case
+    turn: TurnForm
+    outcome: AppendOutcome
+    case: AppendCase
     messages: Messages
     """The conversation, in the form that the template reads."""
     breaks: tuple[AppendBreak, ...] = ()
@@ -100,7 +100,7 @@ class Cell:
     """Why it was refused."""
     ends: bool = True
     """Whether the turn, where it is the last, has the token that the model stops with."""
-    also: tuple[Cell, ...] = ()
+    also: tuple[AppendCell, ...] = ()
     """The same turn and append after other pasts: the smallest of each other way in which they go wrong."""
     elsewhere: bool = False
     """Whether it holds after some other past."""
@@ -113,7 +113,7 @@ class Cell:
     def flaws(self) -> frozenset[str]:
         """The ways in which it goes wrong."""
         found = {
-            "refused": self.outcome is Outcome.REFUSED,
+            "refused": self.outcome is AppendOutcome.REFUSED,
             "turn": any(one.at_turn for one in self.breaks),
             "past": any(not one.at_turn for one in self.breaks),
             "lost": bool(self.lost),
@@ -144,7 +144,7 @@ class AppendMatrix:
         self._tags = reasoning_tags(study)
         self._rendered: dict[str, Encoded | TokentraceError] = {}
 
-    def cell(self, turn: Turn) -> Cell:
+    def cell(self, turn: TurnForm) -> AppendCell:
         """What becomes of a kind of turn: the first case that breaks, else that loses something, else that is refused.
 
         A past that the template refuses by itself is left out: the cell in which it was appended says so, or, of a
@@ -154,17 +154,17 @@ class AppendMatrix:
             return self._unread(next(cases(turn, self._ids)))
         every = list(cases(turn, self._ids, self._tags))
         found = [self._tried(case) for case in [case for case in every if self._asks(case)] or every[:1]]
-        worst = (Outcome.BREAKS, Outcome.LOSES, Outcome.REFUSED, Outcome.HOLDS)
+        worst = (AppendOutcome.BREAKS, AppendOutcome.LOSES, AppendOutcome.REFUSED, AppendOutcome.HOLDS)
         shown = min(found, key=lambda cell: worst.index(cell.outcome))
         flaws, also = shown.flaws, []
         for cell in found:
             if cell.flaws - flaws:
                 also.append(self._named(cell))
                 flaws |= cell.flaws
-        holds = any(cell.outcome is Outcome.HOLDS for cell in found if cell is not shown)
+        holds = any(cell.outcome is AppendOutcome.HOLDS for cell in found if cell is not shown)
         return replace(self._named(shown), also=tuple(also), elsewhere=holds)
 
-    def _asks(self, case: Case) -> bool:
+    def _asks(self, case: AppendCase) -> bool:
         """Whether the template writes the prompt that the case begins with."""
         try:
             self._encoded(self._adapted(case)[: len(case.past)], case.tools, True)
@@ -172,16 +172,16 @@ class AppendMatrix:
             return False
         return True
 
-    def _named(self, cell: Cell) -> Cell:
+    def _named(self, cell: AppendCell) -> AppendCell:
         """A cell whose breaks name their lines; which costs too much for those that are not told."""
         return self._tried(cell.case, named=True) if cell.breaks and self._tracer.has_lines else cell
 
-    def _adapted(self, case: Case) -> Messages:
+    def _adapted(self, case: AppendCase) -> Messages:
         """The conversation of a case in the form that the template reads."""
         as_is = case.turn.arguments is Arguments.TEXT
         return case.messages if as_is else tuple(adapt(case.messages, self._study.forms).messages)
 
-    def _tried(self, case: Case, *, named: bool = False) -> Cell:
+    def _tried(self, case: AppendCase, *, named: bool = False) -> AppendCell:
         study = self._study
         try:
             messages = self._adapted(case)
@@ -190,7 +190,7 @@ class AppendMatrix:
             turn = self._written(messages[: before + 1], case.tools, False)
             appended = self._written(messages, case.tools, case.turn.append is not Append.ASSISTANT)
         except TokentraceError as error:
-            return Cell(case.turn, Outcome.REFUSED, case, case.messages, reason=_refusal(error))
+            return AppendCell(case.turn, AppendOutcome.REFUSED, case, case.messages, reason=_refusal(error))
         turned = turn.encoded
         lost, _ = find_lost(turned.rendering, messages[: before + 1], study.forms, first=before)
         missing = _missing(turned.rendering, case, [one.field for one in lost])
@@ -199,17 +199,17 @@ class AppendMatrix:
         if stop < len(turned.ids):
             turn = turn._replace(encoded=study.encode(turned.rendering.until(turned.position(stop))))
         breaks = tuple(self._breaks(asked, turn, appended, named))
-        outcome = Outcome.BREAKS if breaks else Outcome.LOSES if missing or after else Outcome.HOLDS
+        outcome = AppendOutcome.BREAKS if breaks else AppendOutcome.LOSES if missing or after else AppendOutcome.HOLDS
         gone_after = tuple(_lost_words(one, messages) for one in after)
-        return Cell(case.turn, outcome, case, messages, breaks, missing, gone_after, ends=ends)
+        return AppendCell(case.turn, outcome, case, messages, breaks, missing, gone_after, ends=ends)
 
-    def _unread(self, case: Case) -> Cell:
+    def _unread(self, case: AppendCase) -> AppendCell:
         """Arguments that are JSON text, given to a template that does not read them as arguments."""
         cell = self._named(self._tried(case))
-        if cell.outcome not in (Outcome.HOLDS, Outcome.LOSES):
+        if cell.outcome not in (AppendOutcome.HOLDS, AppendOutcome.LOSES):
             return cell
         reason = "arguments that are JSON text are not read as arguments; tokentrace parses them first"
-        return replace(cell, outcome=Outcome.LOSES, reason=reason)
+        return replace(cell, outcome=AppendOutcome.LOSES, reason=reason)
 
     def _written(self, messages: Messages, tools: bool, prompt: bool) -> _Written:
         return _Written(messages, tools, prompt, self._encoded(messages, tools, prompt))
@@ -241,7 +241,7 @@ class AppendMatrix:
         if at is not None:
             yield self._parted(Where.PAST, stream, appended, at, named)
 
-    def _stop(self, case: Case, messages: Messages, encoded: Encoded) -> tuple[int, bool]:
+    def _stop(self, case: AppendCase, messages: Messages, encoded: Encoded) -> tuple[int, bool]:
         """How many tokens the stream has: all up to the end of the turn, its stop token included, if it has one."""
         study, at = self._study, len(messages) - 1
         render = functools.partial(study.run_with, self._tools if case.tools else None)
@@ -285,7 +285,7 @@ class AppendMatrix:
         }
 
 
-def _missing(rendering: Rendering, case: Case, lost: Sequence[str]) -> tuple[str, ...]:
+def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> tuple[str, ...]:
     """What of a turn is not written, in words: fields that are `lost`, and texts that are not as they were given."""
     found, turn, at = list(lost), case.turn.said, len(case.past)
     for name in ("content", "reasoning_content"):

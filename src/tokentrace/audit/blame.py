@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..study.turns import common_prefix
-from .lines import Event, Kind, LineTracer, Run
+from .lines import Event, EventKind, LineTracer, TracedRun
 
 _TRIES: Final = 8
 """Conditions that are tried one after another."""
@@ -75,7 +75,7 @@ def find_blame(
         here, there = found
         event = one.events[here]
         shown = shown or event
-        if event.kind is not Kind.TEST or other.events[there].place != event.place:
+        if event.kind is not EventKind.TEST or other.events[there].place != event.place:
             break
         forced[there] = bool(event.value)
         again = tracer.run(**second, forced=forced)
@@ -88,21 +88,21 @@ def find_blame(
     turned = _turned(tracer, second, one, at)
     if turned is not None:
         return _proven(tracer, turned, not turned.value, writes)
-    if shown is None or shown.kind is not Kind.TEST:
+    if shown is None or shown.kind is not EventKind.TEST:
         wrote = shown or wrote
         return None if wrote is None else Blame(_line(tracer, wrote), _source(tracer, wrote), writes=writes)
     place = tracer.places[shown.place]
     return Blame(place.line, _source(tracer, shown), place.text, bool(shown.value), False, writes)
 
 
-def _turned(tracer: LineTracer, second: Mapping[str, Any], one: Run, at: int) -> Event | None:
+def _turned(tracer: LineTracer, second: Mapping[str, Any], one: TracedRun, at: int) -> Event | None:
     """The answer of the second run that, turned round, lets it go on like the first for longest; None if none does.
 
     Asked where the two runs do not pass the same places: a message is written by another loop, say.
     """
     best, found = at, None
     run = tracer.run(**second)
-    tests = [k for k, event in enumerate(run.events) if event.kind is Kind.TEST] if run is not None else []
+    tests = [k for k, event in enumerate(run.events) if event.kind is EventKind.TEST] if run is not None else []
     for number in tests[:_TURNED]:
         assert run is not None
         again = tracer.run(**second, forced={number: not run.events[number].value})
@@ -147,19 +147,19 @@ def _source(tracer: LineTracer, event: Event) -> str:
     return whole if len(whole) <= _LONG_LINE else f"{whole[:_LONG_LINE]}…"
 
 
-def _parting(one: Run, other: Run, at: int) -> tuple[int, int] | None:
+def _parting(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | None:
     """The first thing that happens differently after the last piece of text, up to `at`, that both have written."""
     here, there = _anchors(one, at), _anchors(other, at)
     shared = max(here.keys() & there.keys())
-    left = (k for k in range(here[shared], len(one.events)) if one.events[k].kind is not Kind.SET)
-    right = (k for k in range(there[shared], len(other.events)) if other.events[k].kind is not Kind.SET)
+    left = (k for k in range(here[shared], len(one.events)) if one.events[k].kind is not EventKind.SET)
+    right = (k for k in range(there[shared], len(other.events)) if other.events[k].kind is not EventKind.SET)
     for k, j in zip(left, right, strict=False):
         if one.events[k].what != other.events[j].what:
             return k, j
     return None
 
 
-def _anchors(run: Run, at: int) -> dict[int, int]:
+def _anchors(run: TracedRun, at: int) -> dict[int, int]:
     """For each length that the output had before `at`, the number of the first thing that happened after that.
 
     A template may put its text together in a variable: a value that the output begins with counts as written.
@@ -169,19 +169,24 @@ def _anchors(run: Run, at: int) -> dict[int, int]:
         if event.offset <= at:
             found.setdefault(event.offset, number)
         value = event.value
-        if event.kind is Kind.SET and isinstance(value, str) and 8 <= len(value) <= at and run.text.startswith(value):
+        if (
+            event.kind is EventKind.SET
+            and isinstance(value, str)
+            and 8 <= len(value) <= at
+            and run.text.startswith(value)
+        ):
             found.setdefault(len(value), number + 1)
     return found
 
 
-def _writer(run: Run, at: int) -> Event | None:
+def _writer(run: TracedRun, at: int) -> Event | None:
     """What wrote character `at`: the innermost output whose text has it, as far as can be told."""
     piece = next((k for k, end in enumerate(run.ends) if end > at), None)
     if piece is None:
         return None
     start = run.ends[piece - 1] if piece else 0
     rest = run.text[at : run.ends[piece]]
-    written = [event for event in run.events if event.kind is Kind.WRITE and event.offset == start and event.value]
+    written = [event for event in run.events if event.kind is EventKind.WRITE and event.offset == start and event.value]
     inner = [event for event in written if rest[:20] in event.value]
     return inner[0] if inner else written[-1] if written else None
 
@@ -197,5 +202,5 @@ def _because(
 
 
 def _last_set(tracer: LineTracer, name: str, events: Sequence[Event]) -> Event | None:
-    own = (event for event in reversed(events) if event.kind is Kind.SET)
+    own = (event for event in reversed(events) if event.kind is EventKind.SET)
     return next((event for event in own if tracer.places[event.place].target == name), None)

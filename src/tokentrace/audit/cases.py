@@ -80,7 +80,7 @@ class Said(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TurnForm:
     """What an assistant's turn has."""
 
     append: Append
@@ -99,10 +99,10 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AppendCase:
     """One conversation of the matrix: the past, the turn that answers it, and what is appended."""
 
-    turn: Turn
+    turn: TurnForm
     past: tuple[Message, ...]
     said: Message
     appended: tuple[Message, ...]
@@ -115,21 +115,21 @@ class Case:
         return (*self.past, self.said, *self.appended)
 
 
-def turns(shapes: Sequence[Arguments] = tuple(_ARGUMENTS)) -> Iterator[Turn]:
+def turns(shapes: Sequence[Arguments] = tuple(_ARGUMENTS)) -> Iterator[TurnForm]:
     """Every kind of turn of the matrix, calls with arguments of these shapes."""
     for append in Append:
         for reasoning in (False, True):
             if append not in CALLS:
-                yield Turn(append, reasoning)
+                yield TurnForm(append, reasoning)
                 continue
             for content in (False, True):
                 for arguments in shapes:
-                    yield Turn(append, reasoning, content, arguments)
+                    yield TurnForm(append, reasoning, content, arguments)
         for said in (Said.SPACED, Said.INLINE):
-            yield Turn(append, False, True, Arguments.OBJECT if append in CALLS else Arguments.NONE, said)
+            yield TurnForm(append, False, True, Arguments.OBJECT if append in CALLS else Arguments.NONE, said)
 
 
-def cases(turn: Turn, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iterator[Case]:
+def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iterator[AppendCase]:
     """The conversations that a kind of turn is tried in, the smallest first.
 
     `ids` are two ids of calls, `tags` what reasoning inside content stands between. Content that is given in another
@@ -138,25 +138,25 @@ def cases(turn: Turn, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iter
     said = _said(turn, ids, tags)
     appended = _appended(turn.append, ids)
     calls = turn.append in CALLS
-    called = _said(Turn(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT), ids, tags)
-    answered = _said(Turn(Append.USER, turn.reasoning), ids, tags)
+    called = _said(TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT), ids, tags)
+    answered = _said(TurnForm(Append.USER, turn.reasoning), ids, tags)
     round_ = (called, _result(1, ids))
-    yield Case(turn, (USER,), said, appended, calls)
+    yield AppendCase(turn, (USER,), said, appended, calls)
     if not calls:
-        yield Case(turn, (USER,), said, appended, True, "where tools are declared")
-    yield Case(turn, (SYSTEM, USER), said, appended, calls, "where there is a system message")
-    yield Case(turn, (USER, *round_), said, appended, True, "after a round of tools")
-    yield Case(turn, (USER, answered, USER), said, appended, calls, "after an earlier answer")
-    yield Case(
+        yield AppendCase(turn, (USER,), said, appended, True, "where tools are declared")
+    yield AppendCase(turn, (SYSTEM, USER), said, appended, calls, "where there is a system message")
+    yield AppendCase(turn, (USER, *round_), said, appended, True, "after a round of tools")
+    yield AppendCase(turn, (USER, answered, USER), said, appended, calls, "after an earlier answer")
+    yield AppendCase(
         turn, (USER, answered, USER, *round_), said, appended, True, "after an earlier answer and a round of tools"
     )
     if turn.said is not Said.PLAIN:
         return
-    yield Case(turn, (USER, *round_ * LONG), said, appended, True, f"after {LONG} rounds of tools")
-    yield Case(turn, (*(USER, answered) * LONG, USER), said, appended, calls, f"after {LONG} earlier answers")
+    yield AppendCase(turn, (USER, *round_ * LONG), said, appended, True, f"after {LONG} rounds of tools")
+    yield AppendCase(turn, (*(USER, answered) * LONG, USER), said, appended, calls, f"after {LONG} earlier answers")
 
 
-def _said(turn: Turn, ids: Sequence[str], tags: tuple[str, str]) -> Message:
+def _said(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Message:
     content = {Said.PLAIN: ANSWER, Said.SPACED: f"\n {ANSWER} \n", Said.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"}
     fields: dict[str, Any] = {"role": "assistant", "content": content[turn.said] if turn.content else ""}
     if turn.reasoning:

@@ -12,7 +12,7 @@ from ..rendering.renderer import Renderer
 from ..study.probes import USER
 from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate
-from .appends import AppendMatrix, Cell, Outcome
+from .appends import AppendCell, AppendMatrix, AppendOutcome
 from .cases import Arguments, turns
 from .facts import Stops, find_forging, find_prompting, find_reading, find_stops
 from .lines import LineTracer
@@ -111,7 +111,7 @@ class _Audit:
             **facts,  # type: ignore[arg-type]
         )
 
-    def _cells(self) -> Iterator[Cell]:
+    def _cells(self) -> Iterator[AppendCell]:
         matrix, kinds = AppendMatrix(self.study, self.tracer), list(turns())
         for done, turn in enumerate(kinds):
             self.progress("appends", done, len(kinds))
@@ -119,7 +119,7 @@ class _Audit:
         self.progress("appends", len(kinds), len(kinds))
 
     def _switches(
-        self, cells: tuple[Cell, ...], defaults: Defaults, facts: tuple[Any, ...]
+        self, cells: tuple[AppendCell, ...], defaults: Defaults, facts: tuple[Any, ...]
     ) -> tuple[list[SettingAudit], list[str]]:
         """Each setting that changes an outcome or the prompt, with calls of one shape; and the names of the others."""
         found: list[SettingAudit] = []
@@ -132,7 +132,7 @@ class _Audit:
             study = _study(renderer)
             matrix = AppendMatrix(study, LineTracer(None))  # the lines of each setting would cost too much
             own = tuple(matrix.cell(turn) for turn in turns((Arguments.OBJECT,)))
-            if all(cell.outcome is Outcome.REFUSED for cell in own):
+            if all(cell.outcome is AppendOutcome.REFUSED for cell in own):
                 found.append(SettingAudit(setting, None, None))
                 continue
             now, itself = find_prompting(study), changes_by_itself(study, self.tracer)
@@ -146,7 +146,7 @@ class _Audit:
         self.progress("settings", len(given), len(given))
         return found, unchanged
 
-    def _notes(self, cells: tuple[Cell, ...], printed: Mapping[str, str]) -> Iterator[str]:
+    def _notes(self, cells: tuple[AppendCell, ...], printed: Mapping[str, str]) -> Iterator[str]:
         names = sorted(other_than_truths(self.renderer) - printed.keys())
         if names:
             yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
@@ -157,7 +157,7 @@ class _Audit:
 
 
 def _verdicts(
-    cells: Sequence[Cell], itself: tuple[bool, bool], altered: Sequence[Altered], stops: Stops
+    cells: Sequence[AppendCell], itself: tuple[bool, bool], altered: Sequence[Altered], stops: Stops
 ) -> Iterator[Verdict]:
     """The verdict on each use."""
     for use in Use:

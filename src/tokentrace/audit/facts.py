@@ -26,7 +26,7 @@ from ..study.prompts import searched_words
 from ..study.study import TemplateStudy
 from .cases import ANSWER as TEXT
 from .cases import THINK, TOOLS
-from .lines import Kind, LineTracer
+from .lines import EventKind, LineTracer
 from .texts import is_written
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
@@ -149,7 +149,7 @@ def _words(study: TemplateStudy, tracer: LineTracer) -> Iterator[str]:
         for probe in ((SYSTEM, USER), (USER, ANSWER), RETURNED):
             said = [{**one, "content": text} for one in probe]
             run = tracer.run(said, add_generation_prompt=True, variables=study.variables)
-            yield None if run is None else [(one.place, one.value) for one in run.events if one.kind is Kind.TEST]
+            yield None if run is None else [(one.place, one.value) for one in run.events if one.kind is EventKind.TEST]
 
     words = searched_words(study)
     for word in words:

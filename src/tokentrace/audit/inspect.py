@@ -11,7 +11,7 @@ from typing import Any
 
 from ..engines.protocol import Engine
 from ..tokens.tokenizer import Tokenizer
-from .dumps.calls import DumpedRollout, Unreadable
+from .dumps.calls import DumpedRollout, UnreadSource
 from .dumps.reading import Progress, read_rollouts
 from .inspect_calls import InspectedRollout, inspect_rollout
 from .inspect_report import Inspection
@@ -48,7 +48,7 @@ def inspect_rollouts(
             if limit is not None and report.rollouts == limit:
                 report.stopped = True
                 break
-            if isinstance(found, Unreadable):
+            if isinstance(found, UnreadSource):
                 report.skip(found)
                 continue
             _note(report, found, digest)

@@ -17,13 +17,12 @@ import numpy as np
 
 from ..compare.breaks import Break, Cause, explain_break
 from ..compare.texts import spell
-from ..gateway.causes import GIVEN_TASK, BranchCause, changed_tools, find_cause
-from ..gateway.causes import Cause as HistoryCause
+from ..gateway.causes import GIVEN_TASK, BranchCause, BranchReason, changed_tools, find_cause
 from ..gateway.matching import chain, meaning
 from ..tokens.alignment import common_prefix, hunks
 from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids, Tokenizer
-from .dumps.calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Floats, Mask, Request
+from .dumps.calls import Call, DumpedRequest, DumpedRollout, DumpedRow, Flaw, Floats, FoundFlaw, Mask
 from .shown_turns import ShownTurns
 from .streams import Streams, digest, in_order
 
@@ -33,7 +32,7 @@ _TRACE: Final = 8
 """Sampled tokens in a row, the first or the last of a completion, by which it is looked for in a later prompt."""
 
 
-class Step(StrEnum):
+class Relation(StrEnum):
     """How a call stands to those before it."""
 
     FIRST = "first"
@@ -63,7 +62,7 @@ class FoundBreak:
     """Which tokens of the stream were sampled."""
     explained: Break | None
     """Why, as the tokens show; None where no tokenizer was given."""
-    history: HistoryCause | None
+    history: BranchReason | None
     """What became of the messages, where both requests are known."""
     recorded: str
     """Why the record itself says that the history was rewritten."""
@@ -98,7 +97,7 @@ class Tip:
 
     stream: Ids
     sampled: Mask
-    request: Request | None
+    request: DumpedRequest | None
     logprobs: list[tuple[int, Floats, float | None]] = field(default_factory=list)
     """Where completions of its own begin, their logprobs, and the temperature that they were sampled with."""
 
@@ -109,9 +108,9 @@ class InspectedRollout:
 
     name: str
     where: str
-    steps: Sequence[Step]
+    steps: Sequence[Relation]
     breaks: Sequence[FoundBreak]
-    findings: Sequence[Finding]
+    findings: Sequence[FoundFlaw]
     tips: Sequence[Tip]
     """The streams that nothing goes on from: each makes a training row."""
     tokens: int
@@ -155,7 +154,7 @@ class _Inspector:
         self._prompts: set[bytes] = set()
         self._calls: dict[tuple[int, bytes], Call] = {}
         self._breaks: list[FoundBreak] = []
-        self._findings: list[Finding] = []
+        self._findings: list[FoundFlaw] = []
         self._tokens = self._trained = 0
         self._masked = False
         self._witnessed = True
@@ -163,7 +162,7 @@ class _Inspector:
     def result(self) -> InspectedRollout:
         calls = self._each_once()
         steps = [self._take(number, call) for number, call in enumerate(calls, 1)]
-        own = [call for call, step in zip(calls, steps, strict=True) if step is not Step.TWICE]
+        own = [call for call, step in zip(calls, steps, strict=True) if step is not Relation.TWICE]
         for row in self._rollout.rows:
             self._check_row(row)
         return InspectedRollout(
@@ -192,18 +191,18 @@ class _Inspector:
             found.setdefault((call.start, digest(call.stream)), call)
         return list(found.values())
 
-    def _take(self, number: int, call: Call) -> Step:
+    def _take(self, number: int, call: Call) -> Relation:
         before = call if self._rollout.ordered else self._calls.setdefault((call.start, digest(call.stream)), call)
         if before is not call and _same(before.logprobs, call.logprobs):
-            self._findings.append(Finding(Fault.TWICE, call.where, f"the same as {before.where}", len(call.stream)))
-            return Step.TWICE
+            self._findings.append(FoundFlaw(Flaw.TWICE, call.where, f"the same as {before.where}", len(call.stream)))
+            return Relation.TWICE
         self._findings += call.findings
         if call.start == len(call.stream):
-            self._findings.append(Finding(Fault.NOTHING_SAMPLED, call.where, "the completion is empty"))
+            self._findings.append(FoundFlaw(Flaw.NOTHING_SAMPLED, call.where, "the completion is empty"))
         if self._vocabulary is not None and len(call.stream) and int(call.stream.max()) >= self._vocabulary.size:
             outside = call.stream >= self._vocabulary.size
             said = f"id {int(call.stream[outside][0])}, and the vocabulary has {self._vocabulary.size:,}"
-            self._findings.append(Finding(Fault.NO_TOKEN, call.where, said, int(outside.sum())))
+            self._findings.append(FoundFlaw(Flaw.NO_TOKEN, call.where, said, int(outside.sum())))
         step, tip, shared = self._placed(number, call)
         sampled = np.zeros(len(call.stream), np.bool_)
         if tip is not None:
@@ -213,7 +212,7 @@ class _Inspector:
         self._check_mask(call, sampled, shared)
         self._prompts.add(digest(call.prompt))
         told = []
-        if step is Step.EXTENDS and tip is not None and shared == len(tip.stream):
+        if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
             del self._tips[tip]
             self._streams.extended(tip.stream, tip)
             told = tip.logprobs
@@ -224,27 +223,27 @@ class _Inspector:
         self._streams.add(call.stream, made)
         return step
 
-    def _placed(self, number: int, call: Call) -> tuple[Step, Tip | None, int]:
+    def _placed(self, number: int, call: Call) -> tuple[Relation, Tip | None, int]:
         """How a call stands to those before it, the stream it has most in common with, and how many tokens of it."""
         prompt = call.prompt
         shared, tip, end, whole = self._streams.meet(prompt)
         if tip is None:
-            return Step.FIRST, None, 0
+            return Relation.FIRST, None, 0
         if whole is not None:
-            return Step.EXTENDS, whole, len(whole.stream)
+            return Relation.EXTENDS, whole, len(whole.stream)
         if digest(prompt) in self._prompts:
-            return Step.REPEATS, tip, shared
+            return Relation.REPEATS, tip, shared
         if end and not _goes_on(tip, prompt, shared, end):
-            return Step.EXTENDS, tip, shared
+            return Relation.EXTENDS, tip, shared
         history = self._history(tip.request, call.request)
         if history is not None and _is_another(history):
-            return Step.OTHER, tip, shared
+            return Relation.OTHER, tip, shared
         if history is not None and history.cause is BranchCause.RETRY:
-            return Step.REPEATS, tip, shared
+            return Relation.REPEATS, tip, shared
         self._breaks.append(self._break(number, call, tip, shared, history))
-        return Step.BREAKS, tip, shared
+        return Relation.BREAKS, tip, shared
 
-    def _break(self, number: int, call: Call, tip: Tip, shared: int, history: HistoryCause | None) -> FoundBreak:
+    def _break(self, number: int, call: Call, tip: Tip, shared: int, history: BranchReason | None) -> FoundBreak:
         prompt = call.prompt
         explained = None if self._known is None else self._explain(tip, prompt, call.request)
         lost, respelled, rewritten = self._replaced(tip, prompt, shared, explained)
@@ -265,7 +264,7 @@ class _Inspector:
             rewritten,
         )
 
-    def _explain(self, tip: Tip, prompt: Ids, request: Request | None) -> Break | None:
+    def _explain(self, tip: Tip, prompt: Ids, request: DumpedRequest | None) -> Break | None:
         before = tip.request
         if before is not None and request is not None:
             both: dict[str, Any] = {"before": before.as_mapping(), "after": request.as_mapping()}
@@ -309,7 +308,7 @@ class _Inspector:
 
     # -- conversations
 
-    def _history(self, before: Request | None, after: Request | None) -> HistoryCause | None:
+    def _history(self, before: DumpedRequest | None, after: DumpedRequest | None) -> BranchReason | None:
         """What became of the messages between two requests; None where they are not known, or nothing did."""
         if before is None or after is None or before.reply is None:
             return None
@@ -365,18 +364,18 @@ class _Inspector:
         wrong = row.mask & ~self._shown.mask(row.ids)
         if wrong.any():
             said = f"the first is token {int(wrong.argmax()):,}, which is in no turn of the assistant"
-            self._findings.append(Finding(Fault.TRAINED_UNSAMPLED, row.where, said, int(wrong.sum())))
+            self._findings.append(FoundFlaw(Flaw.TRAINED_UNSAMPLED, row.where, said, int(wrong.sum())))
 
     def _compare(self, where: str, mask: Mask, sampled: Mask, first: int) -> None:
         """Tokens that are trained and were not sampled, and the other way round, from a token on."""
-        for fault, wrong in ((Fault.TRAINED_UNSAMPLED, mask & ~sampled), (Fault.SAMPLED_UNTRAINED, sampled & ~mask)):
+        for fault, wrong in ((Flaw.TRAINED_UNSAMPLED, mask & ~sampled), (Flaw.SAMPLED_UNTRAINED, sampled & ~mask)):
             wrong = wrong[first:]
             if wrong.any():
                 at = first + int(wrong.argmax())
-                self._findings.append(Finding(fault, where, f"the first is token {at:,}", int(wrong.sum())))
+                self._findings.append(FoundFlaw(fault, where, f"the first is token {at:,}", int(wrong.sum())))
 
 
-def _is_another(history: HistoryCause) -> bool:
+def _is_another(history: BranchReason) -> bool:
     """Whether a request is of another conversation. One with the same instructions, unless a call gave it its task, may
     as well be a history that was cut down to one message."""
     return history.cause is BranchCause.SUB_AGENT and (not history.message or GIVEN_TASK in history.detail)

@@ -5,21 +5,23 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from ..compare.causes import ADVICE, Cause
 from ..showing import ShowsItself
 from ..tokens.visible import counted
-from .dumps.calls import Fault, Finding, Unreadable
-from .inspect_calls import FoundBreak, InspectedRollout, Step
+from .dumps.calls import Flaw, FoundFlaw, UnreadSource
+from .inspect_calls import FoundBreak, InspectedRollout, Relation
 from .inspect_scores import Scores
 
 EXAMPLES: Final = 3
 """Breaks that are kept of each cause, and findings of each fault."""
 _UNREAD: Final = 20
 """Lines that could not be read, of which the reason is kept."""
+
+Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
@@ -40,22 +42,19 @@ class Lengths:
 
 
 @dataclass(slots=True)
-class FaultCount:
-    """How often a fault was found, in how many tokens and rollouts."""
+class Tally(Generic[Found]):
+    """How often something was found, in how many tokens and rollouts, and the first few examples of it."""
 
     places: int = 0
     tokens: int = 0
     rollouts: int = 0
-    examples: list[Finding] = field(default_factory=list)
+    examples: list[Found] = field(default_factory=list)
 
-
-@dataclass(slots=True)
-class CauseCount:
-    """How often a cause broke a prompt, and in how many rollouts."""
-
-    breaks: int = 0
-    rollouts: int = 0
-    examples: list[FoundBreak] = field(default_factory=list)
+    def add(self, found: Found, tokens: int = 0) -> None:
+        self.places += 1
+        self.tokens += tokens
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(found)
 
 
 @dataclass(slots=True)
@@ -68,13 +67,13 @@ class Inspection(ShowsItself):
     broken: int = 0
     """Rollouts with at least one break."""
     calls: int = 0
-    steps: Counter[Step] = field(default_factory=Counter)
-    causes: dict[Cause, CauseCount] = field(default_factory=dict)
+    steps: Counter[Relation] = field(default_factory=Counter)
+    causes: dict[Cause, Tally[FoundBreak]] = field(default_factory=dict)
     histories: Counter[str] = field(default_factory=Counter)
     """What became of the messages at breaks, where they are known."""
     recorded: Counter[str] = field(default_factory=Counter)
     """Why records say that a history was rewritten."""
-    faults: dict[Fault, FaultCount] = field(default_factory=dict)
+    faults: dict[Flaw, Tally[FoundFlaw]] = field(default_factory=dict)
     samples: int = 0
     """Rows that it takes to train each sampled token once."""
     tokens: int = 0
@@ -95,7 +94,7 @@ class Inspection(ShowsItself):
     prompts: Lengths = field(default_factory=Lengths)
     streams: Lengths = field(default_factory=Lengths)
     unreadable: int = 0
-    unread: list[Unreadable] = field(default_factory=list)
+    unread: list[UnreadSource] = field(default_factory=list)
     stopped: bool = False
     """Whether rollouts were left that a limit kept from being looked at."""
     explained: bool = False
@@ -103,7 +102,7 @@ class Inspection(ShowsItself):
     scores: Scores | None = None
     """Logprobs compared with those of an engine."""
 
-    def skip(self, found: Unreadable) -> None:
+    def skip(self, found: UnreadSource) -> None:
         """Count what could not be read."""
         self.unreadable += 1
         if len(self.unread) < _UNREAD:
@@ -132,19 +131,12 @@ class Inspection(ShowsItself):
         for cause in {one.cause for one in found.breaks}:
             self.causes[cause].rollouts += 1
         for finding in found.findings:
-            count = self.faults.setdefault(finding.fault, FaultCount())
-            count.places += 1
-            count.tokens += finding.tokens
-            if len(count.examples) < EXAMPLES:
-                count.examples.append(finding)
+            self.faults.setdefault(finding.fault, Tally()).add(finding, finding.tokens)
         for fault in {finding.fault for finding in found.findings}:
             self.faults[fault].rollouts += 1
 
     def _add_break(self, one: FoundBreak) -> None:
-        count = self.causes.setdefault(one.cause, CauseCount())
-        count.breaks += 1
-        if len(count.examples) < EXAMPLES:
-            count.examples.append(one)
+        self.causes.setdefault(one.cause, Tally()).add(one)
         if one.history is not None:
             self.histories[str(one.history.cause)] += 1
         if one.recorded:
@@ -158,12 +150,12 @@ class Inspection(ShowsItself):
 
     @property
     def breaks(self) -> int:
-        return self.steps[Step.BREAKS]
+        return self.steps[Relation.BREAKS]
 
     @property
     def compared(self) -> int:
         """Prompts that another call of their rollout came before: only these can extend a stream, or break off."""
-        return self.calls - self.steps[Step.FIRST]
+        return self.calls - self.steps[Relation.FIRST]
 
     @property
     def repeated(self) -> int:
@@ -180,7 +172,7 @@ class Inspection(ShowsItself):
             "breaks": self.breaks > 0,
             "unreadable": self.unreadable > 0,
             **{
-                group: any(fault.group == group for fault in self.faults if fault is not Fault.NO_LOGPROBS)
+                group: any(fault.group == group for fault in self.faults if fault is not Flaw.NO_LOGPROBS)
                 for group in ("masks", "logprobs", "ids")
             },
         }
@@ -206,9 +198,9 @@ class Inspection(ShowsItself):
         calls = counted(self.calls, "call")
         return f"every prompt extends its stream, in {counted(self.rollouts, 'rollout')} of {calls}"
 
-    def ranked_causes(self) -> list[tuple[Cause, CauseCount]]:
+    def ranked_causes(self) -> list[tuple[Cause, Tally[FoundBreak]]]:
         """Causes, the most frequent first."""
-        return sorted(self.causes.items(), key=lambda item: (-item[1].breaks, item[0]))
+        return sorted(self.causes.items(), key=lambda item: (-item[1].places, item[0]))
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
@@ -219,11 +211,11 @@ class Inspection(ShowsItself):
         return {
             "verdict": self.verdict,
             **{name: getattr(self, name) for name in plain},
-            "steps": {str(step): self.steps[step] for step in Step if self.steps[step]},
+            "steps": {str(step): self.steps[step] for step in Relation if self.steps[step]},
             "causes": [
                 {
                     "cause": str(cause) if self.explained else None,
-                    "breaks": count.breaks,
+                    "breaks": count.places,
                     "rollouts": count.rollouts,
                     "share": count.rollouts / self.rollouts,
                     "advice": ADVICE[cause] if self.explained else None,
@@ -240,8 +232,8 @@ class Inspection(ShowsItself):
                 **{
                     name: self.faults[fault].tokens if fault in self.faults else 0 if self.witnessed else None
                     for name, fault in (
-                        ("trained_unsampled", Fault.TRAINED_UNSAMPLED),
-                        ("sampled_untrained", Fault.SAMPLED_UNTRAINED),
+                        ("trained_unsampled", Flaw.TRAINED_UNSAMPLED),
+                        ("sampled_untrained", Flaw.SAMPLED_UNTRAINED),
                     )
                 },
                 "lost_at_breaks": self.lost,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -21,10 +21,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import jinja2
 from jinja2 import nodes
-from jinja2.ext import Extension, LoopControlExtension
+from jinja2.ext import LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..study.holes import tojson
+from ..study.holes import GenerationTag, tojson
 from ..template.budget import Budget
 from ..template.chat_template import REASONING_FIELDS
 from .expressions import written_out
@@ -36,7 +36,7 @@ _LOGIC: Final = (nodes.And, nodes.Or)
 _TESTED: Final = (nodes.If, nodes.CondExpr, nodes.For)
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """What happened."""
 
     TEST = "test"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
     WRITE = "write"
 
 
-class Place(NamedTuple):
+class TemplatePart(NamedTuple):
     """A part of a template: its line, the expression there, and the name that it is assigned to, if it is."""
 
     line: int
@@ -56,18 +56,18 @@ class Place(NamedTuple):
 class Event(NamedTuple):
     """Something that happened at a place of the template, when the output was `offset` characters long."""
 
-    kind: Kind
+    kind: EventKind
     place: int
     value: Any
     offset: int
 
     @property
-    def what(self) -> tuple[Kind, int, Any]:
+    def what(self) -> tuple[EventKind, int, Any]:
         return self.kind, self.place, self.value
 
 
 @dataclass(slots=True)
-class Run:
+class TracedRun:
     """What one run of a template wrote, and all that happened."""
 
     text: str = ""
@@ -87,8 +87,8 @@ class LineTracer:
     def __init__(self, source: str | None) -> None:
         self.has_lines = source is not None
         self.lines = (source or "").split("\n")
-        self.places: list[Place] = []
-        self._run = Run()
+        self.places: list[TemplatePart] = []
+        self._run = TracedRun()
         self._budget = Budget(steps=_STEPS)
         self._forced: Mapping[int, bool] = {}
         self._messages: list[int] = []
@@ -112,7 +112,7 @@ class LineTracer:
         variables: Mapping[str, Any] | None = None,
         forced: Mapping[int, bool] | None = None,
         now: datetime | None = None,
-    ) -> Run | None:
+    ) -> TracedRun | None:
         """Run the template; None where it refuses, or does too much.
 
         `forced` are tests, by their number, that get another answer.
@@ -120,7 +120,7 @@ class LineTracer:
         if not self.has_lines:
             return None
         given = [_named_reasoning(json.loads(json.dumps(message))) for message in messages]
-        self._run, self._forced, self._messages = Run(), forced or {}, list(map(id, given))
+        self._run, self._forced, self._messages = TracedRun(), forced or {}, list(map(id, given))
         self._budget = Budget(steps=_STEPS)
         self._template.environment.globals["strftime_now"] = (now or datetime.now()).strftime
         values = {
@@ -153,17 +153,17 @@ class LineTracer:
         self._budget.step()
         run = self._run
         noted = value
-        if kind == Kind.TEST:
+        if kind == EventKind.TEST:
             noted = self._forced.get(len(run.events), bool(value))
             value = noted if len(run.events) in self._forced else value
-        elif kind == Kind.ROUND:
+        elif kind == EventKind.ROUND:
             noted = self._messages.index(id(value)) if id(value) in self._messages else -1
             value = ""
-        elif kind == Kind.WRITE:
+        elif kind == EventKind.WRITE:
             noted = str(value)
         elif not isinstance(value, (str, int, float, bool, type(None))):
             noted = type(value).__name__
-        run.events.append(Event(Kind(kind), place, noted, run.ends[-1] if run.ends else 0))
+        run.events.append(Event(EventKind(kind), place, noted, run.ends[-1] if run.ends else 0))
         return value
 
 
@@ -178,7 +178,7 @@ def _named_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 class _Instrument:
     """Puts the hook around tests, rounds, assignments and outputs."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[TemplatePart]) -> None:
         self._places = places
 
     def body(self, node: nodes.Node) -> None:
@@ -203,12 +203,14 @@ class _Instrument:
             node.test = self._tests(cast(nodes.Expr, node.test), leaves)
         if isinstance(node, nodes.For):
             item = nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else nodes.Const(None)
-            node.body.insert(0, nodes.Output([self._hook(Kind.ROUND, node.lineno, texts[0], item)], lineno=node.lineno))
+            node.body.insert(
+                0, nodes.Output([self._hook(EventKind.ROUND, node.lineno, texts[0], item)], lineno=node.lineno)
+            )
         elif isinstance(node, nodes.Assign):
-            node.node = self._hook(Kind.SET, node.lineno, texts[0], cast(nodes.Expr, node.node), target)
+            node.node = self._hook(EventKind.SET, node.lineno, texts[0], cast(nodes.Expr, node.node), target)
         elif isinstance(node, nodes.Output):
             pairs = zip(node.nodes, texts, strict=True)
-            node.nodes = [self._hook(Kind.WRITE, one.lineno, text, _plain(one)) for one, text in pairs]
+            node.nodes = [self._hook(EventKind.WRITE, one.lineno, text, _plain(one)) for one, text in pairs]
         return node
 
     def _tests(self, node: nodes.Expr, texts: Any) -> nodes.Expr:
@@ -219,10 +221,10 @@ class _Instrument:
         if isinstance(node, nodes.Not):
             node.node = self._tests(node.node, texts)
             return node
-        return self._hook(Kind.TEST, node.lineno, next(texts), node)
+        return self._hook(EventKind.TEST, node.lineno, next(texts), node)
 
-    def _hook(self, kind: Kind, line: int, text: str, value: nodes.Expr, target: str = "") -> nodes.Expr:
-        self._places.append(Place(line, text, target))
+    def _hook(self, kind: EventKind, line: int, text: str, value: nodes.Expr, target: str = "") -> nodes.Expr:
+        self._places.append(TemplatePart(line, text, target))
         given: list[nodes.Expr] = [nodes.Const(kind.value), nodes.Const(len(self._places) - 1), value]
         return nodes.Call(nodes.Name(_HOOK, "load"), given, [], None, None, lineno=line)
 
@@ -239,22 +241,10 @@ def _plain(node: nodes.Expr) -> nodes.Expr:
     return nodes.Const(node.data, lineno=node.lineno) if isinstance(node, nodes.TemplateData) else node
 
 
-class _GenerationTag(Extension):
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: jinja2.parser.Parser) -> nodes.CallBlock:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("written"), [], [], body, lineno=line)
-
-    def written(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
 def chat_environment() -> jinja2.Environment:
     """Jinja as transformers sets it up for chat templates."""
     made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControlExtension]
     )
     made.filters["tojson"] = tojson
     made.globals["raise_exception"] = _raise_exception

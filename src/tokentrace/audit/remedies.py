@@ -11,7 +11,7 @@ from typing import Final
 from ..errors import TokentraceError
 from ..rendering.bridged import BridgedTokens
 from ..rendering.renderer import Renderer
-from .appends import Cell, Outcome
+from .appends import AppendCell, AppendOutcome
 from .cases import TOOLS, Append
 from .texts import Altered
 from .verdicts import Grade, Use, Verdict
@@ -32,12 +32,12 @@ class Remedies:
     """One row with ``use_patched=True`` does."""
 
 
-def try_remedies(renderer: Renderer, cells: Iterable[Cell]) -> Remedies:
+def try_remedies(renderer: Renderer, cells: Iterable[AppendCell]) -> Remedies:
     """Bridge each cell that breaks, and render it with the settings that keep history."""
     silent = renderer.silent()
     patched = copy.copy(silent)
     patched.use_patched = True
-    broken = [cell for cell in cells if cell.outcome is Outcome.BREAKS and cell.append is not Append.ASSISTANT]
+    broken = [cell for cell in cells if cell.outcome is AppendOutcome.BREAKS and cell.append is not Append.ASSISTANT]
     reasons: Counter[str] = Counter()
     counts = Counter[str]()
     for cell in broken:
@@ -70,7 +70,7 @@ def try_remedies(renderer: Renderer, cells: Iterable[Cell]) -> Remedies:
     return Remedies(len(broken), counts["bridged"], refused, counts["preserved"], counts["patched"])
 
 
-def _begins(renderer: Renderer, cell: Cell, tools: Sequence[object] | None, text: str) -> bool:
+def _begins(renderer: Renderer, cell: AppendCell, tools: Sequence[object] | None, text: str) -> bool:
     try:
         return renderer.render_text(cell.messages, tools=tools).text.startswith(text)
     except TokentraceError:

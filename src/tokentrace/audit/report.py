@@ -9,7 +9,7 @@ from typing import Any
 
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
-from .appends import AppendBreak, Cell, Outcome
+from .appends import AppendBreak, AppendCell, AppendOutcome
 from .cases import Append
 from .facts import Forging, Prompting, Reading, Stops
 from .readback import Writing
@@ -24,7 +24,7 @@ class SettingAudit:
     """What one setting of the template changes: None where the template refuses everything with it."""
 
     setting: Mapping[str, Any]
-    cells: tuple[Cell, ...] | None
+    cells: tuple[AppendCell, ...] | None
     prompting: Prompting | None
     verdicts: tuple[Verdict, ...] = ()
 
@@ -41,7 +41,7 @@ class AuditReport(ShowsItself):
     family: str
     digest: str
     settings: Mapping[str, Any]
-    cells: tuple[Cell, ...]
+    cells: tuple[AppendCell, ...]
     switches: tuple[SettingAudit, ...]
     without_effect: tuple[str, ...]
     """Settings that change nothing that was looked at."""
@@ -73,22 +73,24 @@ class AuditReport(ShowsItself):
         return grade([cell for cell in self.judged if cell.append is append])
 
     @property
-    def judged(self) -> list[Cell]:
+    def judged(self) -> list[AppendCell]:
         """The cells that the verdicts are about."""
         return judged(self.cells, self.reading, self.prompting)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AppendFinding]:
         """All that does not hold, cells that go wrong in the same way together, each with its smallest conversation."""
-        found: dict[str, list[Cell]] = {}
+        found: dict[str, list[AppendCell]] = {}
         for cell in self.judged:
-            if cell.outcome is not Outcome.HOLDS:
+            if cell.outcome is not AppendOutcome.HOLDS:
                 found.setdefault(cause(cell), []).append(cell)
         made = []
         for why, cells in found.items():
             appends = {cell.append for cell in cells}
             turns = which_turns(cells, [cell for cell in self.judged if cell.append in appends])
-            made.append(Finding(sentence(list(dict.fromkeys(cell.append for cell in cells)), turns, why), tuple(cells)))
+            made.append(
+                AppendFinding(sentence(list(dict.fromkeys(cell.append for cell in cells)), turns, why), tuple(cells))
+            )
         return made
 
     def to_json(self) -> dict[str, Any]:
@@ -115,39 +117,36 @@ class AuditReport(ShowsItself):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AppendFinding:
     """One way in which appends go wrong."""
 
     why: str
-    cells: tuple[Cell, ...]
+    cells: tuple[AppendCell, ...]
 
     @property
-    def smallest(self) -> Cell:
+    def smallest(self) -> AppendCell:
         """The smallest conversation that shows it."""
         return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
-
-    @property
-    def appends(self) -> tuple[Append, ...]:
-        return tuple(dict.fromkeys(cell.append for cell in self.cells))
 
     @property
     def breaks(self) -> Sequence[AppendBreak]:
         return self.smallest.breaks
 
 
-def grade(cells: Sequence[Cell]) -> Grade | None:
+def grade(cells: Sequence[AppendCell]) -> Grade | None:
     """What becomes of some turns: holds, partly or fails; None where the template refuses them after every past."""
-    if all(cell.outcome is Outcome.REFUSED and not cell.elsewhere for cell in cells):
+    if all(cell.outcome is AppendOutcome.REFUSED and not cell.elsewhere for cell in cells):
         return None
-    if all(cell.outcome is Outcome.HOLDS for cell in cells):
+    if all(cell.outcome is AppendOutcome.HOLDS for cell in cells):
         return Grade.HOLDS
     some = any(
-        cell.outcome is Outcome.HOLDS or (cell.outcome is Outcome.REFUSED and cell.elsewhere) for cell in plain(cells)
+        cell.outcome is AppendOutcome.HOLDS or (cell.outcome is AppendOutcome.REFUSED and cell.elsewhere)
+        for cell in plain(cells)
     )
     return Grade.PARTLY if some else Grade.FAILS
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: AppendCell) -> dict[str, Any]:
     return {
         **_plain(cell.turn),
         "outcome": str(cell.outcome),

@@ -20,7 +20,7 @@ from ..study.study import TemplateStudy
 from ..template.chat_template import REASONING_FIELDS, wrap_tools
 from ..template.origin import UNKNOWN, Origin
 from .cases import ANSWER, TOOLS
-from .lines import Kind, LineTracer
+from .lines import EventKind, LineTracer
 
 _EXCERPT: Final = 40
 """Characters that are quoted around the first that differs."""
@@ -220,12 +220,14 @@ class _Place:
         found = None
         if not dropped:
             pairs = zip(run.events, plain.events, strict=False)
-            makes = (one for one, two in pairs if one.kind in (Kind.SET, Kind.WRITE) and one.value != two.value)
+            makes = (
+                one for one, two in pairs if one.kind in (EventKind.SET, EventKind.WRITE) and one.value != two.value
+            )
             texts = [one for one in makes if isinstance(one.value, str)]
             found = next((one for one in texts if not is_written(given, one.value)), texts[-1] if texts else None)
         else:
             for number, event in enumerate(run.events[:_TURNED]):
-                if event.kind is Kind.TEST:
+                if event.kind is EventKind.TEST:
                     turned = tracer.run(**given_to, forced={number: not event.value})
                     found = event if turned is not None and is_written(given, turned.text) else found
         if found is None:

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Final
 
 from ..tokens.visible import listed
-from .appends import Cell, Outcome
-from .cases import Append, Arguments, Said, Turn
+from .appends import AppendCell, AppendOutcome
+from .cases import Append, Arguments, Said, TurnForm
 from .facts import Prompting, Reading, Stops
 from .texts import Altered
 
@@ -73,7 +73,7 @@ class Verdict:
         return f"{USES[self.use]}: {self.grade}"
 
 
-def judged(cells: Iterable[Cell], reading: Reading, prompting: Prompting) -> list[Cell]:
+def judged(cells: Iterable[AppendCell], reading: Reading, prompting: Prompting) -> list[AppendCell]:
     """The cells that verdicts are about.
 
     Arguments are taken to be in the form that the template reads. Reasoning that a template never writes, and never
@@ -89,7 +89,7 @@ def judged(cells: Iterable[Cell], reading: Reading, prompting: Prompting) -> lis
     ]
 
 
-def verdict(use: Use, cells: Sequence[Cell], clock: bool = False, chance: bool = False) -> Verdict:
+def verdict(use: Use, cells: Sequence[AppendCell], clock: bool = False, chance: bool = False) -> Verdict:
     """The verdict on a use; `clock` and `chance` say whether what is written depends on the day, or on luck.
 
     It fails where some append goes wrong, unseen, for every turn, or where nothing holds at all. An append that the
@@ -97,12 +97,12 @@ def verdict(use: Use, cells: Sequence[Cell], clock: bool = False, chance: bool =
     """
     counted = _IN_TURN if use is Use.SFT_PER_TURN else _IN_APPEND
 
-    def fits(cell: Cell) -> bool:
+    def fits(cell: AppendCell) -> bool:
         return not counted & _flaws(cell)
 
-    def fits_somewhere(cell: Cell) -> bool:
+    def fits_somewhere(cell: AppendCell) -> bool:
         """Whether the worst is that it is refused, and that only after some pasts."""
-        written = cell.outcome is not Outcome.REFUSED or cell.elsewhere
+        written = cell.outcome is not AppendOutcome.REFUSED or cell.elsewhere
         return counted & _flaws(cell) <= {"refused"} and written
 
     by_append = {
@@ -110,7 +110,9 @@ def verdict(use: Use, cells: Sequence[Cell], clock: bool = False, chance: bool =
     }
     good = [fits(cell) for own in by_append.values() for cell in own]
     some = {append: any(map(fits_somewhere, plain(own))) for append, own in by_append.items()}
-    silent = [append for append, own in by_append.items() if any(cell.outcome is not Outcome.REFUSED for cell in own)]
+    silent = [
+        append for append, own in by_append.items() if any(cell.outcome is not AppendOutcome.REFUSED for cell in own)
+    ]
     against = _against(by_append, fits, named=use is not Use.SFT_PER_TURN)
     if all(good):
         grade = Grade.HOLDS
@@ -162,21 +164,23 @@ def with_ends(found: Verdict, stops: Stops) -> Verdict:
 _NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 
 
-def plain(cells: Sequence[Cell]) -> Sequence[Cell]:
+def plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
     """The turns whose content is given plainly, if there are some: another way that goes well makes up for nothing."""
     return [cell for cell in cells if cell.turn.said is Said.PLAIN] or cells
 
 
-def _counts(use: Use, cell: Cell) -> bool:
+def _counts(use: Use, cell: AppendCell) -> bool:
     """Whether a use is about such turns: white space around content is lost on those alone who render again."""
     return cell.turn.said is not Said.SPACED or use not in (Use.SFT_ONE_ROW, Use.SFT_PER_TURN)
 
 
-def _against(by_append: Mapping[Append, Sequence[Cell]], fits: Callable[[Cell], bool], named: bool) -> list[str]:
+def _against(
+    by_append: Mapping[Append, Sequence[AppendCell]], fits: Callable[[AppendCell], bool], named: bool
+) -> list[str]:
     """What stands against a use: a line for each way in which appends go wrong, with the appends that it is."""
     found: dict[tuple[str, str], list[Append]] = {}
     for append, cells in by_append.items():
-        ways: dict[str, list[Cell]] = {}
+        ways: dict[str, list[AppendCell]] = {}
         for cell in cells:
             if not fits(cell):
                 ways.setdefault(cause(cell, not named), []).append(cell)
@@ -208,21 +212,21 @@ _IN_TURN: Final = frozenset({"refused", "turn", "lost", "end"})
 """What goes wrong in a turn itself, whatever follows."""
 
 
-def _flaws(cell: Cell) -> frozenset[str]:
+def _flaws(cell: AppendCell) -> frozenset[str]:
     """The ways in which a cell goes wrong, after whatever past."""
     return cell.flaws.union(*(one.flaws for one in cell.also))
 
 
-def cause(cell: Cell, in_turn: bool = False) -> str:
+def cause(cell: AppendCell, in_turn: bool = False) -> str:
     """What goes wrong with a cell, in a few words: the same for cells that go wrong in the same way."""
     if in_turn:
         return "; ".join(dict.fromkeys(_cause(one, True) for one in (cell, *cell.also) if _IN_TURN & one.flaws))
-    refused = [one for one in cell.also if one.outcome is Outcome.REFUSED]
+    refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
     return "; ".join(dict.fromkeys(_cause(one, False) for one in (cell, *refused)))
 
 
-def _cause(cell: Cell, in_turn: bool) -> str:
-    if cell.outcome is Outcome.REFUSED:
+def _cause(cell: AppendCell, in_turn: bool) -> str:
+    if cell.outcome is AppendOutcome.REFUSED:
         return f"refused: {cell.reason}{f', {cell.case.given}' if cell.case.given else ''}"
     said = [_broken(one.where, one.blame, one.fields) for one in cell.breaks if one.at_turn or not in_turn]
     if said and cell.case.given:
@@ -254,7 +258,7 @@ def _broken(where: str, blame: object, fields: Sequence[str]) -> str:
     return f"{what}{dropped}{by}"
 
 
-_FEATURES: Final[Mapping[str, Callable[[Turn], bool]]] = {
+_FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
     f"with {Said.SPACED}": lambda turn: turn.said is Said.SPACED,
     f"with {Said.INLINE}": lambda turn: turn.said is Said.INLINE,
     "with reasoning": lambda turn: turn.reasoning,
@@ -267,7 +271,7 @@ _FEATURES: Final[Mapping[str, Callable[[Turn], bool]]] = {
 }
 
 
-def which_turns(found: Sequence[Cell], cells: Sequence[Cell]) -> str:
+def which_turns(found: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
     """Which turns it are, if they have something in common: ``"turns without reasoning"``.
 
     Turns whose content is given plainly are told apart among themselves.

@@ -66,58 +66,42 @@ class Silence(StrEnum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class ContentForm:
-    """The forms of content that a template reads from messages of one role."""
-
-    text: bool = True
-    parts: bool = False
-    mapping: bool = False
-    """A tool's result that is a JSON object."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """The forms of tool calls that a template reads."""
-
-    mapping: bool = True
-    """Arguments that are a mapping."""
-    text: bool = True
-    """Arguments that are JSON text."""
-    silence: tuple[Silence, ...] = tuple(Silence)
-    """How no content beside calls may be said, the best first."""
-
-
-class ReadContent(Protocol):
-    """As `ContentForm`, found out when asked for."""
+class ContentForm(Protocol):
+    """The forms of content that a template reads from messages of one role, found out when asked for."""
 
     @property
     def text(self) -> bool: ...
     @property
     def parts(self) -> bool: ...
     @property
-    def mapping(self) -> bool: ...
+    def mapping(self) -> bool:
+        """A tool's result that is a JSON object."""
 
 
-class ReadCalls(Protocol):
-    """As `CallForm`, found out when asked for."""
+class CallForm(Protocol):
+    """The forms of tool calls that a template reads, found out when asked for."""
 
     @property
-    def mapping(self) -> bool: ...
+    def mapping(self) -> bool:
+        """Arguments that are a mapping."""
+
     @property
-    def text(self) -> bool: ...
+    def text(self) -> bool:
+        """Arguments that are JSON text."""
+
     @property
-    def silence(self) -> tuple[Silence, ...]: ...
+    def silence(self) -> tuple[Silence, ...]:
+        """How no content beside calls may be said, the best first."""
 
 
 class Forms(Protocol):
     """What a template reads. Found out when first asked for."""
 
-    def content(self, role: str) -> ReadContent:
+    def content(self, role: str) -> ContentForm:
         """The forms of content that it reads from messages of a role."""
 
     @property
-    def calls(self) -> ReadCalls:
+    def calls(self) -> CallForm:
         """The forms of tool calls that it reads."""
 
     @property
@@ -275,7 +259,7 @@ class _Shaper:
         else:
             self._parts(content, forms.content(role))
 
-    def _parts(self, content: Sequence[Any], form: ReadContent) -> None:
+    def _parts(self, content: Sequence[Any], form: ContentForm) -> None:
         place = self.place.at("content")
         texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
         if not form.parts:
@@ -318,7 +302,7 @@ class _Shaper:
             value, after = ("", '""') if ways[0] is Silence.EMPTY else (None, "null")
             self._set("content", value, "no content, as the template reads it", before, after)
 
-    def _call(self, field: str, call: Any, form: ReadCalls) -> Mapping[str, Any]:
+    def _call(self, field: str, call: Any, form: CallForm) -> Mapping[str, Any]:
         made: Mapping[str, Any] = call if isinstance(call, Mapping) else dict(call.model_dump(exclude_none=True))
         inner = made.get("function")
         holder = inner if isinstance(inner, Mapping) else made
@@ -330,7 +314,7 @@ class _Shaper:
         changed = {**holder, "arguments": arguments}
         return {**made, "function": changed} if holder is inner else changed
 
-    def _arguments(self, field: str, holder: Mapping[str, Any], form: ReadCalls) -> Any:
+    def _arguments(self, field: str, holder: Mapping[str, Any], form: CallForm) -> Any:
         given = holder.get("arguments")
         if given is None:
             return {} if form.mapping else "{}"

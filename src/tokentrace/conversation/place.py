@@ -40,4 +40,5 @@ class Place(NamedTuple):
 
 
 def is_list(value: Any) -> bool:
+    """Whether it is a list or a tuple of things, and no text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

@@ -28,7 +28,7 @@ from .chunks import CHUNK_ROWS, Chunk, Row
 from .job import MANIFEST, Finished, tokenize_files
 from .ray_connection import connected, first_line, import_ray
 from .sources import Format, pyarrow
-from .tables import Layout, Place, samples_table, schema
+from .tables import Layout, SampleOrigin, samples_table, schema
 from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
 from .workers import part_file, tokenize_chunk
 
@@ -291,14 +291,14 @@ class DatasetTokenizer:
         if self._tokenizer is None:
             self._tokenizer = RowTokenizer(self._settings)
         samples: list[Sample] = []
-        places: list[Place] = []
+        places: list[SampleOrigin] = []
         errors: list[str | None] = []
         origins: list[int] = []
         for at, value in enumerate(batch.to_pylist()):
             one = self._tokenizer.tokenize(Row(at, None, value), "rows", Format.PARQUET)
             for number, (sample, error) in enumerate(_outcomes(one)):
                 samples.append(sample)
-                places.append(Place("rows", at, number, one.messages))
+                places.append(SampleOrigin("rows", at, number, one.messages))
                 errors.append(error)
                 origins.append(at)
         table = samples_table(samples, places, self._layout).drop_columns(["row"])

@@ -37,8 +37,6 @@ class Statistics:
     messages: int
     length_counts: tuple[tuple[int, int], ...]
     trained_counts: tuple[tuple[int, int], ...]
-    noted: int
-    """Samples with notes."""
     notes: tuple[tuple[str, int], ...] = ()
     """How many samples each note is about, without the messages it names; the most frequent first."""
 
@@ -90,14 +88,13 @@ def statistics(path: str | Path) -> Statistics:
     lengths: Counter[int] = Counter()
     trained: Counter[int] = Counter()
     notes: Counter[str] = Counter()
-    samples = messages = noted = 0
+    samples = messages = 0
     for batch in read_tables(path, wanted):
         samples += batch.num_rows
         messages += int(_numbers(batch, "num_messages").sum())
         lengths.update(_numbers(batch, "num_tokens").tolist())
         trained.update(_numbers(batch, "num_trained").tolist())
         for said in batch.column("notes").to_pylist():
-            noted += bool(said)
             notes.update({without_place(note) for note in said or ()})
     return Statistics(
         samples=samples,
@@ -106,7 +103,6 @@ def statistics(path: str | Path) -> Statistics:
         messages=messages,
         length_counts=tuple(sorted(lengths.items())),
         trained_counts=tuple(sorted(trained.items())),
-        noted=noted,
         notes=tuple(sorted(notes.items(), key=lambda item: (-item[1], item[0]))),
     )
 

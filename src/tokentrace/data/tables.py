@@ -72,7 +72,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SampleOrigin:
     """Where a sample comes from: the row of a source, counted from 1, and which sample of that row, counted from 0."""
 
     source: str
@@ -111,13 +111,14 @@ def schema(layout: Layout) -> Any:
 
 
 def samples_table(
-    samples: Sequence[Sample], places: Sequence[Place] | None = None, layout: Layout | None = None
+    samples: Sequence[Sample], places: Sequence[SampleOrigin] | None = None, layout: Layout | None = None
 ) -> Any:
     """Samples as an Arrow table. Without `places`, they are rows 1, 2, 3… of what their names say."""
     pa = pyarrow()
     layout = layout or Layout.of(samples)
     where = places or [
-        Place(sample.name, at, 0, int(sample.messages.max(initial=-1)) + 1) for at, sample in enumerate(samples, 1)
+        SampleOrigin(sample.name, at, 0, int(sample.messages.max(initial=-1)) + 1)
+        for at, sample in enumerate(samples, 1)
     ]
     offsets = np.zeros(len(samples) + 1, np.int32)
     np.cumsum([len(sample) for sample in samples], out=offsets[1:])
@@ -359,13 +360,13 @@ def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Itera
             yield table.select(columns) if columns else table
         return
     if file.suffix == ".arrow":
-        mapped = _arrow_table(file)
+        mapped = arrow_table(_there(file))
         _check_columns(mapped.schema.names, columns, path)
         for batch in mapped.to_batches():
             table = pyarrow().Table.from_batches([batch])
             yield table.select(columns) if columns else table
         return
-    parquet = _parquet_file(file)
+    parquet = parquet_file(_there(file))
     _check_columns(parquet.schema_arrow.names, columns, path)
     for group in range(parquet.metadata.num_row_groups):
         with _reading(path):
@@ -377,9 +378,9 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     """How the rows of a file were made: tokenizer, template, settings. Empty where the file does not say."""
     file = named_path(path)
     if file.name.endswith(".parquet"):
-        found = (_parquet_file(file).schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        found = (parquet_file(_there(file)).schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     elif file.suffix == ".arrow":
-        found = (_arrow_table(file).schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        found = (arrow_table(_there(file)).schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     else:
         beside = metadata_path(file)
         try:
@@ -404,22 +405,13 @@ def named_path(given: Any) -> Path:
     return Path(given)
 
 
-def _parquet_file(path: Path) -> Any:
-    _check_file(path)
-    return parquet_file(str(path))
-
-
-def _arrow_table(path: Path) -> Any:
-    """The rows of a file, which are not copied: they are the file itself in memory."""
-    _check_file(path)
-    return arrow_table(str(path))
-
-
-def _check_file(path: Path) -> None:
+def _there(path: Path) -> str:
+    """The path of a file that can be opened, or InputError."""
     pyarrow()
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise InputError(f"{path} {what}: name a file of samples")
+    return str(path)
 
 
 def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: str | Path) -> None:

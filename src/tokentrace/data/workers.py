@@ -19,7 +19,7 @@ from ..errors import InputError, SampleError, TokentraceError, WriteError
 from ..files import write_whole, writing
 from .chunks import Chunk, read_rows
 from .sources import pyarrow
-from .tables import METADATA_KEY, Layout, Place, samples_table
+from .tables import METADATA_KEY, Layout, SampleOrigin, samples_table
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 
 _AHEAD: Final = 2
@@ -40,7 +40,9 @@ def tokenize_chunk(tokenizer: RowTokenizer, chunk: Chunk, parts: Path) -> Counts
         result = tokenizer.tokenize(row, chunk.source.name, chunk.source.format)
         counts.add(result)
         samples += [sample.replace(rendered=None) for sample in result.samples]
-        places += [Place(chunk.source.name, row.number, at, result.messages) for at in range(len(result.samples))]
+        places += [
+            SampleOrigin(chunk.source.name, row.number, at, result.messages) for at in range(len(result.samples))
+        ]
         bad += [problem.described() for problem in result.problems]
     table = samples_table(samples, places, Layout(labels=tokenizer.settings.labels))
     about = {"counts": counts.described(), "bad": bad, "size": chunk.size}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ..tokens.visible import listed
 from .calculator import calculate
-from .script import GIVES, LOOKING, Script, Use, spread
+from .script import GIVES, LOOKING, Purpose, Script, spread
 from .words import TOPICS, WORDS, Topic, plural, words
 
 PRICE: Final = TOPICS["price"]
@@ -27,7 +27,7 @@ def lookup(script: Script) -> None:
     script.look_up(topic, name, together=False)
     script.tell(value, (script.told(topic, name), "The answer is {v}.", ""), topic.tell, n=the)
     if rng.random() < 0.2:
-        script.uses = (Use.LOOK_UP,)
+        script.uses = (Purpose.LOOK_UP,)
 
 
 def stock(script: Script, known: bool) -> None:
@@ -42,7 +42,7 @@ def stock(script: Script, known: bool) -> None:
     script.table.pop(many, None)
     script.table[key] = value = spread(script.rng, 2, 900)
     script.ask(*WORDS["stock"]["ask"], n=many)
-    script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Use.LOOK_UP, many))
+    script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Purpose.LOOK_UP, many))
     if not known:
         retry(script, many, name)
     script.tell(value, ("There are {v}.", "The answer is {v}.", ""), WORDS["stock"]["tell"])
@@ -51,7 +51,7 @@ def stock(script: Script, known: bool) -> None:
 def retry(script: Script, many: str, name: str) -> None:
     """The expert's second try."""
     thoughts = (f"There is no entry for {many}. I try {name}.", f"{many} is not there. Maybe {name} is.")
-    script.step(thoughts, ("", "", "Let me try again."), (Use.LOOK_UP, name))
+    script.step(thoughts, ("", "", "Let me try again."), (Purpose.LOOK_UP, name))
 
 
 def singular(script: Script) -> None:
@@ -69,7 +69,7 @@ def missing(script: Script) -> None:
         script.field_name = "stock"
         script.table = {row: spread(rng, 2, 900) for row in script.draw_names("item", 4) if row != name}
         script.ask(*WORDS["stock"]["ask"], n=many)
-        script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Use.LOOK_UP, many))
+        script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Purpose.LOOK_UP, many))
         retry(script, many, name)
         lost, the = many, many
     else:
@@ -217,7 +217,7 @@ def arithmetic(script: Script) -> None:
     value = script.calculate(signs)
     script.tell(value, GIVES, ("The answer is {v}.", f"{signs} = {{v}}", "It is {v}."))
     if rng.random() < 0.3:
-        script.uses = (Use.CALCULATE,)
+        script.uses = (Purpose.CALCULATE,)
 
 
 def word_problem(script: Script) -> None:
@@ -234,7 +234,7 @@ def word_problem(script: Script) -> None:
     value = script.calculate(second, f"That is {result}. Now {{e}}.", f"So {result}. Then {{e}}.")
     script.tell(value, GIVES, ("The answer is {v}.", "So the answer is {v}."))
     if rng.random() < 0.4:
-        script.uses = (Use.CALCULATE,)
+        script.uses = (Purpose.CALCULATE,)
 
 
 def direct(script: Script) -> None:
@@ -303,7 +303,7 @@ def follow_up(script: Script) -> None:
             script.ask(*texts, x=x, k=k)
             result = script.calculate(expression, f"The last answer was {before}. Now {{e}}.", "That is {e}.", "{e}.")
         script.tell(result, GIVES, ("That makes {v}.", "Then it is {v}.", "The answer is {v}."))
-    script.uses = (Use.CALCULATE, Use.LOOK_UP)
+    script.uses = (Purpose.CALCULATE, Purpose.LOOK_UP)
 
 
 def lookup_price(script: Script) -> None:
@@ -318,7 +318,7 @@ def lookup_price(script: Script) -> None:
 def checked(script: Script) -> None:
     """A calculation whose result has to be checked with a tool before it is given."""
     script.rng.choice((arithmetic, word_problem))(script)
-    script.uses = (Use.CALCULATE, Use.CHECK)
+    script.uses = (Purpose.CALCULATE, Purpose.CHECK)
     script.asked[-1] += script.rng.choice(
         (" Check your answer before you give it.", " Use the tool to check your answer.")
     )
@@ -326,7 +326,7 @@ def checked(script: Script) -> None:
     value = script.answer
     assert value is not None
     thoughts = [f"That gives {value}. I check it.", f"The result is {value}. Now I check it."]
-    script.step(thoughts, ("",), (Use.CHECK, str(value)))
+    script.step(thoughts, ("",), (Purpose.CHECK, str(value)))
     script.step(("It is correct.", f"{value} is correct."), last.says)
 
 

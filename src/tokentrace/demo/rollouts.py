@@ -57,9 +57,9 @@ def question_task(question: Question) -> Task:
     )
 
 
-def question_tasks(seed: int, count: int, split: str = "held_back") -> list[Task]:
-    """Questions as tasks."""
-    return [question_task(question) for question in make_questions(seed, count, split)]
+def question_tasks(seed: int, count: int) -> list[Task]:
+    """Questions that are held back from training, as tasks."""
+    return [question_task(question) for question in make_questions(seed, count, "held_back")]
 
 
 def question_reward(rollout: Rollout) -> float:

@@ -16,7 +16,7 @@ from .calculator import calculate
 from .words import Topic, names
 
 
-class Use(StrEnum):
+class Purpose(StrEnum):
     """What a tool is for; its name differs between questions."""
 
     CALCULATE = "calculate"
@@ -25,12 +25,12 @@ class Use(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ExpertReply:
     """One reply of the expert: a thought and what it says, one of several each, and its calls."""
 
     thoughts: tuple[str, ...]
     says: tuple[str, ...] = ("",)
-    calls: tuple[tuple[Use, str], ...] = ()
+    calls: tuple[tuple[Purpose, str], ...] = ()
 
 
 def capital(text: str) -> str:
@@ -45,11 +45,11 @@ class Script:
     rng: random.Random
     held_back: bool
     asked: list[str] = field(default_factory=list)
-    steps: list[list[Step]] = field(default_factory=list)
+    steps: list[list[ExpertReply]] = field(default_factory=list)
     table: dict[str, int] = field(default_factory=dict)
     field_name: str = "value"
     """What the table is of."""
-    uses: tuple[Use, ...] = (Use.CALCULATE, Use.LOOK_UP)
+    uses: tuple[Purpose, ...] = (Purpose.CALCULATE, Purpose.LOOK_UP)
     answer: int | None = None
     """None: the expert has to say that it does not know."""
     mentions: str = ""
@@ -62,14 +62,16 @@ class Script:
         self.asked.append(capital(self.rng.choice(texts).format(**values)))
         self.steps.append([])
 
-    def step(self, thoughts: Sequence[str], says: Sequence[str] = ("",), *calls: tuple[Use, str]) -> None:
+    def step(self, thoughts: Sequence[str], says: Sequence[str] = ("",), *calls: tuple[Purpose, str]) -> None:
         """The expert's next reply."""
-        self.steps[-1].append(Step(tuple(map(capital, thoughts)), tuple(map(capital, says)), calls))
+        self.steps[-1].append(ExpertReply(tuple(map(capital, thoughts)), tuple(map(capital, says)), calls))
 
     def calculate(self, expression: str, *thoughts: str) -> int:
         """A call of the calculator; `thoughts` can name the expression as ``{e}``."""
         plain = ("{e}.", "Now {e}.", "I calculate {e}.", "That is {e}.")
-        self.step([text.format(e=expression) for text in thoughts or plain], CALCULATING, (Use.CALCULATE, expression))
+        self.step(
+            [text.format(e=expression) for text in thoughts or plain], CALCULATING, (Purpose.CALCULATE, expression)
+        )
         value = calculate(expression)
         if value.denominator != 1:
             raise ValueError(f"{expression} is not a whole number")
@@ -80,7 +82,7 @@ class Script:
         if together:
             said = listed([topic.the(name) for name in wanted])
             thoughts = [f"I need the {topic.key} of {said}.", f"I look up {said}.", f"{said}: I look them up."]
-            self.step(thoughts, LOOKING, *[(Use.LOOK_UP, name) for name in wanted])
+            self.step(thoughts, LOOKING, *[(Purpose.LOOK_UP, name) for name in wanted])
             return
         for at, name in enumerate(wanted):
             the = topic.the(name)
@@ -88,7 +90,7 @@ class Script:
             if at:
                 told = self.told(topic, wanted[at - 1])
                 thoughts = [f"{told} Now {the}.", f"{told} Next I look up {the}."]
-            self.step(thoughts, LOOKING, (Use.LOOK_UP, name))
+            self.step(thoughts, LOOKING, (Purpose.LOOK_UP, name))
 
     def told(self, topic: Topic, *found: str) -> str:
         """What look-ups told, as a sentence."""

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from .calculator import CalculatorError, calculate
 from .questions import KINDS
-from .script import Script, Step, Use
+from .script import ExpertReply, Purpose, Script
 from .words import WORDS, is_held_back
 
 SPLITS: Final = ("train", "held_back")
@@ -59,9 +59,9 @@ class Question:
     """What the table is of: prices, ages, …"""
     style: str
     """How the look-up writes its results: ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``."""
-    uses: dict[str, tuple[Use, str]]
+    uses: dict[str, tuple[Purpose, str]]
     """For each tool what it is for, and its parameter."""
-    script: tuple[tuple[Step, ...], ...]
+    script: tuple[tuple[ExpertReply, ...], ...]
     """How an expert goes about it, for each message of the user: what pocket was trained on."""
 
 
@@ -151,12 +151,12 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
         value = str(value)
     if not isinstance(value, str):
         return f"Error: {name} needs {parameter!r}, a string"
-    if use is Use.CALCULATE:
+    if use is Purpose.CALCULATE:
         try:
             return str(calculate(value))
         except CalculatorError as error:
             return f"Error: {error}"
-    if use is Use.CHECK:
+    if use is Purpose.CHECK:
         right = question.answer is not None and _last_number(value) == question.answer
         if name == "check_answer":
             return "correct" if right else "wrong"

@@ -22,7 +22,7 @@ from ..tokens.alignment import Hunk, align
 from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted, visible
-from ..viewer.document import HUES, Cell, Document, Lanes, Track, token_columns
+from ..viewer.document import HUES, Cell, Document, StreamBars, Track, token_columns
 from ..viewer.document import Table as PageTable
 from ..viewer.page import page_html
 from .paths import ABOUT, TEMPERATURE, ClientPath, PathReport
@@ -329,14 +329,14 @@ def _causes_table(demo: Demo) -> PageTable:
     return PageTable("Why streams broke", ["", *(str(report.path) for report in demo.paths)], rows, about)
 
 
-def _lanes(report: PathReport) -> Lanes:
+def _lanes(report: PathReport) -> StreamBars:
     """The streams of a path: the last prompt of each rollout and what was sampled after it."""
     streams = []
     for rollout in report.rollouts:
         trajectory = rollout.trajectory
         sampled = runs(trajectory.loss_mask(once=False))
         streams.append((len(trajectory), sampled, [one.start for one in trajectory.branches[1:]]))
-    return Lanes(
+    return StreamBars(
         str(report.path), f"{counted(report.num_breaks, 'break')}, {counted(report.samples, 'sample')}", streams
     )
 

@@ -112,7 +112,7 @@ class LlamaCppEngine(HTTPEngine):
         return fields if sampling.seed is None else fields | {"seed": sampling.seed}
 
     def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
-        return _Reader(request, self.capabilities)
+        return _LlamaCppReader(request, self.capabilities)
 
 
 def _samplers(sampling: SamplingParams) -> list[str]:
@@ -135,7 +135,7 @@ def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:
     return capabilities.logprobs is LogprobKind.PROCESSED and sampling.temperature > 0
 
 
-class _Reader(AnswerReader):
+class _LlamaCppReader(AnswerReader):
     def feed(self, answer: Any) -> None:
         self.check_prompt_count(part(answer, "tokens_evaluated"))
         sampled = ids = answered_ids(part(answer, "tokens"), "tokens", self.capabilities.vocab_size)

@@ -212,7 +212,7 @@ class SGLangEngine(HTTPEngine):
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
     def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
-        return _Reader(request, self.capabilities, experts=self._experts)
+        return _SGLangReader(request, self.capabilities, experts=self._experts)
 
 
 def _structure(sampling: SamplingParams) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _rid(request_id: str) -> str:
     return f"{len(request_id)}-{request_id}"
 
 
-class _Reader(AnswerReader):
+class _SGLangReader(AnswerReader):
     """An answer, whole or in the events of a stream: each with everything so far, or with what is new."""
 
     def __init__(self, request: GenerateRequest, capabilities: Capabilities, *, experts: int = 0) -> None:

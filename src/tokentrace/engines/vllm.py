@@ -257,10 +257,10 @@ class VLLMEngine(HTTPEngine):
         return fields if request.request_id is None else fields | {"request_id": request.request_id}
 
     def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
-        return _Reader(request, self.capabilities, self.path, text if self._check_echo else None)
+        return _VLLMReader(request, self.capabilities, self.path, text if self._check_echo else None)
 
 
-class _Reader(AnswerReader):
+class _VLLMReader(AnswerReader):
     """An answer, whole or in the chunks of a stream, which carry what is new.
 
     The prompt comes back in it, if that was asked for. It is compared as the JSON text that was sent; only where that

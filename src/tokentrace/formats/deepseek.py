@@ -52,7 +52,7 @@ RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to
 
 
 @dataclass(frozen=True, slots=True)
-class Markup:
+class ToolMarkup:
     """What differs between the two in how tools are shown and called."""
 
     block: str
@@ -72,7 +72,7 @@ def _example(block: str, name: str) -> str:
     )
 
 
-V32: Final = Markup(
+V32: Final = ToolMarkup(
     block="function_calls",
     before_schemas=(
         "## Tools\n"
@@ -95,7 +95,7 @@ V32: Final = Markup(
     tolerant=False,
 )
 
-V4: Final = Markup(
+V4: Final = ToolMarkup(
     block="tool_calls",
     before_schemas=(
         "## Tools\n\n"
@@ -353,7 +353,7 @@ def _order_results(groups: list[Group]) -> None:
 
 
 def _written(
-    markup: Markup, messages: TracedList, tools: TracedList | None, turns: Iterator[Written], trace: Trace
+    markup: ToolMarkup, messages: TracedList, tools: TracedList | None, turns: Iterator[Written], trace: Trace
 ) -> Iterator[str]:
     """The tools, where no system message carries them; then the turns, each opener in the answer's turn or in none."""
     if tools and not (messages and messages[0].get("role") == "system"):
@@ -375,12 +375,12 @@ def _written(
     yield opener
 
 
-def _system(markup: Markup, message: Any, index: int, tools: TracedList | None) -> Iterator[str]:
+def _system(markup: ToolMarkup, message: Any, index: int, tools: TracedList | None) -> Iterator[str]:
     yield _text(message.get("content") or "", index)
     yield from _attachments(markup, message, index, tools if index == 0 and tools else message.get("tools"))
 
 
-def _attachments(markup: Markup, message: Any, index: int, tools: Any) -> Iterator[str]:
+def _attachments(markup: ToolMarkup, message: Any, index: int, tools: Any) -> Iterator[str]:
     if message.get("role") == "developer" and not message.get("content"):
         raise TemplateError("a developer message needs content", message=index)
     if tools:
@@ -391,7 +391,7 @@ def _attachments(markup: Markup, message: Any, index: int, tools: Any) -> Iterat
         yield dumps(schema)
 
 
-def _tools(markup: Markup, tools: Sequence[Any], index: int | None) -> Iterator[str]:
+def _tools(markup: ToolMarkup, tools: Sequence[Any], index: int | None) -> Iterator[str]:
     yield "\n\n"
     yield markup.before_schemas
     for nth, tool in enumerate(tools):
@@ -402,7 +402,7 @@ def _tools(markup: Markup, tools: Sequence[Any], index: int | None) -> Iterator[
     yield markup.after_schemas
 
 
-def _assistant(markup: Markup, message: Any, index: int, *, thinks: bool, ends: bool) -> Iterator[str]:
+def _assistant(markup: ToolMarkup, message: Any, index: int, *, thinks: bool, ends: bool) -> Iterator[str]:
     if thinks:
         yield _text(message.get("reasoning_content") or "", index)
         yield END_THINK
@@ -418,7 +418,7 @@ def _assistant(markup: Markup, message: Any, index: int, *, thinks: bool, ends: 
         yield EOS
 
 
-def _call(markup: Markup, call: Any, index: int) -> Iterator[str]:
+def _call(markup: ToolMarkup, call: Any, index: int) -> Iterator[str]:
     function = call.get("function")
     if not isinstance(function, dict) or "name" not in function or "arguments" not in function:
         raise TemplateError('a tool call needs a "function" with "name" and "arguments"', message=index)
@@ -436,7 +436,7 @@ def _call(markup: Markup, call: Any, index: int) -> Iterator[str]:
     yield f"\n</{DSML}invoke>"
 
 
-def _arguments(markup: Markup, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
+def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
     """The arguments of a call, one by one; parsed, each stays of the field that it was parsed from."""
     arguments = function["arguments"]
     if isinstance(arguments, str):

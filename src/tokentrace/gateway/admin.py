@@ -12,9 +12,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
 
 from ..errors import shown
-from ..samples.sample import is_number
-from ..settings import as_float
-from .export import Format, export_rows
+from ..settings import as_float, is_number
+from .export import ExportFormat, export_rows
 from .gateway import Gateway, described
 from .keys import hash_key, new_key
 from .reading import Endpoint, json_response, read_json, read_state
@@ -159,7 +158,7 @@ class AdminRoutes:
     async def _rows(
         self, query: Mapping[str, str], sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo], name: str
     ) -> Response:
-        format = Format(one_of("format", query.get("format", Format.JSONL), tuple(Format)))
+        format = ExportFormat(one_of("format", query.get("format", ExportFormat.JSONL), tuple(ExportFormat)))
         rows = export_rows(self._gateway.store, sessions, format, keep_state=_flag(query, "keep_state"))
         first = await anext(rows, b"")  # what goes wrong before it still has a status of its own
 

@@ -20,7 +20,7 @@ from .access import Access, require_admin
 from .admin import AdminRoutes
 from .answering import Answer, request_error
 from .chat import CHAT
-from .dialect import Dialect
+from .dialect import AgentDialect
 from .gateway import Gateway
 from .keys import Caller, Role
 from .messages import MESSAGES, count_answer, read_count
@@ -35,7 +35,7 @@ from .telemetry import log_failure, log_request
 from .tokens import TOKENS
 
 Answering = Callable[[HTTPRequest, Caller], Awaitable[Response]]
-DIALECTS: Final[Mapping[str, Dialect]] = {
+DIALECTS: Final[Mapping[str, AgentDialect]] = {
     "/v1/chat/completions": CHAT,
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
@@ -76,7 +76,7 @@ class App:
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
 
-    def _route(self, path: str, endpoint: Answering, method: str, dialect: Dialect, public: bool = False) -> Route:
+    def _route(self, path: str, endpoint: Answering, method: str, dialect: AgentDialect, public: bool = False) -> Route:
         """A route that says who asks before anything else, and that answers every error in the dialect's shape."""
 
         async def handle(request: HTTPRequest) -> Response:
@@ -113,7 +113,7 @@ class App:
 
     # -- the dialects' routes
 
-    def _sampling(self, dialect: Dialect) -> Answering:
+    def _sampling(self, dialect: AgentDialect) -> Answering:
         async def endpoint(request: HTTPRequest, caller: Caller) -> Response:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
@@ -192,7 +192,7 @@ class App:
         log_failure(error)
         return RequestError("the gateway failed; its log says how", status=500, code="internal")
 
-    def _error(self, error: RequestError, dialect: Dialect, request: HTTPRequest) -> Response:
+    def _error(self, error: RequestError, dialect: AgentDialect, request: HTTPRequest) -> Response:
         id = random_id()
         headers = {"x-request-id": id, "request-id": id}
         if error.retry_after is not None:
@@ -244,7 +244,7 @@ def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
 
 
-def _names(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> tuple[list[str], str]:
+def _names(dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[list[str], str]:
     """What a turn can be found by if its request comes again, and the one it does come again by."""
     body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
     again = headers.get("x-stainless-retry-count", "0")

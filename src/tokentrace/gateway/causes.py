@@ -48,7 +48,7 @@ class BranchCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class BranchReason:
     """Why a branch began, in words for people."""
 
     cause: BranchCause
@@ -68,7 +68,7 @@ _TELLING: Final = 20
 """A message of so many characters is hardly said twice by chance."""
 
 
-def find_cause(sent: Messages, recorded: Messages, shared: int, *, others: Sequence[Messages] = ()) -> Cause:
+def find_cause(sent: Messages, recorded: Messages, shared: int, *, others: Sequence[Messages] = ()) -> BranchReason:
     """Why `sent` leaves the `recorded` conversation after the first `shared` messages, which mean the same.
 
     `recorded` is the conversation that shares most with the request, its last reply included. `others` are further
@@ -78,7 +78,7 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, others: Seque
     if shared == len(sent):
         return _again(recorded, shared)
     if shared == len(recorded):  # the caller goes on from there; nothing was rewritten
-        return Cause(BranchCause.RETRY, shared, "the conversation goes on from an earlier point")
+        return BranchReason(BranchCause.RETRY, shared, "the conversation goes on from an earlier point")
     opening = all(message.get("role") in INSTRUCTIONS for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, others)
@@ -90,7 +90,7 @@ def changed_tools(
     recorded: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any] | None = None,
     recorded_variables: Mapping[str, Any] | None = None,
-) -> Cause:
+) -> BranchReason:
     """The cause where the same conversation was sent with other tools or template variables: which they are."""
     ours, theirs = _by_name(sent), _by_name(recorded)
     settings, settings_before = dict(variables or {}), dict(recorded_variables or {})
@@ -109,7 +109,7 @@ def changed_tools(
     elif not said and list(ours) != list(theirs):
         said = ["the tools are in another order"]
     words = "; ".join(said) or "tools are written in another way"
-    return Cause(BranchCause.CHANGED_TOOLS, None, f"the same conversation: {words}")
+    return BranchReason(BranchCause.CHANGED_TOOLS, None, f"the same conversation: {words}")
 
 
 def _by_name(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -121,11 +121,13 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
-def _again(recorded: Messages, shared: int) -> Cause:
+def _again(recorded: Messages, shared: int) -> BranchReason:
     left = len(recorded) - shared
     if left <= 1:
-        return Cause(BranchCause.RETRY, None, "the same messages were sent again: another reply is sampled")
-    return Cause(BranchCause.RETRY, None, f"it goes back to an earlier point: the last {left} messages are left out")
+        return BranchReason(BranchCause.RETRY, None, "the same messages were sent again: another reply is sampled")
+    return BranchReason(
+        BranchCause.RETRY, None, f"it goes back to an earlier point: the last {left} messages are left out"
+    )
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, others: Sequence[Messages]) -> tuple[Messages, int]:
@@ -160,7 +162,7 @@ class _Difference:
         self.ours = [_mark(message) for message in sent[shared:]]
         self.theirs = [_mark(message) for message in recorded[shared:]]
 
-    def cause(self, opening: bool) -> Cause:
+    def cause(self, opening: bool) -> BranchReason:
         """The first of these that fits."""
         found = self._moved()
         if found is None and opening:
@@ -169,12 +171,12 @@ class _Difference:
             found = self._of_same_role()
         return found or self._of_other_role()
 
-    def _is(self, cause: BranchCause, words: str) -> Cause:
-        return Cause(cause, self.shared, f"{self.where}: {words}")
+    def _is(self, cause: BranchCause, words: str) -> BranchReason:
+        return BranchReason(cause, self.shared, f"{self.where}: {words}")
 
     # -- messages that are gone, or new, while the rest is the same
 
-    def _moved(self) -> Cause | None:
+    def _moved(self) -> BranchReason | None:
         several = range(2, min(len(self.ours), len(self.theirs), _SHUFFLED) + 1)
         if any(Counter(self.ours[:count]) == Counter(self.theirs[:count]) for count in several):
             return self._is(BranchCause.EDIT, "messages are in another order")
@@ -196,7 +198,7 @@ class _Difference:
 
     # -- the beginning of a conversation
 
-    def _of_opening(self) -> Cause | None:
+    def _of_opening(self) -> BranchReason | None:
         if self._is_task():
             return self._is(BranchCause.SUB_AGENT, GIVEN_TASK)
         if self.role in INSTRUCTIONS or self.old_role in INSTRUCTIONS:
@@ -211,7 +213,7 @@ class _Difference:
             return self._is(BranchCause.SUB_AGENT, "no recorded conversation begins like this")
         return None
 
-    def _of_instructions(self) -> Cause:
+    def _of_instructions(self) -> BranchReason:
         """Other instructions: before the same conversation, or before another one."""
         first, first_old = _first_said(self.sent, self.shared), _first_said(self.recorded, self.shared)
         same_start = first is not None and first_old is not None and _mark(first) == _mark(first_old)
@@ -248,7 +250,7 @@ class _Difference:
 
     # -- a message that was replaced by one of its role
 
-    def _of_same_role(self) -> Cause | None:
+    def _of_same_role(self) -> BranchReason | None:
         if self._is_summary() and not self._goes_on_alike():
             return self._compacted()
         if self.role in ("tool", "function"):
@@ -265,7 +267,7 @@ class _Difference:
             return self._compacted()
         return self._is(BranchCause.EDIT, self._edit_words())
 
-    def _of_result(self) -> Cause:
+    def _of_result(self) -> BranchReason:
         if is_cut(self.text, self.old_text):
             later = sum(
                 is_cut(text_of(new), text_of(old))
@@ -279,7 +281,7 @@ class _Difference:
             return self._is(BranchCause.NONCE, "only a number, a date or an id in the result changed")
         return self._is(BranchCause.EDIT, self._edit_words())
 
-    def _of_reply(self) -> Cause:
+    def _of_reply(self) -> BranchReason:
         new, old = _calls(self.new), _calls(self.old)
         if old and not new and self._tells_of_calls():
             return self._is(BranchCause.CALLS_AS_TEXT, "calls of the model's are words now")
@@ -302,7 +304,7 @@ class _Difference:
 
     # -- a message in the place of one of another role
 
-    def _of_other_role(self) -> Cause:
+    def _of_other_role(self) -> BranchReason:
         replies = sum(message.get("role") == "assistant" for message in self.recorded[self.shared :])
         if self._is_summary():
             return self._compacted()
@@ -363,7 +365,7 @@ class _Difference:
             for message in self.sent[self.shared : self.shared + 2]
         )
 
-    def _compacted(self) -> Cause:
+    def _compacted(self) -> BranchReason:
         kept = len({*self.ours[1:]} & {*self.theirs})
         tail = f", {kept} of them kept" if kept else ""
         return self._is(BranchCause.COMPACTION, f"{_count(len(self.theirs))} replaced by {len(self.ours)}{tail}")

@@ -20,7 +20,7 @@ _TURNS: Final = 16
 """So many turns are replayed at once."""
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """How rows are written."""
 
     JSONL = "jsonl"
@@ -31,9 +31,9 @@ class Format(StrEnum):
     @property
     def media_type(self) -> str:
         return {
-            Format.JSONL: "application/x-ndjson",
-            Format.ARROW: "application/vnd.apache.arrow.stream",
-            Format.PARQUET: "application/vnd.apache.parquet",
+            ExportFormat.JSONL: "application/x-ndjson",
+            ExportFormat.ARROW: "application/vnd.apache.arrow.stream",
+            ExportFormat.PARQUET: "application/vnd.apache.parquet",
         }[self]
 
 
@@ -115,7 +115,7 @@ class Export:
 async def export_rows(
     store: Store,
     sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo],
-    format: Format,
+    format: ExportFormat,
     *,
     keep_state: bool = False,
 ) -> AsyncGenerator[bytes]:

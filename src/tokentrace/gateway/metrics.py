@@ -48,7 +48,7 @@ class Metrics:
         self.engine.observe(seconds)
         self.tokens.labels("sampled").inc(len(completion.ids))
 
-    def stored(self, dialect: str, turn: Recorded, placed: Placement, seconds: float) -> None:
+    def stored(self, dialect: str, turn: Recorded, seconds: float) -> None:
         """A turn is on disk."""
         self.storing.observe(seconds)
         self.turns.labels(dialect, turn.finish_reason).inc()

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from ..data.channel_columns import channel_columns, channel_fields
 from ..data.sources import pyarrow
-from ..data.tables import Layout, Place, samples_table
+from ..data.tables import Layout, SampleOrigin, samples_table
 from ..errors import SampleError, shown
-from ..samples.sample import Sample, is_number
+from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
-from ..settings import as_float
+from ..settings import as_float, is_number
 from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .packing import unpack_channels
-from .session import Session
+from .session import SessionRecord
 from .store import Label, SessionInfo, TurnRecord
 from .turns import Recorded
 
@@ -38,7 +38,7 @@ class SessionRows:
 
     info: SessionInfo
     labels: Sequence[Label] = ()
-    session: Session = field(init=False)
+    session: SessionRecord = field(init=False)
     _numbers: dict[int, int] = field(default_factory=dict)
     """The number of a turn by the number of the write that its completion is in the trajectory."""
     _channels: dict[int, bytes] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class SessionRows:
 
     def __post_init__(self) -> None:
         # nobody looks for a turn here, so that messages need not be compared
-        self.session = Session(Trajectory(name=self.info.id), lambda message: None)
+        self.session = SessionRecord(Trajectory(name=self.info.id), lambda message: None)
 
     def add(self, record: TurnRecord) -> None:
         """Add the next turn of the store."""
@@ -89,7 +89,8 @@ class SessionRows:
     def _table(self, samples: Sequence[Sample], made: int) -> Any:
         id = self.info.id
         places = [
-            Place(id, 1, made + at, int(sample.messages.max(initial=-1)) + 1) for at, sample in enumerate(samples)
+            SampleOrigin(id, 1, made + at, int(sample.messages.max(initial=-1)) + 1)
+            for at, sample in enumerate(samples)
         ]
         table = samples_table(samples, places, LAYOUT)
         rows = [self._row(sample) for sample in samples]

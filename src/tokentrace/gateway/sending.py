@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import Delta
 from .answering import Answer
-from .dialect import Frames, Reply
+from .dialect import AnswerFrames, Choice
 from .requests import RequestError
 
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ class StreamedAnswer(Response):
         super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._failed = failed
-        self._frames: Frames
+        self._frames: AnswerFrames
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         """What is to be sent. Sampling never waits for a slow reader: it is bounded by the completion's length."""
         self._task: asyncio.Task[None]
@@ -104,7 +104,7 @@ class StreamedAnswer(Response):
             self._begun.set()
 
         try:
-            replies: list[Reply] = await answer.run(feed)
+            replies: list[Choice] = await answer.run(feed)
             self._say(self._frames.close(replies))
             self._told = True
         except Exception as error:

@@ -1,9 +1,9 @@
 """One session: its trajectory, and which conversation each of its turns answered. Pure.
 
-A request says a whole conversation. `Session.place` finds the recorded turn that it goes on from, and makes the prompt:
-that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. Where no turn fits,
-the conversation is rendered whole, and what its tokens share with the record is shared in the record, too. `commit`
-then adds the turn: prompt and completion at once, or nothing.
+A request says a whole conversation. `SessionRecord.place` finds the recorded turn that it goes on from, and makes the
+prompt: that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. Where no
+turn fits, the conversation is rendered whole, and what its tokens share with the record is shared in the record, too.
+`commit` then adds the turn: prompt and completion at once, or nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .broken_calls import readable_calls, render_readably
-from .causes import INSTRUCTIONS, BranchCause, Cause, changed_tools, find_cause
+from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_tools, find_cause
 from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, next_key, reasoning, strict_meaning
 from .names import with_written_ids
 from .packing import pack_channels
@@ -38,7 +38,7 @@ _FEW = 3
 
 
 @dataclass(slots=True)
-class Session:
+class SessionRecord:
     """The record of one session in memory. One writer at a time, and no reader beside it."""
 
     trajectory: Trajectory
@@ -246,23 +246,25 @@ class Session:
 
     # -- why it branches
 
-    def _why(self, placed: Placement) -> Cause | None:
+    def _why(self, placed: Placement) -> BranchReason | None:
         """Why a turn does not go on from the end of a branch; None where it does, or is the first."""
         base, keys = placed.base, placed.keys
         if not self.turns or (base is not None and base.stop == self._tip(base.branch)):
             return None
         if placed.choice:
-            return Cause(BranchCause.RETRY, None, f"choice {placed.choice} of one request")
+            return BranchReason(BranchCause.RETRY, None, f"choice {placed.choice} of one request")
         if placed.ambiguous:
-            return Cause(BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed")
+            return BranchReason(
+                BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed"
+            )
         if placed.asked.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
-            return Cause(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
+            return BranchReason(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
         if placed.edited is not None:
             said = f"message {placed.edited} (assistant): its reasoning is another, or words that were given are"
-            return Cause(BranchCause.EDIT, placed.edited, said)
+            return BranchReason(BranchCause.EDIT, placed.edited, said)
         if placed.refusal:
-            return Cause(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
+            return BranchReason(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
         asked, sent = placed.asked, placed.asked.messages
         if asked.continued:  # what was begun for the model is no reply of its own
             sent, keys = sent[:-1], keys[:-1]
@@ -424,7 +426,9 @@ class Session:
             start=info["start"],
             stop=info["stop"],
             finish_reason=info["finish_reason"],
-            cause=None if cause is None else Cause(BranchCause(cause["cause"]), cause["message"], cause["detail"]),
+            cause=None
+            if cause is None
+            else BranchReason(BranchCause(cause["cause"]), cause["message"], cause["detail"]),
             notes=info["notes"],
         )
         self.turns.append(turn)

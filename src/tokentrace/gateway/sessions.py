@@ -16,7 +16,7 @@ from ..errors import shown
 from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, Matcher, Meaning, load_matcher
 from .requests import Body, RequestError, one_of
-from .session import Session
+from .session import SessionRecord
 from .store import SessionInfo, State, Store, StoreError
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
@@ -78,7 +78,7 @@ class Live:
 
     info: SessionInfo
     settings: SessionSettings
-    session: Session
+    session: SessionRecord
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """Whether what is in memory may differ from what is in the store: nobody may use it any more."""
@@ -144,7 +144,7 @@ class Sessions:
             if self._default is not None and settings.matcher == Matcher.NORMAL:
                 means = self._default
             matcher = str(settings.matcher) if means is not self._default else f"custom:{self._name}"
-            session = Session(Trajectory(name=id, vocab_size=self._vocab_size), means, matcher)
+            session = SessionRecord(Trajectory(name=id, vocab_size=self._vocab_size), means, matcher)
             live = self._live.setdefault(id, Live(info, settings, session))
         self._live.move_to_end(id)
         while len(self._live) > self.kept:

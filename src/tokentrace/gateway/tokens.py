@@ -15,7 +15,7 @@ from ..parsing.shapes import CallId
 from ..parsing.sse import OPENAI_END, encode_sse
 from ..tokens.ids import check_ids
 from .chat import chat_usage
-from .dialect import Dialect, Head, Reply, openai_error
+from .dialect import AgentDialect, Choice, Head, openai_error
 from .requests import Body, Request, RequestError, refusing
 from .token_fields import TokenFields
 
@@ -58,10 +58,10 @@ def read_tokens(body: Any, headers: Mapping[str, str]) -> Request:
     )
 
 
-def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+def write_tokens(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
     """Ids, logprobs, why it ended, and which weights sampled."""
     [reply] = replies
-    choice = {**_choice(head, reply.completion), **_end(reply)}
+    choice = {**_choice(reply.completion), **_end(reply)}
     return {**_frame(head, [choice]), **_prompt(head), "usage": _usage(head, replies)}
 
 
@@ -77,13 +77,13 @@ class _TokenFrames:
     def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
         if delta is None or not len(delta.ids):
             return []
-        frame = _frame(self._head, [{**_choice(self._head, delta), "finish_reason": None}])
+        frame = _frame(self._head, [{**_choice(delta), "finish_reason": None}])
         if self._first:
             frame |= _prompt(self._head)
             self._first = False
         return [encode_sse(frame)]
 
-    def close(self, replies: Sequence[Reply]) -> list[str]:
+    def close(self, replies: Sequence[Choice]) -> list[str]:
         [reply] = replies
         nothing = {"index": 0, "token_ids": [], "logprobs": None}
         frame = _frame(self._head, [{**nothing, **_end(reply)}])
@@ -106,7 +106,7 @@ def _prompt(head: Head) -> dict[str, Any]:
     return {"prompt_token_ids": head.prompt_ids.tolist()} if head.request.token_ids else {}
 
 
-def _choice(head: Head, delta: Delta) -> dict[str, Any]:
+def _choice(delta: Delta) -> dict[str, Any]:
     top = delta.channels.get(TOP_LOGPROBS) or [()] * len(delta.ids)
     content = [
         {
@@ -123,7 +123,7 @@ def _choice(head: Head, delta: Delta) -> dict[str, Any]:
     return {"index": 0, "token_ids": delta.ids.tolist(), "logprobs": {"content": content}}
 
 
-def _end(reply: Reply) -> dict[str, Any]:
+def _end(reply: Choice) -> dict[str, Any]:
     versions = [
         {"version": span.version, "start": span.start, "end": span.stop} for span in reply.completion.versions
     ]  # fmt: skip
@@ -134,9 +134,9 @@ def _end(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _usage(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+def _usage(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
     """What it cost, as in chat; how much of it is reasoning is a question about text, and is not told here."""
     return {name: value for name, value in chat_usage(head, replies).items() if name != "completion_tokens_details"}
 
 
-TOKENS: Final = Dialect("tokens", read_tokens, write_tokens, _TokenFrames, openai_error)
+TOKENS: Final = AgentDialect("tokens", read_tokens, write_tokens, _TokenFrames, openai_error)

@@ -9,7 +9,7 @@ from typing import Any
 from ..rendering.renderer import Renderer
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .causes import Cause
+from .causes import BranchReason
 from .matching import Key
 
 Message = Mapping[str, Any]
@@ -58,7 +58,7 @@ class Recorded:
     stop: int
     """Where the reply's tokens are in the stream of the branch."""
     finish_reason: str
-    cause: Cause | None = None
+    cause: BranchReason | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What else is known of it: the dialect, what its echo needed repaired, how long it took."""
 

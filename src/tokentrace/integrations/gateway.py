@@ -20,7 +20,7 @@ from ..rollout.ends import End
 from ..rollout.patience import EngineDown, Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
-from .rows import Finished
+from .rows import FinishedRollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class GatewayAgent:
         self._headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 
-    async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> Finished:
+    async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> FinishedRollout:
         """One rollout, from its session to its rows.
 
         `patience` waits for a gateway that cannot be reached, and raises `EngineDown` when it runs out. Without it, and
@@ -70,9 +70,9 @@ class GatewayAgent:
                 raise
             except EngineError as error:
                 metrics = {"end": str(End.ENGINE), "reward": None, "samples": 0}
-                return Finished([], list(task.messages), len(task.messages), None, metrics, [str(error)])
+                return FinishedRollout([], list(task.messages), len(task.messages), None, metrics, [str(error)])
 
-    async def _run(self, task: Task, gateway: _Gateway) -> Finished:
+    async def _run(self, task: Task, gateway: _Gateway) -> FinishedRollout:
         name = _session_name(task.name)
         end, notes, reward = End.ANSWER, [], None
         about = {**task.metadata, "task": task.name}
@@ -93,7 +93,7 @@ class GatewayAgent:
         if end is not End.FAILED and samples:
             reward = samples[0].reward
         metrics = {"end": str(end), "reward": reward, "samples": len(samples)}
-        return Finished(samples, messages, given, reward, metrics, notes)
+        return FinishedRollout(samples, messages, given, reward, metrics, notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..gateway.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord, open_store
+from ..gateway.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord
+from ..gateway.stores import open_store
 from .nemo_items import full_prompts
 
 try:
@@ -35,7 +36,7 @@ _MOST_ROLLOUTS: Final = 4096
 
 
 @dataclass(slots=True)
-class _Known:
+class _ReadSoFar:
     """What has been read of a rollout."""
 
     lineage: RolloutLineage = field(default_factory=RolloutLineage)
@@ -54,7 +55,7 @@ class TokenStore:
         if not store or store == ":memory:":
             raise StoreError("the sink and the lineage store share what is stored: give a path or a postgresql:// URL")
         self._store = open_store(store)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _ReadSoFar] = {}
 
     def __repr__(self) -> str:
         return f"TokenStore({self._store.where!r})"
@@ -146,9 +147,9 @@ class TokenStore:
     async def _session(self, id: str) -> SessionInfo:
         return await self._store.create(SessionInfo(id, State.OPEN, 0.0, {"written by": "NeMo Gym"}))
 
-    async def _refreshed(self, id: str) -> _Known:
+    async def _refreshed(self, id: str) -> _ReadSoFar:
         """The lineage with all calls that are stored by now; of those it has already nothing is read again."""
-        known = self._known.pop(id, None) or _Known()
+        known = self._known.pop(id, None) or _ReadSoFar()
         self._known[id] = known  # the one used last is the last
         while len(self._known) > _MOST_ROLLOUTS:
             del self._known[next(iter(self._known))]

@@ -22,7 +22,7 @@ from ..trajectory.turns import LogprobKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finished:
+class FinishedRollout:
     """A rollout that has ended: its rows, and what rewards and logs want to know."""
 
     samples: Sequence[Sample]
@@ -48,17 +48,17 @@ class Runs(Protocol):
 
     async def run(
         self, task: Task, *, seed: int | None = None, patience: Patience | None = None
-    ) -> Rollout | Finished: ...
+    ) -> Rollout | FinishedRollout: ...
 
 
-async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patience | None) -> Finished:
+async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patience | None) -> FinishedRollout:
     """Run a task to its end."""
     ended = await agent.run(task, seed=seed, patience=patience)
-    if isinstance(ended, Finished):
+    if isinstance(ended, FinishedRollout):
         return ended
     metrics = ended.metrics()
     rows = trajectory_samples(ended.trajectory) if ended.trajectory.num_sampled else []
-    return Finished(rows, ended.messages, len(task.messages), metrics["reward"], metrics, ended.notes)
+    return FinishedRollout(rows, ended.messages, len(task.messages), metrics["reward"], metrics, ended.notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ..rollout.record import Task
 from ..samples.sample import Sample
 from .background import BackgroundLoop
 from .collator import Collator
-from .rows import Finished, PromptResponse, Runs, finish, prompt_response, warn_of_other_distribution
+from .rows import FinishedRollout, PromptResponse, Runs, finish, prompt_response, warn_of_other_distribution
 
 __all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
 
@@ -37,8 +37,9 @@ class RolloutFunction:
     where it needs settings of tools, or is not one.
 
     Reward functions are given, beside what TRL gives them, ``messages`` (the whole conversation, as it was parsed) and
-    ``rollout`` (a `Finished` for each row). `rollout_reward` returns the reward that the agent itself gave. A rollout
-    that failed is left out of its group where all reward functions say None: wrap the others in `unless_failed`.
+    ``rollout`` (a `FinishedRollout` for each row). `rollout_reward` returns the reward that the agent itself gave. A
+    rollout that failed is left out of its group where all reward functions say None: wrap the others in
+    `unless_failed`.
 
     A history that was rewritten gives several rows, and TRL takes one: `SampleError`, unless `one_of` chooses. A
     rollout of which nothing was sampled becomes a row that carries no loss, with a warning that says why.
@@ -51,7 +52,7 @@ class RolloutFunction:
         weights_to: Engine | None,
         task: Callable[[Any], Task] | None = None,
         one_of: Callable[[Sequence[Sample]], Sample] | None = None,
-        done: Callable[[Sequence[Finished]], None] | None = None,
+        done: Callable[[Sequence[FinishedRollout]], None] | None = None,
         concurrency: int = 64,
         patience: Patience | None = None,
         seed: int | None = None,
@@ -109,7 +110,7 @@ class RolloutFunction:
                 tasks.append(dataclasses.replace(task, name=name, metadata=about))
         return tasks
 
-    async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[Finished]:
+    async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[FinishedRollout]:
         state, step = trainer.state, trainer.state.global_step
         sent = self._sent is not None and self._sent[0] is state and self._sent[1] == step
         if self._engine is not None and not sent:
@@ -117,14 +118,14 @@ class RolloutFunction:
             self._sent = (state, step)
         room = asyncio.Semaphore(self._concurrency)
 
-        async def one(number: int, task: Task) -> Finished:
+        async def one(number: int, task: Task) -> FinishedRollout:
             seed = rollout_seed(self._seed, number)
             async with room:
                 return await finish(self._agent, task, seed=seed, patience=self._patience)
 
         return await together(one(number, task) for number, task in zip(numbers, tasks, strict=True))
 
-    def _row(self, finished: Finished, trainer: Any) -> PromptResponse:
+    def _row(self, finished: FinishedRollout, trainer: Any) -> PromptResponse:
         if not finished.samples:
             why = "; ".join(finished.notes) or str(finished.metrics.get("end"))
             warnings.warn(f"nothing was sampled in a rollout, whose row carries no loss: {why}", stacklevel=4)
@@ -208,13 +209,13 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
     if not callable(reward):
         raise InputError(f"unless_failed takes a reward function, not {shown(reward)}")
 
-    def judged(rewards: Sequence[Any], rollout: Sequence[Finished]) -> list[Any]:
+    def judged(rewards: Sequence[Any], rollout: Sequence[FinishedRollout]) -> list[Any]:
         return [None if one.failed else said for one, said in zip(rollout, rewards, strict=True)]
 
-    async def awaited(*, rollout: Sequence[Finished], **told: Any) -> list[Any]:
+    async def awaited(*, rollout: Sequence[FinishedRollout], **told: Any) -> list[Any]:
         return judged(await reward(rollout=rollout, **told), rollout)
 
-    def plain(*, rollout: Sequence[Finished], **told: Any) -> list[Any]:
+    def plain(*, rollout: Sequence[FinishedRollout], **told: Any) -> list[Any]:
         return judged(reward(rollout=rollout, **told), rollout)
 
     waits = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
@@ -226,7 +227,7 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @unless_failed
-def rollout_reward(rollout: Sequence[Finished], **_: Any) -> list[float | None]:
+def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float | None]:
     """A reward function for TRL: what the agent's own reward function, its tools or its simulated user gave.
 
     None for rollouts that failed or sampled nothing. TRL leaves them out of their group, with an advantage of 0, if all
@@ -235,7 +236,7 @@ def rollout_reward(rollout: Sequence[Finished], **_: Any) -> list[float | None]:
     return [one.reward for one in rollout]
 
 
-def _warn_of_scored_failures(finished: Sequence[Finished], rewards: Sequence[Any], names: Sequence[str]) -> None:
+def _warn_of_scored_failures(finished: Sequence[FinishedRollout], rewards: Sequence[Any], names: Sequence[str]) -> None:
     """Warn where rollouts failed, and a reward function of the trainer scores them nevertheless."""
     failed = sum(one.failed for one in finished)
     scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]

@@ -26,7 +26,7 @@ from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
 from .background import BackgroundLoop
-from .rows import Finished, Runs, finish
+from .rows import FinishedRollout, Runs, finish
 from .trl import check_temperature
 
 try:
@@ -60,7 +60,7 @@ class RolloutWorker:
         temperature: float = 1.0,
         groups: int = 4,
         waiting: int = 256,
-        done: Callable[[Sequence[Finished]], None] | None = None,
+        done: Callable[[Sequence[FinishedRollout]], None] | None = None,
         patience: Patience | None = None,
         seed: int | None = None,
         loop: BackgroundLoop | None = None,
@@ -163,7 +163,7 @@ class RolloutWorker:
             if samples:
                 self._moved = time.monotonic()
 
-    def _warn_of(self, finished: Sequence[Finished], samples: Sequence[Any]) -> None:
+    def _warn_of(self, finished: Sequence[FinishedRollout], samples: Sequence[Any]) -> None:
         """Say why a group teaches nothing: it has no samples, or none of its rollouts has a reward."""
         if any(one.reward is not None for one in finished) and samples:
             return
@@ -172,7 +172,7 @@ class RolloutWorker:
         self._why = f"{what}: {next(iter(why))}"
         warnings.warn(self._why, stacklevel=2)
 
-    def _members(self, number: int) -> Iterator[Coroutine[Any, Any, Finished]]:
+    def _members(self, number: int) -> Iterator[Coroutine[Any, Any, FinishedRollout]]:
         task = self._tasks[number % len(self._tasks)]
         named = dataclasses.replace(task, name=f"{task.name or 'grpo'}-{number:06d}")
         for member, one in enumerate(grouped([named], self._size)):
@@ -184,7 +184,7 @@ class RolloutWorker:
 
 
 def rollout_samples(
-    finished: Sequence[Finished], *, group: int, version: int | None = None, temperature: float = 1.0
+    finished: Sequence[FinishedRollout], *, group: int, version: int | None = None, temperature: float = 1.0
 ) -> list[RolloutSample]:
     """The samples of a group: one for each row of each rollout, with advantages as TRL computes them.
 

@@ -7,11 +7,11 @@ delimiters can be searched for as bytes, and only a control token matches a cont
 
 from __future__ import annotations
 
+import operator
 import re
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,11 @@ from .lanes import Lanes
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
-Starts = list[int] | npt.NDArray[np.int64]
-"""Where tokens begin."""
+Starts = list[int] | memoryview
+"""Where tokens begin: numbers to look for one after another, for which an array would be slow."""
 
 _UNKNOWN: Final = "\ufffd".encode()
-_FEW: Final = 256
+FEW: Final = 128
 """So many tokens are looked up one by one; more are picked from a table."""
 
 
@@ -35,56 +35,38 @@ def mark(index: int) -> bytes:
     return bytes((0xFF, *(0x80 | (index >> shift) & 0x3F for shift in (18, 12, 6, 0))))
 
 
-class _Known(dict[int, bytes]):
-    """Tokens that have been asked for, and control tokens."""
+class _Table(dict[int, bytes]):
+    """The bytes of tokens: one by one, kept when they have been asked for, or many without a step for each of them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        super().__init__({token.id: mark(token.id) for token in vocabulary.control.values()})
-        self._vocabulary = vocabulary
+        control = vocabulary.control.values()
+        super().__init__({token.id: mark(token.id) for token in control})
+        spelled, ends = vocabulary.tables.spelled, vocabulary.tables.ends
+        starts = np.concatenate([[0], ends])
+        lengths = np.diff(starts, append=starts[-1])
+        starts[lengths == 0], lengths[lengths == 0] = len(spelled), len(_UNKNOWN)
+        own = [token.id for token in control]
+        starts[own], lengths[own] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(own)), 5
+        self._unknown = len(ends)
+        self._bytes = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(map(mark, own))
+        self._array = np.frombuffer(self._bytes, np.uint8)
+        self._starts, self._lengths = starts.astype(np.int32), lengths.astype(np.int32)
+        self._places = self._starts.data, self._lengths.data
 
     def __missing__(self, index: int) -> bytes:
-        spelled = self._vocabulary.token_bytes(index) if 0 <= index < self._vocabulary.size else b""
-        found = self[int(index)] = spelled.replace(b"\xff", b"\xfe") or _UNKNOWN
+        starts, lengths = self._places
+        at = operator.index(index) if 0 <= index < self._unknown else self._unknown
+        found = self[int(index)] = self._bytes[starts[at] : starts[at] + lengths[at]]
         return found
 
-
-class _Table:
-    """The bytes of tokens one after another in one array, to be picked from without a step for each token.
-
-    It holds those that have been asked for. What is in it stays where it is, so that threads can share it.
-    """
-
-    def __init__(self, piece: Callable[[int], bytes], size: int) -> None:
-        self._piece = piece
-        self._unknown = size
-        self._starts = np.full(size + 1, -1, np.int64)
-        self._lengths = np.zeros(size + 1, np.int64)
-        self._bytes = np.zeros(0, np.uint8)
-        self._lock = threading.Lock()
-
-    def many(self, ids: Ids) -> tuple[bytes, npt.NDArray[np.int64]]:
-        index = np.minimum(ids.astype(np.int64), self._unknown)
-        index[index < 0] = self._unknown
-        starts = self._starts[index]
-        if (starts < 0).any():
-            self._learn(np.unique(index))
-            starts = self._starts[index]
-        lengths = self._lengths[index]
-        ends = np.cumsum(lengths)
-        begins = ends - lengths
-        places = np.repeat(starts - begins, lengths)
+    def many(self, ids: npt.NDArray[Any]) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """The bytes of many tokens, and where each begins."""
+        index = np.minimum(ids.astype(np.uint64), np.uint64(self._unknown)).view(np.int64)  # negative ones are large
+        lengths = self._lengths.take(index)
+        begins = np.cumsum(lengths) - lengths
+        places = np.repeat(self._starts.take(index) - begins, lengths)
         places += np.arange(len(places))
-        return self._bytes[places].tobytes(), begins
-
-    def _learn(self, index: npt.NDArray[np.int64]) -> None:
-        with self._lock:
-            new = index[self._starts[index] < 0]
-            pieces = [self._piece(one if one < self._unknown else -1) for one in new.tolist()]
-            lengths = np.array([len(piece) for piece in pieces], np.int64)
-            begins = len(self._bytes) + np.cumsum(lengths) - lengths
-            self._bytes = np.concatenate([self._bytes, np.frombuffer(b"".join(pieces), np.uint8)])
-            self._lengths[new] = lengths
-            self._starts[new] = begins  # last: who finds a start finds the rest
+        return self._array.take(places).tobytes(), begins
 
 
 class MarkedBytes:
@@ -92,27 +74,24 @@ class MarkedBytes:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._known = _Known(vocabulary)
+        self._table = _Table(vocabulary)
         self._texts: dict[bytes, bytes] = {
             mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
         }
-        self._table = _Table(self.token, vocabulary.size)
-        self.lanes = Lanes(self.token)
-
-    def token(self, index: int) -> bytes:
-        """One token. An id that the vocabulary does not have is U+FFFD."""
-        return self._known[index]
+        self.lanes = Lanes(self._table)
 
     def spelled(self, ids: Iterable[int] | Ids, base: int) -> tuple[bytes, Starts]:
-        """Many tokens: their bytes, and where each of them begins after `base` others."""
+        """Tokens as bytes, and where each of them begins after `base` others. One that is unknown is U+FFFD."""
         if isinstance(ids, np.ndarray):
-            if len(ids) > _FEW and ids.dtype.kind in "iu":
+            if len(ids) > FEW and ids.dtype.kind in "iu":
                 spelled, starts = self._table.many(ids)
                 starts += base
-                return spelled, starts
+                return spelled, starts.data
             ids = ids.tolist()
-        known = self._known
-        pieces = [known[index] for index in ids]
+        table = self._table
+        if type(ids) is list and len(ids) == 1:  # as streams bring them
+            return table[ids[0]], [base]
+        pieces = [table[index] for index in ids]
         return b"".join(pieces), list(accumulate(map(len, pieces[:-1]), initial=base)) if pieces else []
 
     def scaffold(self, text: str) -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..study.endings import TurnEndings
 from ..study.forms import TemplateForms
+from ..study.markers import END
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
@@ -144,9 +145,10 @@ class SeamFinder:
             return _Seam([], overlap)
         if self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
-        closing = self.study.markers().marked.ids(self._closing(prompt, completion))
+        marked = self.study.markers().marked
+        closing = marked.ids(self._closing(prompt, completion))
         if not is_head and (closing[-1] if closing else last) not in self.endings.closers:
-            closing = [*closing, stop]
+            closing = marked.ids(self._closing(prompt, completion, marked.char(stop))) or [*closing, stop]
         return _Seam([(closing, Kind.SYNTHETIC), *head])
 
     def _is_stop(self, token: int) -> bool:
@@ -189,10 +191,10 @@ class SeamFinder:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         return _Seam([(marked.ids(rest), Kind.SYNTHETIC)])
 
-    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids) -> str:
-        """What closes the turn, as far as its markers tell, in marked text."""
+    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids, last: str | None = None) -> str:
+        """What closes the turn, as far as its markers tell, in marked text; `last` ends it where it is given."""
         markers = self.study.markers()
         chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
         closers = frozenset(char for char in chars if char is not None)
         tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
-        return markers.closing(markers.marked.of_ids([int(index) for index in tail]), closers)
+        return markers.closing(markers.marked.of_ids([int(index) for index in tail]), closers, last or END)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..conversation.place import Place
+from ..conversation.place import Place, is_list
 from ..conversation.shapes import parsed_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
 from ..errors import ContinuationError, InputError, shown
 from ..settings import instance
-from .checks import MOST_SEED, is_list
+from .checks import MOST_SEED
 from .checks import count as checked_count
 from .ends import End
 from .loop import Agent, Rollout, Task

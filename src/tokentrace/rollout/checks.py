@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -50,8 +50,3 @@ def metrics(value: Any, who: str) -> tuple[dict[str, Any], str]:
             made[name] = shown(one)
             odd.append(name)
     return made, f"{who}: metrics that JSON cannot hold are kept as text: {', '.join(odd)}" if odd else ""
-
-
-def is_list(value: object) -> bool:
-    """Whether it is a list or a tuple of things, and no text."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -102,7 +102,7 @@ async def run_rollouts_on_ray(
     with connected(ray, address):
         there = int(ray.cluster_resources().get("CPU", 1)) if workers is None else checked_count("workers", workers)
         seats = max(1, min(there, len(todo), concurrency))
-        actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16, max_restarts=0)(RolloutWorker)
+        actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16, max_restarts=0)(RolloutActor)
         queue, slots = _Queue(_groups(chosen, todo)), math.ceil(concurrency / seats)
         run = _Run(ray, lambda: actor.remote(make, patience), chosen, queue, slots, seed, store, done, notice, summary)
         return await run.all(seats)
@@ -349,7 +349,7 @@ class ConfiguredCrew:
         return run.agent(await run.connect()), run.tasks
 
 
-class RolloutWorker:
+class RolloutActor:
     """An actor: numbers of tasks in, rollouts out."""
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:

@@ -174,7 +174,7 @@ def read_config(path: str | Path) -> Section:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None or node.id != "mapping":
             raise ConfigError(f"{name}: must be a mapping of settings")
-        made = _Reader(yaml.SafeLoader(text), name).read(node, "")
+        made = _SectionReader(yaml.SafeLoader(text), name).read(node, "")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -185,7 +185,7 @@ def read_config(path: str | Path) -> Section:
     return made
 
 
-class _Reader:
+class _SectionReader:
     """Makes sections of the nodes of one file, and counts them: aliases can make a few lines into billions."""
 
     def __init__(self, loader: Any, file: str) -> None:

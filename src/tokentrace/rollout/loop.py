@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from ..conversation.messages import Messages
 from ..engines.answers import check_logprobs
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
@@ -28,6 +26,7 @@ from ..rendering.renderer import Renderer
 from ..settings import instance
 from ..study.seams import BridgeRefusal
 from ..tokens.tokenizer import Ids
+from ..trajectory.inputs import owner_spans
 from ..trajectory.trajectory import Trajectory
 from .calling import TooLong, called, noted, within
 from .checks import metrics as checked_metrics
@@ -231,7 +230,8 @@ class Agent:
         rollout.notes += rendered.notes
         if self.renderer.lost is not LostPolicy.IGNORE:
             rollout.notes += map(str, rendered.lost)
-        rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=_spans(rendered.messages))
+        spans = owner_spans(rendered.messages, len(rendered))
+        rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
 
     async def _lead(self, rollout: Rollout, under: _UnderWay) -> None:
         """All turns, and the reward."""
@@ -475,10 +475,3 @@ def _group(task: Task) -> dict[str, str]:
     """What tells the engine that several rollouts begin with the same prompt."""
     group = task.metadata.get("group")
     return {} if group is None else {"group": str(group)}
-
-
-def _spans(messages: Any) -> list[tuple[int, int, int]]:
-    """Runs of one message, as a trajectory records them."""
-    cuts = [0, *(np.flatnonzero(np.diff(messages)) + 1).tolist(), len(messages)]
-    pairs = itertools.pairwise(cuts)
-    return [(start, stop, int(messages[start])) for start, stop in pairs if start < stop and messages[start] >= 0]

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from ..conversation.messages import Messages, known_tools
+from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, shown
 from ..parsing.response import ParsedToolCall
 from ..settings import choose, limit
 from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
-from .checks import count, is_list
+from .checks import count
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
 from .toolbox import ToolUse

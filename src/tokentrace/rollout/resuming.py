@@ -115,7 +115,7 @@ def take_up(rollout: Rollout, renderer: Renderer, sampling: SamplingParams) -> B
     from its ids; where it does not render to the same ids again, a note says so. Rewards that are found anew, that of
     the whole rollout and that of the turn which is answered next, are taken back.
     """
-    reader = _Reader(rollout, renderer)
+    reader = _RecordedStream(rollout, renderer)
     turns = iter(rollout.trajectory.turns())
     known = 0
     for write in rollout.trajectory.writes():
@@ -143,7 +143,7 @@ def take_up(rollout: Rollout, renderer: Renderer, sampling: SamplingParams) -> B
     return begun
 
 
-class _Reader:
+class _RecordedStream:
     """Reads a recorded stream from its first turn on."""
 
     def __init__(self, rollout: Rollout, renderer: Renderer) -> None:

@@ -210,7 +210,7 @@ class RolloutStore:
         Beside the columns of all rows there are ``end``, ``metrics`` (JSON, of the rollout) and ``turns``: what is
         known of each turn that the row trains. docs/rows.md has them.
         """
-        from ..data.tables import Layout, Place, sample_writer, samples_table
+        from ..data.tables import Layout, SampleOrigin, sample_writer, samples_table
 
         layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
         groups: dict[str, list[str]] = defaultdict(list)
@@ -224,7 +224,7 @@ class RolloutStore:
             while some := list(itertools.islice(made, 256)):
                 samples = [sample for _, _, sample in some]
                 counts = [int(sample.messages.max(initial=-1)) + 1 for sample in samples]
-                places = [Place(one.name, next(numbers), 0, n) for one, n in zip(samples, counts, strict=True)]
+                places = [SampleOrigin(one.name, next(numbers), 0, n) for one, n in zip(samples, counts, strict=True)]
                 table = samples_table(samples, places, layout)
                 for field, column in _rollout_columns(some):
                     table = table.append_column(field, column)

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
+from ..conversation.place import is_list
 from ..errors import InputError, shown
 from .calling import called, takes
-from .checks import is_list
 
 STEPS: Final = ("create", "execute", "calc_reward", "release")
 """The steps of a tool's life. A task has arguments for each as ``create_kwargs``, ``execute_kwargs`` and so on."""

@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import SampleError, shown
-from ..settings import as_float, choose, items, number
+from ..settings import as_float, choose, is_number, items, number
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .sample import Sample, as_samples, is_number
+from .sample import Sample, as_samples
 from .trajectories import owned_turns, recorded_reward
 
 EPSILON: Final = 1e-6

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
-from ..settings import as_float, items
+from ..settings import as_float, is_number, items
 from ..showing import ShowsItself
 from ..tokens.kinds import Kinds
 from ..tokens.tokenizer import Ids
@@ -241,10 +240,6 @@ def _cut(spans: tuple[Span, ...], start: int, stop: int) -> tuple[Span, ...]:
 
 def _is_place(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _described(value: Any) -> str:

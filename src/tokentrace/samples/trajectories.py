@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
-from ..settings import items
+from ..settings import is_number, items
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
-from .sample import CompletionSpan, Sample, is_number
+from .sample import CompletionSpan, Sample
 from .staleness import UNSAMPLED, age
 
 _PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}

@@ -12,14 +12,13 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..audit.appends import AppendBreak, Cell
+from ..audit.appends import AppendBreak, AppendCell
 from ..audit.cases import Append, Said
-from ..audit.report import AuditReport, Finding, grade
+from ..audit.report import AppendFinding, AuditReport, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
 from ..tokens.visible import counted, visible
-from ..viewer.document import HUES, Card, Document, Table, Track, token_columns
-from ..viewer.document import Cell as PageCell
+from ..viewer.document import HUES, Card, Cell, Document, Table, Track, token_columns
 from .contrasts import Differences
 from .terminal import TONES, flat, grid, laid_out, plain
 
@@ -87,12 +86,12 @@ COLUMNS: Final = {
 """What a turn has beside its calls: reasoning, content, and how that is given."""
 
 
-def _sign(known: Grade | None, counts: bool = True) -> PageCell:
+def _sign(known: Grade | None, counts: bool = True) -> Cell:
     """A grade as a cell; in brackets where it does not count."""
-    return PageCell(SIGNS[known], _TONES[known]) if counts else PageCell(f"({SIGNS[known]})", "dim")
+    return Cell(SIGNS[known], _TONES[known]) if counts else Cell(f"({SIGNS[known]})", "dim")
 
 
-def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[PageCell]]]:
+def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[Cell]]]:
     """For each append the grade of each kind of turn; nothing where there are no such turns."""
     counting = {cell.turn for cell in report.judged}
     for append in Append:
@@ -105,16 +104,16 @@ def matrix_rows(report: AuditReport) -> Iterator[tuple[str, list[PageCell]]]:
                 if cell.turn.arguments != "JSON text"
             ]
             counts = any(cell.turn in counting for cell in cells)
-            signs.append(_sign(grade(cells), counts) if cells else PageCell(""))
+            signs.append(_sign(grade(cells), counts) if cells else Cell(""))
         yield str(append), signs
 
 
 def _matrix(report: AuditReport) -> Table:
-    rows: list[list[str | PageCell]] = [[append, *signs] for append, signs in matrix_rows(report)]
+    rows: list[list[str | Cell]] = [[append, *signs] for append, signs in matrix_rows(report)]
     return Table("What is appended, after which turn", ["", *COLUMNS], rows, _MATRIX_KEY)
 
 
-def _finding(number: int, found: Finding) -> Iterator[Text]:
+def _finding(number: int, found: AppendFinding) -> Iterator[Text]:
     yield Text(f"  {number}. ", "bold").append(flat(found.why))
     for one in found.breaks:
         yield from (Text(f"     {words}") for words in _told(one))
@@ -138,7 +137,7 @@ def _told(one: AppendBreak) -> Iterator[str]:
     yield f"has  {one.has!r}"
 
 
-def conversation_lines(cell: Cell) -> Iterator[tuple[str, str, str]]:
+def conversation_lines(cell: AppendCell) -> Iterator[tuple[str, str, str]]:
     """The messages of a cell, a line each; what is appended has a plus."""
     first = len(cell.messages) - len(cell.case.appended)
     for at, message in enumerate(cell.messages):
@@ -227,11 +226,11 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
 
 
 def _overview(reports: Sequence[AuditReport]) -> Table:
-    rows: list[list[str | PageCell]] = [[report.name, *_grades(report)] for report in reports]
+    rows: list[list[str | Cell]] = [[report.name, *_grades(report)] for report in reports]
     return Table("All", ["", *Append, *Use], rows, KEY)
 
 
-def _grades(report: AuditReport) -> list[PageCell]:
+def _grades(report: AuditReport) -> list[Cell]:
     grades = [*(report.outcome(append) for append in Append), *(one.grade for one in report.verdicts)]
     return [_sign(known) for known in grades]
 
@@ -316,7 +315,7 @@ plain_differences = plain(differences_view)
 # -- a page
 
 
-def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
+def audit_document(reports: Sequence[AuditReport]) -> Document:
     """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
     differences = Differences()
     found = [_page_findings(report, differences) for report in reports]
@@ -334,7 +333,7 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
         tables.append(Table(f"What else is known{named}", ["", ""], facts, words=2))
     cards = [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _TONES[v.grade]) for v in one.verdicts]
     return Document(
-        title or (one.name if one is not None else "Audit"),
+        one.name if one is not None else "Audit",
         "tokentrace audit",
         lead="" if one is None else f"family {one.family} · template {one.digest[:12]}",
         cards=cards,
@@ -344,20 +343,20 @@ def audit_document(reports: Sequence[AuditReport], title: str = "") -> Document:
     )
 
 
-def _page_verdict(one: Verdict) -> list[str | PageCell]:
+def _page_verdict(one: Verdict) -> list[str | Cell]:
     with_them = f" Holds with {' or '.join(one.holds_with)}." if one.holds_with else ""
     marked = [f"· {words}" for words in one.against] if len(one.against) > 1 else one.against
     why = "\n".join(marked) or "everything that was tried holds"
     return [
         USES[one.use],
-        PageCell(str(one.grade), _TONES[one.grade]),
-        PageCell(why, small=f"tokentrace: {one.remedy}.{with_them}"),
+        Cell(str(one.grade), _TONES[one.grade]),
+        Cell(why, small=f"tokentrace: {one.remedy}.{with_them}"),
     ]
 
 
-def _page_findings(report: AuditReport, differences: Differences) -> list[list[str | PageCell]]:
+def _page_findings(report: AuditReport, differences: Differences) -> list[list[str | Cell]]:
     """A row for each finding; tokens that differ are added, side by side."""
-    rows: list[list[str | PageCell]] = []
+    rows: list[list[str | Cell]] = []
     for found in report.findings:
         said = "\n".join(f"{sign} {role}: {text}" for sign, role, text in conversation_lines(found.smallest))
         told = "\n".join(words for one in found.breaks for words in _told(one))
@@ -367,7 +366,7 @@ def _page_findings(report: AuditReport, differences: Differences) -> list[list[s
             names = ("prompt", "with the turn") if one.at_turn else ("stream", "next prompt")
             hunks = align(before.ids, now.ids)
             links.append(differences.add(f"{report.name}: {found.why}", before, now, hunks, names, str(one)))
-        rows.append([PageCell(found.why, "bad", told, links[0] if links else ""), said])
+        rows.append([Cell(found.why, "bad", told, links[0] if links else ""), said])
     return rows
 
 

@@ -21,8 +21,7 @@ from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
 from ..tokens.alignment import align
-from ..tokens.kinds import Kind as Origin
-from ..tokens.kinds import Part
+from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.visible import counted, visible
 from ..trajectory.storage import Loaded
@@ -34,8 +33,6 @@ from ..viewer.document import (
     Cell,
     Document,
     Edit,
-    Lane,
-    Sampled,
     Table,
     Track,
     token_columns,
@@ -101,7 +98,7 @@ def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
     return Document("Rendered conversation", "tokentrace", tracks=[rendering_track(value)])
 
 
-def rendering_track(rendered: RenderedTokens, name: str = "rendering") -> Track:
+def rendering_track(rendered: RenderedTokens) -> Track:
     """A rendering as a track."""
     hues = np.zeros(len(rendered), np.uint8)
     for span in rendered.spans():
@@ -111,7 +108,7 @@ def rendering_track(rendered: RenderedTokens, name: str = "rendering") -> Track:
         turns[turn.start : turn.stop] = number
     last = int(rendered.messages.max(initial=-1))
     return Track(
-        name,
+        "rendering",
         rendered.ids,
         hues,
         rendered.messages,
@@ -240,8 +237,8 @@ def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
         if len(told) < _LEAD
         else [Table("Metadata", ["", ""], [[*map(str, one)] for one in metadata], words=2)],
         tracks=[_branch(value, at, numbers, tokenizer) for at in range(len(branches))],
-        branches=[Lane(one.parent, one.start, one.stop, one.cause) for one in branches],
-        turns=[Sampled(turn.branch, turn.start, turn.stop, turn.finish_reason) for _, turn in turns],
+        branches=branches,
+        turns=[turn for _, turn in turns],
         start=f"track={max(0, value.current)}",
     )
 
@@ -272,7 +269,7 @@ def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer:
         OF_KIND[kinds],
         trajectory.message_indices(at)[start:],
         **_texts(tokenizer, ids),
-        mask=kinds == Origin.SAMPLED,
+        mask=kinds == Kind.SAMPLED,
         logprobs=trajectory.logprobs(at)[start:] if trajectory.has_logprobs else None,
         turns=turns,
         versions=versions,

@@ -21,20 +21,20 @@ from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar, Value
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
 from .grammar_words import described
-from .pieces import Kind, pieces, token_texts
+from .pieces import PieceKind, pieces, token_texts
 from .sheet import Sheet
 from .terminal import COLOURS, CONTROL, CONTROL_SAMPLED, flat, laid_out, plain_lines
 
 Line = list[tuple[str, str]]
 """Pieces of text with their styles."""
 
-_CALL: Final = COLOURS[Kind.CALLS][0]
+_CALL: Final = COLOURS[PieceKind.CALLS][0]
 _TEXT, _SPACES, _PROSE = "bold", "#8a8a8a", ""
 _BOX: Final = "bold #ffffff on #3d5a80"
 """A control token that the model writes; not underlined, which would hide its underscores."""
 _HOLES: Final = {
-    "reasoning": f"italic {COLOURS[Kind.REASONING][0]}",
-    "content": f"italic {COLOURS[Kind.ASSISTANT][0]}",
+    "reasoning": f"italic {COLOURS[PieceKind.REASONING][0]}",
+    "content": f"italic {COLOURS[PieceKind.ASSISTANT][0]}",
     **dict.fromkeys(("name", "id", "arguments", "key", "value"), f"italic {_CALL}"),
 }
 _HOLE: Final = re.compile(f"⟨({'|'.join(_HOLES)})⟩")

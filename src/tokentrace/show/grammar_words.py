@@ -29,10 +29,14 @@ def described(sheet: Sheet) -> Iterator[tuple[str, ...]]:
         return
     yield from _reasoning_words(sheet)
     frame = grammar.content
-    if frame.open or frame.close:
+    until = "the first call or the stop token" if grammar.calls is not None else "the stop token"
+    if frame.open and frame.close:
         yield "content", "between {} and {}", frame.open + frame.lead, frame.trail + frame.close
+    elif frame.open:
+        yield "content", f"after {{}}, where it is written, up to {until}", frame.open + frame.lead
+    elif frame.close:
+        yield "content", "up to {}", frame.trail + frame.close
     else:
-        until = "the first call or the stop token" if grammar.calls is not None else "the stop token"
         yield "content", f"bare, up to {until}"
     if grammar.calls is None:
         yield "calls", "none that the template shows"
@@ -78,8 +82,10 @@ def _reasoning_words(sheet: Sheet) -> Iterator[tuple[str, ...]]:
 
 
 def _call_words(calls: CallGrammar) -> Iterator[tuple[str, ...]]:
-    if calls.section_open:
+    if calls.section_open and calls.section_close:
         yield "calls", "all in one section between {} and {}", calls.section_open, calls.section_close
+    elif calls.section_open:
+        yield "calls", "all after {}", calls.section_open
     if calls.open and calls.close:
         yield "calls", "each between {} and {}", calls.open, calls.close
     elif calls.open:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,11 +11,10 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..compare.histories.differences import PAIRS, Comparison, Difference, Run, Shown, View
+from ..compare.histories.differences import PAIRS, Comparison, Difference, DifferenceSide, Shown, View
 from ..tokens.alignment import Hunk, common_prefix
 from ..tokens.visible import counted, listed, visible
-from ..viewer.document import Card, Cell, Document, Table, Track, token_columns
-from ..viewer.document import Contrast as SideBySide
+from ..viewer.document import Card, Cell, Contrast, Document, Table, Track, token_columns
 from .pieces import hue_of
 from .terminal import flat, grid, laid_out, plain
 
@@ -28,7 +27,7 @@ _PART: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
+class ViewPair:
     """A comparison that is worth showing: who holds its left side, who its right."""
 
     left: tuple[View, ...]
@@ -36,7 +35,7 @@ class Contrast:
     compared: Comparison
 
 
-def contrasts(step: Step) -> list[Contrast]:
+def contrasts(step: Step) -> list[ViewPair]:
     """The fewest comparisons that tell all that differs at a step; views that are equal stand together."""
     pairs = {(found.left, found.right): found for found in step.comparisons}
     equal = {pair for pair, found in pairs.items() if found.equal}
@@ -44,84 +43,12 @@ def contrasts(step: Step) -> list[Contrast]:
     if not [pair for pair in pairs if pair not in equal]:
         return []
     if (production, rollout) in equal:
-        return [Contrast((production, rollout), (training,), pairs[production, training])]
+        return [ViewPair((production, rollout), (training,), pairs[production, training])]
     if (production, training) in equal:
-        return [Contrast((production, training), (rollout,), pairs[production, rollout])]
+        return [ViewPair((production, training), (rollout,), pairs[production, rollout])]
     if (rollout, training) in equal:
-        return [Contrast((production,), (rollout, training), pairs[production, rollout])]
-    return [Contrast((left,), (right,), pairs[left, right]) for left, right in pairs if rollout in (left, right)]
-
-
-# -- for programs
-
-
-def json_view(report: HistoryReport) -> dict[str, Any]:
-    """A report as plain data. See `HistoryReport.to_json`."""
-    return {
-        "equal": report.equal,
-        "summary": report.sentences(),
-        "settings": dict(report.settings),
-        "roles": list(report.roles),
-        "branches": [ids.tolist() for ids in report.branches],
-        "row": report.row.token_ids,
-        "steps": [_json_step(step) for step in report.steps],
-        "findings": [
-            {
-                "views": [str(view) for view in found.views],
-                "agrees": [str(view) for view in found.agrees],
-                "verb": str(found.verb),
-                "what": found.what,
-                "in": "turn" if found.in_turn else "prompt",
-                "once": found.once,
-                "messages": list(found.messages),
-                "tokens": found.tokens,
-                "scaffold": found.scaffold,
-                "steps": list(found.steps),
-                "text": str(found),
-            }
-            for found in report.findings
-        ],
-        "notes": list(report.notes),
-    }
-
-
-def _json_step(step: Step) -> dict[str, Any]:
-    refusal = step.refusal
-    shown = {view: step.shown(view) for view in View}
-    return {
-        "step": step.index,
-        "message": step.message,
-        "equal": step.equal,
-        "branch": step.branch,
-        "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
-        "prompt_tokens": {str(view): None if found is None else found.prompt for view, found in shown.items()},
-        "tokens": {str(view): None if found is None else len(found) for view, found in shown.items()},
-        "comparisons": [
-            {
-                "left": str(found.left),
-                "right": str(found.right),
-                "equal": found.equal,
-                "first": found.first,
-                "left_tokens": found.left_tokens,
-                "right_tokens": found.right_tokens,
-                "fields": found.lines(),
-                "differences": [
-                    {
-                        "in": "turn" if difference.in_turn else "prompt",
-                        "left": _json_run(difference.left),
-                        "right": _json_run(difference.right),
-                    }
-                    for difference in found.differences
-                ],
-            }
-            for found in step.comparisons
-        ],
-    }
-
-
-def _json_run(run: Run) -> dict[str, Any]:
-    parts = [asdict(part) for part in run.parts]
-    return {"start": run.start, "stop": run.stop, "token_ids": list(run.ids), "text": run.text, "parts": parts}
+        return [ViewPair((production,), (rollout, training), pairs[production, rollout])]
+    return [ViewPair((left,), (right,), pairs[left, right]) for left, right in pairs if rollout in (left, right)]
 
 
 # -- for terminals
@@ -144,7 +71,7 @@ def _parts(report: HistoryReport, only: int | None) -> Iterator[RenderableType]:
         if report.steps:
             yield Text()
             yield grid(_steps(report, {}))
-    before: set[tuple[View, View, Run, Run]] = set()
+    before: set[tuple[View, View, DifferenceSide, DifferenceSide]] = set()
     for step in report.steps:
         seen = set()
         for contrast in contrasts(step):
@@ -184,7 +111,7 @@ def _changed(compared: Comparison | None) -> str:
     return "?" if compared is None else f"−{compared.left_tokens:,} +{compared.right_tokens:,}"
 
 
-def _contrast_head(report: HistoryReport, step: Step, contrast: Contrast, known: int) -> Text:
+def _contrast_head(report: HistoryReport, step: Step, contrast: ViewPair, known: int) -> Text:
     return Text.assemble(
         (f"step {step.index}, {report.place(step)}: ", "bold"),
         (f"− {listed(contrast.left)}", "red"),
@@ -240,7 +167,7 @@ def history_document(report: HistoryReport, title: str = "Histories", *, step: i
         before = shown
     tracks.append(_history_track("training row", row, report, report.row.mask))
     pool = _Pool()
-    contrasts: list[SideBySide] = []
+    contrasts: list[Contrast] = []
     links: dict[tuple[int, View], str] = {}
     for one in report.steps:
         for view in (View.PRODUCTION, View.TRAINING):
@@ -273,7 +200,7 @@ class _Pool:
         self.fields: list[str] = []
         self._known: dict[tuple[Any, ...], int] = {}
 
-    def place(self, run: Run) -> int:
+    def place(self, run: DifferenceSide) -> int:
         """Where the tokens of one side of a difference are."""
         whose = tuple((part.start - run.start, part.message, part.field) for part in run.parts)
         start = self._known.setdefault((run.ids, whose), len(self.ids))
@@ -306,7 +233,7 @@ def _history_track(name: str, shown: Shown, report: HistoryReport, mask: Any = N
 
 def _side_by_side(
     report: HistoryReport, step: Step, compared: Comparison, base: int, row: int, pool: _Pool
-) -> SideBySide:
+) -> Contrast:
     """What one view has otherwise than the rollout at a step. `row` is the track of the training row."""
     left = compared.left is View.ROLLOUT
     hunks = []
@@ -314,7 +241,7 @@ def _side_by_side(
         ours, theirs = (found.left, found.right) if left else (found.right, found.left)
         start = pool.place(theirs) if not left else theirs.start
         hunks.append(Hunk(ours.start, ours.stop, start, start + len(theirs)))
-    return SideBySide(
+    return Contrast(
         f"step {step.index}: {compared.left} → {compared.right}",
         base,
         len(step.rollout),

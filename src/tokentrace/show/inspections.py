@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..audit.dumps.calls import Fault
-from ..audit.inspect_calls import FoundBreak, Step
+from ..audit.dumps.calls import Flaw
+from ..audit.inspect_calls import FoundBreak, Relation
 from ..audit.inspect_report import Inspection
 from ..compare.causes import ADVICE
 from ..tokens.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ def _tables(report: Inspection) -> list[Table]:
     causes = [
         [
             Cell(str(cause), small=ADVICE[cause]) if report.explained else "not looked into: no tokenizer was given",
-            f"{count.breaks:,}",
+            f"{count.places:,}",
             f"{count.rollouts:,}",
             f"{100 * count.rollouts / report.rollouts:.1f} %",
         ]
@@ -51,7 +51,7 @@ def _tables(report: Inspection) -> list[Table]:
 def figures(report: Inspection) -> Iterator[tuple[str, str]]:
     """What there is, in words and numbers."""
     yield "rollouts", f"{report.rollouts:,}, {report.broken:,} with a break"
-    steps = ", ".join(f"{step} {report.steps[step]:,}" for step in Step if report.steps[step])
+    steps = ", ".join(f"{step} {report.steps[step]:,}" for step in Relation if report.steps[step])
     yield "calls", f"{report.calls:,} ({steps})"
     yield "samples", f"{report.samples:,} ({report.samples_per_rollout:.2f} a rollout)"
     yield "tokens", f"{report.tokens:,} recorded, {report.sampled:,} sampled, {report.row_tokens:,} in rows"
@@ -67,7 +67,7 @@ def _trained(report: Inspection) -> Iterator[tuple[str, str, str]]:
     """What masks train wrongly, and what training on the later prompt of a break would."""
     if report.masked:
         yield "trained", "by the masks of the dump", f"{report.trained:,}"
-        for fault in (Fault.TRAINED_UNSAMPLED, Fault.SAMPLED_UNTRAINED):
+        for fault in (Flaw.TRAINED_UNSAMPLED, Flaw.SAMPLED_UNTRAINED):
             count = report.faults.get(fault)
             told = count is not None or report.witnessed == report.masked
             known = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,10 +12,11 @@ import numpy as np
 from ..rendering.rendered import RenderedTokens
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
+from ..tokens.ids import segments
 from ..viewer.document import HUES, token_columns
 
 
-class Kind(StrEnum):
+class PieceKind(StrEnum):
     """Where a token comes from, as coarsely as a colour can say it. The value is its name for people."""
 
     SYSTEM = "system"
@@ -32,15 +32,15 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
-KINDS: Final = tuple(Kind)
+KINDS: Final = tuple(PieceKind)
 
 _BY_ROLE: Final = {
-    "system": Kind.SYSTEM,
-    "developer": Kind.SYSTEM,
-    "assistant": Kind.ASSISTANT,
-    "tool": Kind.RESULT,
-    "function": Kind.RESULT,
-    "ipython": Kind.RESULT,
+    "system": PieceKind.SYSTEM,
+    "developer": PieceKind.SYSTEM,
+    "assistant": PieceKind.ASSISTANT,
+    "tool": PieceKind.RESULT,
+    "function": PieceKind.RESULT,
+    "ipython": PieceKind.RESULT,
 }
 
 
@@ -50,7 +50,7 @@ class Piece:
 
     start: int
     stop: int
-    kind: Kind
+    kind: PieceKind
     message: int
     role: str | None
     field: str
@@ -66,40 +66,39 @@ def pieces(rendered: RenderedTokens, limit: int | None = None) -> Iterator[Piece
         kind = kind_of(span.role, span.field)
         stop = min(span.stop, end)
         mask = rendered.mask[span.start : stop]
-        cuts = [span.start, *(np.flatnonzero(mask[1:] != mask[:-1]) + span.start + 1).tolist(), stop]
-        for first, last in itertools.pairwise(cuts):
-            sampled = bool(rendered.mask[first])
-            yield Piece(first, last, kind, span.message, span.role, span.field, sampled)
+        for first, last in segments(mask):
+            at = span.start + first
+            yield Piece(at, span.start + last, kind, span.message, span.role, span.field, bool(mask[first]))
 
 
 _BY_FIELD: Final = {
-    "generation_prompt": Kind.PROMPT,
-    "scaffold": Kind.SCAFFOLD,
-    "synthetic_close": Kind.SCAFFOLD,
-    "role": Kind.SCAFFOLD,
-    "tool_calls": Kind.CALLS,
-    "tools": Kind.TOOLS,
-    "kwargs": Kind.VARIABLES,
-    "unknown": Kind.UNKNOWN,
-    "": Kind.UNKNOWN,
-    **dict.fromkeys(REASONING_FIELDS, Kind.REASONING),
+    "generation_prompt": PieceKind.PROMPT,
+    "scaffold": PieceKind.SCAFFOLD,
+    "synthetic_close": PieceKind.SCAFFOLD,
+    "role": PieceKind.SCAFFOLD,
+    "tool_calls": PieceKind.CALLS,
+    "tools": PieceKind.TOOLS,
+    "kwargs": PieceKind.VARIABLES,
+    "unknown": PieceKind.UNKNOWN,
+    "": PieceKind.UNKNOWN,
+    **dict.fromkeys(REASONING_FIELDS, PieceKind.REASONING),
 }
 
 
-def kind_of(role: str | None, field: str) -> Kind:
+def kind_of(role: str | None, field: str) -> PieceKind:
     """The kind of a token by the name of its field, and by its message's role where the field does not say."""
     known = _BY_FIELD.get(field.split(".", maxsplit=1)[0])
-    return known or (Kind.UNKNOWN if role is None else _BY_ROLE.get(role, Kind.USER))
+    return known or (PieceKind.UNKNOWN if role is None else _BY_ROLE.get(role, PieceKind.USER))
 
 
 def hue_of(role: str | None, field: str) -> int:
     """The colour of such a token on a page."""
     kind = kind_of(role, field)
-    return HUES["generation" if kind is Kind.PROMPT else kind.name.lower()]
+    return HUES["generation" if kind is PieceKind.PROMPT else kind.name.lower()]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MessageBlock:
     """Consecutive pieces of one message."""
 
     message: int
@@ -111,7 +110,7 @@ class Block:
         """Whose block it is, in a word or two."""
         if self.role is not None:
             return self.role
-        return "prompt" if self.pieces[0].kind is Kind.PROMPT else "template"
+        return "prompt" if self.pieces[0].kind is PieceKind.PROMPT else "template"
 
     @property
     def tokens(self) -> int:
@@ -122,16 +121,16 @@ class Block:
         return sum(piece.stop - piece.start for piece in self.pieces if piece.sampled)
 
 
-def blocks(rendered: RenderedTokens, limit: int | None = None) -> list[Block]:
-    out: list[Block] = []
+def blocks(rendered: RenderedTokens, limit: int | None = None) -> list[MessageBlock]:
+    out: list[MessageBlock] = []
     for piece in pieces(rendered, limit):
         if not out or out[-1].message != piece.message:
-            out.append(Block(piece.message, piece.role, []))
+            out.append(MessageBlock(piece.message, piece.role, []))
         out[-1].pieces.append(piece)
     return out
 
 
-def counts(rendered: RenderedTokens) -> dict[Kind, tuple[int, int]]:
+def counts(rendered: RenderedTokens) -> dict[PieceKind, tuple[int, int]]:
     """Tokens and sampled tokens of each kind that occurs."""
     totals = dict.fromkeys(KINDS, (0, 0))
     for piece in pieces(rendered):

@@ -17,9 +17,9 @@ from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import counted, visible
 from ..viewer.document import Cell, Table
 from .pieces import (
-    Block,
-    Kind,
+    MessageBlock,
     Piece,
+    PieceKind,
     blocks,
     counts,
     edited,
@@ -31,18 +31,18 @@ from .pieces import (
     token_texts,
 )
 
-COLOURS: Final[dict[Kind, tuple[str, str]]] = {
-    Kind.SYSTEM: ("#a78bfa", "#8b6cf0"),
-    Kind.USER: ("#60a5fa", "#3b82f6"),
-    Kind.REASONING: ("#fbbf24", "#d99a0b"),
-    Kind.ASSISTANT: ("#34d399", "#12b07c"),
-    Kind.CALLS: ("#f472b6", "#e04c99"),
-    Kind.RESULT: ("#22d3ee", "#0ba5be"),
-    Kind.TOOLS: ("#94a3b8", "#7688a1"),
-    Kind.VARIABLES: ("#d6a56b", "#b98848"),
-    Kind.SCAFFOLD: ("#8a8a8a", "#737373"),
-    Kind.PROMPT: ("#c4b5fd", "#a592f5"),
-    Kind.UNKNOWN: ("#f87171", "#ef4444"),
+COLOURS: Final[dict[PieceKind, tuple[str, str]]] = {
+    PieceKind.SYSTEM: ("#a78bfa", "#8b6cf0"),
+    PieceKind.USER: ("#60a5fa", "#3b82f6"),
+    PieceKind.REASONING: ("#fbbf24", "#d99a0b"),
+    PieceKind.ASSISTANT: ("#34d399", "#12b07c"),
+    PieceKind.CALLS: ("#f472b6", "#e04c99"),
+    PieceKind.RESULT: ("#22d3ee", "#0ba5be"),
+    PieceKind.TOOLS: ("#94a3b8", "#7688a1"),
+    PieceKind.VARIABLES: ("#d6a56b", "#b98848"),
+    PieceKind.SCAFFOLD: ("#8a8a8a", "#737373"),
+    PieceKind.PROMPT: ("#c4b5fd", "#a592f5"),
+    PieceKind.UNKNOWN: ("#f87171", "#ef4444"),
 }
 """Two shades each: neighbouring tokens take turns, which makes boundaries visible."""
 
@@ -123,7 +123,7 @@ def text_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> RenderableType
     return Group(*parts)
 
 
-def _tokens(rendered: RenderedTokens, block: Block, texts: list[str]) -> Text:
+def _tokens(rendered: RenderedTokens, block: MessageBlock, texts: list[str]) -> Text:
     out = Text()
     control = rendered.control
     for piece in block.pieces:
@@ -175,7 +175,7 @@ def _whole_schemas(found: Iterable[Piece]) -> list[Piece]:
     """The pieces, with those of one tool's schema as a single one: nobody reads its fields line by line."""
     out: list[Piece] = []
     for piece in found:
-        if piece.kind is Kind.TOOLS:
+        if piece.kind is PieceKind.TOOLS:
             piece = replace(piece, field=".".join(piece.field.split(".")[:2]))
             if out and replace(out[-1], start=piece.start, stop=piece.stop) == piece:
                 out[-1] = replace(out[-1], stop=piece.stop)

@@ -90,6 +90,7 @@ class _Deriver:
         if frame is None:
             frame = self._hidden(plain)
         head, opened, after_empty = self._head(plain, thought, frame, opening)
+        opened = opened or self._opened_beside(head, frame)
         content = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
         grammar = TurnGrammar(head, self.prompt, frame, after_empty, content)
         calls = self._calls(grammar)
@@ -226,6 +227,16 @@ class _Deriver:
         elif not self.prompt and not opening and frame is None:
             head, opening = self._without_prompt(before)
         return head, opening, prompted if prompted is not None else after_empty
+
+    def _opened_beside(self, head: str, frame: Frame | None) -> str:
+        """What opens content where calls follow, and only there: Llama 4 writes it after ``<|python_start|>``."""
+        beside = self.reader.called({"key": "value"}, content="answer")
+        said, called = (beside.first("content"), beside.called()) if beside is not None else (None, None)
+        if beside is None or said is None or called is None or called.start < said.stop:
+            return ""
+        before = self._before_reasoning(beside.text[: said.start], frame)[0]
+        opened = before.removeprefix(head)
+        return opened if before.startswith(head) and self.reader.mark.fullmatch(opened.strip()) else ""
 
     def _without_prompt(self, before: str) -> tuple[str, str]:
         """What all turns begin with and what opens content, where no generation prompt tells the two apart."""

@@ -243,7 +243,9 @@ class _Generator(NativeCodeGenerator):
         self.write("))")
 
 
-class _GenerationTag(Extension):
+class GenerationTag(Extension):
+    """``{% generation %}…{% endgeneration %}``, of which nothing is kept but that it is a scope of its own."""
+
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Scope:
@@ -317,7 +319,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(_joined)
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControlExtension])
         self.filters["tojson"] = tojson
         self.filters = {name: _following(real, _FILTERS.get(name)) for name, real in self.filters.items()}
         self.filters["join"] = _join

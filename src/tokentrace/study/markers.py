@@ -267,16 +267,17 @@ class TurnMarkers:
         found = [[str(name) for name in re.findall(pattern, completion)] for pattern in self._names]
         return next((names for names in found if len(names) == count), next(filter(None, found), []))
 
-    def closing(self, stream: str, closed_by: frozenset[str] = frozenset()) -> str:
+    def closing(self, stream: str, closed_by: frozenset[str] = frozenset(), last: str = END) -> str:
         """What closes a turn of which `stream` is the end so far, both in marked text.
 
-        `closed_by` are markers that end turns: what comes after one is a new beginning.
+        `closed_by` are markers that end turns: what comes after one is a new beginning. `last` is the marker to close
+        it with, by default the one by which it is done soonest, or none.
         """
         state = START
         for match in _MARKER.finditer(stream):
             if match[0] in self._edges:
                 state = START if match[0] in closed_by else match[0]
-        path = self._way(state) or self._way(START) or []
+        path = self._way(state, last) or self._way(START, last) or []
         out = ""
         for step, (before, after) in enumerate(zip([state, *path], path, strict=False)):
             if after == END:
@@ -289,15 +290,15 @@ class TurnMarkers:
             out += after
         return out
 
-    def _way(self, state: str) -> list[str] | None:
-        """The fewest markers from one to the end of the turn."""
+    def _way(self, state: str, last: str) -> list[str] | None:
+        """The fewest markers from one to the last of the turn, or to its end."""
         queue: deque[tuple[str, ...]] = deque([(state,)])
         seen = {state}
         while queue:
             path = queue.popleft()
             for after in self._edges.get(path[-1], ()):
-                if after == END:
-                    return [*path[1:], END]
+                if after == last:
+                    return [*path[1:], last]
                 if after not in seen and _is_whole(after):
                     seen.add(after)
                     queue.append((*path, after))

@@ -121,6 +121,9 @@ class GenerationPrompts:
             end = whole + len(tail)
             if end <= turn.body or _is_written(encoded, turn.body, end, self._study.tokenizer):
                 return end - turn.start
+        across = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body) if tail else -1
+        if 0 <= across < turn.start:  # it begins with the separator that ends the turn before
+            return across + len(tail or "") - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None
         if length is None and tail and text.endswith(tail, 0, turn.start):

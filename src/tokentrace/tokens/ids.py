@@ -82,6 +82,17 @@ def _error(error: type[TokentraceError], name: str, problem: str, where: int | N
     return error(f"{name if where is None else f'{name}[{where}]'} {problem}")
 
 
+def segments(*columns: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """The stretches in which no column changes. All are of one length.
+
+    >>> segments(np.asarray([5, 5, 7]), np.asarray([0, 1, 1]))
+    [(0, 1), (1, 2), (2, 3)]
+    """
+    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    ends = [*(np.flatnonzero(changes) + 1).tolist(), len(columns[0])]
+    return list(zip([0, *ends], ends, strict=False)) if ends[-1] else []
+
+
 def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """The stretches in which a mask is True.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, shown
 from ..settings import items
-from ..tokens.ids import INT32_MAX, check_ids, check_integers, plain_numbers
+from ..tokens.ids import INT32_MAX, check_ids, check_integers, plain_numbers, segments
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Version, VersionLike, VersionSpan
@@ -39,32 +38,32 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
     return check_ids(value, what, vocab_size=vocab_size, error=TrajectoryError)
 
 
-def as_kinds(value: KindsLike, length: int, what: str, *, allowed: frozenset[Kind], skip: int = 0) -> Kinds:
+def as_kinds(value: KindsLike, length: int, *, allowed: frozenset[Kind], skip: int = 0) -> Kinds:
     """One kind for each token, as uint8; a single kind is for all. The first `skip` may be of any kind."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         codes = np.full(1, value, np.int64) if abs(int(value)) <= INT32_MAX else np.full(1, -1, np.int64)
-        _refuse_kinds(codes, what, allowed, 0)
+        _refuse_kinds(codes, allowed, 0)
         return np.full(length, int(value), np.uint8)
-    given = check_integers(value, what, TrajectoryError)
+    given = check_integers(value, "kinds", TrajectoryError)
     if len(given) != length:
-        raise TrajectoryError(f"{what} has {len(given)} entries for {length} tokens: give one for each token")
-    _refuse_kinds(given[:skip], what, _ALL_KINDS, 0)
-    _refuse_kinds(given[skip:], what, allowed, skip)
+        raise TrajectoryError(f"kinds has {len(given)} entries for {length} tokens: give one for each token")
+    _refuse_kinds(given[:skip], _ALL_KINDS, 0)
+    _refuse_kinds(given[skip:], allowed, skip)
     return given.astype(np.uint8, copy=False)
 
 
-def _refuse_kinds(codes: npt.NDArray[Any], what: str, allowed: frozenset[Kind], offset: int) -> None:
+def _refuse_kinds(codes: npt.NDArray[Any], allowed: frozenset[Kind], offset: int) -> None:
     if codes.dtype == np.uint8 and not codes.tobytes().translate(None, bytes(allowed)):
         return
     if not len(codes):
         return
     if int(codes.min()) < 0 or int(codes.max()) >= _KIND_COUNT:
         where = int(((codes < 0) | (codes >= _KIND_COUNT)).argmax())
-        raise TrajectoryError(f"{what}[{where + offset}] is {int(codes[where])}, which is not a Kind")
+        raise TrajectoryError(f"kinds[{where + offset}] is {int(codes[where])}, which is not a Kind")
     for kind in _ALL_KINDS - allowed:
         if (codes == kind).any():
             where = int((codes == kind).argmax())
-            raise TrajectoryError(f"{what}[{where + offset}] is {kind.name}: {_WHY_NOT[kind]}")
+            raise TrajectoryError(f"kinds[{where + offset}] is {kind.name}: {_WHY_NOT[kind]}")
 
 
 _WHY_NOT: Final = {
@@ -191,9 +190,7 @@ def owner_spans(owners: npt.ArrayLike, length: int) -> list[tuple[int, int, int]
         raise TrajectoryError(
             f"bridge.messages must be {length} integers, one for each new id, not {given.dtype} of shape {given.shape}"
         )
-    cuts = [0, *(np.flatnonzero(given[1:] != given[:-1]) + 1).tolist(), length]
-    runs = ((start, stop, int(given[start])) for start, stop in pairwise(cuts) if start < stop)
-    return [run for run in runs if run[2] != -1]
+    return [(start, stop, int(given[start])) for start, stop in segments(given) if given[start] != -1]
 
 
 def from_position(
@@ -205,7 +202,7 @@ def from_position(
     rows[:, 0] = np.maximum(rows[:, 0], position)
     if kinds is None:
         kinds = Kind.CONTEXT
-    return as_kinds(kinds, length, "kinds", allowed=allowed, skip=position)[position:], rows
+    return as_kinds(kinds, length, allowed=allowed, skip=position)[position:], rows
 
 
 def as_count(value: Any, what: str) -> int:

@@ -20,7 +20,7 @@ from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .channels import Packed, pack_channels
 from .inputs import Logprobs, as_count, as_ids, as_kinds, as_logprob_kind, as_logprobs, as_spans, as_version
-from .log import Detail, Row, WriteLog
+from .log import Detail, LogRow, WriteLog
 from .tree import Node, Tree
 from .turns import CompletionWrite, ContextWrite, LogprobsLike, Turn, VersionSpan, Write
 
@@ -111,7 +111,7 @@ class Ledger:
             raise TrajectoryError(
                 f"messages is {write.messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
             )
-        kinds = as_kinds(write.kinds, len(ids), "kinds", allowed=allowed)
+        kinds = as_kinds(write.kinds, len(ids), allowed=allowed)
         stop = _end(node.stop, ids)
         spans = write.spans if checked else as_spans(write.spans, node.stop, stop, write.messages)
         return self._write(write.branch, node, ids, kinds, None, node.messages, write.messages, None, spans)
@@ -177,7 +177,9 @@ class Ledger:
         # There is room: nothing below can fail.
         start = node.stop
         number = self.log.add(
-            Row(index, start, start + count, first, messages, node.sampled, cached, -1, 0), detail=detail, spans=spans
+            LogRow(index, start, start + count, first, messages, node.sampled, cached, -1, 0),
+            detail=detail,
+            spans=spans,
         )
         node.ids.push(ids, count)
         node.kinds.push(kinds, count)
@@ -236,7 +238,7 @@ class Ledger:
         row = self.log.row(writes[low])
         return row.messages if row.stop <= position else row.first
 
-    def rows(self, branch: int) -> Iterator[tuple[int, Row, int]]:
+    def rows(self, branch: int) -> Iterator[tuple[int, LogRow, int]]:
         """The writes along a stream: number, row, and the position up to which it is part of that stream.
 
         A write is part of it if it began before the branch left the stream of its owner.
@@ -248,7 +250,7 @@ class Ledger:
                     break
                 yield number, row, stop
 
-    def turn(self, number: int, row: Row, limit: int) -> Turn:
+    def turn(self, number: int, row: LogRow, limit: int) -> Turn:
         """A turn, cut off at a position of the stream."""
         detail = self.log.detail(row)
         stop = min(row.stop, limit)

@@ -12,7 +12,7 @@ from .buffers import Buffer
 from .turns import LogprobKind, VersionSpan
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """One write. Contexts have no `detail`: -1."""
 
     branch: int
@@ -48,18 +48,18 @@ class WriteLog:
     """Every write, as a row of numbers; message spans and details beside them."""
 
     def __init__(self) -> None:
-        self._rows: Buffer[np.int32] = Buffer(np.int32, len(Row._fields))
+        self._rows: Buffer[np.int32] = Buffer(np.int32, len(LogRow._fields))
         self._spans: Buffer[np.int32] = Buffer(np.int32, 3)
         self._details: list[Detail] = []
         self._numbers: dict[Detail, int] = {}
-        self._last: Row | None = None
+        self._last: LogRow | None = None
 
     def reserve(self, spans: int) -> None:
         """Make room for one write with so many spans."""
         self._rows.reserve(1)
         self._spans.reserve(spans)
 
-    def add(self, row: Row, *, detail: Detail | None, spans: npt.NDArray[np.int32] | None) -> int:
+    def add(self, row: LogRow, *, detail: Detail | None, spans: npt.NDArray[np.int32] | None) -> int:
         """Record a write, a turn where it has a `detail`; returns its number."""
         number = -1
         if detail is not None:
@@ -68,24 +68,24 @@ class WriteLog:
                 self._details.append(detail)
         if spans is not None and len(spans):
             self._spans.push(spans, len(spans))
-        self._last = Row(*row[:-2], number, len(self._spans))
+        self._last = LogRow(*row[:-2], number, len(self._spans))
         self._rows.push(self._last, 1)
         return len(self._rows) - 1
 
-    def row(self, write: int) -> Row:
+    def row(self, write: int) -> LogRow:
         if self._last is not None and write == len(self._rows) - 1:
             return self._last
-        return Row(*self._rows.view()[write].tolist())
+        return LogRow(*self._rows.view()[write].tolist())
 
-    def rows(self, writes: array[int]) -> list[Row]:
-        return [Row(*row) for row in self._rows.view()[np.asarray(writes, np.intp)].tolist()]
+    def rows(self, writes: array[int]) -> list[LogRow]:
+        return [LogRow(*row) for row in self._rows.view()[np.asarray(writes, np.intp)].tolist()]
 
     def spans(self, write: int) -> npt.NDArray[np.int32]:
         """The spans of one write: rows of start, stop, message."""
         ends = self._rows.view()[max(write - 1, 0) : write + 1, -1].tolist()
         return self._spans.view(ends[0] if write else 0, ends[-1])
 
-    def detail(self, row: Row) -> Detail:
+    def detail(self, row: LogRow) -> Detail:
         return self._details[row.detail]
 
     @property

@@ -15,7 +15,7 @@ from .channels import Channel, Entries
 from .inputs import Logprobs, as_count, as_ids, from_json
 from .invariants import check_ledger
 from .ledger import Ledger
-from .log import Row
+from .log import LogRow
 from .tree import Node
 from .turns import Branch, IdsLike, MessageSpan, SharedPrefix, Turn, Write
 
@@ -250,7 +250,7 @@ class Record:
             raise TrajectoryError(f"there is no branch {branch}: the trajectory has {len(self._tree.nodes)}")
         return int(branch)
 
-    def _recorded(self, turn: Turn) -> tuple[Node, Row]:
+    def _recorded(self, turn: Turn) -> tuple[Node, LogRow]:
         if not isinstance(turn, Turn):
             raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {shown(turn)}")
         if 0 <= turn.write < len(self._log):

@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..tokens.alignment import Hunk
+from ..tokens.ids import runs
 from ..tokens.kinds import Kind
 from ..tokens.spelling import spelled
 from ..tokens.tokenizer import Ids, Tokenizer
+from ..trajectory.turns import Branch, Turn
 
 
 class Hue(NamedTuple):
@@ -89,7 +91,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class StreamBars:
     """Streams drawn as bars, one below the other: the length of each, what was sampled of it, where it broke."""
 
     title: str
@@ -163,24 +165,6 @@ class Contrast:
     about: str = ""
 
 
-class Lane(NamedTuple):
-    """A branch of a tree; its track has the same number."""
-
-    parent: int
-    start: int
-    stop: int
-    cause: str
-
-
-class Sampled(NamedTuple):
-    """A turn in a tree."""
-
-    branch: int
-    start: int
-    stop: int
-    finish_reason: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
     """All that one page shows."""
@@ -193,11 +177,12 @@ class Document:
     cards: Sequence[Card] = ()
     notes: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    lanes: Sequence[Lanes] = ()
+    lanes: Sequence[StreamBars] = ()
     tracks: Sequence[Track] = ()
     contrasts: Sequence[Contrast] = ()
-    branches: Sequence[Lane] = ()
-    turns: Sequence[Sampled] = ()
+    branches: Sequence[Branch] = ()
+    """Those of a tree; the track of each has the same number."""
+    turns: Sequence[Turn] = ()
     start: str = ""
     """What is shown first, as in a link; the first track by default."""
 
@@ -214,7 +199,9 @@ class Document:
             hunks.of(one.hunks)
         return {
             **{name: getattr(self, name) for name in ("title", "brand", "lead", "start")},
-            **{name: list(getattr(self, name)) for name in ("said", "notes", "cards", "branches", "turns")},
+            **{name: list(getattr(self, name)) for name in ("said", "notes", "cards")},
+            "branches": [(one.parent, one.start, one.stop, one.cause) for one in self.branches],
+            "turns": [(one.branch, one.start, one.stop, one.finish_reason) for one in self.turns],
             "hues": ORIGINS,
             "words": [[word[0] for word in known], [word[1] for word in known]],
             "control": [at for at, word in enumerate(known) if word[2]],
@@ -231,7 +218,7 @@ class Document:
         }
 
 
-def _named(value: Contrast | Table | Lanes) -> dict[str, Any]:
+def _named(value: Contrast | Table | StreamBars) -> dict[str, Any]:
     """The fields of a part by their names."""
     return {one.name: getattr(value, one.name) for one in fields(value)}
 
@@ -303,11 +290,9 @@ def _ranges(numbers: Sequence[int]) -> list[int]:
 
 def _stretches(values: npt.NDArray[Any]) -> list[list[Any]]:
     """The numbers that are there: where each stretch of them begins, and the stretch. Infinite ones are null."""
-    known = ~np.isnan(values)
-    edges = np.flatnonzero(np.diff(known, prepend=False, append=False)).tolist()
     return [
         [start, [round(value, 4) if np.isfinite(value) else None for value in values[start:stop].tolist()]]
-        for start, stop in zip(edges[::2], edges[1::2], strict=True)
+        for start, stop in runs(~np.isnan(values))
     ]
 
 

@@ -44,9 +44,9 @@ def page_html(document: Document) -> str:
     return re.sub(r"\{\{ ([a-z-]+) \}\}", lambda found: parts[found[1]], asset("page.html"))
 
 
-def frame_html(document: Document, *, height: int | None = None) -> str:
+def frame_html(document: Document) -> str:
     """The document for a notebook's cell: the page in a frame of its own, which can reach nothing around it."""
-    tall = height or min(760, 300 + document.tokens // 3 + 40 * sum(len(table.rows) for table in document.tables))
+    tall = min(760, 300 + document.tokens // 3 + 40 * sum(len(table.rows) for table in document.tables))
     page = str(escape(page_html(document)))
     style = f"width:100%;height:{tall}px;border:1px solid #8884;border-radius:10px"
     return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}" title="tokentrace"></iframe>'

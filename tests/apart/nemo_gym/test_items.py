@@ -29,7 +29,7 @@ from pydantic import TypeAdapter
 from tests.guides import run_guide
 from tokentrace import Trajectory, create_renderer, trajectory_samples
 from tokentrace.audit.inspect import inspect_rollouts
-from tokentrace.audit.inspect_calls import Step
+from tokentrace.audit.inspect_calls import Relation
 from tokentrace.demo.calculator import calculate
 from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.errors import SampleError, TrajectoryError
@@ -294,9 +294,9 @@ def test_captured_calls_are_inspected_as_they_are_written(tmp_path: Path) -> Non
     (tmp_path / "tokens.jsonl").write_text("".join(one.model_dump_json() + "\n" for one in calls))
     report = inspect_rollouts([str(tmp_path / "tokens.jsonl")])
     assert not report.unreadable
-    assert [(step, report.steps[step]) for step in Step if report.steps[step]] == [
-        (Step.FIRST, 1),
-        (Step.EXTENDS, 1),
-        (Step.BREAKS, 1),
+    assert [(step, report.steps[step]) for step in Relation if report.steps[step]] == [
+        (Relation.FIRST, 1),
+        (Relation.EXTENDS, 1),
+        (Relation.BREAKS, 1),
     ]
     assert report.reprefilled == 4

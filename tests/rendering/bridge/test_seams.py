@@ -436,3 +436,26 @@ def test_a_turn_that_ends_in_text_is_closed_once(completion: str, added: str) ->
     bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
     assert bridged is not None
     assert tokenizer.decode(bridged.new_ids) == f"{added}<user>Bye.</user>\n<assistant><think>"
+
+
+OPEN_AT_THE_END = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role != 'assistant' or not loop.last %}"
+    "{{ '\\n<|end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A template that ends a turn with a newline and a token, and the last one with nothing."""
+
+
+@pytest.mark.parametrize(
+    ("completion", "added"),
+    [("Hi.", "\n<|end|>"), ("Hi.\n", "<|end|>"), ("Hi.\n<|end|>", ""), ("Hi.<|end|>", "")],
+)
+def test_a_cut_off_turn_is_closed_with_the_white_space_before_its_stop(completion: str, added: str) -> None:
+    tokenizer = Tokenizer(tokenizer_json_for("<|user|><|assistant|><|end|>"), variables=SPECIAL, fast=False)
+    renderer = create_renderer(tokenizer, "default", chat_template=OPEN_AT_THE_END)
+    prompt = renderer.render_ids([user("Hello.")], add_generation_prompt=True)
+    bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
+    assert bridged is not None
+    assert tokenizer.decode(bridged.new_ids) == f"{added}\n<|user|>Bye.\n<|end|>\n<|assistant|>"
+    if completion == "Hi.":
+        conversation = [user("Hello."), {"role": "assistant", "content": "Hi."}, user("Bye.")]
+        assert bridged.token_ids == renderer.render_ids(conversation, add_generation_prompt=True)

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Message = Mapping[str, Any]
 
 
-class Fault(StrEnum):
+class Flaw(StrEnum):
     """What can be wrong with the numbers of a call or a row. The value is its name for people."""
 
     NO_LOGPROBS = "no logprobs"
@@ -51,17 +51,17 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FoundFlaw:
     """A fault, where it is, and in how many tokens."""
 
-    fault: Fault
+    fault: Flaw
     where: str
     detail: str
     tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DumpedRequest:
     """The conversation that a call was asked to go on with, and what it answered where that is known."""
 
     messages: Sequence[Message]
@@ -85,11 +85,11 @@ class Call:
     """Of what was sampled; None where there are none, or where `findings` say that they are wrong."""
     mask: Mask | None = None
     """What is trained of the stream; None where the dump does not say."""
-    request: Request | None = None
+    request: DumpedRequest | None = None
     recorded: str = ""
     """Why the record says that its history was rewritten; empty where it says nothing."""
     temperature: float | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FoundFlaw, ...] = ()
 
     @property
     def prompt(self) -> Ids:
@@ -107,7 +107,7 @@ class DumpedRow:
     mask: Mask
     where: str
     sampled: Mask | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[FoundFlaw, ...] = ()
     own_calls: bool = True
 
 
@@ -142,7 +142,7 @@ class DumpedRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadSource:
     """A line, a file or a session that says nothing of a rollout, and why."""
 
     where: str

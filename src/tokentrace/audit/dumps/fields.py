@@ -14,7 +14,7 @@ from ...tokens.ids import check_ids
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
 from ...trajectory.inputs import POSITIVE_NOISE
-from .calls import Call, Fault, Finding, Floats, Mask, Request
+from .calls import Call, DumpedRequest, Flaw, Floats, FoundFlaw, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Checked(NamedTuple):
     """An array that fits the tokens, or None and what is wrong with it."""
 
     array: Any
-    findings: tuple[Finding, ...]
+    findings: tuple[FoundFlaw, ...]
 
 
 def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
@@ -126,28 +126,28 @@ def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
     if not count:
         return Checked(None, ())
     if name is None or fields.value.get(name) is None or not len(fields.listed(name)):
-        return Checked(None, (Finding(Fault.NO_LOGPROBS, where, f"{counted(count)} sampled", count),))
+        return Checked(None, (FoundFlaw(Flaw.NO_LOGPROBS, where, f"{counted(count)} sampled", count),))
     values = fields.floats(name)
     if len(values) != count:
         said = f"{len(values):,} logprobs for {count:,} sampled tokens"
-        return Checked(None, (Finding(Fault.LOGPROBS_LENGTH, where, said, count),))
+        return Checked(None, (FoundFlaw(Flaw.LOGPROBS_LENGTH, where, said, count),))
     return Checked(values, tuple(logprob_findings(values, where)))
 
 
-def logprob_findings(values: Floats, where: str) -> Iterator[Finding]:
+def logprob_findings(values: Floats, where: str) -> Iterator[FoundFlaw]:
     """What is wrong with the logprobs of one completion."""
     if len(values) and -np.inf < values.min() and values.max() <= POSITIVE_NOISE and values.any():
         return
     odd = ~np.isfinite(values)
     if odd.any():
         at = int(odd.argmax())
-        yield Finding(Fault.LOGPROB_VALUE, where, f"token {at} of the completion: {values[at]}", int(odd.sum()))
+        yield FoundFlaw(Flaw.LOGPROB_VALUE, where, f"token {at} of the completion: {values[at]}", int(odd.sum()))
     above = values > POSITIVE_NOISE
     if above.any():
         at = int(above.argmax())
-        yield Finding(Fault.LOGPROB_POSITIVE, where, f"token {at} of the completion: {values[at]:g}", int(above.sum()))
+        yield FoundFlaw(Flaw.LOGPROB_POSITIVE, where, f"token {at} of the completion: {values[at]:g}", int(above.sum()))
     if len(values) >= 4 and not values.any():
-        yield Finding(Fault.LOGPROBS_ZERO, where, f"all {len(values):,} of a completion", len(values))
+        yield FoundFlaw(Flaw.LOGPROBS_ZERO, where, f"all {len(values):,} of a completion", len(values))
 
 
 def read_mask(fields: Fields, name: str | None, count: int, before: int = 0) -> Checked:
@@ -158,10 +158,10 @@ def read_mask(fields: Fields, name: str | None, count: int, before: int = 0) -> 
     if len(given) not in (count, before + count):
         said = f"{len(given):,} entries for {counted(before + count)}"
         said += f", {count:,} of them sampled" if before else ""
-        return Checked(None, (Finding(Fault.MASK_LENGTH, where, said, len(given)),))
+        return Checked(None, (FoundFlaw(Flaw.MASK_LENGTH, where, said, len(given)),))
     wrong = next((at for at, one in enumerate(given) if one not in (0, 1)), None)
     if wrong is not None:
-        return Checked(None, (Finding(Fault.MASK_VALUE, where, f"entry {wrong} is {shown(given[wrong])}", 1),))
+        return Checked(None, (FoundFlaw(Flaw.MASK_VALUE, where, f"entry {wrong} is {shown(given[wrong])}", 1),))
     mask: Mask = np.zeros(before + count, np.bool_)
     mask[before + count - len(given) :] = np.asarray(given, np.bool_)
     return Checked(mask, ())
@@ -176,7 +176,7 @@ class CallFields(NamedTuple):
     mask: tuple[str, ...] = ()
 
 
-def read_call(fields: Fields, names: CallFields, request: Request | None = None, temperature: Any = None) -> Call:
+def read_call(fields: Fields, names: CallFields, request: DumpedRequest | None = None, temperature: Any = None) -> Call:
     """A call that is an object with its prompt and its completion."""
     prompt, completion = fields.ids(names.prompt), fields.ids(names.completion)
     logprobs = read_logprobs(fields, fields.first(*names.logprobs), len(completion))
@@ -193,13 +193,13 @@ def read_call(fields: Fields, names: CallFields, request: Request | None = None,
     )
 
 
-def read_request(fields: Fields, reply: Any = None) -> Request | None:
+def read_request(fields: Fields, reply: Any = None) -> DumpedRequest | None:
     """The messages and tools beside a call, where there are any."""
     return request_of(fields.messages("messages"), fields.messages("tools"), reply)
 
 
 def request_of(
     messages: Sequence[Mapping[str, Any]] | None, tools: Sequence[Mapping[str, Any]] | None, reply: Any
-) -> Request | None:
+) -> DumpedRequest | None:
     """What a call was asked, and what it answered; None where its messages are not known."""
-    return None if messages is None else Request(messages, tools, reply if isinstance(reply, Mapping) else None)
+    return None if messages is None else DumpedRequest(messages, tools, reply if isinstance(reply, Mapping) else None)

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO, Final
 from ...data.chunks import Row, plan, read_rows
 from ...data.sources import Format, Source, find_sources, reading
 from ...errors import InputError
-from .calls import DumpedRollout, Unreadable
+from .calls import DumpedRollout, UnreadSource
 from .fields import Fields
 from .records import SQLITE, OpenedStore, begins_with, is_trajectory, read_store, read_trajectory
-from .shape import Shape
+from .shape import DumpShape
 from .shapes import shape_of
 
 ROW_BYTES: Final = 1 << 30
@@ -34,7 +34,7 @@ Progress = Callable[[float, float], None]
 """Is told how much is done, and of how much."""
 Told = Callable[[str], None]
 """Is told what was recognised."""
-Found = DumpedRollout | Unreadable
+Found = DumpedRollout | UnreadSource
 
 
 def read_rollouts(
@@ -114,7 +114,7 @@ def _of_source(source: Source, name: str | None, progress: Progress, told: Told)
     progress(source.size, source.size)
 
 
-def _recognised(source: Source, name: str | None) -> Shape:
+def _recognised(source: Source, name: str | None) -> DumpShape:
     """The shape of the first line that has one, among the first few."""
     problem, looked = "", 0
     for chunk in plan([source], row_bytes=ROW_BYTES):
@@ -131,7 +131,7 @@ def _recognised(source: Source, name: str | None) -> Shape:
     raise InputError(problem or f"{source.name} holds no rows")
 
 
-def _in_order(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]:
+def _in_order(source: Source, shape: DumpShape) -> Iterator[tuple[list[Row], float]]:
     """Rows that are rollouts by themselves, or rows of one rollout that follow one another."""
     held: list[Row] = []
     last: str | None = None
@@ -149,7 +149,7 @@ def _in_order(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]
         yield held, done
 
 
-def _gathered(source: Source, shape: Shape) -> Iterator[tuple[list[Row], float]]:
+def _gathered(source: Source, shape: DumpShape) -> Iterator[tuple[list[Row], float]]:
     """The lines of each rollout, wherever in the file they are."""
     assert shape.key is not None
     places: dict[str, array[int]] = {}
@@ -197,20 +197,20 @@ def _line(text: bytes, line: int) -> Row:
         return Row(line, line, problem=f"not valid JSON: {error}")
 
 
-def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
+def _read(source: Source, shape: DumpShape, rows: Sequence[Row]) -> Iterator[Found]:
     """The rollouts of some lines. A line that cannot be read is said; the others of its rollout are read."""
     found: dict[str, list[DumpedRollout]] = {}
     fields = []
     for row in rows:
         place = _place(source, row)
         if row.problem is not None:
-            yield Unreadable(place, row.problem)
+            yield UnreadSource(place, row.problem)
         elif not isinstance(row.value, Mapping) or not shape.fits(row.value):
-            yield Unreadable(place, _unlike(row.value, shape))
+            yield UnreadSource(place, _unlike(row.value, shape))
         else:
             fields.append(Fields(row.value, place))
     for one in fields if shape.gather is None else shape.gather(fields):
-        if isinstance(one, Unreadable):
+        if isinstance(one, UnreadSource):
             yield one
             continue
         try:
@@ -220,11 +220,11 @@ def _read(source: Source, shape: Shape, rows: Sequence[Row]) -> Iterator[Found]:
                     name = ""
                 found.setdefault(name, []).append(rollout)
         except InputError as error:
-            yield Unreadable(one.where, str(error))
+            yield UnreadSource(one.where, str(error))
     yield from map(DumpedRollout.joined, found.values())
 
 
-def _unlike(value: Any, shape: Shape) -> str:
+def _unlike(value: Any, shape: DumpShape) -> str:
     """How a line is not what its file has."""
     try:
         return f"this is not like the other lines, which are {shape}, but {shape_of(value)}"

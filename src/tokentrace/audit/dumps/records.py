@@ -14,7 +14,7 @@ from ...samples.trajectories import owned_turns
 from ...trajectory.storage import MAGIC, load_trajectory
 from ...trajectory.trajectory import Trajectory
 from ...trajectory.turns import Turn
-from .calls import Call, DumpedRollout, Request, Unreadable
+from .calls import Call, DumpedRequest, DumpedRollout, UnreadSource
 
 SQLITE: Final = b"SQLite format 3\0"
 
@@ -32,22 +32,24 @@ def is_trajectory(path: Path) -> bool:
     return begins_with(path, MAGIC)
 
 
-def read_trajectory(path: Path, where: str) -> DumpedRollout | Unreadable:
+def read_trajectory(path: Path, where: str) -> DumpedRollout | UnreadSource:
     """A trajectory file. One that was cut off is read as far as it goes, which is noted."""
     try:
         loaded = load_trajectory(path)
         loaded.trajectory.check()
     except (TrajectoryError, OSError) as error:
-        return Unreadable(where, str(error).removeprefix(f"{path}: "))
+        return UnreadSource(where, str(error).removeprefix(f"{path}: "))
     notes = [f"{where}: {loaded.problem}"] if loaded.truncated else []
     trajectory = loaded.trajectory
     if not trajectory.num_branches:
-        return Unreadable(where, "nothing is recorded in it")
+        return UnreadSource(where, "nothing is recorded in it")
     calls = [_call(trajectory, turn, where) for turn in owned_turns(trajectory)]
     return DumpedRollout(trajectory.name or Path(where).stem, where, calls, notes=notes)
 
 
-def _call(trajectory: Trajectory, turn: Turn, where: str, request: Request | None = None, cause: str = "") -> Call:
+def _call(
+    trajectory: Trajectory, turn: Turn, where: str, request: DumpedRequest | None = None, cause: str = ""
+) -> Call:
     branch = trajectory.branches[turn.branch]
     first = next(one for one in trajectory.turns(turn.branch) if one.branch == turn.branch)
     sampling = turn.sampling or {}
@@ -74,7 +76,7 @@ class OpenedStore(NamedTuple):
     sessions: int
 
 
-def read_store(where: str) -> Iterator[OpenedStore | DumpedRollout | Unreadable]:
+def read_store(where: str) -> Iterator[OpenedStore | DumpedRollout | UnreadSource]:
     """What store it is, then its sessions, the newest first."""
     with asyncio.Runner() as runner:
         sessions = _sessions(where)
@@ -89,9 +91,10 @@ async def _next(sessions: AsyncGenerator[Any]) -> Any:
     return await anext(sessions, None)
 
 
-async def _sessions(where: str) -> AsyncGenerator[OpenedStore | DumpedRollout | Unreadable]:
+async def _sessions(where: str) -> AsyncGenerator[OpenedStore | DumpedRollout | UnreadSource]:
     from ...gateway.rows import SessionRows
-    from ...gateway.store import State, StoreError, open_store
+    from ...gateway.store import State, StoreError
+    from ...gateway.stores import open_store
 
     store = open_store(where)
     try:
@@ -106,7 +109,7 @@ async def _sessions(where: str) -> AsyncGenerator[OpenedStore | DumpedRollout | 
                 async for turn in store.turns(info.id):
                     rows.add(turn)
             except (TrajectoryError, StoreError, KeyError, TypeError, ValueError) as error:
-                yield Unreadable(place, f"its record cannot be read: {error}")
+                yield UnreadSource(place, f"its record cannot be read: {error}")
                 continue
             if rows.session.turns:
                 yield _session(rows.session, info.id, place)
@@ -121,7 +124,7 @@ def _session(session: Any, name: str, where: str) -> DumpedRollout:
     calls = []
     for recorded in session.turns:
         messages = session.conversation(recorded.number)
-        request = Request(messages[:-1], session.roots[recorded.root][0], messages[-1])
+        request = DumpedRequest(messages[:-1], session.roots[recorded.root][0], messages[-1])
         cause = f"{recorded.cause.cause}: {recorded.cause.detail}" if recorded.cause is not None else ""
         calls.append(_call(trajectory, turns[recorded.branch, recorded.start], where, request, cause))
     last = session.turns[-1].notes.get("tokenizer")

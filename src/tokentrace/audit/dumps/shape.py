@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .calls import Call, DumpedRollout, DumpedRow, Unreadable
+from .calls import Call, DumpedRollout, DumpedRow, UnreadSource
 from .fields import Fields
 from .rows import RowArrays, read_row
 
@@ -15,7 +15,7 @@ Fits = Callable[[Row], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DumpShape:
     """How one line looks. `name` is whose shape it is, `form` what a line is, for people."""
 
     name: str
@@ -26,7 +26,7 @@ class Shape:
     """The rollouts of a line. InputError names the field that is wrong."""
     key: Callable[[Row], str | None] | None = None
     """Whose line it is, where a rollout has several; None of a line: nobody says, it is a rollout by itself."""
-    gather: Callable[[Sequence[Fields]], Iterator[Fields | Unreadable]] | None = None
+    gather: Callable[[Sequence[Fields]], Iterator[Fields | UnreadSource]] | None = None
     """What is to be done to all lines of a rollout before each is read."""
     one_file: bool = False
     """Lines that name no rollout are all of one, that of their file."""
@@ -44,7 +44,7 @@ def call_lines(
     *,
     inside: str | None = None,
     **more: Any,
-) -> Shape:
+) -> DumpShape:
     """Calls that are lines of their own; the first of `names` that a line has says which rollout it is of."""
     key = named_by(*names, inside=inside)
 
@@ -52,12 +52,12 @@ def call_lines(
         whose = fields.text(*names) or key(fields.value) or line_name(fields)
         yield DumpedRollout(whose, fields.where, [call(fields)])
 
-    return Shape(name, form, fits, read, key, **more)
+    return DumpShape(name, form, fits, read, key, **more)
 
 
 def call_lists(
     name: str, form: str, fits: Fits, call: Callable[[Fields], Call], names: Sequence[str], lists: Sequence[str]
-) -> Shape:
+) -> DumpShape:
     """The calls of a rollout in one of these lists, the first of which fits."""
 
     def read(fields: Fields) -> Iterator[DumpedRollout]:
@@ -65,12 +65,14 @@ def call_lists(
         assert listed is not None
         yield rollout(fields, names, [call(one) for one in fields.each(listed)])
 
-    return Shape(name, form, lambda row: fits(first_of(row, *lists)), read)
+    return DumpShape(name, form, lambda row: fits(first_of(row, *lists)), read)
 
 
-def row_lines(name: str, form: str, fits: Fits, arrays: Callable[[Fields], RowArrays], names: Sequence[str]) -> Shape:
+def row_lines(
+    name: str, form: str, fits: Fits, arrays: Callable[[Fields], RowArrays], names: Sequence[str]
+) -> DumpShape:
     """Training rows that are lines of their own."""
-    return Shape(name, form, fits, lambda row: [rollout(row, names, *read_row(row, arrays(row)))], named_by(*names))
+    return DumpShape(name, form, fits, lambda row: [rollout(row, names, *read_row(row, arrays(row)))], named_by(*names))
 
 
 def rollout(

@@ -15,12 +15,12 @@ from ...data.check.columns import IDS, LABELS, MASKS
 from ...errors import InputError, shown
 from ...integrations.nemo_items import full_prompts
 from ...tokens.ids import runs
-from .calls import Call, DumpedRollout, DumpedRow, Fault, Finding, Unreadable
+from .calls import Call, DumpedRollout, DumpedRow, Flaw, FoundFlaw, UnreadSource
 from .fields import CallFields, Fields, read_call, read_logprobs, read_mask, read_request, request_of
 from .rows import RowArrays, read_row
 from .shape import (
+    DumpShape,
     Row,
-    Shape,
     call_lines,
     call_lists,
     first_of,
@@ -109,9 +109,9 @@ def _is_episode(row: Row) -> bool:
 
 
 _VERIFIERS: Final = (
-    Shape("verifiers", "a trace of message nodes", lambda row: "message" in first_of(row, "nodes"), _trace),
-    Shape("verifiers", "an episode of traces, as prime-rl writes it", _is_episode, _episode),
-    Shape(
+    DumpShape("verifiers", "a trace of message nodes", lambda row: "message" in first_of(row, "nodes"), _trace),
+    DumpShape("verifiers", "an episode of traces, as prime-rl writes it", _is_episode, _episode),
+    DumpShape(
         "verifiers",
         "steps of a trajectory with tokens",
         lambda row: "tokens" in first_of(row, "trajectory"),
@@ -136,14 +136,14 @@ def _responses(fields: Fields) -> Iterable[DumpedRollout]:
     yield DumpedRollout(f"{name}-{attempt}" if name and attempt else name or line_name(fields), fields.where, calls)
 
 
-def _whole_prompts(lines: Sequence[Fields]) -> Iterator[Fields | Unreadable]:
+def _whole_prompts(lines: Sequence[Fields]) -> Iterator[Fields | UnreadSource]:
     """The captured calls of one rollout with their prompts whole, in the order in which they were made."""
     known: list[tuple[Fields, SimpleNamespace]] = []
     for one in lines:
         try:
             known.append((one, _entry(one)))
         except InputError as error:
-            yield Unreadable(one.where, str(error))
+            yield UnreadSource(one.where, str(error))
     named = Counter(entry.model_call_id for _, entry in known)
     for at, (_, entry) in enumerate(known):
         if entry.model_call_id is None or named[entry.model_call_id] > 1:
@@ -156,7 +156,7 @@ def _whole_prompts(lines: Sequence[Fields]) -> Iterator[Fields | Unreadable]:
         parent = entry.parent_call_id
         said = f"of which there are {named[parent]}" if named[parent] > 1 else "which is not there"
         said = f"call {one.text('model_call_id')!r} is stored as what it adds to call {parent!r}, {said}"
-        yield Unreadable(one.where, f"{one.named('parent_call_id')}: {said}")
+        yield UnreadSource(one.where, f"{one.named('parent_call_id')}: {said}")
 
 
 def _entry(fields: Fields) -> SimpleNamespace:
@@ -177,7 +177,7 @@ def _has_items(row: Row) -> bool:
 
 
 _NEMO_GYM: Final = (
-    Shape("nemo-gym", "a rollout with response items", _has_items, _responses),
+    DumpShape("nemo-gym", "a rollout with response items", _has_items, _responses),
     call_lines(
         "nemo-gym",
         "captured calls, one a line",
@@ -227,10 +227,10 @@ def _counted(sequence: Fields, row: DumpedRow) -> DumpedRow:
     if not trained or _made_of(trained, told):
         return row
     more = sum(trained) - sum(told)
-    fault = Fault.TRAINED_UNSAMPLED if more > 0 else Fault.SAMPLED_UNTRAINED
+    fault = Flaw.TRAINED_UNSAMPLED if more > 0 else Flaw.SAMPLED_UNTRAINED
     said = f"the mask has stretches of {trained} tokens, and turn_lengths says that {told} were sampled"
     tokens = abs(more) or 1  # as many, elsewhere: at least one
-    return replace(row, findings=(*row.findings, Finding(fault, sequence.place("loss_mask"), said[:300], tokens)))
+    return replace(row, findings=(*row.findings, FoundFlaw(fault, sequence.place("loss_mask"), said[:300], tokens)))
 
 
 def _made_of(stretches: list[int], turns: list[int]) -> bool:
@@ -247,7 +247,9 @@ def _traced_entry(fields: Fields) -> Call:
 
 _IS_ENTRY: Final = has("prompt_token_ids", "completion_token_ids")
 _OPENENV: Final = (
-    Shape("openenv", "documents of captured sessions", lambda row: isinstance(row.get("sequences"), list), _document),
+    DumpShape(
+        "openenv", "documents of captured sessions", lambda row: isinstance(row.get("sequences"), list), _document
+    ),
     call_lists("openenv", "training traces", _IS_ENTRY, _traced_entry, _SESSIONS, ("turns", "entries", "trace")),
     call_lines(
         "openenv",
@@ -309,10 +311,10 @@ def _is_batch(row: Row) -> bool:
 
 
 _TRL: Final = (
-    Shape("trl", "turn records of a rollout", lambda row: "output_ids" in first_of(row, "turns"), _turns),
+    DumpShape("trl", "turn records of a rollout", lambda row: "output_ids" in first_of(row, "turns"), _turns),
     call_lines("trl", "turn records, one a line", has("prompt_ids", "output_ids"), _turn, _ROLLOUTS),
     row_lines("trl", "rows of asynchronous GRPO", has("input_ids", "old_log_probs"), _sample, _ROLLOUTS),
-    Shape("trl", "what a rollout_func returns", _is_batch, _batch),
+    DumpShape("trl", "what a rollout_func returns", _is_batch, _batch),
 )
 
 # -- verl: outputs of agent loops (AgentLoopOutput), and the calls of their server, one a line, plainly or as verl's
@@ -362,8 +364,8 @@ def _is_text(row: Row) -> bool:
 _VERL: Final = (
     row_lines("verl", "outputs of an agent loop", has("prompt_ids", "response_ids"), _output, _REQUESTS),
     call_lines("verl", "calls of the server, one a line", has("prompt_ids", "token_ids"), _served, _REQUESTS),
-    Shape("verl", "traced calls of the server", _is_traced, _traced, _traced_key),
-    Shape("verl", "decoded text", _is_text, _texts),
+    DumpShape("verl", "traced calls of the server", _is_traced, _traced, _traced_key),
+    DumpShape("verl", "decoded text", _is_text, _texts),
 )
 
 # -- rows of ids, ours and others'
@@ -398,7 +400,7 @@ def _is_row(row: Row) -> bool:
     )
 
 
-_ROWS: Final = (Shape("rows", "training rows: ids with a mask or labels", _is_row, _row, _row_key),)
+_ROWS: Final = (DumpShape("rows", "training rows: ids with a mask or labels", _is_row, _row, _row_key),)
 
 # -- calls as anybody may write them: prompt and completion ids, with the rollout's name beside them
 
@@ -431,12 +433,12 @@ _CALLS: Final = (
 
 # -- all of them
 
-SHAPES: Final[tuple[Shape, ...]] = (*_VERIFIERS, *_NEMO_GYM, *_OPENENV, *_TRL, *_VERL, *_ROWS, *_CALLS)
+SHAPES: Final[tuple[DumpShape, ...]] = (*_VERIFIERS, *_NEMO_GYM, *_OPENENV, *_TRL, *_VERL, *_ROWS, *_CALLS)
 NAMES: Final = tuple(dict.fromkeys(shape.name for shape in SHAPES))
 """What ``--shape`` takes."""
 
 
-def shape_of(row: Any, name: str | None = None) -> Shape:
+def shape_of(row: Any, name: str | None = None) -> DumpShape:
     """The shape of a line, among all or among those of one name; InputError says what the line has."""
     if not isinstance(row, Mapping):
         raise InputError(f"a line of a dump is an object, not {shown(row)}")

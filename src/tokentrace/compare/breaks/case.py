@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...tokens.alignment import Hunk, next_hunk
+from ...tokens.ids import runs
 from ...tokens.tokenizer import Ids
 from ...tokens.vocabulary import Vocabulary
 from ..causes import Cause
@@ -34,14 +35,13 @@ class Region:
         """The region of a token; None where nobody knows what was sampled."""
         if mask is None:
             return None
-        edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-        starts, stops = edges[::2], edges[1::2]
-        number = int(np.searchsorted(starts, position, side="right"))
-        last = (int(starts[-1]), int(stops[-1])) if len(starts) else None
+        completions = runs(mask)
+        number = sum(start <= position for start, _ in completions)
+        last = completions[-1] if completions else None
         if not number:
             return cls("first prompt", None, last, True)
-        if position < stops[number - 1]:
-            return cls(f"completion {number}", (int(starts[number - 1]), int(stops[number - 1])), last, False)
+        if position < completions[number - 1][1]:
+            return cls(f"completion {number}", completions[number - 1], last, False)
         return cls(f"context after completion {number}", None, last, False)
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ...study.seams import BridgeRefusal
 from ...tokens.alignment import Hunk, align, common_prefix, common_suffix
+from ...tokens.ids import segments
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
 
@@ -95,8 +96,7 @@ class Shown:
         if start >= stop:
             return
         messages, fields = self.messages[start:stop], self.fields[start:stop]
-        cuts = np.flatnonzero((messages[1:] != messages[:-1]) | (fields[1:] != fields[:-1])) + 1
-        for first, last in pairwise([0, *cuts.tolist(), stop - start]):
+        for first, last in segments(messages, fields):
             yield start + first, start + last, int(messages[first]), fields[first]
 
     def cut(self, start: int, stop: int, prompt: int = 0) -> Shown:
@@ -121,7 +121,7 @@ class FieldTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DifferenceSide:
     """One side of a difference: tokens `start` to `stop` of its view. It may be empty."""
 
     start: int
@@ -138,8 +138,8 @@ class Run:
 class Difference:
     """Where two views part: one holds `left` where the other holds `right`. `in_turn`: in the turn itself."""
 
-    left: Run
-    right: Run
+    left: DifferenceSide
+    right: DifferenceSide
     in_turn: bool
 
 
@@ -256,7 +256,7 @@ class Step:
         return self.training is not None and all(found.equal for found in self.comparisons)
 
 
-def _patched(ids: list[int], changes: Iterable[tuple[Run, Run]]) -> list[int]:
+def _patched(ids: list[int], changes: Iterable[tuple[DifferenceSide, DifferenceSide]]) -> list[int]:
     out: list[int] = []
     at = 0
     for old, new in changes:

@@ -30,8 +30,8 @@ from .differences import (
     Columns,
     Comparison,
     Difference,
+    DifferenceSide,
     FieldTokens,
-    Run,
     Shown,
     Step,
     View,
@@ -349,7 +349,7 @@ class _Walk:
     def _note(self, note: str) -> None:
         self.notes[note] = None
 
-    def run(self, shown: Shown, start: int, stop: int) -> Run:
+    def run(self, shown: Shown, start: int, stop: int) -> DifferenceSide:
         """One side of a difference."""
         decode = self.renderer.tokenizer.decode
         ids = shown.ids[start:stop].tolist()
@@ -364,7 +364,7 @@ class _Walk:
             )
             for first, last, message, name in shown.parts(start, stop)
         )
-        return Run(start, stop, tuple(ids), parts, decode(ids))
+        return DifferenceSide(start, stop, tuple(ids), parts, decode(ids))
 
 
 def _agreeing(one: RenderedTokens, before: RenderedTokens) -> int:

@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
 from ...viewer.document import token_columns
 from ..gateway import described
-from ..session import Session
+from ..session import SessionRecord
 from ..store import Label
 
 TOKENS: Final = 4_000
@@ -25,7 +26,7 @@ _AROUND: Final = 4
 """How many tokens beyond either end are read: a character may be spelled by some before and some after it."""
 
 
-def tokens_view(session: Session, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
+def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
     """Tokens ``start`` to ``stop`` of a branch's stream: ids, texts and logprobs one by one, the rest in pieces.
 
     A piece is tokens of one kind, message and turn. Logprobs are there for sampled tokens, null for others.
@@ -70,7 +71,7 @@ def _counts(kinds: Any) -> list[int]:
     return counted
 
 
-def _turn_spans(session: Session, branch: int) -> Iterator[tuple[int, int, int]]:
+def _turn_spans(session: SessionRecord, branch: int) -> Iterator[tuple[int, int, int]]:
     """The turns along a branch's stream, inherited ones included: number, start and stop."""
     numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
     for turn in session.trajectory.turns(branch):
@@ -80,11 +81,7 @@ def _turn_spans(session: Session, branch: int) -> Iterator[tuple[int, int, int]]
 
 
 def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[str, Any]]:
-    if not len(kinds):
-        return
-    changes = (np.diff(kinds) != 0) | (np.diff(messages) != 0) | (np.diff(turns) != 0)
-    cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(kinds)]
-    for first, last in itertools.pairwise(cuts):
+    for first, last in segments(kinds, messages, turns):
         message, turn = int(messages[first]), int(turns[first])
         yield {
             "start": start + first,
@@ -95,7 +92,7 @@ def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[
         }
 
 
-def _roles(session: Session, branch: int, messages: Any) -> dict[str, str]:
+def _roles(session: SessionRecord, branch: int, messages: Any) -> dict[str, str]:
     """The role of each message that has one of these tokens, as the last turn of the branch had it."""
     last = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
     if last is None:
@@ -105,7 +102,7 @@ def _roles(session: Session, branch: int, messages: Any) -> dict[str, str]:
     return {str(message): visible(str(said[message].get("role"))) for message in wanted}
 
 
-def turn_view(session: Session, number: int, labels: Sequence[Label]) -> dict[str, Any]:
+def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> dict[str, Any]:
     """One turn: what was new, the reply, why it branched, how it was sampled and how long that took."""
     recorded = session.turns[number]
     written = session.written(recorded)
