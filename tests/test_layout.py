@@ -16,8 +16,8 @@ SOURCE = Path(tokentrace.__file__).parent
 ARCHITECTURE = Path(__file__).parents[1] / "docs" / "architecture.md"
 STUBS = sorted(SOURCE.glob("*/__init__.pyi"))
 
-SHOW_THEMSELVES = {"showing", "compare.histories.report"}
-"""What shows results in notebooks and as text: they import `show` when they are asked to, and not before."""
+SHOW_THEMSELVES = {"showing"}
+"""What shows results in notebooks and as text: it imports `show` when it is asked to, and not before."""
 
 
 def modules() -> dict[str, Path]:

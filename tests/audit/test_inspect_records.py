@@ -20,7 +20,7 @@ from tokentrace.audit.inspect_calls import Relation
 from tokentrace.compare.breaks import Cause
 from tokentrace.data.tables import write_samples
 from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.gateway.store import open_store
+from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
 

@@ -14,7 +14,8 @@ import pytest
 from tests.gateway.stores import Postgres, check_whole, made_up_turn, postgres_server, session
 from tests.gateway.writer import SESSIONS
 from tests.support import FULL
-from tokentrace.gateway.store import Store, StoreError, open_store
+from tokentrace.gateway.store import Store, StoreError
+from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory
 
 ROUNDS = 100 if FULL else 3

@@ -20,7 +20,8 @@ import pytest
 
 from tests.gateway.talking import Agent, Refused, Unfinished, every_kind
 from tests.support import FULL
-from tokentrace.gateway.store import TurnRecord, open_store
+from tokentrace.gateway.store import TurnRecord
+from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 

@@ -18,7 +18,8 @@ import pytest
 
 from tests.gateway.stores import check_whole, made_up_turn, session
 from tokentrace.gateway.sqlite import sqlite_store
-from tokentrace.gateway.store import Conflict, StoreError, TurnRecord, open_store
+from tokentrace.gateway.store import Conflict, StoreError, TurnRecord
+from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory
 
 

@@ -10,7 +10,8 @@ import os
 import sys
 
 from tests.gateway.stores import made_up_turn, session
-from tokentrace.gateway.store import Store, open_store
+from tokentrace.gateway.store import Store
+from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 

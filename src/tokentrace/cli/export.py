@@ -103,7 +103,7 @@ async def _export(
     from ..data.tables import sample_writer
     from ..gateway.export import Export
     from ..gateway.rows import LAYOUT, session_fields
-    from ..gateway.store import open_store
+    from ..gateway.stores import open_store
 
     store = open_store(where)
     (ids, state, search), longest = which, 0

@@ -22,7 +22,7 @@ from .gateway import Gateway, Limits
 from .keys import Keys
 from .metrics import Metrics
 from .sessions import Sessions
-from .store import open_store
+from .stores import open_store
 from .telemetry import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -24,6 +24,7 @@ _STRINGS: Final = {
     ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\.[^%b\\\\\xff]*)*" % (quote, quote), re.DOTALL)
     for quote in (b'"', b"'")
 }
+_PYTHON: Final = Brackets(b"([{", b")]}", _OUTSIDE, _STRINGS, strict=False)
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 """JSON's, which models write in place of Python's."""
 
@@ -40,7 +41,6 @@ class BracketReader:
         self.calls = calls
         self.reader = reader
         self.output = output
-        self._python = Brackets(b"([{", b")]}", _OUTSIDE, _STRINGS, strict=False)
 
     def begins(self, at: int) -> Reading[bool]:
         """Whether a name and a parenthesis stand at a position."""
@@ -61,7 +61,7 @@ class BracketReader:
             return
         reader.at = reader.data.index(b"(", start)
         output.name_call(attempt, reader.data[start : reader.at].decode())
-        if not (yield from reader.enclosed(self._python, self.calls.hard_pieces)):
+        if not (yield from reader.enclosed(_PYTHON, self.calls.hard_pieces)):
             attempt.broken(CallStatus.MALFORMED, "the call is not a Python call")
             return
         text = output.text(start, reader.at)

@@ -17,6 +17,7 @@ from .values import read_json
 
 _STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\.[^"\\\\\n\r\xff]*)*', re.DOTALL)
 _OUTSIDE: Final = re.compile(rb"[^\s\w,:.+-]")
+_NOTATION: Final = Brackets(b"{[", b"}]", _OUTSIDE, {0x22: _STRING}, strict=True)
 _WORD: Final = re.compile(rb"[-+.\w]*")
 _ARGUMENTS: Final = (("arguments",), ("parameters",))
 """The keys under which servers look for arguments."""
@@ -29,7 +30,6 @@ class JsonReader:
         self.calls = calls
         self.reader = reader
         self.output = output
-        self._notation = Brackets(b"{[", b"}]", _OUTSIDE, {0x22: _STRING}, strict=True)
         self._fields = {path: field for field, path in calls.grammar.keys}
         if output.loose and any(len(path) == 1 for path, field in self._fields.items() if field == "arguments"):
             self._fields = {**dict.fromkeys(_ARGUMENTS, "arguments"), **self._fields}
@@ -175,7 +175,7 @@ class JsonReader:
         while len(reader.data) <= reader.at and not reader.ended:
             yield
         if bytes(reader.data[reader.at : reader.at + 1]) in (b"{", b"[", b'"'):
-            return (yield from reader.enclosed(self._notation, self.calls.hard_pieces, say))
+            return (yield from reader.enclosed(_NOTATION, self.calls.hard_pieces, say))
         start = at = reader.at  # a number, or true, false, null
         while True:
             match = _WORD.match(reader.data, at)

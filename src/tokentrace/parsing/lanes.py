@@ -6,8 +6,8 @@ A `Lane` has that by token id, for one place in a grammar and one text held back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .events import ArgumentsDelta, ContentDelta, ReasoningDelta
 
@@ -15,70 +15,62 @@ if TYPE_CHECKING:
     from .reader import Plain
 
 Delta = ReasoningDelta | ContentDelta | ArgumentsDelta
-MOST_LANES: Final = 256
+MOST_LANES: Final = 1024
 """Lanes that are kept for a vocabulary. Each has at most an entry for every token."""
+
+
+class Telling(NamedTuple):
+    """How text that goes by is reported: the event, with what it says before the text, and how the text is written."""
+
+    event: Callable[..., Delta]
+    before: tuple[Any, ...] = ()
+    written: Callable[[str], str] | None = None
+
+    def make(self, text: str) -> Delta:
+        return self.event(*self.before, text)
 
 
 class Lane(dict[int, "tuple[Delta | None, Lane] | None"]):
     """By token: what is reported and the lane after it; None for a token that the parser has to look at."""
 
-    __slots__ = ("_lanes", "_pieces", "_plain", "_written", "held", "make")
+    __slots__ = ("_lanes", "_plain", "held", "telling")
 
-    def __init__(
-        self,
-        lanes: dict[bytes, Lane],
-        held: bytes,
-        plain: Plain,
-        pieces: Mapping[int, bytes],
-        make: Callable[[str], Delta],
-        written: Callable[[str], str] | None,
-    ) -> None:
+    def __init__(self, lanes: Lanes, plain: Plain, telling: Telling, held: bytes) -> None:
         super().__init__()
-        self._lanes, self.held, self._plain, self._pieces = lanes, held, plain, pieces
-        self.make, self._written = make, written
-        lanes[held] = self
+        self._lanes, self._plain, self.telling, self.held = lanes, plain, telling, held
 
     def __missing__(self, index: int) -> tuple[Delta | None, Lane] | None:
-        step = self._step(self._pieces[index])
+        piece, telling = self._lanes.pieces[index], self.telling
+        step = None
+        if (after := self._plain.step(self.held, piece)) is not None:
+            plain, held = after
+            said = self.held + piece
+            try:
+                text = (said[: -len(held)] if held else said).decode()
+            except UnicodeDecodeError:
+                pass
+            else:
+                text = telling.written(text) if telling.written else text
+                same = plain == self._plain and held == self.held
+                lane = self if same else self._lanes.lane(plain, telling, held)
+                step = (telling.make(text) if text else None), lane
         self[int(index)] = step
         return step
-
-    def _step(self, piece: bytes) -> tuple[Delta | None, Lane] | None:
-        held = self._plain.step(self.held, piece)
-        if held is None:
-            return None
-        data = self.held + piece
-        try:
-            text = data[: len(data) - len(held)].decode()
-        except UnicodeDecodeError:
-            return None
-        lane = self.beside(held)
-        return (self.make(self._written(text) if self._written else text) if text else None), lane
-
-    def beside(self, held: bytes) -> Lane:
-        """The lane of the same place where this is held back."""
-        known = self._lanes.get(held)  # an empty one is falsy
-        return Lane(self._lanes, held, self._plain, self._pieces, self.make, self._written) if known is None else known
 
 
 class Lanes:
     """The lanes of a vocabulary, made when they are first asked for; bounded."""
 
     def __init__(self, pieces: Mapping[int, bytes]) -> None:
-        self._pieces = pieces
-        self._known: dict[tuple[Plain, Hashable], dict[bytes, Lane]] = {}
+        self.pieces = pieces
+        """The bytes of each token."""
+        self._known: dict[tuple[Plain, Telling, bytes], Lane] = {}
 
-    def lane(
-        self,
-        plain: Plain,
-        kind: Hashable,
-        held: bytes,
-        make: Callable[[str], Delta],
-        written: Callable[[str], str] | None = None,
-    ) -> Lane:
-        """The lane of a place, a kind of report, and what is held back there."""
-        if len(self._known) >= MOST_LANES:
-            self._known.clear()
-        lanes = self._known.setdefault((plain, kind), {})
-        known = lanes.get(held)
-        return Lane(lanes, held, plain, self._pieces, make, written) if known is None else known
+    def lane(self, plain: Plain, telling: Telling, held: bytes) -> Lane:
+        """The lane of a place, a way to report, and what is held back there."""
+        known = self._known.get((plain, telling, held))
+        if known is None:
+            if len(self._known) >= MOST_LANES:
+                self._known.clear()
+            known = self._known[plain, telling, held] = Lane(self, plain, telling, held)
+        return known

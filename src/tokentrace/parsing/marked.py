@@ -26,7 +26,7 @@ Starts = list[int] | memoryview
 """Where tokens begin: numbers to look for one after another, for which an array would be slow."""
 
 _UNKNOWN: Final = "\ufffd".encode()
-_FEW: Final = 128
+FEW: Final = 128
 """So many tokens are looked up one by one; more are picked from a table."""
 
 
@@ -83,12 +83,14 @@ class MarkedBytes:
     def spelled(self, ids: Iterable[int] | Ids, base: int) -> tuple[bytes, Starts]:
         """Tokens as bytes, and where each of them begins after `base` others. One that is unknown is U+FFFD."""
         if isinstance(ids, np.ndarray):
-            if len(ids) > _FEW and ids.dtype.kind in "iu":
+            if len(ids) > FEW and ids.dtype.kind in "iu":
                 spelled, starts = self._table.many(ids)
                 starts += base
                 return spelled, starts.data
             ids = ids.tolist()
         table = self._table
+        if type(ids) is list and len(ids) == 1:  # as streams bring them
+            return table[ids[0]], [base]
         pieces = [table[index] for index in ids]
         return b"".join(pieces), list(accumulate(map(len, pieces[:-1]), initial=base)) if pieces else []
 

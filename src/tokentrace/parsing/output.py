@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import codecs
-import functools
 import json
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from ..errors import kind_of
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
-from .lanes import Lane
+from .lanes import Lane, Telling
 from .marked import MarkedBytes
 from .reader import Reader, Say, Waiting
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, TokenRange
@@ -33,6 +32,9 @@ _SEVERITY: Final = (
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: JSON and Python can escape one, but no text can contain it."""
+
+
+_TELLING: Final = {PartKind.REASONING: Telling(ReasoningDelta), PartKind.CONTENT: Telling(ContentDelta)}
 
 
 @dataclass(slots=True)
@@ -136,9 +138,9 @@ class Output:
         self._tell(self._decoder.decode(self.visible(start, stop)))
 
     def _tell(self, delta: str) -> None:
-        if delta:
+        if delta and self._kind is not None:
             self._texts.append(delta)
-            self.events.append(ReasoningDelta(delta) if self._kind is PartKind.REASONING else ContentDelta(delta))
+            self.events.append(_TELLING[self._kind].make(delta))
 
     def end_text(self) -> None:
         """The text that was being said has ended."""
@@ -201,17 +203,16 @@ class Output:
 
     def lane(self, waiting: Waiting) -> Lane | None:
         """Where plain tokens can go by from here on; None where what is said next is not just more of the same."""
-        say, begun, lanes = waiting.say, bytes(self.reader.data[waiting.held :]), self._marked.lanes
+        say = waiting.say
         if isinstance(say, ArgumentsSink):
-            if not say.attempt.named or not say.is_settled:
-                return None
-            make = functools.partial(ArgumentsDelta, say.attempt.index)
-            written = in_json if say.quoted else None
-            return lanes.lane(waiting.plain, (say.attempt.index, say.quoted), begun, make, written)
-        kind = PartKind.REASONING if say == self.reasoning else PartKind.CONTENT
-        if self._kind is not kind or self._stop != waiting.held or self._decoder.getstate()[0]:
-            return None
-        return lanes.lane(waiting.plain, kind, begun, ReasoningDelta if kind is PartKind.REASONING else ContentDelta)
+            telling, ready = say.telling, say.attempt.named and say.is_settled
+        else:
+            kind = PartKind.REASONING if say == self.reasoning else PartKind.CONTENT
+            telling = _TELLING[kind]
+            ready = self._kind is kind and self._stop == waiting.held and not self._decoder.getstate()[0]
+        return (
+            self._marked.lanes.lane(waiting.plain, telling, bytes(self.reader.data[waiting.held :])) if ready else None
+        )
 
     def pass_on(self, say: Say, start: int, stop: int) -> None:
         """Text that went by, and was reported."""
@@ -276,7 +277,7 @@ class ArgumentsSink:
 
     def __init__(self, output: Output, attempt: Attempt, quoted: bool) -> None:
         self.attempt = attempt
-        self.quoted = quoted
+        self.telling = Telling(ArgumentsDelta, (attempt.index,), in_json if quoted else None)
         self._output = output
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -293,7 +294,7 @@ class ArgumentsSink:
 
     def written(self, text: str) -> str:
         """Text as it stands in the arguments' JSON."""
-        return in_json(text) if self.quoted else text
+        return self.telling.written(text) if self.telling.written else text
 
     def _add(self, text: str) -> None:
         self._output.add_arguments(self.attempt, self.written(text))

@@ -10,12 +10,15 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
 from ..errors import InputError
 from ..tokens.tokenizer import Ids
 from .channels import ChannelParser
 from .compiled import Compiled
 from .events import Done, Event
 from .lanes import Lane
+from .marked import FEW
 from .output import Output
 from .reader import Found, Reader
 from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, ReadAs, TokenRange
@@ -63,8 +66,9 @@ class StreamingParser:
         try:
             if lane is not None and (type(ids) is list or type(ids) is tuple):
                 if len(ids) == 1:  # nearly all of a stream comes this way
-                    if (step := lane[ids[0]]) is not None:
-                        self._passed.append(ids[0])
+                    index = ids[0]
+                    if (step := lane[index]) is not None:
+                        self._passed.append(index)
                         delta, self._lane = step
                         return [] if delta is None else [delta]
                 elif (events := self._pass(lane, ids)) is not None:
@@ -90,14 +94,14 @@ class StreamingParser:
                 texts.append(delta.text)
         self._passed += ids
         self._lane = lane
-        return [lane.make("".join(texts))] if texts else []
+        return [lane.telling.make("".join(texts))] if texts else []
 
     def _wake(self) -> None:
         """Take the ids that went by, before the parser looks at others."""
         waiting, lane, passed = self._reader.waiting, self._lane, self._passed
         if passed and waiting is not None and lane is not None:
             self._passed = []
-            self._take(passed)
+            self._take(np.array(passed) if len(passed) > FEW else passed)
             self._reader.passed = len(self._reader.data) - len(lane.held)
             self._output.pass_on(waiting.say, waiting.held, self._reader.passed)
 

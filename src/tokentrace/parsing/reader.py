@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -19,7 +20,6 @@ Say = Callable[[int, int], None]
 """Takes bytes ``start`` to ``stop`` that are certain."""
 
 _ESCAPE, _CONTROL = 0x5C, 0xFF
-_BACKSLASH: Final = bytes([_ESCAPE])
 _SPACES: Final = re.compile(rb"\s*")
 
 
@@ -32,7 +32,15 @@ class Found(NamedTuple):
     stop: int
 
 
-class Brackets(NamedTuple):
+class Plain(Protocol):
+    """A place in which some pieces of text change nothing about what a parser does."""
+
+    def step(self, held: bytes, piece: bytes) -> tuple[Plain, bytes] | None:
+        """The place after a piece and what is held back there, where `held` was before; None for the parser to look."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Brackets:
     """How brackets and strings are written in a notation."""
 
     opening: bytes
@@ -44,27 +52,42 @@ class Brackets(NamedTuple):
     strict: bool
     """Whether a control token outside of strings is an error; else only one that ends calls."""
 
+    def follow(self, data: bytes | bytearray, at: int, quote: int, depth: int) -> tuple[int, int, int, bool]:
+        """Go on in a string with this quote, if any, and in so many brackets: to where, in what, and whether for more.
 
-class Plain(Protocol):
-    """Says which pieces of text change nothing about how a parser reads on."""
-
-    def step(self, held: bytes, piece: bytes) -> bytes | None:
-        """What is held back after a piece, where `held` was before; None if the parser has to look at the piece."""
+        Stops before what closes all, and before what the notation does not have; or where there is no more, which may
+        be before half of an escape.
+        """
+        while True:
+            match = self.inside[quote].match(data, at) if quote else self.outside.search(data, at)
+            at = len(data) if match is None else match.end() if quote else match.start()
+            if at == len(data) or (quote and data[at] == _ESCAPE and at + 1 == len(data)):
+                return at, quote, depth, True
+            byte = data[at]
+            if quote and byte == quote and depth:
+                quote = 0
+            elif not quote and byte in self.inside:
+                quote = byte
+            elif not quote and byte in self.opening:
+                depth += 1
+            elif not quote and byte in self.closing and depth > 1:
+                depth -= 1
+            else:
+                return at, quote, depth, False
+            at += 1
 
 
 class Enclosed(NamedTuple):
-    """Text inside of a string, or between strings, of a notation."""
+    """Text inside of brackets, and there inside of a string where there is a quote."""
 
-    pattern: re.Pattern[bytes]
-    quoted: bool
+    notation: Brackets
+    quote: int
+    depth: int
 
-    def step(self, held: bytes, piece: bytes) -> bytes | None:
-        if not self.quoted:
-            return None if self.pattern.search(piece) else b""
+    def step(self, held: bytes, piece: bytes) -> tuple[Plain, bytes] | None:
         data = held + piece
-        match = self.pattern.match(data)
-        rest = data[match.end() :] if match is not None else data
-        return rest if rest in (b"", _BACKSLASH) else None  # half of an escape is held back
+        at, quote, depth, wanting = self.notation.follow(data, 0, self.quote, self.depth)
+        return (Enclosed(self.notation, quote, depth), data[at:]) if wanting else None
 
 
 class Waiting(NamedTuple):
@@ -93,7 +116,7 @@ class Marks:
         self._longest = max(map(len, self._begun), default=0)
         self._lasts = frozenset(mark[-1] for mark in self._begun)
 
-    def step(self, held: bytes, piece: bytes) -> bytes | None:
+    def step(self, held: bytes, piece: bytes) -> tuple[Plain, bytes] | None:
         """See `Plain`: a piece is plain if no mark ends in it.
 
         What is held is the longest end of all that came before which may begin a mark, so what is held next is an end
@@ -102,7 +125,7 @@ class Marks:
         data = held + piece
         if self.pattern is not None and self.pattern.search(data):
             return None
-        return data[self.held(data, 0) :]
+        return self, data[self.held(data, 0) :] if data and data[-1] in self._lasts else b""
 
     def held(self, data: bytearray | bytes, start: int) -> int:
         """From where on `data` may be the beginning of a mark that has not arrived in full."""
@@ -231,42 +254,26 @@ class Reader:
 
         Stops at one of `ends`, and at what the notation does not have. `say` is given what is certain.
         """
-        opening, closing, outside, inside, strict = notation
         data, said, at = self.data, self.at, self.at
-        depth = quote = 0
+        quote = depth = 0
         while True:
-            match = inside[quote].match(data, at) if quote else outside.search(data, at)
-            at = len(data) if match is None else match.end() if quote else match.start()
-            if at == len(data) or (quote and data[at] == _ESCAPE and at + 1 == len(data)):
-                stop = len(data) if self.ended else at  # an escape may be half of one
-                if say is not None:
+            at, quote, depth, wanting = notation.follow(data, at, quote, depth)
+            if wanting:
+                stop = len(data) if self.ended else at
+                if say is not None and stop > said:
                     say(said, stop)
                 self.at = said = stop
                 if self.ended:
                     return False
                 if say is not None:
-                    pattern = inside[quote] if quote else outside
-                    self.waiting = Waiting(Enclosed(pattern, bool(quote)), say, stop)
+                    self.waiting = Waiting(Enclosed(notation, quote, depth), say, stop)
                 yield
-                if self.passed > said:
-                    self.at = said = at = self.passed
-                continue
-            byte, here, at = data[at], at, at + 1
-            if byte == _CONTROL and (quote or not strict) and not (yield from self.sees_any(ends, here)):
-                continue
-            broken = False
-            if quote:
-                broken, quote = byte != quote, 0
-            elif byte in inside:
-                quote = byte
-            elif byte in opening:
-                depth += 1
-            elif byte in closing:
-                depth -= 1
+                self.at = said = max(said, self.passed)
+            elif data[at] == _CONTROL and (quote or not notation.strict) and not (yield from self.sees_any(ends, at)):
+                at += 1
             else:
-                broken = True
-            if broken or (depth <= 0 and not quote):
-                self.at = here if broken else at
+                whole = data[at] == quote if quote else data[at] in notation.closing
+                self.at = at + 1 if whole else at
                 if say is not None:
                     say(said, self.at)
-                return not broken
+                return whole

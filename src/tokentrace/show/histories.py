@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -49,78 +49,6 @@ def contrasts(step: Step) -> list[ViewPair]:
     if (rollout, training) in equal:
         return [ViewPair((production,), (rollout, training), pairs[production, rollout])]
     return [ViewPair((left,), (right,), pairs[left, right]) for left, right in pairs if rollout in (left, right)]
-
-
-# -- for programs
-
-
-def json_view(report: HistoryReport) -> dict[str, Any]:
-    """A report as plain data. See `HistoryReport.to_json`."""
-    return {
-        "equal": report.equal,
-        "summary": report.sentences(),
-        "settings": dict(report.settings),
-        "roles": list(report.roles),
-        "branches": [ids.tolist() for ids in report.branches],
-        "row": report.row.token_ids,
-        "steps": [_json_step(step) for step in report.steps],
-        "findings": [
-            {
-                "views": [str(view) for view in found.views],
-                "agrees": [str(view) for view in found.agrees],
-                "verb": str(found.verb),
-                "what": found.what,
-                "in": "turn" if found.in_turn else "prompt",
-                "once": found.once,
-                "messages": list(found.messages),
-                "tokens": found.tokens,
-                "scaffold": found.scaffold,
-                "steps": list(found.steps),
-                "text": str(found),
-            }
-            for found in report.findings
-        ],
-        "notes": list(report.notes),
-    }
-
-
-def _json_step(step: Step) -> dict[str, Any]:
-    refusal = step.refusal
-    shown = {view: step.shown(view) for view in View}
-    return {
-        "step": step.index,
-        "message": step.message,
-        "equal": step.equal,
-        "branch": step.branch,
-        "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
-        "prompt_tokens": {str(view): None if found is None else found.prompt for view, found in shown.items()},
-        "tokens": {str(view): None if found is None else len(found) for view, found in shown.items()},
-        "comparisons": [
-            {
-                "left": str(found.left),
-                "right": str(found.right),
-                "equal": found.equal,
-                "first": found.first,
-                "left_tokens": found.left_tokens,
-                "right_tokens": found.right_tokens,
-                "fields": found.lines(),
-                "differences": [
-                    {
-                        "in": "turn" if difference.in_turn else "prompt",
-                        "left": _json_run(difference.left),
-                        "right": _json_run(difference.right),
-                    }
-                    for difference in found.differences
-                ],
-            }
-            for found in step.comparisons
-        ],
-    }
-
-
-def _json_run(run: DifferenceSide) -> dict[str, Any]:
-    parts = [asdict(part) for part in run.parts]
-    return {"start": run.start, "stop": run.stop, "token_ids": list(run.ids), "text": run.text, "parts": parts}
 
 
 # -- for terminals

@@ -93,7 +93,8 @@ async def _next(sessions: AsyncGenerator[Any]) -> Any:
 
 async def _sessions(where: str) -> AsyncGenerator[OpenedStore | DumpedRollout | UnreadSource]:
     from ...gateway.rows import SessionRows
-    from ...gateway.store import State, StoreError, open_store
+    from ...gateway.store import State, StoreError
+    from ...gateway.stores import open_store
 
     store = open_store(where)
     try:

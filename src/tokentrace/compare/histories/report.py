@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...rendering.rendered import RenderedTokens
-from ...showing import ShowsItself
+from ...showing import ShowsItself, history_text
 from ...tokens.tokenizer import Ids, Tokenizer
-from .differences import Step, View
+from .differences import DifferenceSide, Step, View
 from .findings import Finding
 
 
@@ -106,15 +106,75 @@ class HistoryReport(ShowsItself):
         A step's rollout is the first ids of its branch, its training the first ids of the row, and its production is
         made from either with the differences of the comparison.
         """
-        from ...show.histories import json_view
-
-        return json_view(self)
+        return {
+            "equal": self.equal,
+            "summary": self.sentences(),
+            "settings": dict(self.settings),
+            "roles": list(self.roles),
+            "branches": [ids.tolist() for ids in self.branches],
+            "row": self.row.token_ids,
+            "steps": [_json_step(step) for step in self.steps],
+            "findings": [
+                {
+                    "views": [str(view) for view in found.views],
+                    "agrees": [str(view) for view in found.agrees],
+                    "verb": str(found.verb),
+                    "what": found.what,
+                    "in": "turn" if found.in_turn else "prompt",
+                    "once": found.once,
+                    "messages": list(found.messages),
+                    "tokens": found.tokens,
+                    "scaffold": found.scaffold,
+                    "steps": list(found.steps),
+                    "text": str(found),
+                }
+                for found in self.findings
+            ],
+            "notes": list(self.notes),
+        }
 
     def __repr__(self) -> str:
         differ = sum(not step.equal for step in self.steps)
         return f"HistoryReport({len(self.steps)} steps, {differ} differ, {len(self.breaks)} breaks)"
 
     def __str__(self) -> str:
-        from ...show.histories import plain_view
+        return history_text(self)
 
-        return plain_view(self)
+
+def _json_step(step: Step) -> dict[str, Any]:
+    refusal = step.refusal
+    shown = {view: step.shown(view) for view in View}
+    return {
+        "step": step.index,
+        "message": step.message,
+        "equal": step.equal,
+        "branch": step.branch,
+        "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
+        "prompt_tokens": {str(view): None if found is None else found.prompt for view, found in shown.items()},
+        "tokens": {str(view): None if found is None else len(found) for view, found in shown.items()},
+        "comparisons": [
+            {
+                "left": str(found.left),
+                "right": str(found.right),
+                "equal": found.equal,
+                "first": found.first,
+                "left_tokens": found.left_tokens,
+                "right_tokens": found.right_tokens,
+                "fields": found.lines(),
+                "differences": [
+                    {
+                        "in": "turn" if difference.in_turn else "prompt",
+                        "left": _json_run(difference.left),
+                        "right": _json_run(difference.right),
+                    }
+                    for difference in found.differences
+                ],
+            }
+            for found in step.comparisons
+        ],
+    }
+
+
+def _json_run(run: DifferenceSide) -> dict[str, Any]:
+    parts = [asdict(part) for part in run.parts]
+    return {"start": run.start, "stop": run.stop, "token_ids": list(run.ids), "text": run.text, "parts": parts}
