@@ -259,7 +259,7 @@ class FakeWorker:
 
     def __init__(self, gone: Exception | None) -> None:
         self._gone = gone
-        self._worker = cluster.RolloutWorker(crew, 0.0)
+        self._worker = cluster.RolloutActor(crew, 0.0)
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=partial(self._call, name))
