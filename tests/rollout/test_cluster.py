@@ -102,7 +102,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Streams:
 
 
 def kill_a_worker() -> None:
-    pids = [pid for pid, name in children_of(os.getpid()) if name.startswith("ray::RolloutWorker")]
+    pids = [pid for pid, name in children_of(os.getpid()) if name.startswith("ray::RolloutActor")]
     assert pids
     os.kill(pids[0], signal.SIGKILL)
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 from ..conversation.forms import HAND_OVER
 from ..conversation.place import Place
 from ..conversation.values import check_depth, plain_json
-from ..engines.protocol import COLDEST, PENALTIES
+from ..engines.protocol import COLDEST
 from ..errors import InputError, TokentraceError, shown
 from ..tokens.tokenizer import Ids
+from ..trajectory.turns import PENALTIES
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,10 @@ import numpy.typing as npt
 from ..errors import SampleError, shown
 from ..settings import is_number, items
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
+from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
 from .staleness import UNSAMPLED, age
 
-_PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """Settings that change logits by what was there before, each with the value that does nothing."""
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
@@ -107,7 +106,7 @@ def _completion(turn: Turn) -> CompletionSpan:
         top_p,
         top_k if _is_small(top_k) else None,
         turn.cached_tokens,
-        *(_number(sampling.get(name)) for name in ("min_p", *_PENALTIES)),
+        *(_number(sampling.get(name)) for name in ("min_p", *PENALTIES)),
     )
 
 
@@ -142,8 +141,8 @@ def _changes(turn: Turn) -> list[str]:
     if span.temperature == 0:
         return []
     changed = [] if span.temperature in (None, 1) else [f"temperature {span.temperature:g}"]
-    penalties = {name: getattr(span, name) for name in _PENALTIES}
-    changed += [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, _PENALTIES[name])]
+    penalties = {name: getattr(span, name) for name in PENALTIES}
+    changed += [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, PENALTIES[name])]
     return changed + (["a structure that it must have"] if (turn.sampling or {}).get("structure") else [])
 
 
