@@ -176,7 +176,7 @@ def test_a_process_that_was_forked_loads_its_own(folder: Path, spec: str, monkey
 def remembered() -> Tokenizer:
     """Qwen3's tokenizer as it is loaded the second time: tokenizers stands in."""
     verdict = load_family("qwen3")._core.encoder.verdict
-    assert verdict == checks.Verdict(True, True)
+    assert verdict == checks.CheckResult(True, True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks.Check, "remembered", lambda _: verdict)
         patch.setattr("tokentrace.tokens.tokenizer._cores", {})

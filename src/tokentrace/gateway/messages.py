@@ -38,7 +38,7 @@ from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..engines.protocol import Delta
 from ..parsing.events import Done, Event
 from ..parsing.partial import PartialObject
-from ..parsing.shapes import CallId, anthropic_message
+from ..parsing.shapes import STOP_REASONS, CallId, anthropic_message
 from ..parsing.sse import AnthropicEvents, encode_sse
 from .dialect import AgentDialect, Choice, Head, Telling, finish_reason, told, usage_of
 from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
@@ -54,8 +54,6 @@ _HARMLESS: Final = (
 """Fields that say nothing about the tokens that are sampled."""
 
 _UNPARSED: Final = "__unparsedToolInput"
-
-_STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 _KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
 """An edit that leaves everything where it is."""
@@ -332,7 +330,7 @@ def _ending(head: Head, reply: Choice) -> dict[str, Any]:
     reason = finish_reason(head, reply)
     if reply.stopped_by is not None and reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
-    return {"stop_reason": _STOP_REASONS[reason], "stop_sequence": None}
+    return {"stop_reason": STOP_REASONS[reason], "stop_sequence": None}
 
 
 def _usage(head: Head, reply: Choice) -> dict[str, Any]:

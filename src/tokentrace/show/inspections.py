@@ -16,7 +16,7 @@ from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted, visible
 from ..viewer.document import Card, Cell, Document, Table
 from .contrasts import Differences
-from .terminal import flat, grid, laid_out, plain
+from .terminal import counts_view, flat, laid_out, plain
 
 
 def _tables(report: Inspection) -> list[Table]:
@@ -106,16 +106,11 @@ plain_view = plain(text_view)
 
 
 def _parts(report: Inspection) -> Iterator[RenderableType]:
-    fine = report.compared and not report.failing("any")
-    tone = "green" if fine else "red" if report.breaks else "yellow"
-    yield Text(f"{'✓' if fine else '✗' if report.breaks else '•'} {report.verdict}", f"bold {tone}")
-    for note in report.notes:
-        yield Text(f"  {visible(note)}", "dim")
+    fine = report.compared > 0 and not report.failing("any")
+    more = [Text(f"  {visible(note)}", "dim") for note in report.notes]
     if report.stopped:
-        yield Text(f"  stopped after {counted(report.rollouts, 'rollout')}, as the limit says", "yellow")
-    for table in _tables(report):
-        yield Text()
-        yield grid(table)
+        more.append(Text(f"  stopped after {counted(report.rollouts, 'rollout')}, as the limit says", "yellow"))
+    yield from counts_view(report.verdict, fine, report.breaks > 0, more, _tables(report))
     for one in _examples(report):
         yield from _example(one)
     for fault, found in report.faults.items():
