@@ -74,9 +74,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """All modules are imported, and stay: two million objects that the garbage collector need not look at again."""
+    """All modules are imported, and stay: two million objects that the garbage collector need not look at again.
+
+    And it looks less often: a vocabulary is a million objects more. What forgets one (`tests/support.py`) asks for it.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 @pytest.hookimpl(wrapper=True)

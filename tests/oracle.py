@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.assets import family_dir
 from tests.support import per_family
+
+TEMPLATE = "chat_template.jinja"
+_loaded: dict[str, PreTrainedTokenizerFast] = {}
+"""The last one, by the digest of its files."""
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]] | None
@@ -37,10 +42,18 @@ class GenerationMask:
 
 @per_family
 def hf_tokenizer(family: str) -> PreTrainedTokenizerFast:
-    """The family as transformers loads it; one instance, which nobody may change."""
-    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
-        str(family_dir(family)), local_files_only=True
-    )
+    """The family as transformers loads it; one instance, which nobody may change.
+
+    Families whose files are the same, but for the template, are loaded once, and have their template put in.
+    """
+    folder, template = family_dir(family), family_dir(family) / TEMPLATE
+    others = [file for file in sorted(folder.iterdir()) if file.is_file() and file.name != TEMPLATE]
+    digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in others)).hexdigest()
+    if digest not in _loaded:
+        _loaded.clear()
+        _loaded[digest] = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = copy.copy(_loaded[digest])
+    tokenizer.chat_template = template.read_text(encoding="utf-8") if template.exists() else None
     return tokenizer
 
 

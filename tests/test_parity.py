@@ -69,7 +69,7 @@ def test_ids_are_those_of_transformers(family: str) -> None:
     failures: list[str] = []
     for variables in variable_choices(family):
         compatible = make_renderer(family, control_tokens="hf_compat", messages="as_given", **variables)
-        for case in matrix() if not variables else rotating(matrix(), f"{family} {variables}", 4):
+        for case in matrix() if not variables else rotating(matrix(), f"{family} {variables}", 16):
             renderers = [compatible]
             if not variables and not spells_control(case.conversation, added):
                 renderers.append(literal)
@@ -139,8 +139,8 @@ def test_text_is_that_of_plain_jinja(name: str) -> None:
     template = ChatTemplate(source)
     failures: list[str] = []
     shown = 0
-    varied = {(case.name, case.prompt) for case in rotating(matrix(), name, 4)}
-    for case in rotating(matrix(), f"{name} plain", 3):
+    varied = {(case.name, case.prompt) for case in rotating(matrix(), name, 24)}
+    for case in rotating(matrix(), f"{name} plain", 12):
         own = case.conversation.tools
         choices: list[tuple[Any, dict[str, Any]]] = [(own, {})]
         if (case.name, case.prompt) in varied:

@@ -23,8 +23,8 @@ from tokentrace.gateway.store import (
     StoreError,
     Taken,
     TurnRecord,
-    open_store,
 )
+from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory, to_bytes
 from tokentrace.trajectory.storage import replay_records, write_records
 

@@ -26,8 +26,8 @@ from tokentrace.gateway.store import (
     StoreError,
     Taken,
     TurnRecord,
-    open_store,
 )
+from tokentrace.gateway.stores import open_store
 
 IDS = st.sampled_from(["a", "b", "A-2", "ü"])
 KEYS = st.none() | st.sampled_from(["k1", "k2", "k3"])

@@ -102,7 +102,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Streams:
 
 
 def kill_a_worker() -> None:
-    pids = [pid for pid, name in children_of(os.getpid()) if name.startswith("ray::RolloutWorker")]
+    pids = [pid for pid, name in children_of(os.getpid()) if name.startswith("ray::RolloutActor")]
     assert pids
     os.kill(pids[0], signal.SIGKILL)
 
@@ -259,7 +259,7 @@ class FakeWorker:
 
     def __init__(self, gone: Exception | None) -> None:
         self._gone = gone
-        self._worker = cluster.RolloutWorker(crew, 0.0)
+        self._worker = cluster.RolloutActor(crew, 0.0)
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=partial(self._call, name))

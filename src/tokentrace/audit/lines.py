@@ -25,7 +25,7 @@ from jinja2.ext import LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..study.holes import GenerationTag, tojson
-from ..template.budget import Budget
+from ..template.budget import RenderBudget
 from ..template.chat_template import REASONING_FIELDS
 from .expressions import written_out
 
@@ -89,7 +89,7 @@ class LineTracer:
         self.lines = (source or "").split("\n")
         self.places: list[TemplatePart] = []
         self._run = TracedRun()
-        self._budget = Budget(steps=_STEPS)
+        self._budget = RenderBudget(steps=_STEPS)
         self._forced: Mapping[int, bool] = {}
         self._messages: list[int] = []
         environment = chat_environment()
@@ -121,7 +121,7 @@ class LineTracer:
             return None
         given = [_named_reasoning(json.loads(json.dumps(message))) for message in messages]
         self._run, self._forced, self._messages = TracedRun(), forced or {}, list(map(id, given))
-        self._budget = Budget(steps=_STEPS)
+        self._budget = RenderBudget(steps=_STEPS)
         self._template.environment.globals["strftime_now"] = (now or datetime.now()).strftime
         values = {
             "messages": given,

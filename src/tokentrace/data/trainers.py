@@ -18,6 +18,7 @@ from .sources import pyarrow
 from .writers import SUFFIXES, is_saved_dataset
 
 ATTENTION: Final = "attention_mask"
+"""The column that says which tokens are no padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ..errors import TokentraceError, shown
 from ..settings import instance, number, whole
 from ..tokens.tokenizer import Ids
+from ..trajectory.turns import PENALTIES, VersionSpan
 from ..trajectory.turns import LogprobKind as LogprobKind  # noqa: PLC0414
-from ..trajectory.turns import VersionSpan
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
@@ -37,8 +37,6 @@ NO_CHANNELS: Final[Channels] = {}
 _MOST: Final = 2**31 - 1
 COLDEST: Final = 0.01
 """The lowest temperature but 0: vLLM samples at this one where a lower one is asked for, or greedily."""
-PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-"""The settings that change logits by what is there already, each with the value that does nothing."""
 OPTIONAL: Final = ("min_p", *PENALTIES, "stop")
 """The settings of `SamplingParams` that not every engine has: see `Capabilities.sampling`."""
 _MOST_STOPS: Final = 32

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
-from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32
+from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32, EOS
 
 _CHATML: Final = "<|im_start|>assistant\n"
 _CLOSE: Final = "<|im_end|>\n"
@@ -26,7 +26,6 @@ _KIMI_CALL: Final = (
     "<|tool_calls_section_end|><|im_end|>"
 )
 _KIMI_RESULT: Final = "<|im_system|>⟨name⟩<|im_middle|>## Return of ⟨tool_call_id⟩\n⟨content⟩<|im_end|>"
-_EOS: Final = "<｜end▁of▁sentence｜>"
 _LLAMA: Final = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 _BY_CLOSE: Final = "a close token, then a separator that the model does not sample"
@@ -177,8 +176,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         "deepseek_v3", "DeepSeek V3", "DeepSeek V3",
-        answer="<｜Assistant｜>⟨content⟩" + _EOS,
-        call="<｜Assistant｜>⟨content⟩" + _EOS,
+        answer="<｜Assistant｜>⟨content⟩" + EOS,
+        call="<｜Assistant｜>⟨content⟩" + EOS,
         result="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
         reasoning="never shown", tool_calls="dropped by the template where there is content", ends=_BY_CLOSE_ALONE,
         notes="a single call is not closed; a second exchange lacks its header: the template's own mistakes",
@@ -186,17 +185,17 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         "deepseek_r1", "DeepSeek R1", "DeepSeek R1",
-        answer="<｜Assistant｜>⟨content⟩" + _EOS,
+        answer="<｜Assistant｜>⟨content⟩" + EOS,
         call="<｜Assistant｜>⟨content⟩<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>⟨type⟩<｜tool▁sep｜>⟨name⟩\n```json\n"
-        "⟨arguments⟩\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + _EOS,
+        "⟨arguments⟩\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + EOS,
         result="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
         reasoning="never shown", tool_calls="deepseek, arguments as a JSON string", ends=_BY_CLOSE_ALONE,
     ),
     Family(
         "deepseek_v3.1", "DeepSeek V3.1", "DeepSeek V3.1",
-        answer="<｜Assistant｜></think>⟨content⟩" + _EOS,
+        answer="<｜Assistant｜></think>⟨content⟩" + EOS,
         call="<｜Assistant｜></think>⟨content⟩<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>⟨name⟩<｜tool▁sep｜>⟨arguments⟩"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + _EOS,
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + EOS,
         result="<｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
         reasoning="never shown", tool_calls="deepseek, arguments as a JSON string", ends=_BY_CLOSE_ALONE,
     ),

@@ -7,17 +7,16 @@ shown what can be read of them, and the turn has a note that says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..conversation.forms import parsed_arguments
+from ..conversation.messages import Messages
 from ..conversation.place import Place
 from ..errors import InputError
 from ..parsing.partial import PartialObject
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from ..conversation.messages import Messages
 from .likeness import is_cut, is_nonce, is_similar, looks_like_a_summary, retells, strings_of, tells_of_call
 from .matching import Key, meaning, next_key
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 class BranchCause(StrEnum):

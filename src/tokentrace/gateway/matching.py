@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..conversation.forms import TEXT_PARTS
-from ..conversation.messages import RESULT_ROLES
+from ..conversation.messages import RESULT_ROLES, THOUGHTS
 from ..conversation.values import MAX_DEPTH, json_like
 from ..errors import InputError
 from ..rollout.loading import load_object
@@ -50,8 +50,6 @@ NOISE: Final = frozenset(
 
 PART_NOISE: Final = frozenset({"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"})
 """The same for a part of a content. The id of a part that is no text says what it is: a file, an image."""
-
-REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 
 REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
 
@@ -196,7 +194,7 @@ def call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 def reasoning(message: Mapping[str, Any]) -> str:
     """The reasoning that a message repeats, white space at its ends aside."""
-    said = next((str(message[field]).strip() for field in REASONING if message.get(field)), "")
+    said = next((str(message[field]).strip() for field in THOUGHTS if message.get(field)), "")
     content = message.get("content")
     if said or not isinstance(content, (list, tuple)):
         return said

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..conversation.messages import Messages
 from ..engines.protocol import Completion
 from ..errors import InputError
 from ..study.seams import BridgeRefusal
@@ -30,7 +31,7 @@ from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning
 from .names import with_written_ids
 from .packing import pack_channels
 from .store import TurnRecord
-from .turns import Asked, Message, Messages, Placement, Recorded
+from .turns import Asked, Message, Placement, Recorded
 
 _UNFINISHED = ("length", "abort")
 _FEW = 3

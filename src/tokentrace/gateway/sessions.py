@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from ..engines.protocol import PENALTIES, EngineError, SamplingParams
+from ..engines.protocol import EngineError, SamplingParams
 from ..errors import shown
 from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import PENALTIES
 from .matching import MEANINGS, Matcher, Meaning, load_matcher
 from .requests import Body, RequestError, one_of
 from .session import SessionRecord

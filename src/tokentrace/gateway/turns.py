@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..conversation.messages import Messages
 from ..rendering.renderer import Renderer
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
@@ -13,7 +14,6 @@ from .causes import BranchReason
 from .matching import Key
 
 Message = Mapping[str, Any]
-Messages = Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from ..rollout.record import Rollout, Task
 from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import LogprobKind
+from ..trajectory.turns import PENALTIES, LogprobKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +109,6 @@ def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
 
 
 _WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-_UNCHANGED: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
@@ -119,7 +118,7 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
         f"{name} {value:g}"
         for completion in sample.completions
         if completion.logprobs_kind is LogprobKind.PROCESSED and completion.temperature != 0
-        for name, none in (_WHOLE | _UNCHANGED).items()
+        for name, none in (_WHOLE | PENALTIES).items()
         if (value := getattr(completion, name)) not in (None, none)
     }
     if changed:

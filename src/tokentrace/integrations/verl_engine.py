@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from ..engines.answers import answered_ids, answered_logprobs, checked_request, completion_kind
 from ..engines.protocol import (
-    PENALTIES,
     Capabilities,
     Delta,
     Engine,
@@ -18,7 +17,7 @@ from ..engines.protocol import (
 )
 from ..errors import InputError
 from ..settings import nearest
-from ..trajectory.turns import LogprobKind, VersionSpan
+from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
 
 _ABORTED: Final = ("aborted", "abort")
 _ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")

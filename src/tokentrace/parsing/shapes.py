@@ -23,11 +23,12 @@ TokenLogprobs = Callable[[TokenRange], list[dict[str, Any]]]
 
 _SAID: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.DUPLICATE_ARGUMENT})
 
-_STOP_REASONS: Final[dict[str, Literal["end_turn", "tool_use", "max_tokens"]]] = {
+STOP_REASONS: Final[dict[str, Literal["end_turn", "tool_use", "max_tokens"]]] = {
     "stop": "end_turn",
     "tool_calls": "tool_use",
     "length": "max_tokens",
 }
+"""How Anthropic's API calls the ends of a completion."""
 
 
 def numbered_call_id(index: int) -> str:
@@ -115,7 +116,7 @@ def anthropic_message(
 
 def anthropic_stop_reason(response: ParsedResponse) -> Literal["end_turn", "tool_use", "max_tokens"]:
     """What Anthropic calls the response's `finish_reason`."""
-    return _STOP_REASONS[response.finish_reason]
+    return STOP_REASONS[response.finish_reason]
 
 
 def responses_items(

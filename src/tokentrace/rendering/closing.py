@@ -197,4 +197,5 @@ class SeamFinder:
         chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
         closers = frozenset(char for char in chars if char is not None)
         tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
-        return markers.closing(markers.marked.of_ids([int(index) for index in tail]), closers, last or END)
+        stream = markers.marked.of_ids([int(index) for index in tail])
+        return markers.closing(stream, closers, lambda: self.study.grammar(False).channels is None, last or END)

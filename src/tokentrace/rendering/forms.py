@@ -16,7 +16,7 @@ from ..study.seams import call_ids
 from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate
 from .closing import Tail
-from .framing import Example, Frame, FrameEncoder, Names, learn
+from .framing import BridgeFrame, Example, FrameEncoder, Names, learn
 from .lost import BOOKKEEPING
 
 MOST_FRAMES: Final = 4
@@ -69,11 +69,13 @@ def _is_text(part: Any) -> bool:
 class Shelf:
     """The frames of one form with the same tools, where the fields that are looked at are alike, too."""
 
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[BridgeFrame, ...] = ()
     is_open: bool = True
     """Whether a frame is worth learning: not where others did not do."""
 
-    def write(self, texts: list[str], new: Messages, names: Names, encoder: FrameEncoder) -> tuple[Frame, Tail] | None:
+    def write(
+        self, texts: list[str], new: Messages, names: Names, encoder: FrameEncoder
+    ) -> tuple[BridgeFrame, Tail] | None:
         """What the first frame that fits writes."""
         for frame in self.frames:
             given = texts
@@ -89,7 +91,7 @@ class Shelf:
                 return frame, tail
         return None
 
-    def add(self, frame: Frame | None) -> None:
+    def add(self, frame: BridgeFrame | None) -> None:
         if frame is None:
             self.give_up()
         else:

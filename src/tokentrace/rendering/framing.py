@@ -128,7 +128,7 @@ class Open(NamedTuple):
 
 
 @dataclass(slots=True)
-class Frame:
+class BridgeFrame:
     """What is written after a turn, with holes. The first piece is the token that ends the turn, not part of it."""
 
     asked: tuple[tuple[Recipe, Any], ...]
@@ -312,7 +312,7 @@ def learn(
     texts: Sequence[str],
     watched: Sequence[tuple[int, str]],
     encoder: FrameEncoder,
-) -> Frame | frozenset[tuple[int, str]] | None:
+) -> BridgeFrame | frozenset[tuple[int, str]] | None:
     """A frame, where all that the template does with the texts can be followed, and none of them is lost.
 
     Or fields of messages that it looks at as well, and that are to be watched.
@@ -341,7 +341,7 @@ def learn(
     owners += [(kind_of_text(span.origin), max(span.owner - found.first_new, -1)) for span in spans]
     first_name = len(texts) + len(call_ids(example.new))
     takes_names = example.verdict.repeats_call or max(used, default=-1) >= first_name
-    return Frame(
+    return BridgeFrame(
         observed.asked,
         pieces,
         [None, *(span.origin for span in spans)],

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
+from ..tokens.ids import segments
 from ..tokens.tokenizer import Ids
 from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, index, rounded_up
 from .sample import Sample
@@ -171,8 +172,7 @@ def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: in
     free = _FreeSpace(min(len(sizes), 2 * (int(sizes.sum()) // room) + 2), room)
     placed = np.empty(len(sizes), np.int64)
     # Equal lengths go together: they fill the first bin with room for one, then the next.
-    edges = [0, *(np.flatnonzero(np.diff(sizes[order])) + 1).tolist(), len(order)]
-    for start, stop in pairwise(edges):
+    for start, stop in segments(sizes[order]):
         size = int(sizes[order[start]])
         while start < stop:
             chosen, count = free.take(size, stop - start)

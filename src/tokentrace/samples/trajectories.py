@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,10 @@ import numpy.typing as npt
 from ..errors import SampleError, shown
 from ..settings import is_number, items
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import Branch, LogprobKind, Turn, VersionSpan
+from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
 from .staleness import UNSAMPLED, age
 
-_PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """Settings that change logits by what was there before, each with the value that does nothing."""
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
@@ -107,7 +106,7 @@ def _completion(turn: Turn) -> CompletionSpan:
         top_p,
         top_k if _is_small(top_k) else None,
         turn.cached_tokens,
-        *(_number(sampling.get(name)) for name in ("min_p", *_PENALTIES)),
+        *(_number(sampling.get(name)) for name in ("min_p", *PENALTIES)),
     )
 
 
@@ -142,8 +141,8 @@ def _changes(turn: Turn) -> list[str]:
     if span.temperature == 0:
         return []
     changed = [] if span.temperature in (None, 1) else [f"temperature {span.temperature:g}"]
-    penalties = {name: getattr(span, name) for name in _PENALTIES}
-    changed += [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, _PENALTIES[name])]
+    penalties = {name: getattr(span, name) for name in PENALTIES}
+    changed += [f"{name} {value:g}" for name, value in penalties.items() if value not in (None, PENALTIES[name])]
     return changed + (["a structure that it must have"] if (turn.sampling or {}).get("structure") else [])
 
 
@@ -219,7 +218,7 @@ class RolloutReport:
     samples: int
     """How many rows they make: branches that own sampled tokens."""
     breaks: int
-    """How many times a history was rewritten: the branches beyond the first of each."""
+    """How many times a history was rewritten: the branches beyond the first of each, without the retries."""
     tokens: int
     """How many tokens are recorded; one that branches share counts once."""
     sampled: int
@@ -234,6 +233,8 @@ class RolloutReport:
     """How many sampled tokens are how many versions old, where `report_rollouts` was told the version of now."""
     unversioned: int = 0
     """How many sampled tokens nobody said the version of, where it was told that."""
+    retries: int = 0
+    """How many branches sample a recorded prompt again, or an earlier point of one: nothing was rewritten."""
 
     @property
     def max_staleness(self) -> int | None:
@@ -255,11 +256,12 @@ class RolloutReport:
         ratio = f" ({self.samples_per_rollout:.2f} each)" if self.rollouts else ""
         why = ", ".join(f"{cause}: {count}" for cause, count in self.causes.items())
         none = f"; {self.unsampled} without a sampled token make no row" if self.unsampled else ""
+        again = f", {self.retries:,} of them the same prompt again" if self.retries else ""
         return "\n".join(
             [
                 f"rollouts  {self.rollouts:,}, as {self.samples:,} samples{ratio}",
                 f"breaks    {self.breaks:,}{f' ({why})' if why else ''}",
-                f"branches  {self.samples + self.unsampled:,}{none}",
+                f"branches  {self.samples + self.unsampled:,}{again}{none}",
                 f"tokens    {self.tokens:,} recorded, {self.sampled:,} sampled, {self.tokens_in_rows:,} in rows",
                 *self._stale_line(),
             ]
@@ -296,11 +298,13 @@ def report_rollouts(trajectories: Iterable[Trajectory], *, version: int | None =
         _check_trajectory(trajectory)
         branches = trajectory.branches
         rows = [branch for branch in branches if branch.sampled]
-        causes.update(branch.cause or "unknown" for branch in branches[1:])
+        broken = [branch for branch in branches[1:] if not branch.retries]
+        causes.update(branch.cause or "unknown" for branch in broken)
         counts.update(
             rollouts=1,
             samples=len(rows),
-            breaks=len(branches[1:]),
+            breaks=len(broken),
+            retries=len(branches[1:]) - len(broken),
             tokens=trajectory.num_tokens,
             sampled=trajectory.num_sampled,
             tokens_in_rows=sum(branch.stop for branch in rows),
@@ -309,7 +313,7 @@ def report_rollouts(trajectories: Iterable[Trajectory], *, version: int | None =
         if version is not None:
             stale.update(_ages(trajectory, version))
     ordered = dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
-    names = ("rollouts", "samples", "breaks", "tokens", "sampled", "tokens_in_rows", "unsampled")
+    names = ("rollouts", "samples", "breaks", "tokens", "sampled", "tokens_in_rows", "unsampled", "retries")
     unversioned = stale.pop(UNSAMPLED, 0)
     return RolloutReport(
         **{name: counts[name] for name in names},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
 from ..settings import choose, whole
+from ..tokens.ids import segments
 from ..tokens.kinds import Kind, Part
 from .sample import Sample
 
@@ -43,7 +43,7 @@ class Truncated:
 
 
 @dataclass(slots=True)
-class _Message:
+class _MessagePlace:
     """The place of a message: where its header starts, where its own tokens end, and where its close ends."""
 
     start: int
@@ -119,7 +119,7 @@ def _kept(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
     return (starts[0], count) if starts else (0, 0)
 
 
-def _cut_right(sample: Sample, messages: list[_Message], length: int) -> int:
+def _cut_right(sample: Sample, messages: list[_MessagePlace], length: int) -> int:
     """The last good place for a cut, at `length` or before it."""
     borders = {0, *(at for message in messages for at in (message.start, message.stop))}
     written = [sample.kinds == Kind.SCAFFOLD, sample.kinds == Kind.SYNTHETIC]
@@ -137,12 +137,13 @@ def _cut_right(sample: Sample, messages: list[_Message], length: int) -> int:
     return begun if silent.all() else cut
 
 
-def _messages(sample: Sample) -> list[_Message]:
+def _messages(sample: Sample) -> list[_MessagePlace]:
     """The messages of a sample, in order: each run of one number, with the tokens of no message that go with it."""
     scaffold = _scaffold(sample)
-    found: list[_Message] = []
+    found: list[_MessagePlace] = []
     loose: int | None = None
-    for start, stop, number in _runs(sample.messages):
+    for start, stop in segments(sample.messages):
+        number = int(sample.messages[start])
         if number < 0:
             loose = start
             continue
@@ -156,7 +157,7 @@ def _messages(sample: Sample) -> list[_Message]:
                 continue
             begin = start if scaffold[start] else _after_close(sample, loose, start)
             found[-1].stop = begin
-        found.append(_Message(begin, stop, stop, number))
+        found.append(_MessagePlace(begin, stop, stop, number))
         loose = None
     if found and loose is not None:
         found[-1].stop = _after_close(sample, loose, len(sample))
@@ -172,10 +173,3 @@ def _after_close(sample: Sample, start: int, stop: int) -> int:
 def _scaffold(sample: Sample) -> npt.NDArray[np.bool_]:
     scaffold: npt.NDArray[np.bool_] = sample.kinds == Kind.SCAFFOLD
     return scaffold if sample.parts is None else scaffold | (sample.parts == Part.SCAFFOLD)
-
-
-def _runs(numbers: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
-    if not len(numbers):
-        return []
-    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    return [(start, stop, int(numbers[start])) for start, stop in pairwise(cuts)]

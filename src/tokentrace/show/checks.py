@@ -13,7 +13,7 @@ from ..data.check.report import CheckedRow, CheckReport, Outcome
 from ..tokens.visible import counted, visible
 from ..viewer.document import Card, Cell, Document, Table
 from .contrasts import Differences
-from .terminal import TONES, flat, grid, laid_out, plain
+from .terminal import TONES, counts_view, flat, laid_out, plain
 
 _TONE: Final = {Outcome.SAME: "good", Outcome.CUT: "poor", Outcome.UNCHECKED: "poor"}
 """How an outcome looks; the others are bad."""
@@ -26,7 +26,6 @@ _PLACES: Final = 3
 def _tables(report: CheckReport) -> list[Table]:
     """The counts, those that there are."""
     outcomes = [(one, report.outcomes[one]) for one in Outcome if report.outcomes[one]]
-    ranked = sorted(report.mask.items(), key=lambda item: (-item[1].tokens, item[0]))
     reasons = [[why, f"{n:,}"] for why, n in report.reasons.most_common(_REASONS)]
     if len(report.reasons) > _REASONS:
         reasons.append([f"and {len(report.reasons) - _REASONS:,} more reasons", ""])
@@ -42,7 +41,7 @@ def _tables(report: CheckReport) -> list[Table]:
             ["role", "part", "mask", "tokens", "turns", "rows"],
             [
                 [role, part, _MASK[trained], f"{count.tokens:,}", f"{count.messages:,}", f"{count.rows:,}"]
-                for (role, part, trained), count in ranked
+                for (role, part, trained), count in report.ranked_masks()
             ],
             words=3,
         ),
@@ -76,17 +75,12 @@ plain_view = plain(text_view)
 
 
 def _parts(report: CheckReport) -> Iterator[RenderableType]:
-    fine = report.rows and report.clean
-    tone = "green" if fine else "red" if report.differing else "yellow"
-    yield Text(f"{'✓' if fine else '✗' if report.differing else '•'} {report.verdict}", f"bold {tone}")
-    for found in report.findings:
-        yield Text(f"  {visible(found)}", "yellow")
-    yield Text(f"  {_totals(report)}", "dim")
+    more = [Text(f"  {visible(found)}", "yellow") for found in report.findings]
+    more.append(Text(f"  {_totals(report)}", "dim"))
     if report.stopped:
-        yield Text(f"  stopped after {counted(report.rows, 'row')}, as the limit says", "yellow")
-    for table in _tables(report):
-        yield Text()
-        yield grid(table)
+        more.append(Text(f"  stopped after {counted(report.rows, 'row')}, as the limit says", "yellow"))
+    fine = report.rows > 0 and report.clean
+    yield from counts_view(report.verdict, fine, report.differing > 0, more, _tables(report))
     for row in _examples(report):
         yield from _example(row)
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..audit.dumps.calls import Flaw
+from ..audit.dumps.calls import DumpFault
 from ..audit.inspect_calls import FoundBreak, Relation
 from ..audit.inspect_report import Inspection
 from ..compare.causes import ADVICE
@@ -16,7 +16,7 @@ from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted, visible
 from ..viewer.document import Card, Cell, Document, Table
 from .contrasts import Differences
-from .terminal import flat, grid, laid_out, plain
+from .terminal import counts_view, flat, laid_out, plain
 
 
 def _tables(report: Inspection) -> list[Table]:
@@ -67,7 +67,7 @@ def _trained(report: Inspection) -> Iterator[tuple[str, str, str]]:
     """What masks train wrongly, and what training on the later prompt of a break would."""
     if report.masked:
         yield "trained", "by the masks of the dump", f"{report.trained:,}"
-        for fault in (Flaw.TRAINED_UNSAMPLED, Flaw.SAMPLED_UNTRAINED):
+        for fault in (DumpFault.TRAINED_UNSAMPLED, DumpFault.SAMPLED_UNTRAINED):
             count = report.faults.get(fault)
             told = count is not None or report.witnessed == report.masked
             known = (
@@ -106,16 +106,11 @@ plain_view = plain(text_view)
 
 
 def _parts(report: Inspection) -> Iterator[RenderableType]:
-    fine = report.compared and not report.failing("any")
-    tone = "green" if fine else "red" if report.breaks else "yellow"
-    yield Text(f"{'✓' if fine else '✗' if report.breaks else '•'} {report.verdict}", f"bold {tone}")
-    for note in report.notes:
-        yield Text(f"  {visible(note)}", "dim")
+    fine = report.compared > 0 and not report.failing("any")
+    more = [Text(f"  {visible(note)}", "dim") for note in report.notes]
     if report.stopped:
-        yield Text(f"  stopped after {counted(report.rollouts, 'rollout')}, as the limit says", "yellow")
-    for table in _tables(report):
-        yield Text()
-        yield grid(table)
+        more.append(Text(f"  stopped after {counted(report.rollouts, 'rollout')}, as the limit says", "yellow"))
+    yield from counts_view(report.verdict, fine, report.breaks > 0, more, _tables(report))
     for one in _examples(report):
         yield from _example(one)
     for fault, found in report.faults.items():

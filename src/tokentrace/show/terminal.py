@@ -102,6 +102,18 @@ def grid(table: Table, *, of_signs: bool = False) -> Grid:
     return made
 
 
+def counts_view(
+    verdict: str, fine: bool, failed: bool, more: Iterable[Text], tables: Iterable[Table]
+) -> Iterator[RenderableType]:
+    """How a report of counts begins: what it came to, what else is to be known, and its tables."""
+    sign, tone = ("✓", "green") if fine else ("✗", "red") if failed else ("•", "yellow")
+    yield Text(f"{sign} {verdict}", f"bold {tone}")
+    yield from more
+    for table in tables:
+        yield Text()
+        yield grid(table)
+
+
 def flat(text: str) -> str:
     """A text that others wrote, on one line."""
     return visible(text).replace("\n", "⏎")

@@ -20,7 +20,7 @@ from ..formats.grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, 
 from ..template.trace import Rendering
 from .derive_calls import CallDeriver
 from .probes import call
-from .reading import Turn, TurnReader, leading, trailing
+from .reading import TurnReader, WrittenTurn, leading, trailing
 from .turns import find_turns
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class _Deriver:
             grammar = grammar.replace(head=head.removesuffix(opened), content=content)
         return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
 
-    def _reasoned(self) -> Turn | None:
+    def _reasoned(self) -> WrittenTurn | None:
         """A turn that shows reasoning, with content if that can be, or with calls."""
         calls = {"tool_calls": [call()]}
         text_calls = {"tool_calls": [call(as_text=True)]}
@@ -113,7 +113,7 @@ class _Deriver:
 
     # -- content
 
-    def _closing(self, plain: Turn | None) -> Frame:
+    def _closing(self, plain: WrittenTurn | None) -> Frame:
         """What the template writes after content: letters that close the turn, or white space before its stop."""
         said = plain.first("content") if plain else None
         after = plain.text[said.stop :] if plain is not None and said is not None else ""
@@ -123,7 +123,7 @@ class _Deriver:
 
     # -- reasoning
 
-    def _frames(self, turn: Turn | None, plain: Turn | None) -> tuple[Frame | None, str]:
+    def _frames(self, turn: WrittenTurn | None, plain: WrittenTurn | None) -> tuple[Frame | None, str]:
         """What stands around reasoning, and what opens content after it."""
         reasoning = turn.first("reasoning") if turn else None
         if turn is None or reasoning is None:
@@ -153,7 +153,7 @@ class _Deriver:
         )
         return frame, rest.lstrip() if rest.strip() else ""
 
-    def _opening(self, before: str, plain: Turn | None, closed: str) -> tuple[str, str]:
+    def _opening(self, before: str, plain: WrittenTurn | None, closed: str) -> tuple[str, str]:
         """What opens reasoning, and the white space after it.
 
         That is the last mark before it, or all that is not the head; or what the generation prompt ends with where it
@@ -173,7 +173,7 @@ class _Deriver:
             rest = self.prompt[len(before) :]
         return (rest.strip(), trailing(rest)) if rest.strip() else ("", "")
 
-    def _hidden(self, plain: Turn | None) -> Frame | None:
+    def _hidden(self, plain: WrittenTurn | None) -> Frame | None:
         """Reasoning that is never shown, known by what the template looks for in content, or by what it prompts.
 
         How the model sets it off is then not to be seen: nothing is taken for white space of the grammar.
@@ -202,7 +202,7 @@ class _Deriver:
         return list(found)
 
     def _head(
-        self, plain: Turn | None, thought: Turn | None, frame: Frame | None, opening: str
+        self, plain: WrittenTurn | None, thought: WrittenTurn | None, frame: Frame | None, opening: str
     ) -> tuple[str, str, str]:
         """What a turn begins with, what opens content, and the white space after an empty place for reasoning."""
         after_empty = frame.after if frame is not None else ""
@@ -259,7 +259,7 @@ class _Deriver:
 
     # -- channels
 
-    def _channels(self, turn: Turn | None) -> Channels | None:
+    def _channels(self, turn: WrittenTurn | None) -> Channels | None:
         """Reasoning and content in messages of their own: both come after the same mark, with another header.
 
         A header has a mark and a channel after it, or a word that says who the message goes to: ``to=user``.
@@ -342,7 +342,7 @@ class _Deriver:
             reader.notes.append(BARE_CALLS)
         return calls
 
-    def _begins_again(self, beside: Turn, grammar: TurnGrammar) -> bool:
+    def _begins_again(self, beside: WrittenTurn, grammar: TurnGrammar) -> bool:
         """Whether what the generation prompt begins with stands between content and calls."""
         begun = self._before_reasoning(self.prompt, grammar.reasoning)[0].strip()
         said, called = beside.first("content"), beside.called()

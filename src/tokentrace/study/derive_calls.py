@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from ..formats.grammar import CallGrammar, Style, TurnGrammar, Value
 from .probes import ONE_ARGUMENT, TWO_ARGUMENTS
-from .reading import Hole, Turn, TurnReader, leading
+from .reading import Hole, TurnReader, WrittenTurn, leading
 
 AWKWARD: Final = 'two\n "words" \\ é <b> & {x}'
 _CDATA: Final = ("<![CDATA[", "]]>")
 
-Extent = Callable[[Turn, int], tuple[int, int] | None]
+Extent = Callable[[WrittenTurn, int], tuple[int, int] | None]
 """Where a call stands in a turn: from its first field to the end of its arguments."""
 
 
@@ -30,9 +30,9 @@ class CallDeriver:
 
     reader: TurnReader
     grammar: TurnGrammar
-    one: Turn
-    beside: Turn | None
-    two: Turn | None
+    one: WrittenTurn
+    beside: WrittenTurn | None
+    two: WrittenTurn | None
 
     def derive(self) -> CallGrammar | None:
         found = self._object(self.one, 0)
@@ -50,7 +50,7 @@ class CallDeriver:
 
     # -- one JSON object
 
-    def _object(self, turn: Turn, number: int) -> tuple[int, int, dict[str, Any]] | None:
+    def _object(self, turn: WrittenTurn, number: int) -> tuple[int, int, dict[str, Any]] | None:
         """The JSON object that holds the name and the arguments of a call, if there is one."""
         name = turn.first("name", number)
         arguments = turn.arguments(number)
@@ -80,7 +80,7 @@ class CallDeriver:
         if not named_key and {"name", "arguments"} - {field for field, _ in keys}:
             return self._not_understood("they are JSON, but name or arguments are not in it")
 
-        def extent(turn: Turn, number: int) -> tuple[int, int] | None:
+        def extent(turn: WrittenTurn, number: int) -> tuple[int, int] | None:
             found = self._object(turn, number)
             return found[:2] if found is not None else None
 
@@ -117,13 +117,13 @@ class CallDeriver:
             **around,
         )
 
-    def _fields(self, turn: Turn, number: int = 0) -> list[Hole]:
+    def _fields(self, turn: WrittenTurn, number: int = 0) -> list[Hole]:
         """The fields of a call before its arguments."""
         arguments = turn.arguments(number)
         floor = arguments[0].start if arguments else len(turn.text)
         return [hole for hole in turn.holes if hole.call == number and hole.field != "arguments" and hole.stop <= floor]
 
-    def _head(self, turn: Turn, number: int) -> tuple[list[tuple[str, str]], str]:
+    def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
         """The fields of a call with what stands between them, and what stands between the last and the arguments."""
         fields, arguments = self._fields(turn, number), turn.arguments(number)
         leads = ["", *(turn.text[left.stop : right.start] for left, right in itertools.pairwise(fields))]
@@ -153,7 +153,9 @@ class CallDeriver:
             return self._tree(several, keys, values)
         return self._pairs(several, number, keys, values)
 
-    def _pairs(self, several: Turn, number: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
+    def _pairs(
+        self, several: WrittenTurn, number: WrittenTurn, keys: list[Hole], values: list[Hole]
+    ) -> CallGrammar | None:
         reader, text = self.reader, several.text
         to_key = text[self._fields(several)[-1].stop : keys[0].start]
         to_next = text[values[0].stop : keys[1].start]
@@ -209,7 +211,7 @@ class CallDeriver:
                 return [(lead, "number" if match[0] == "1" else "index")], begin[match.end() :]
         return [], begin
 
-    def _tree(self, several: Turn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
+    def _tree(self, several: WrittenTurn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
         """Elements that are named after the arguments, at both ends."""
         reader, text = self.reader, several.text
         value_open = text[keys[0].stop : values[0].start]
@@ -247,7 +249,7 @@ class CallDeriver:
         return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, others=others, **around)
 
     def _bracketed(self, bracket: str) -> Extent:
-        def extent(turn: Turn, at: int) -> tuple[int, int] | None:
+        def extent(turn: WrittenTurn, at: int) -> tuple[int, int] | None:
             fields, arguments = self._fields(turn, at), turn.arguments(at)
             stop = turn.text.find(bracket, arguments[-1].stop) if arguments else -1
             return (fields[0].start, stop + 1) if fields and stop >= 0 else None
@@ -288,7 +290,7 @@ class CallDeriver:
     def _up_to_arguments(self, more: int = 0) -> Extent:
         """Calls from their first field to the end of their arguments, and so many characters more."""
 
-        def extent(turn: Turn, at: int) -> tuple[int, int] | None:
+        def extent(turn: WrittenTurn, at: int) -> tuple[int, int] | None:
             fields, arguments = self._fields(turn, at), turn.arguments(at)
             return (fields[0].start, arguments[-1].stop + more) if fields and arguments else None
 

@@ -6,8 +6,9 @@ user, and is read and rendered again, must not end its turn by that. Nothing of 
 
 - *never inside* is what turns begin and end with: the head of an assistant's turn, what closes one, what stops
   generation, and the tokens that the tokenizer's configuration names (beginning, end, padding, images);
-- *inside* are the delimiters of reasoning, content and calls, and what else the template writes in an assistant's turn
-  after a user's, unless it also writes it in the turns of others;
+- *inside* are the delimiters of reasoning, content and calls, what a generation prompt opens with any setting of the
+  template's variables, and what else the template writes in an assistant's turn after a user's, unless it also writes
+  it in the turns of others;
 - *outside* is all else that the template writes: role markers, markers of results, placeholders of media;
 - a token that is never written is inside if its vocabulary does not call it special and it is a tag, ``<name>`` or
   ``</name>``. Others that are never written (``<|image|>``, ``<|EOT|>``) may stand for anything, and are outside.
@@ -15,6 +16,7 @@ user, and is read and rendered again, must not end its turn by that. Nothing of 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from ..formats.grammar import TurnGrammar
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .probes import ASSISTANT_TURNS, OTHER_TURNS, Probe, role_turn
+from .probes import ASSISTANT_TURNS, OTHER_TURNS, USER, Probe, role_turn
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
@@ -44,10 +46,18 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
     never.update(index for name, index in named.items() if name in _NAMED)
     own, others, written = _written(study)
     written |= set(named.values())
-    delimiters = _spelled(vocabulary, "\n".join(_delimiters(grammar)))
+    delimiters = _spelled(vocabulary, "\n".join([*_delimiters(grammar), *_prompts(study)]))
     inside = (delimiters | (own - others)) - never
     tags = {token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)}
     return frozenset(inside | (tags - written - never))
+
+
+def _prompts(study: TemplateStudy) -> Iterator[str]:
+    """What the template asks for a reply with, under each truth value of each of its variables."""
+    for name, value in itertools.product(sorted(study.template.variables), (True, False)):
+        rendering = study.probe((USER,), False, True, {name: value})
+        if rendering is not None:
+            yield rendering.text[rendering.tail :]
 
 
 def _written(study: TemplateStudy) -> tuple[set[int], set[int], set[int]]:

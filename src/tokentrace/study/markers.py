@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -93,6 +93,8 @@ class _Edge:
 
     literal: str | None
     """The scaffold between them, where no field is."""
+    field: bool = False
+    """Whether a field may be between them."""
     lead: str = ""
     trail: str = ""
     """White space after the first and before the second, where a field is between them."""
@@ -162,11 +164,11 @@ class TurnMarkers:
             at = 0
             for match in _MARKER.finditer(text):
                 between += text[at : match.start()]
-                edge = _Edge(None, lead, _trailing(between)) if hole else _Edge(between)
+                edge = _Edge(None, True, lead, _trailing(between)) if hole else _Edge(between)
                 if last:
                     self._add(last, match[0], edge)
                 if whole and whole != last:  # past the head of a tag, of which only a whole one can be written
-                    self._add(whole, match[0], _Edge(None, "", _trailing(between)))
+                    self._add(whole, match[0], _Edge(None, True, "", _trailing(between)))
                 if any_hole and not started:
                     started = True
                     self._add(START, match[0], edge)
@@ -184,6 +186,7 @@ class TurnMarkers:
 
     def _add(self, before: str, after: str, edge: _Edge) -> None:
         known = self._edges.setdefault(before, {}).setdefault(after, edge)
+        known.field = known.field or edge.field
         if known.literal is None and edge.literal is not None:
             known.literal = edge.literal
         elif known.literal is not None and edge.literal is None and not known.trail:
@@ -197,7 +200,7 @@ class TurnMarkers:
             if closer is not None and closer not in self._edges[marker]:
                 before = [edges[closer] for edges in self._edges.values() if closer in edges]
                 trail = next((edge.trail or _trailing(edge.literal or "") for edge in before), "")
-                self._add(marker, closer, _Edge(None, "", trail))
+                self._add(marker, closer, _Edge(None, True, "", trail))
 
     def _learn_names(self, segments: Sequence[tuple[str, str]]) -> None:
         """How the name of a called function is introduced, wherever it stands: the last words before it."""
@@ -267,17 +270,22 @@ class TurnMarkers:
         found = [[str(name) for name in re.findall(pattern, completion)] for pattern in self._names]
         return next((names for names in found if len(names) == count), next(filter(None, found), []))
 
-    def closing(self, stream: str, closed_by: frozenset[str] = frozenset(), last: str = END) -> str:
+    def closing(self, stream: str, closed_by: frozenset[str], bare: Callable[[], bool], last: str = END) -> str:
         """What closes a turn of which `stream` is the end so far, both in marked text.
 
         `closed_by` are markers that end turns: what comes after one is a new beginning. `last` is the marker to close
-        it with, by default the one by which it is done soonest, or none.
+        it with, by default the one by which it is done soonest, or none. `bare` says whether text that no marker
+        introduces is content: an answer without the empty reasoning that the template would write before it.
         """
-        state = START
+        state, said = START, ""
         for match in _MARKER.finditer(stream):
             if match[0] in self._edges:
                 state = START if match[0] in closed_by else match[0]
+                said = stream[match.end() :]
         path = self._way(state, last) or self._way(START, last) or []
+        first = self._edges.get(state, {}).get(path[0]) if path and path[0] != END else None
+        if first is not None and not first.field and not _is_begun(first.literal or "", said) and bare():
+            state, path = START, self._way(START, last) or []
         out = ""
         for step, (before, after) in enumerate(zip([state, *path], path, strict=False)):
             if after == END:
@@ -303,6 +311,11 @@ class TurnMarkers:
                     seen.add(after)
                     queue.append((*path, after))
         return None
+
+
+def _is_begun(literal: str, said: str) -> bool:
+    """Whether what was said is (some of) a literal, and white space."""
+    return literal.startswith(said) or not said.removeprefix(literal).strip()
 
 
 def _is_whole(marker: str) -> bool:

@@ -39,7 +39,7 @@ class Hole:
         return self.path[-1:] == (KEY,)
 
 
-class Turn:
+class WrittenTurn:
     """An assistant's turn as the template writes it, and where its fields stand in it."""
 
     def __init__(self, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class Turn:
         self.text = text[: min(found)] if found else text
         """Without what ends the turn."""
 
-    def after(self, at: int) -> Turn:
+    def after(self, at: int) -> WrittenTurn:
         """The turn from a position on."""
         other = copy.copy(self)
         other.full, other.text = self.full[at:], self.text[at:]
@@ -144,13 +144,13 @@ class TurnReader:
 
     # -- turns
 
-    def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Turn | None:
+    def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> WrittenTurn | None:
         """An assistant's turn with these fields; None where the template refuses it or writes none."""
         message = {"role": "assistant", **fields}
         drawn = self._draw([USER, message], variables or {})
-        return Turn(*drawn, self.ends) if drawn is not None else None
+        return WrittenTurn(*drawn, self.ends) if drawn is not None else None
 
-    def called(self, *arguments: Any, content: str | None = None) -> Turn | None:
+    def called(self, *arguments: Any, content: str | None = None) -> WrittenTurn | None:
         """A turn with calls, in the first form in which the template shows all of them (and content before them)."""
         contents: tuple[str | None, ...] = (content,) if content else ("", None)
         for said, as_text in itertools.product(contents, (False, True)):

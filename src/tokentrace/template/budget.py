@@ -42,7 +42,7 @@ class TooLarge(Exception):  # noqa: N818
     """A template tried to do more, or to hold more, than it may."""
 
 
-class Budget:
+class RenderBudget:
     """What is left to one render."""
 
     __slots__ = ("deadline", "left", "steps")
@@ -75,7 +75,7 @@ class Budget:
 
 
 class _Active(threading.local):
-    budget: Budget | None = None
+    budget: RenderBudget | None = None
 
 
 _active = _Active()
@@ -86,9 +86,9 @@ class charging:  # noqa: N801
 
     __slots__ = ("before", "budget")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: RenderBudget) -> None:
         self.budget = budget
-        self.before: Budget | None = None
+        self.before: RenderBudget | None = None
 
     def __enter__(self) -> None:
         self.before = _active.budget

@@ -15,7 +15,7 @@ from jinja2 import nodes
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
-from .budget import Budget, TooLarge, charging
+from .budget import RenderBudget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingContext, TracingEnvironment
 from .origin import Origin
@@ -263,7 +263,7 @@ def _compile(
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
         tags = any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output))
-        with charging(Budget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
+        with charging(RenderBudget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
             template = environment.from_string(source)
     except jinja2.exceptions.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 from ..errors import TemplateLimitError
-from .budget import MAX_PIECES, Budget, TooLarge
+from .budget import MAX_PIECES, RenderBudget, TooLarge
 from .origin import Origin, TurnScaffold
 from .spans import Block, KnownRuns, Rendering, Span
 from .strings import TracedStr, join_traced, traced
@@ -97,7 +97,7 @@ class Trace:
         self.current = -1
         self.rounds = -1
         self.stack: list[int] = []
-        self.budget = Budget()
+        self.budget = RenderBudget()
         self.out: list[Any] = []
 
     def origin_of(self, value: Any) -> Origin | None:

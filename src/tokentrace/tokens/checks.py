@@ -33,7 +33,7 @@ _TABLES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """What a comparison came to."""
 
     fast: bool
@@ -76,20 +76,20 @@ class Check:
         name = hashlib.sha256(json.dumps(self._compared).encode()).hexdigest()
         self._path = None if folder is None else folder / "checks" / f"{name}.json"
 
-    def remembered(self) -> Verdict | None:
+    def remembered(self) -> CheckResult | None:
         """What it came to the last time; None if it is not known, or what is there cannot be read."""
         if self._path is None:
             return None
         try:
             record = json.loads(self._path.read_text(encoding="utf-8"))
-            verdict = Verdict(**record.pop("verdict"))
+            verdict = CheckResult(**record.pop("verdict"))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
         kinds = (verdict.fast, bool), (verdict.ordinary, bool), (verdict.problem, str)
         is_sound = record == self._compared and all(isinstance(value, kind) for value, kind in kinds)
         return verdict if is_sound else None
 
-    def remember(self, verdict: Verdict) -> None:
+    def remember(self, verdict: CheckResult) -> None:
         """Write what it came to. A folder that cannot be written is none."""
         if self._path is not None:
             with contextlib.suppress(OSError):

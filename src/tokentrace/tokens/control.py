@@ -71,7 +71,7 @@ class SpanTrust(Sequence[Trust]):
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class TrustedSpans:
     """Where each span of a text ends, what it may hold, and which tokens live inside a turn."""
 
     ends: Sequence[int]
@@ -91,16 +91,16 @@ class Spans:
             start = end
         return out
 
-    def least(self, found: Found) -> Trust:
+    def least(self, found: FoundToken) -> Trust:
         """What the least trusted of the spans may hold that a token touches."""
         return min(self.trust[span] for span in self._touched(found))
 
-    def first_forbidding(self, found: Found) -> int | None:
+    def first_forbidding(self, found: FoundToken) -> int | None:
         """The first span that a token touches and that may not hold it."""
         least = Trust.INNER if found.token.id in self.inner else Trust.ANY
         return next((span for span in self._touched(found) if self.trust[span] < least), None)
 
-    def _touched(self, found: Found) -> range:
+    def _touched(self, found: FoundToken) -> range:
         first, last = bisect.bisect_right(self.ends, found.text_start), bisect.bisect_left(self.ends, found.text_end)
         return range(first, last + 1)
 
@@ -136,7 +136,7 @@ class ControlPatterns:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundToken:
     """A control token in a text: where it stands with the white space it absorbs, and where its own text does."""
 
     start: int
@@ -147,7 +147,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainPiece:
     """A piece of text between control tokens, perhaps normalized already."""
 
     text: str
@@ -161,10 +161,12 @@ Normalize = Callable[[str], tuple[str, Sequence[tuple[int, int]] | None]]
 """A normalized text, and where each of its characters comes from (None: it is as it was)."""
 
 
-def split(text: str, spans: Spans, patterns: ControlPatterns, normalize: Normalize) -> list[Found | Plain]:
+def split(
+    text: str, spans: TrustedSpans, patterns: ControlPatterns, normalize: Normalize
+) -> list[FoundToken | PlainPiece]:
     """A text as control tokens and the pieces between them."""
     raw, late = patterns.only(spans.inner) if spans.inner else (Pattern({}), Pattern({}))
-    out: list[Found | Plain] = []
+    out: list[FoundToken | PlainPiece] = []
     at = 0
     for found in [*_search(text, spans, patterns.raw, raw), None]:
         end = len(text) if found is None else found.start
@@ -177,10 +179,10 @@ def split(text: str, spans: Spans, patterns: ControlPatterns, normalize: Normali
 
 
 def _late(
-    text: str, start: int, end: int, spans: Spans, pattern: Pattern, inner: Pattern, normalize: Normalize
-) -> list[Found | Plain]:
+    text: str, start: int, end: int, spans: TrustedSpans, pattern: Pattern, inner: Pattern, normalize: Normalize
+) -> list[FoundToken | PlainPiece]:
     """The same for a piece between raw tokens, with the tokens that are looked for in normalized text."""
-    whole: list[Found | Plain] = [Plain(text[start:end], start)]
+    whole: list[FoundToken | PlainPiece] = [PlainPiece(text[start:end], start)]
     if pattern.regex is None:
         return whole
     normal, offsets = normalize(text[start:end])
@@ -193,31 +195,31 @@ def _late(
         starts, ends = (np.asarray(offsets, np.int64).reshape(-1, 2) + start).T
     else:  # nothing is known but that it comes from here
         starts, ends = np.full(len(normal), start, np.int64), np.full(len(normal), end, np.int64)
-    out: list[Found | Plain] = []
+    out: list[FoundToken | PlainPiece] = []
     at = 0
     for found in [*_search(normal, _moved(spans, starts, ends), pattern, inner), None]:
         stop = len(normal) if found is None else found.start
         if at < stop:
-            out.append(Plain(normal[at:stop], int(starts[at]), (starts[at:stop], ends[at:stop])))
+            out.append(PlainPiece(normal[at:stop], int(starts[at]), (starts[at:stop], ends[at:stop])))
         if found is not None:
             own = (found.start, found.end - 1, found.text_start, found.text_end - 1)
             begin, last, own_begin, own_last = own
             places = (int(starts[begin]), int(ends[last]), int(starts[own_begin]), int(ends[own_last]))
-            out.append(Found(*places, found.token))
+            out.append(FoundToken(*places, found.token))
             at = found.end
     return out
 
 
-def _moved(spans: Spans, starts: Positions, ends: Positions) -> Spans:
+def _moved(spans: TrustedSpans, starts: Positions, ends: Positions) -> TrustedSpans:
     """What the characters of a normalized text may hold: what all may that they come from."""
     bounds = np.asarray(spans.ends, np.int64)
     first = np.searchsorted(bounds, starts, "right").tolist()
     last = np.searchsorted(bounds, np.maximum(ends - 1, starts), "right").tolist()
     trust = [min(spans.trust[a : b + 1], default=Trust.ANY) for a, b in zip(first, last, strict=True)]
-    return Spans(range(1, len(trust) + 1), trust, spans.inner)
+    return TrustedSpans(range(1, len(trust) + 1), trust, spans.inner)
 
 
-def _search(text: str, spans: Spans, pattern: Pattern, inner: Pattern) -> Iterator[Found]:
+def _search(text: str, spans: TrustedSpans, pattern: Pattern, inner: Pattern) -> Iterator[FoundToken]:
     """Control tokens in a text, leftmost and longest first, wherever they may stand."""
     hunts = [_Hunt(pattern, text, spans.stretches(Trust.ANY))]
     if inner.regex is not None:
@@ -234,7 +236,7 @@ def _search(text: str, spans: Spans, pattern: Pattern, inner: Pattern) -> Iterat
             start = at + len(text[at:start].rstrip(_SPACES))
         if token.rstrip:
             end = _SPACE.match(text, end).end()  # type: ignore[union-attr]
-        yield Found(start, end, *match.span(), token)
+        yield FoundToken(start, end, *match.span(), token)
         at = position = end
 
 

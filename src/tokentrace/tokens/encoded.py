@@ -22,7 +22,7 @@ _NEAR: Final = 64
 """Characters after a control token within which tokens are counted one by one."""
 
 
-class Layout(NamedTuple):
+class TokenPlaces(NamedTuple):
     """Where tokens stand in a text: in bytes, or in characters.
 
     Where they follow one another without a gap, as they nearly always do, `ends` says it all.
@@ -48,7 +48,7 @@ class Encoded:
         ids: Ids,
         rendering: Rendering,
         vocabulary: Vocabulary,
-        layout: Layout | Callable[[], Layout],
+        layout: TokenPlaces | Callable[[], TokenPlaces],
         counted: Counted | None = None,
     ) -> None:
         self.ids = ids
@@ -59,7 +59,7 @@ class Encoded:
         self._counts: npt.NDArray[np.intp] | None = None
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TokenPlaces:
         """Where all tokens stand."""
         if callable(self._layout):
             self._layout = self._layout()

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..errors import TokenizerError
 from ..template.trace import Rendering
-from .control import Found, Plain, Spans, SpanTrust, Trust, split
-from .encoded import Encoded, Layout
+from .control import FoundToken, PlainPiece, SpanTrust, Trust, TrustedSpans, split
+from .encoded import Encoded, TokenPlaces
 from .positions import BytePositions, Positions
 from .tokenizer import Ids, Tokenizer
 
@@ -74,7 +74,7 @@ def encode_spans(
     return encoded
 
 
-def _spelled(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None) -> Layout | None:
+def _spelled(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None) -> TokenPlaces | None:
     """Where tokens stand that spell a text byte for byte, one after another; None where they do not."""
     vocabulary, text = tokenizer.vocabulary, rendering.text
     ends = vocabulary.short_lengths.take(ids).cumsum(dtype=np.int32)  # far shorter than 2 GiB: MAX_OUTPUT
@@ -82,10 +82,12 @@ def _spelled(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePo
         return None
     if not vocabulary.exact and not vocabulary.spells(ids.tolist(), text.encode("utf-8")):
         return None
-    return Layout(ends, units)
+    return TokenPlaces(ends, units)
 
 
-def _spelled_or_reported(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None) -> Layout:
+def _spelled_or_reported(
+    tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None
+) -> TokenPlaces:
     """The same; where they do not, as ``tokenizers`` reports it."""
     spelled = _spelled(tokenizer, rendering, ids, units)
     if spelled is not None:
@@ -94,7 +96,7 @@ def _spelled_or_reported(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, u
     if not np.array_equal(known, ids):
         raise TokenizerError("fastokens and tokenizers disagree on this text; it cannot be said where its tokens stand")
     starts, ends = _ordered(offsets)
-    return Layout(ends, starts=starts, begins=starts)
+    return TokenPlaces(ends, starts=starts, begins=starts)
 
 
 def _is_forged(encoded: Encoded, trust: Sequence[Trust], inner: Callable[[], frozenset[int]]) -> bool:
@@ -135,12 +137,12 @@ def _encode_apart(
     inner: Callable[[], frozenset[int]],
 ) -> Encoded:
     text, trust = rendering.text, list(trust)
-    everything = split(text, Spans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
+    everything = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
     parts = everything
     if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
-        spans = Spans(rendering.ends, trust)
+        spans = TrustedSpans(rendering.ends, trust)
         if Trust.INNER in trust and any(spans.least(found) is Trust.INNER for found in _tokens(everything)):
-            spans = Spans(rendering.ends, trust, inner())
+            spans = TrustedSpans(rendering.ends, trust, inner())
         if policy is ControlPolicy.REJECT:
             _reject_forged(everything, spans)
         parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
@@ -152,28 +154,28 @@ def _encode_apart(
         ids, offsets = tokenizer.reference(text)
         starts, ends = _ordered(offsets)
         begins = starts
-    return Encoded(ids, rendering, tokenizer.vocabulary, Layout(ends, starts=starts, begins=begins))
+    return Encoded(ids, rendering, tokenizer.vocabulary, TokenPlaces(ends, starts=starts, begins=begins))
 
 
-def _tokens(parts: Sequence[Found | Plain]) -> list[Found]:
-    return [part for part in parts if isinstance(part, Found)]
+def _tokens(parts: Sequence[FoundToken | PlainPiece]) -> list[FoundToken]:
+    return [part for part in parts if isinstance(part, FoundToken)]
 
 
 _Piece = tuple[Ids, Positions, Positions, Positions]
 """Tokens, where they start and end in the text, and where what they spell begins, without white space they absorb."""
 
 
-def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[Found | Plain], *, checked: bool) -> list[_Piece]:
+def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[FoundToken | PlainPiece], *, checked: bool) -> list[_Piece]:
     """Control tokens, and the ids of the text between them. `checked`: there must be no control token in that."""
     encoded: dict[int, Ids] = {}
     for normalized in (False, True):
-        plain = [part for part in parts if isinstance(part, Plain) and (part.places is not None) == normalized]
+        plain = [part for part in parts if isinstance(part, PlainPiece) and (part.places is not None) == normalized]
         first = bool(plain) and plain[0].start == 0
         some = tokenizer.encode_plain([part.text for part in plain], first=first, normalized=normalized)
         encoded |= zip(map(id, plain), some, strict=True)
     out: list[_Piece] = []
     for part in parts:
-        if isinstance(part, Found):
+        if isinstance(part, FoundToken):
             where = (part.start, part.end, part.text_start)
             start, end, begin = (np.asarray([at], np.int64) for at in where)
             out.append((np.asarray([part.token.id], np.int32), start, end, begin))
@@ -193,7 +195,7 @@ def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[Found | Plain], *, chec
     return out
 
 
-def _reject_forged(everything: Sequence[Found | Plain], spans: Spans) -> None:
+def _reject_forged(everything: Sequence[FoundToken | PlainPiece], spans: TrustedSpans) -> None:
     """Raise ForgedControl for the first control token that touches a span that may not hold it."""
     for found in _tokens(everything):
         span = spans.first_forbidding(found)
@@ -212,7 +214,7 @@ def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
         )
 
 
-def _align(tokenizer: Tokenizer, part: Plain, ids: Ids) -> tuple[Ids, Positions, Positions]:
+def _align(tokenizer: Tokenizer, part: PlainPiece, ids: Ids) -> tuple[Ids, Positions, Positions]:
     """Where each token of a piece stands, in characters of the piece."""
     vocabulary, run = tokenizer.vocabulary, part.text
     normal = unicodedata.normalize("NFC", run) if vocabulary.nfc and part.places is None else run
@@ -255,7 +257,7 @@ def _origins_of_normal(run: str, normal: str) -> Positions | None:
     return np.asarray([*positions, len(run)], np.int64)
 
 
-def _align_by_offsets(tokenizer: Tokenizer, part: Plain) -> tuple[Ids, Positions, Positions]:
+def _align_by_offsets(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Positions, Positions]:
     """The last resort: the offsets that the reference implementation reports for this piece."""
     ids, offsets = tokenizer.offsets(part.text, first=part.start == 0, normalized=part.places is not None)
     return ids, *_ordered(offsets)

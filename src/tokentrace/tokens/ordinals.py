@@ -6,8 +6,9 @@ known where in the text each of them stands. Nothing has to be added up over all
 
 Why this is proof: added tokens are found from left to right, by their own text alone. So a piece has its own ones
 wherever it is written, unless one lies across either of its ends, and for that certain text has to stand there
-(`Piece.before`, `Piece.after`). Where it does not, the control tokens of each piece are in the ids, in order. As many
-as that is all there are. All added tokens are looked at here, white space too: what they take is lost to others.
+(`KnownPiece.before`, `KnownPiece.after`). Where it does not, the control tokens of each piece are in the ids, in order.
+As many as that is all there are. All added tokens are looked at here, white space too: what they take is lost to
+others.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Found = tuple[tuple[int, int, int], ...]
 """The control tokens of a text: where each begins and ends, and its id."""
 
 
-class Piece(NamedTuple):
+class KnownPiece(NamedTuple):
     """A text whose control tokens are known unless it stands after, or before, one of these."""
 
     found: Found
@@ -55,7 +56,7 @@ class ScaffoldTokens:
         self._encode = encode
         self._known: dict[str, Found] = {}
         """Those that what stands around them cannot change."""
-        self._others: dict[str, Piece | None] = {}
+        self._others: dict[str, KnownPiece | None] = {}
         added = vocabulary.added.values()
         late = vocabulary.nfc and any(token.normalized for token in added)
         self._is_provable = vocabulary.exact and not late and not any(token.single_word for token in added)
@@ -94,11 +95,11 @@ class ScaffoldTokens:
             return None
         return piece.found
 
-    def piece(self, text: str) -> Piece | None:
+    def piece(self, text: str) -> KnownPiece | None:
         """A piece of scaffold; None where more than its own text decides about its control tokens."""
         return self._learn(text) if self._is_provable else None
 
-    def _learn(self, name: str) -> Piece | None:
+    def _learn(self, name: str) -> KnownPiece | None:
         piece = self._find(name)
         if len(name) <= _LONGEST:
             if len(self._known) + len(self._others) >= _MOST:
@@ -110,7 +111,7 @@ class ScaffoldTokens:
                 self._known[name] = piece.found
         return piece
 
-    def _find(self, text: str) -> Piece | None:
+    def _find(self, text: str) -> KnownPiece | None:
         """A piece, if its tokens spell it."""
         ids, raw = self._encode(text), text.encode("utf-8")
         stops = self._vocabulary.byte_lengths[ids].cumsum().tolist()
@@ -120,7 +121,7 @@ class ScaffoldTokens:
         at = self._vocabulary.find_control(ids).tolist()
         found = tuple((bounds[one], bounds[one + 1], int(ids[one])) for one in at)
         if not found:
-            return Piece((), (), ())
+            return KnownPiece((), (), ())
         before: set[str] = set()
         after: set[str] = set()
         for token in self._vocabulary.added.values():
@@ -131,4 +132,4 @@ class ScaffoldTokens:
                     before.add(head)
                 if text.endswith(head):
                     after.add(tail)
-        return Piece(found, tuple(sorted(before)), tuple(sorted(after)))
+        return KnownPiece(found, tuple(sorted(before)), tuple(sorted(after)))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokenizerError
-from .checks import Check, Verdict, remember_tables, remembered_tables
+from .checks import Check, CheckResult, remember_tables, remembered_tables
 from .control import ControlPatterns
 from .ordinals import ScaffoldTokens
 from .vocabulary import TOKEN_FLAGS, Vocabulary
@@ -254,7 +254,7 @@ class _Encoder:
         self._process = 0
         self._heads: set[int] | None = set()
         """How long texts began, up to the first that begins as another did."""
-        self.verdict = Verdict(False, False)
+        self.verdict = CheckResult(False, False)
 
     @functools.cached_property
     def slow(self) -> Any:
@@ -280,25 +280,27 @@ class _Encoder:
                 verdict = self._compared(sample, plain)
                 check.remember(verdict)
             except (MemoryError, OSError, ImportError) as error:  # may be gone the next time: not remembered
-                verdict = Verdict(False, False, str(error) or type(error).__name__)
+                verdict = CheckResult(False, False, str(error) or type(error).__name__)
         self.verdict = verdict
         if not verdict.fast:
             self._warn(verdict.problem)
 
-    def _compared(self, sample: str, plain: Callable[[], Any]) -> Verdict:
+    def _compared(self, sample: str, plain: Callable[[], Any]) -> CheckResult:
         expected = self.slow.encode(sample, add_special_tokens=False).ids
         try:
             fast = self._load()
             if fast.encode(sample).ids != expected:
-                return Verdict(False, False, "its ids differ from those of tokenizers")
+                return CheckResult(False, False, "its ids differ from those of tokenizers")
         except (MemoryError, OSError, ImportError):
             raise
         except Exception as error:
-            return Verdict(False, False, str(error))
+            return CheckResult(False, False, str(error))
         self._fast, oracle = fast, plain()
         if oracle is None:
-            return Verdict(True, False)
-        return Verdict(True, fast.encode_ordinary(sample).ids == oracle.encode(sample, add_special_tokens=False).ids)
+            return CheckResult(True, False)
+        return CheckResult(
+            True, fast.encode_ordinary(sample).ids == oracle.encode(sample, add_special_tokens=False).ids
+        )
 
     def _load(self) -> Any:
         import fastokens
@@ -336,7 +338,7 @@ class _Encoder:
         try:
             self._fast = self._load()
         except Exception as error:  # it loaded when it was compared
-            self.verdict = Verdict(False, False, str(error))
+            self.verdict = CheckResult(False, False, str(error))
             self._warn(str(error))
 
     def encode(self, text: str) -> Ids:

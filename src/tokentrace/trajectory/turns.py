@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ LogprobsLike: TypeAlias = Sequence[float] | npt.NDArray[Any]
 Version: TypeAlias = str | int
 VersionLike: TypeAlias = Version | Sequence[tuple[Version, int, int]] | None
 SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
+
+PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""The sampling parameters that change logits by what is there already, each with the value that does nothing."""
 
 
 class LogprobKind(StrEnum):
@@ -119,6 +122,8 @@ class Branch:
     """How many of its own tokens were sampled."""
     cause: str
     """Why the history was rewritten; empty for the first branch."""
+    retries: bool = False
+    """Whether it rewrites nothing: a recorded prompt, or the beginning of one, was sampled again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -97,6 +97,8 @@ GLM = [
     Seam("glm-4.6", "other_stop", "\n<think></think>\nHi!<|endoftext|>", "", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "wrong_head", "\n<think></think>\nHi!<|observation|>", "", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "in_words", "\n<think></think>\nHi", "", "<|user|>\nBye<|assistant|>"),
+    Seam("glm-4.6", "in_words_without_a_place_for_reasoning", "Hi", "", "<|user|>\nBye<|assistant|>"),
+    Seam("glm-4.6", "empty", "", "<think></think>", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "in_reasoning", "\n<think>They", "</think>", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "ended_call", GLM_CALL + "<|observation|>", "", GLM_TOOL, (SUNNY,)),
     Seam("glm-4.6", "call_then_user_head", GLM_CALL + "<|user|>", "", "<|observation|>" + GLM_TOOL, (SUNNY,)),
@@ -126,6 +128,7 @@ MINIMAX = [
     Seam("minimax-m2", "in_words", "They\n</think>\n\nHi", "[e~[", "\n" + MINIMAX_USER),
     Seam("minimax-m2", "in_prefilled_reasoning", "They", "\n</think>\n\n[e~[", "\n" + MINIMAX_USER),
     Seam("minimax-m2", "empty", "", "</think>\n\n[e~[", "\n" + MINIMAX_USER),
+    Seam("minimax-m3", "in_words_without_a_place_for_reasoning", "Hi", "[e~[", "\n]~b]user\nBye[e~[\n]~b]ai\n"),
 ]
 
 HARMONY_USER = "<|start|>user<|message|>Bye<|end|><|start|>assistant"
@@ -149,6 +152,7 @@ HARMONY = [
         HARMONY_USER,
     ),
     Seam("gpt-oss", "empty", "", "<|channel|>final<|message|><|end|>", HARMONY_USER),
+    Seam("gpt-oss", "words_in_a_header", "Hi", "<|channel|>final<|message|><|end|>", HARMONY_USER),
     Seam("gpt-oss", "call", ANALYSIS + CALLING + "}<|call|>", "", HARMONY_TOOL, (SUNNY,)),
     Seam("gpt-oss", "in_call", ANALYSIS + CALLING, "<|end|>", HARMONY_TOOL, (SUNNY,)),
 ]

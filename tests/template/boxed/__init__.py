@@ -14,7 +14,7 @@ import jinja2
 
 from tests.template.boxed.environment import TracingEnvironment
 from tests.template.boxed.trace import Trace, collect
-from tokentrace.template.budget import Budget, charging
+from tokentrace.template.budget import RenderBudget, charging
 from tokentrace.template.chat_template import told, wrap_messages
 from tokentrace.template.trace import Rendering
 from tokentrace.template.traced import TracedList
@@ -27,7 +27,7 @@ def environment() -> TracingEnvironment:
 
 @functools.lru_cache(maxsize=256)
 def compiled(source: str) -> jinja2.Template:
-    with charging(Budget(steps=1_000, made=64 * 1024)):
+    with charging(RenderBudget(steps=1_000, made=64 * 1024)):
         return environment().from_string(source)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tokentrace.errors import TemplateLimitError
-from tokentrace.template.budget import MAX_PIECES, Budget, check_size
+from tokentrace.template.budget import MAX_PIECES, RenderBudget, check_size
 from tokentrace.template.origin import Origin, TurnScaffold
 from tokentrace.template.spans import KnownRuns, Rendering
 from tokentrace.template.strings import TracedStr, join_traced, traced
@@ -50,7 +50,7 @@ class Trace:
         self.current = -1
         self.rounds = -1
         self.stack: list[int] = []
-        self.budget = Budget()
+        self.budget = RenderBudget()
 
     def enter_macro(self) -> None:
         self.budget.step()

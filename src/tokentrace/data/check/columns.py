@@ -13,13 +13,13 @@ from ...errors import InputError, kind_of
 from ...samples.sample import IGNORE
 from ...tokens.tokenizer import Ids
 from ..conversations import COMPLETIONS, MESSAGES, Columns
+from ..trainers import ATTENTION
 
 Mask = npt.NDArray[np.bool_]
 
 IDS: Final = ("input_ids", "token_ids", "ids", "tokens")
 MASKS: Final = ("loss_mask", "completion_mask", "assistant_masks", "assistant_mask", "mask")
 LABELS: Final = "labels"
-ATTENTION: Final = "attention_mask"
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,10 +168,13 @@ class CheckReport(ShowsItself):
         said = f"{self.differing:,} of {self.rows:,} rows are not what the template gives"
         return f"{said}, {unchecked:,} have no conversation to compare them with" if unchecked else said
 
+    def ranked_masks(self) -> list[tuple[tuple[str, str, bool], MaskCount]]:
+        """The mask differences, the most frequent first."""
+        return sorted(self.mask.items(), key=lambda item: (-item[1].tokens, item[0]))
+
     def mask_words(self) -> list[str]:
-        """The mask differences in words, the most frequent first."""
-        ranked = sorted(self.mask.items(), key=lambda item: (-item[1].tokens, item[0]))
-        return [difference_words(*key, count.tokens, count.messages) for key, count in ranked]
+        """The same in words."""
+        return [difference_words(*key, count.tokens, count.messages) for key, count in self.ranked_masks()]
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
