@@ -68,7 +68,7 @@ class WriteLog:
                 self._details.append(detail)
         if spans is not None and len(spans):
             self._spans.push(spans, len(spans))
-        self._last = LogRow(*numbers, number, len(self._spans))
+        self._last = LogRow._make((*numbers, number, len(self._spans)))
         self._rows.push(self._last, 1)
         return len(self._rows) - 1
 
