@@ -251,8 +251,8 @@ def _run(new_place: Callable[[], str], examples: int) -> None:
 
 def test_sqlite_is_what_dictionaries_are(tmp_path: Path) -> None:
     count = iter(range(1_000_000))
-    _run(lambda: str(tmp_path / f"{next(count)}.db"), 25)
+    _run(lambda: str(tmp_path / f"{next(count)}.db"), 12)
 
 
 def test_postgres_is_what_dictionaries_are(postgres: Postgres) -> None:
-    _run(postgres.fresh, 8)
+    _run(postgres.fresh, 5)

@@ -23,7 +23,7 @@ from tokentrace.parsing.parser import StreamingParser
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind
 from tokentrace.parsing.values import Tools
 
-SEQUENCES = 10_000 if FULL else 1_000
+SEQUENCES = 10_000 if FULL else 500
 """Random completions for each family."""
 
 
@@ -276,7 +276,7 @@ UNITS = [
 ]
 ADVERSE = ["qwen3", "qwen3-coder", "glm-4.5", "minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v3.2", "kimi-k2"]
 ADVERSE += ["llama-3.1", "mistral-nemo", "gpt-oss", "nemotron-3-nano"]
-CASES = 80 if FULL else 32
+CASES = 80 if FULL else 16
 """How many of the beginnings and what follows are tried, about."""
 TIMES = 30
 """How often what is adverse stands there, at first; then twice and four times as often."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.formats.small import small_tokenizer
-from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json
+from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, rotating
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer, create_renderer_pool
 from tokentrace.data.chunks import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
@@ -228,7 +228,7 @@ def _answers(family: str, order: tuple[str, ...]) -> dict[str, Any]:
 def test_the_order_of_calls_does_not_matter(family: str) -> None:
     names = list(_steps(_fresh(family)))
     alone = {name: _answers(family, (name,))[name] for name in names}
-    for first, second in itertools.permutations(names, 2):
+    for first, second in rotating(itertools.permutations(names, 2), family, 3):
         assert _answers(family, (first, second))[second] == alone[second], (first, second)
     assert _answers(family, tuple(names)) == alone
     assert _answers(family, tuple(reversed(names))) == alone

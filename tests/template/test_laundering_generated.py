@@ -199,7 +199,7 @@ def cases(name: str, consumers: int, each: int) -> Iterator[Case]:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_no_operation_makes_a_users_text_the_templates_own(name: str) -> None:
-    for case in rotating(cases(name, len(CONSUMERS), 2), name, 3):
+    for case in rotating(cases(name, len(CONSUMERS), 2), name, 6):
         rendering = ours(case)
         if rendering is None or None not in rendering.origins:
             continue

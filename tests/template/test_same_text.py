@@ -92,7 +92,7 @@ def agree(snippet: str, **more: Any) -> None:
 
 def agree_on_all(snippet: str) -> None:
     """The snippet, with some of VALUES for its ``v``, others for another snippet; in a full run with each."""
-    for which in rotating(range(len(VALUES)), snippet, 3):
+    for which in rotating(range(len(VALUES)), snippet, 8):
         agree(f"{{% set v = [{', '.join(VALUES)}][which] %}}{snippet}", which=which)
 
 
