@@ -71,7 +71,8 @@ def _held(kind: str, key: str, most: int) -> dict[Any, Any]:
     of_kind = [name for name in _MADE if name.startswith(f"{kind} ")]
     for name in of_kind[:-most]:
         del _MADE[name]
-        _give_back_memory()
+        if kind == "vocabulary":  # the rest is small, and goes with it
+            _give_back_memory()
     return found
 
 
