@@ -139,6 +139,9 @@ def _named_by(file: str) -> dict[str, str]:
     path = ROOT / file
     if path.suffix != ".py" or not path.is_relative_to(ROOT / "tests"):
         return {}
+    text = path.read_text(encoding="utf-8")
+    if not any(f'"{name}"' in text for name in FAMILIES):
+        return {}
     functions = {node.name: node for node in syntax_tree(path).body if isinstance(node, ast.FunctionDef)}
     named = {
         name: next(_families(node, functions, set()), None)

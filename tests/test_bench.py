@@ -23,7 +23,7 @@ from bench.parse import TOOL, completion, story
 from bench.rivals import peer_renderer, transformers_tokenizer
 from bench.rollout import Shape, Watch, check, grown, renderer_of
 from tests.oracle import hf_ids
-from tests.support import make_renderer
+from tests.support import FULL, make_renderer
 from tokentrace.rollout.batch import Summary
 from tokentrace.rollout.loop import End, Rollout, Task
 from tokentrace.trajectory import Trajectory
@@ -153,7 +153,7 @@ def test_a_prompt_that_is_not_the_recorded_stream_is_found() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CPU time of another process is read from /proc")
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True] if FULL else [True])
 def test_turns_of_a_gateway_are_measured_and_their_prompts_are_exact(stream: bool, tmp_path: Path) -> None:
     found = asyncio.run(gateway.turns("qwen3", tmp_path / "store.db", 1_500, stream))
     lengths = [turn.tokens for turn in found]

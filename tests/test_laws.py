@@ -26,7 +26,7 @@ from tokentrace import InputError, RenderedTokens, Renderer, TemplateError, crea
 from tokentrace.template import KEY
 
 PYTHON_FORMATS = {"deepseek-v3.2": "deepseek_v3.2", "deepseek-v4": "deepseek_v4"}
-SHORT = -(-1_000 // len(FAMILIES))
+SHORT = -(-500 // len(FAMILIES))
 LONG = -(-100_000 // len(FAMILIES))
 
 

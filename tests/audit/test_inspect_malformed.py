@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tokentrace.audit.dumps.calls import Flaw
+from tokentrace.audit.dumps.calls import DumpFault
 from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.audit.inspect_report import Inspection
 from tokentrace.errors import InputError
@@ -79,10 +79,11 @@ def test_a_malformed_line_is_listed_and_the_others_are_read(tmp_path: Path, name
 
 
 WRONG = {
-    "labels too few": ({"input_ids": [1, 2, 3], "labels": [-100, 3]}, Flaw.MASK_LENGTH, "2 labels for 3 tokens"),
-    "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, Flaw.LABELS_OTHER,
+    "labels too few": ({"input_ids": [1, 2, 3], "labels": [-100, 3]}, DumpFault.MASK_LENGTH, "2 labels for 3 tokens"),
+    "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, DumpFault.LABELS_OTHER,
                        "the first is label 1: 3, and the token there is 2"),
-    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), Flaw.LOGPROBS_LENGTH, "9 logprobs for 2 sampled tokens"),
+    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), DumpFault.LOGPROBS_LENGTH,
+                      "9 logprobs for 2 sampled tokens"),
 }  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def test_turns_that_touch_are_one_stretch_of_the_mask(tmp_path: Path, lengths: t
 def test_turns_that_stand_elsewhere_are_a_fault_of_some_tokens(tmp_path: Path) -> None:
     row = {"input_ids": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 1, 1, 1, 0, 1], "logprobs": [0, -1, -1, -1, 0, -1]}
     report = looked_at(tmp_path, {"session_id": "s", "sequences": [row | {"turn_lengths": [2, 2]}]})
-    assert report.faults[Flaw.SAMPLED_UNTRAINED].tokens > 0
+    assert report.faults[DumpFault.SAMPLED_UNTRAINED].tokens > 0
 
 
 def test_a_batch_of_no_rollouts_has_none(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_a_batch_of_no_rollouts_has_none(tmp_path: Path) -> None:
     report = looked_at(tmp_path, full, empty | {"logprobs": []}, full)
     assert (report.rollouts, report.unreadable, report.faults) == (4, 0, {})
     named = looked_at(tmp_path, empty | {"rollout_id": "r"})
-    assert Flaw.NOTHING_SAMPLED in named.faults
+    assert DumpFault.NOTHING_SAMPLED in named.faults
 
 
 def test_lines_without_a_name_and_lines_with_one_keep_their_order(tmp_path: Path) -> None:

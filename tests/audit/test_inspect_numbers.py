@@ -12,7 +12,7 @@ import pytest
 
 from tests.audit.planted import SHAPES, Told, clean, rollouts
 from tests.compare.two_requests import renderer_of
-from tokentrace.audit.dumps.calls import Flaw
+from tokentrace.audit.dumps.calls import DumpFault
 from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.audit.inspect_report import Inspection
 from tokentrace.errors import InputError, TokentraceError
@@ -54,27 +54,28 @@ def zeros(given: list[Any]) -> list[Any]:
 
 
 WRONG = {
-    "no logprobs": ("calls lines", change("1.logprobs", lambda _: None), Flaw.NO_LOGPROBS, "line 2"),
-    "one too few": ("trl rollout", change("0.turns.1.output_log_probs", lambda one: one[1:]), Flaw.LOGPROBS_LENGTH,
+    "no logprobs": ("calls lines", change("1.logprobs", lambda _: None), DumpFault.NO_LOGPROBS, "line 2"),
+    "one too few": ("trl rollout", change("0.turns.1.output_log_probs", lambda one: one[1:]), DumpFault.LOGPROBS_LENGTH,
                     "turns[1].output_log_probs"),
-    "above 0": ("verl calls", change("2.log_probs", first(0.5)), Flaw.LOGPROB_POSITIVE, "line 3, log_probs"),
+    "above 0": ("verl calls", change("2.log_probs", first(0.5)), DumpFault.LOGPROB_POSITIVE, "line 3, log_probs"),
     "a hole": ("verifiers steps", change("0.trajectory.0.tokens.completion_logprobs", first(None)),
-               Flaw.LOGPROB_VALUE, "trajectory[0].tokens.completion_logprobs"),
-    "padded": ("nemo-gym rollout", change("0.response.output.0.generation_log_probs", zeros), Flaw.LOGPROBS_ZERO,
+               DumpFault.LOGPROB_VALUE, "trajectory[0].tokens.completion_logprobs"),
+    "padded": ("nemo-gym rollout", change("0.response.output.0.generation_log_probs", zeros), DumpFault.LOGPROBS_ZERO,
                "response.output[0].generation_log_probs"),
-    "short mask": ("openenv entries", change("0.loss_mask", lambda one: one[1:]), Flaw.MASK_LENGTH, "loss_mask"),
-    "odd mask": ("openenv training", change("0.turns.0.loss_mask", first(2)), Flaw.MASK_VALUE, "turns[0].loss_mask"),
-    "prompt trained": ("openenv entries", change("0.loss_mask", first(1)), Flaw.TRAINED_UNSAMPLED, "line 1"),
-    "node trained": ("verifiers trace", change("0.nodes.1.mask", first(True)), Flaw.TRAINED_UNSAMPLED, "nodes[2]"),
-    "row trained": ("trl rollout", change("0.samples.0.completion_mask", first(1)), Flaw.TRAINED_UNSAMPLED,
+    "short mask": ("openenv entries", change("0.loss_mask", lambda one: one[1:]), DumpFault.MASK_LENGTH, "loss_mask"),
+    "odd mask": ("openenv training", change("0.turns.0.loss_mask", first(2)), DumpFault.MASK_VALUE,
+                 "turns[0].loss_mask"),
+    "prompt trained": ("openenv entries", change("0.loss_mask", first(1)), DumpFault.TRAINED_UNSAMPLED, "line 1"),
+    "node trained": ("verifiers trace", change("0.nodes.1.mask", first(True)), DumpFault.TRAINED_UNSAMPLED, "nodes[2]"),
+    "row trained": ("trl rollout", change("0.samples.0.completion_mask", first(1)), DumpFault.TRAINED_UNSAMPLED,
                     "samples[0]"),
-    "counted": ("openenv document", change("0.sequences.0.loss_mask", first(1)), Flaw.TRAINED_UNSAMPLED,
+    "counted": ("openenv document", change("0.sequences.0.loss_mask", first(1)), DumpFault.TRAINED_UNSAMPLED,
                 "sequences[0].loss_mask"),
-    "not trained": ("calls lines", change("0.loss_mask", lambda one: [*one[:-2], 0, 0]), Flaw.SAMPLED_UNTRAINED,
+    "not trained": ("calls lines", change("0.loss_mask", lambda one: [*one[:-2], 0, 0]), DumpFault.SAMPLED_UNTRAINED,
                     "line 1"),
     "nothing sampled": ("verl calls", change("3", lambda one: one | {"token_ids": [], "log_probs": []}),
-                        Flaw.NOTHING_SAMPLED, "line 4"),
-    "no token": ("verl calls", change("0.prompt_ids", first(1 << 30)), Flaw.NO_TOKEN, "line 1"),
+                        DumpFault.NOTHING_SAMPLED, "line 4"),
+    "no token": ("verl calls", change("0.prompt_ids", first(1 << 30)), DumpFault.NO_TOKEN, "line 1"),
 }  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def test_what_is_wrong_is_found_and_named(tmp_path: Path, name: str) -> None:
     assert fault in report.faults, report.faults
     example = report.faults[fault].examples[0]
     assert where in example.where
-    assert report.failing(fault.group) == (fault is not Flaw.NO_LOGPROBS)
+    assert report.failing(fault.group) == (fault is not DumpFault.NO_LOGPROBS)
 
 
 UNREADABLE = {
@@ -247,7 +248,7 @@ def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shap
 def test_a_row_whose_mask_is_too_short_trains_nothing_that_is_known(tmp_path: Path) -> None:
     report = looked_at(tmp_path, [{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1], "logprobs": [-0.5] * 4}])
     assert {fault: count.examples[0].detail for fault, count in report.faults.items()} == {
-        Flaw.MASK_LENGTH: "3 entries for 4 tokens"
+        DumpFault.MASK_LENGTH: "3 entries for 4 tokens"
     }
     assert (report.trained, report.sampled, report.calls) == (0, 0, 0)
 
@@ -270,10 +271,10 @@ def test_labels_are_looked_at_beside_a_mask(tmp_path: Path) -> None:
     right = looked_at(tmp_path, [row()])
     assert not right.failing("any")
     other = looked_at(tmp_path, [row(labels=lambda given: [*given[:-2], 17, given[-1]])])
-    assert set(other.faults) == {Flaw.LABELS_OTHER}
+    assert set(other.faults) == {DumpFault.LABELS_OTHER}
     more = looked_at(tmp_path, [row(labels=lambda given: row()["input_ids"])])
-    assert set(more.faults) == {Flaw.LABELS_MASK}
-    assert more.faults[Flaw.LABELS_MASK].tokens == row()["loss_mask"].count(0)
+    assert set(more.faults) == {DumpFault.LABELS_MASK}
+    assert more.faults[DumpFault.LABELS_MASK].tokens == row()["loss_mask"].count(0)
     assert more.failing("masks")
 
 
@@ -283,7 +284,7 @@ def test_what_no_engine_sampled_is_not_known_by_a_mask_alone(tmp_path: Path) -> 
     assert alone.to_json()["training"]["trained_unsampled"] is None
     assert "not known" in plain_view(alone)
     told = looked_at(tmp_path, [trained], known=renderer_of("pocket"))
-    assert told.faults[Flaw.TRAINED_UNSAMPLED].tokens > 0
+    assert told.faults[DumpFault.TRAINED_UNSAMPLED].tokens > 0
     assert told.failing("masks")
     right = looked_at(tmp_path, [row()], known=renderer_of("pocket"))
     assert right.to_json()["training"]["trained_unsampled"] == 0
@@ -301,7 +302,7 @@ def test_a_line_that_is_there_twice_is_said_and_makes_no_sample(tmp_path: Path) 
     twice = looked_at(tmp_path, doubled)
     for name in ("samples", "tokens", "sampled", "prompted", "breaks", "trained"):
         assert getattr(twice, name) == getattr(once, name)
-    count = twice.faults[Flaw.TWICE]
+    count = twice.faults[DumpFault.TWICE]
     assert (count.places, count.examples[0].where, count.examples[0].detail) == (
         once.calls,
         f"{tmp_path / 'dump.jsonl'}, line 2",
@@ -309,4 +310,4 @@ def test_a_line_that_is_there_twice_is_said_and_makes_no_sample(tmp_path: Path) 
     )
     assert twice.failing("ids")
     others = [line | {"logprobs": [one - 1 for one in line["logprobs"]]} for line in lines("calls lines")]
-    assert Flaw.TWICE not in looked_at(tmp_path, [*lines("calls lines"), *others]).faults  # sampled again
+    assert DumpFault.TWICE not in looked_at(tmp_path, [*lines("calls lines"), *others]).faults  # sampled again

@@ -14,7 +14,7 @@ from tests.audit.planted import Told, clean, rollouts
 from tests.compare.two_requests import renderer_of
 from tests.gateway.recorded import Recording, user
 from tokentrace import Trajectory, create_renderer, save_trajectory
-from tokentrace.audit.dumps.calls import Flaw
+from tokentrace.audit.dumps.calls import DumpFault
 from tokentrace.audit.inspect import inspect_rollouts, recorded_tokenizer
 from tokentrace.audit.inspect_calls import Relation
 from tokentrace.compare.breaks import Cause
@@ -90,7 +90,7 @@ def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name:
     wrong = samples[0].replace(mask=np.ones(len(samples[0]), np.bool_))
     write_samples(tmp_path / f"wrong-{name}", [wrong])
     report = found(tmp_path / f"wrong-{name}")
-    assert report.faults[Flaw.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
+    assert report.faults[DumpFault.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
 
 
 def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tokentrace import save_trajectory, trajectory_samples
 from tokentrace.cli import main
 from tokentrace.data.tables import write_samples
 from tokentrace.pocket import POCKET
+from tokentrace.trajectory import Trajectory
 
 
 def run(*arguments: object) -> Result:
@@ -47,6 +48,30 @@ def test_rows_are_viewed_and_a_browser_is_opened(tmp_path: Path, monkeypatch: py
     document = page(Path(opened[0]))
     assert columns(document, 0)["id"] == rows[0].token_ids
     assert len(document["tracks"]) == 1
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_ids_of_another_tokenizer_are_not_spelled_with_the_embedded_one(tmp_path: Path, name: str) -> None:
+    made_with = {"tokenizer": "Qwen/Qwen3-8B", "tokenizer_sha256": "ab" * 32}
+    write_samples(tmp_path / name, trajectory_samples(trajectory()), made_with)
+    page_of = ("view", tmp_path / name, "--html", tmp_path / "page.html")
+    done = run(*page_of)
+    assert done.exit_code == 2
+    assert f"{name} was made with the tokenizer Qwen/Qwen3-8B" in done.output
+    assert "with -t" in done.output
+    assert not (tmp_path / "page.html").exists()
+    done = run(*page_of, "-t", POCKET)
+    assert (done.exit_code, "the texts on the page may be wrong" in done.output) == (0, True)
+
+
+def test_an_id_that_the_embedded_model_has_not_is_refused_too(tmp_path: Path) -> None:
+    record = Trajectory()
+    record.begin([1, 151_645])
+    save_trajectory(record, tmp_path / "one.tt")
+    done = run("view", tmp_path / "one.tt", "--html", tmp_path / "page.html")
+    assert (done.exit_code, "one.tt holds the id 151645" in done.output) == (2, True)
+    save_trajectory(trajectory(), tmp_path / "one.tt")
+    assert run("view", tmp_path / "one.tt", "--html", tmp_path / "page.html").exit_code == 0
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:

@@ -60,8 +60,9 @@ def test_steps_that_share_hold_what_each_would_by_itself(
     family: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other way forgets every step: prompts, blocks, differences and findings are made anew for each."""
-    chosen = [name for name in rotating(CONVERSATIONS, family, 16) if CONVERSATIONS[name].messages]
-    given = LONG | {name: (CONVERSATIONS[name].messages, CONVERSATIONS[name].tools) for name in chosen if not settings}
+    chosen = [name for name in rotating(CONVERSATIONS, family, 32) if CONVERSATIONS[name].messages]
+    long = {name: LONG[name] for name in rotating(LONG, f"{family} {settings}", 2)}
+    given = long | {name: (CONVERSATIONS[name].messages, CONVERSATIONS[name].tools) for name in chosen if not settings}
     renderer = spelled(family, **settings)
     shared: dict[str, list[Any]] = {}
     for name, (messages, tools) in given.items():

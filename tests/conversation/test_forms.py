@@ -167,7 +167,11 @@ def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, 
 
 @pytest.mark.parametrize("arguments", ["", " \n", None])
 def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
-    assert arguments_of(adapt([ASK, assistant("", call("now", arguments))], MAPPINGS)) == {}
+    adapted = adapt([ASK, assistant("", call("now", arguments))], MAPPINGS)
+    assert arguments_of(adapted) == {}
+    [change] = adapted.changes
+    assert (change.message, change.field) == (1, "tool_calls.0.function.arguments")
+    assert (change.before, change.after) == ("null" if arguments is None else arguments, "{}")
 
 
 @pytest.mark.parametrize("given", [{"content": ""}, {"content": None}, {}], ids=["empty", "null", "absent"])

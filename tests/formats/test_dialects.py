@@ -26,7 +26,7 @@ from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.parsing.values import Tools
 from tokentrace.study.derive import NO_CALLS
 
-EXAMPLES: Final = 30
+EXAMPLES: Final = 12
 QUIET: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 WITH_DIALECT: Final = [family for family in FAMILIES if family != "gemma-3"]
 """Families whose calls are written in a dialect: all but the one whose template has none."""

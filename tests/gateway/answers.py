@@ -16,7 +16,7 @@ from tests.parsing.forms import answered, ids_of
 from tests.support import make_renderer
 from tokentrace import Renderer, create_renderer
 from tokentrace.engines.protocol import Completion, Delta, FinishReason
-from tokentrace.gateway.dialect import AgentDialect, Choice, Head
+from tokentrace.gateway.dialect import AgentDialect, Head, Replied
 from tokentrace.gateway.requests import Request
 from tokentrace.parsing.events import Done, Event
 from tokentrace.parsing.response import PartKind
@@ -76,7 +76,7 @@ def renderer(family: str) -> Renderer:
 class Sampled:
     """One completion, as the gateway has it."""
 
-    reply: Choice
+    reply: Replied
     pieces: list[tuple[list[Event], Delta | None]]
     """What a stream is fed: the events and tokens of each piece, and what the parser says at the end."""
 
@@ -105,7 +105,7 @@ def sampled(
     pieces.append(([event for event in parser.finish() if not isinstance(event, Done)], None))
     completion = Completion(numbers, logprobs, ended, cached_tokens=cached, channels={"top_logprobs": tops})
     call_id: CallId = f"call{turn}{{}}".format
-    return Sampled(Choice(parser.response, completion, call_id, **given), pieces)
+    return Sampled(Replied(parser.response, completion, call_id, **given), pieces)
 
 
 def written(made: Renderer, text: str, *, stops: bool = True, **given: Any) -> Sampled:

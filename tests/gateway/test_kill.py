@@ -25,7 +25,7 @@ from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 
-ROUNDS = 100 if FULL else 3
+ROUNDS = 100 if FULL else 2
 SESSIONS = [f"s{at}" for at in range(5)]
 AFRESH = 10
 """After so many rounds the store is a new one: each check reads everything."""
@@ -150,7 +150,7 @@ def test_what_was_heard_to_its_end_is_recorded_however_often_it_is_killed(
         if not round % AFRESH:
             place = str(tmp_path / f"{round}.db") if where == "sqlite" else request.getfixturevalue("postgres").fresh()
             agents = every_kind(SESSIONS, 12)
-        load_and_kill(place, agents, chance.randrange(8, 60))
+        load_and_kill(place, agents, chance.randrange(8, 60 if FULL else 30))
         listed += check(place, agents)
     assert listed, "the gateway was never killed in the middle of an answer"
     with gateway(place) as (url, _):

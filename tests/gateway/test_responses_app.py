@@ -137,5 +137,6 @@ def test_what_cannot_be_served_is_refused(served: Served) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             agent.ask([ASK], tools=[{"type": "custom", "name": "patch"}])
         assert refused.value.param == "tools.0.type"
-        with pytest.raises(openai.BadRequestError, match="image"):
+        with pytest.raises(openai.BadRequestError, match="image") as refused:
             agent.ask([{"role": "user", "content": [picture]}])
+        assert "as_given" not in str(refused.value)

@@ -368,6 +368,33 @@ def test_errors_are_those_that_the_clients_know(served: Served, opened: ExitStac
     assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
 
 
+def test_what_would_fail_again_is_sent_once(served: Served, opened: ExitStack) -> None:
+    served.call("POST", "/sessions", {"id": "sealed"})
+    assert served.call("POST", "/sessions/sealed/seal")[1]["state"] == "sealed"
+    sent: list[str] = []
+    counting = {"request": [lambda request: sent.append(request.url.path)]}
+    ours = opened.enter_context(
+        openai.OpenAI(
+            base_url=f"{served.url}/sessions/sealed/v1",
+            api_key="none",
+            http_client=openai.DefaultHttpxClient(event_hooks=counting),
+        )
+    )
+    asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}]}
+    with pytest.raises(openai.ConflictError, match="sealed"):
+        ours.chat.completions.create(**asked)
+    theirs = opened.enter_context(
+        anthropic.Anthropic(
+            base_url=f"{served.url}/sessions/sealed",
+            api_key="none",
+            http_client=anthropic.DefaultHttpxClient(event_hooks=counting),
+        )
+    )
+    with pytest.raises(anthropic.ConflictError, match="sealed"):
+        theirs.messages.create(**asked, max_tokens=10)
+    assert sent == ["/sessions/sealed/v1/chat/completions", "/sessions/sealed/v1/messages"]
+
+
 # -- the session, by each client's key
 
 

@@ -34,7 +34,7 @@ from tokentrace.parsing.events import (
 from tokentrace.parsing.reader import Found, Marks, Reader
 from tokentrace.parsing.response import ParsedPart, ParsedResponse, ParsedToolCall, PartKind
 
-SHORT = 40
+SHORT = 16
 LONG = -(-100_000 // len(FAMILIES))
 QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 

@@ -53,6 +53,12 @@ def of_history(rendered: RenderedTokens) -> list[Change]:
     return [change for change in rendered.changes if change.field is None]
 
 
+def few(key: str) -> list[tuple[str, Conversation]]:
+    """One with reasoning in its past, and of all others a part: each family has another."""
+    name = "reasoning_in_history"
+    return [(name, CONVERSATIONS[name]), *rotating(CONVERSATIONS.items(), key, 8)]
+
+
 def is_subsequence(short: str, long: str) -> bool:
     characters = iter(long)
     return all(character in characters for character in short)
@@ -61,7 +67,7 @@ def is_subsequence(short: str, long: str) -> bool:
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_all_reasoning_is_kept_and_nothing_but_added(family: str) -> None:
     wrong, thoughts = [], 0
-    for name, conversation in rotating(CONVERSATIONS.items(), f"kept {family}", 3):
+    for name, conversation in few(f"kept {family}"):
         plain = render_whole(family, "", conversation)
         kept = render_whole(family, "preserve_all_thinking", conversation)
         if plain is None or kept is None:
@@ -121,7 +127,7 @@ def test_kept_reasoning_is_sampled() -> None:
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> None:
     wrong, proven = [], 0
-    for name, conversation in rotating(CONVERSATIONS.items(), f"patched {family}", 3):
+    for name, conversation in few(f"patched {family}"):
         whole = render_whole(family, "use_patched", conversation)
         for count in range(2, len(conversation.messages)) if whole else ():
             part = render(family, "use_patched", conversation.messages[:count], conversation.tools)
@@ -138,7 +144,7 @@ def test_patched_history_is_append_only_or_a_note_says_why_not(family: str) -> N
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_changes_are_listed_exactly_where_a_patched_turn_differs_from_the_shipped(family: str) -> None:
     wrong = []
-    for name, conversation in CONVERSATIONS.items():
+    for name, conversation in few(f"changed {family}"):
         shipped = render_whole(family, "", conversation)
         patched = render_whole(family, "use_patched", conversation)
         if patched is None:

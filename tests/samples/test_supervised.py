@@ -58,7 +58,7 @@ def test_row_has_the_ids_and_the_mask_of_the_rendering(any_family: str) -> None:
         assert_row_is_the_rendering(sample, tokens, name)
         trained += sample.trained
     assert trained > 100
-    for name in rotating(made, any_family, 4):
+    for name in rotating(made, any_family, 12):
         conversation, tokens, _ = made[name]
         assert_row_is_the_rendering(sample_of(renderer, conversation), tokens, name)
 
@@ -230,7 +230,7 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
     failures = []
     seen = 0
     shown = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
-    for name, (conversation, tokens, plain) in rotating(shown, any_family, 3):
+    for name, (conversation, tokens, plain) in rotating(shown, any_family, 6):
         sample = sample_of(renderer, conversation, roles=[role])
         both = sample_of(renderer, conversation, roles=["assistant", role])
         body = tokens.select(role=role, field="content") & ~tokens.mask
@@ -247,7 +247,7 @@ def test_other_roles_train_their_text_and_no_scaffold(any_family: str, role: str
 def test_parts_of_a_turn_are_all_of_it_and_none_twice(any_family: str) -> None:
     renderer = make_renderer(any_family)
     shown = [(name, row) for name, row in rows(any_family).items() if name in SHAPES]
-    for name, (conversation, tokens, _) in rotating(shown, any_family, 3):
+    for name, (conversation, tokens, _) in rotating(shown, any_family, 6):
         masks = [sample_of(renderer, conversation, parts=[part]).mask for part in PARTS]
         assert np.array_equal(sum(mask.astype(int) for mask in masks), tokens.mask.astype(int)), name
 

@@ -207,7 +207,7 @@ def test_warned_of_every_turn_that_is_trained_otherwise_than_it_was_sampled(any_
     renderer = make_renderer(any_family)
     builder = SampleBuilder(renderer)
     missed, needless = [], []
-    for name in rotating((name for name in rows(any_family) if name in SHAPES), any_family, 2):
+    for name in rotating((name for name in rows(any_family) if name in SHAPES), any_family, 6):
         conversation, _, _ = rows(any_family)[name]
         (made,) = builder.build(conversation.messages, conversation.tools)
         told = {int(at) for line in told_of(made, HistoryWarning) for at in re.findall(r"\d+", line.partition(":")[0])}

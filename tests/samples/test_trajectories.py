@@ -230,7 +230,8 @@ def test_the_report_counts_what_the_rows_are(seed: int) -> None:
     assert report.sampled == sum(row.trained for row in rows)
     assert report.tokens_in_rows == sum(map(len, rows))
     assert report.tokens == sum(one.num_tokens for one in trajectories)
-    assert report.breaks == sum(max(one.num_branches - 1, 0) for one in trajectories) == sum(report.causes.values())
+    assert report.breaks == sum(report.causes.values())
+    assert report.breaks + report.retries == sum(max(one.num_branches - 1, 0) for one in trajectories)
     assert report.samples + report.unsampled == sum(one.num_branches for one in trajectories)
     assert [*report.causes.values()] == sorted(report.causes.values(), reverse=True)
     assert "" not in report.causes
@@ -245,6 +246,26 @@ def test_the_report_reads_well() -> None:
         "branches  5; 1 without a sampled token make no row",
         "tokens    21 recorded, 12 sampled, 34 in rows",
     ]
+
+
+@pytest.mark.parametrize("cause", ["", "retry"])
+@pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 10], [1]])
+def test_a_prompt_that_is_sampled_again_is_no_break(prompt: list[int], cause: str) -> None:
+    trajectory = forked()
+    trajectory.branch(prompt, cause=cause)
+    trajectory.append_completion([40], [-0.7], finish_reason="stop")
+    assert [branch.retries for branch in trajectory.branches] == [False, False, True]
+    report = report_rollouts([trajectory])
+    assert (report.breaks, report.retries, report.causes) == (1, 1, {"retry": 1})
+    assert "branches  3, 1 of them the same prompt again" in str(report)
+
+
+def test_a_branch_that_gets_its_new_prompt_later_is_a_break() -> None:
+    trajectory = forked()
+    trajectory.branch_at(2)
+    trajectory.append_context([50], Kind.CONTEXT)
+    trajectory.append_completion([40], [-0.7], finish_reason="stop")
+    assert report_rollouts([trajectory]).causes == {"retry": 1, "unknown": 1}
 
 
 def test_a_report_of_nothing_has_no_ratio() -> None:

@@ -22,7 +22,7 @@ from ..gateway.matching import chain, meaning
 from ..tokens.alignment import common_prefix, hunks
 from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids, Tokenizer
-from .dumps.calls import Call, DumpedRequest, DumpedRollout, DumpedRow, Flaw, Floats, FoundFlaw, Mask
+from .dumps.calls import Call, DumpedRequest, DumpedRollout, DumpedRow, DumpFault, Floats, FoundFault, Mask
 from .shown_turns import ShownTurns
 from .streams import Streams, digest, in_order
 
@@ -110,7 +110,7 @@ class InspectedRollout:
     where: str
     steps: Sequence[Relation]
     breaks: Sequence[FoundBreak]
-    findings: Sequence[FoundFlaw]
+    findings: Sequence[FoundFault]
     tips: Sequence[Tip]
     """The streams that nothing goes on from: each makes a training row."""
     tokens: int
@@ -154,7 +154,7 @@ class _Inspector:
         self._prompts: set[bytes] = set()
         self._calls: dict[tuple[int, bytes], Call] = {}
         self._breaks: list[FoundBreak] = []
-        self._findings: list[FoundFlaw] = []
+        self._findings: list[FoundFault] = []
         self._tokens = self._trained = 0
         self._masked = False
         self._witnessed = True
@@ -194,15 +194,17 @@ class _Inspector:
     def _take(self, number: int, call: Call) -> Relation:
         before = call if self._rollout.ordered else self._calls.setdefault((call.start, digest(call.stream)), call)
         if before is not call and _same(before.logprobs, call.logprobs):
-            self._findings.append(FoundFlaw(Flaw.TWICE, call.where, f"the same as {before.where}", len(call.stream)))
+            self._findings.append(
+                FoundFault(DumpFault.TWICE, call.where, f"the same as {before.where}", len(call.stream))
+            )
             return Relation.TWICE
         self._findings += call.findings
         if call.start == len(call.stream):
-            self._findings.append(FoundFlaw(Flaw.NOTHING_SAMPLED, call.where, "the completion is empty"))
+            self._findings.append(FoundFault(DumpFault.NOTHING_SAMPLED, call.where, "the completion is empty"))
         if self._vocabulary is not None and len(call.stream) and int(call.stream.max()) >= self._vocabulary.size:
             outside = call.stream >= self._vocabulary.size
             said = f"id {int(call.stream[outside][0])}, and the vocabulary has {self._vocabulary.size:,}"
-            self._findings.append(FoundFlaw(Flaw.NO_TOKEN, call.where, said, int(outside.sum())))
+            self._findings.append(FoundFault(DumpFault.NO_TOKEN, call.where, said, int(outside.sum())))
         step, tip, shared = self._placed(number, call)
         sampled = np.zeros(len(call.stream), np.bool_)
         if tip is not None:
@@ -364,15 +366,18 @@ class _Inspector:
         wrong = row.mask & ~self._shown.mask(row.ids)
         if wrong.any():
             said = f"the first is token {int(wrong.argmax()):,}, which is in no turn of the assistant"
-            self._findings.append(FoundFlaw(Flaw.TRAINED_UNSAMPLED, row.where, said, int(wrong.sum())))
+            self._findings.append(FoundFault(DumpFault.TRAINED_UNSAMPLED, row.where, said, int(wrong.sum())))
 
     def _compare(self, where: str, mask: Mask, sampled: Mask, first: int) -> None:
         """Tokens that are trained and were not sampled, and the other way round, from a token on."""
-        for fault, wrong in ((Flaw.TRAINED_UNSAMPLED, mask & ~sampled), (Flaw.SAMPLED_UNTRAINED, sampled & ~mask)):
+        for fault, wrong in (
+            (DumpFault.TRAINED_UNSAMPLED, mask & ~sampled),
+            (DumpFault.SAMPLED_UNTRAINED, sampled & ~mask),
+        ):
             wrong = wrong[first:]
             if wrong.any():
                 at = first + int(wrong.argmax())
-                self._findings.append(FoundFlaw(fault, where, f"the first is token {at:,}", int(wrong.sum())))
+                self._findings.append(FoundFault(fault, where, f"the first is token {at:,}", int(wrong.sum())))
 
 
 def _is_another(history: BranchReason) -> bool:

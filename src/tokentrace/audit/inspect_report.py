@@ -12,7 +12,7 @@ import numpy as np
 from ..compare.causes import ADVICE, Cause
 from ..showing import ShowsItself
 from ..tokens.visible import counted
-from .dumps.calls import Flaw, FoundFlaw, UnreadSource
+from .dumps.calls import DumpFault, FoundFault, UnreadSource
 from .inspect_calls import FoundBreak, InspectedRollout, Relation
 from .inspect_scores import Scores
 
@@ -73,7 +73,7 @@ class Inspection(ShowsItself):
     """What became of the messages at breaks, where they are known."""
     recorded: Counter[str] = field(default_factory=Counter)
     """Why records say that a history was rewritten."""
-    faults: dict[Flaw, Tally[FoundFlaw]] = field(default_factory=dict)
+    faults: dict[DumpFault, Tally[FoundFault]] = field(default_factory=dict)
     samples: int = 0
     """Rows that it takes to train each sampled token once."""
     tokens: int = 0
@@ -172,7 +172,7 @@ class Inspection(ShowsItself):
             "breaks": self.breaks > 0,
             "unreadable": self.unreadable > 0,
             **{
-                group: any(fault.group == group for fault in self.faults if fault is not Flaw.NO_LOGPROBS)
+                group: any(fault.group == group for fault in self.faults if fault is not DumpFault.NO_LOGPROBS)
                 for group in ("masks", "logprobs", "ids")
             },
         }
@@ -232,8 +232,8 @@ class Inspection(ShowsItself):
                 **{
                     name: self.faults[fault].tokens if fault in self.faults else 0 if self.witnessed else None
                     for name, fault in (
-                        ("trained_unsampled", Flaw.TRAINED_UNSAMPLED),
-                        ("sampled_untrained", Flaw.SAMPLED_UNTRAINED),
+                        ("trained_unsampled", DumpFault.TRAINED_UNSAMPLED),
+                        ("sampled_untrained", DumpFault.SAMPLED_UNTRAINED),
                     )
                 },
                 "lost_at_breaks": self.lost,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import InputError
 from . import command
 from .options import page_option, tokenizer_option
-from .output import write_page
+from .output import note, write_page
+
+if TYPE_CHECKING:
+    from ..tokens.tokenizer import Tokenizer
 
 
 @command
@@ -35,6 +38,11 @@ def view(*, file: Path, tokenizer: str | None, rows: int, html: Path | None) -> 
 
     result = _read(file, rows)
     spelled = load_tokenizer(chosen_tokenizer(tokenizer))
+    other = _of_another(file, result, spelled)
+    if other is not None and tokenizer is None:
+        raise InputError(f"{other}, not with the embedded pocket model: say which it is with -t")
+    if other is not None:
+        note(f"{other}, not with {tokenizer}: the texts on the page may be wrong")
     path = html or Path(tempfile.mkdtemp(prefix="tokentrace-")) / "page.html"
     write_page(path, result, title=file.name, tokenizer=spelled, launch=html is None)
 
@@ -68,6 +76,23 @@ def _read(file: Path, rows: int) -> Any:
     return [
         (f"row {at + 1}: {sample.name}" if sample.name else f"row {at + 1}", sample) for at, sample in enumerate(found)
     ]
+
+
+def _of_another(file: Path, result: Any, tokenizer: Tokenizer) -> str | None:
+    """How one sees that a file was made with another tokenizer, whose ids spell other texts; else None."""
+    from ..data.tables import read_metadata
+
+    made = read_metadata(file) if isinstance(result, list) else {}
+    if made.get("tokenizer_sha256", tokenizer.digest) != tokenizer.digest:
+        return f"{file.name} was made with the tokenizer {made.get('tokenizer') or 'of another digest'}"
+    if isinstance(result, list):
+        streams = [row.ids for _, row in result]
+    else:
+        streams = [result.trajectory.stream(branch) for branch in range(result.trajectory.num_branches)]
+    highest = max((int(ids.max(initial=0)) for ids in streams), default=0)
+    if highest < tokenizer.vocabulary.size:
+        return None
+    return f"{file.name} holds the id {highest}, so it was made with a larger tokenizer"
 
 
 def _is_conversation(file: Path) -> bool:

@@ -48,6 +48,11 @@ BLOCKS: Final = frozenset(
 SEPARATOR: Final = "\n"
 """What joins text parts for a template that reads strings: as vLLM and TensorRT-LLM join them (SGLang: a space)."""
 
+HAND_OVER: Final = (
+    ", or use messages='as_given' to hand it to the template, which writes one placeholder for it at most"
+)
+"""What else can be done with media, for whoever makes the renderer."""
+
 
 class MessageForm(StrEnum):
     """What becomes of messages before the template sees them."""
@@ -265,7 +270,7 @@ class _Shaper:
         if not form.parts:
             text = SEPARATOR.join(texts)
             self._set("content", text, "text parts joined", list(content), text)
-        elif not all(_is_plain_part(part) for part in content):
+        elif not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
             parts = [{"type": "text", "text": text} for text in texts]
             self._set("content", parts, "as text parts", list(content), _written(parts))
 
@@ -316,12 +321,11 @@ class _Shaper:
 
     def _arguments(self, field: str, holder: Mapping[str, Any], form: CallForm) -> Any:
         given = holder.get("arguments")
-        if given is None:
-            return {} if form.mapping else "{}"
+        if given is None or (form.text and isinstance(given, str) and not given.strip()):
+            before = "null" if given is None and "arguments" in holder else given or ""
+            self._note(field, "no arguments, as JSON says it", before, "{}")
+            return {} if given is None and form.mapping else "{}"
         if isinstance(given, str):
-            if form.text and not given.strip():
-                self._note(field, "no arguments, as JSON says it", given, "{}")
-                return "{}"
             if form.text:
                 return given
             parsed = parsed_arguments(given, self.place.at(field))
@@ -383,17 +387,12 @@ def _is_part(item: Any) -> bool:
     return isinstance(item, str) or "type" in item or isinstance(item.get("text"), str)
 
 
-def _is_plain_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text"
-
-
 def _no_text(kind: Any) -> str:
     if not isinstance(kind, str):
         return "is a part without a type; text parts are {'type': 'text', 'text': …}"
     if kind in MEDIA_PARTS:
         return (
-            f"is a part of type {kind!r}: images, sound, video and files are not supported yet. Leave it out, or use "
-            "messages='as_given' to hand it to the template, which writes one placeholder for it at most"
+            f"is a part of type {kind!r}: images, sound, video and files are not supported yet. Leave it out{HAND_OVER}"
         )
     if kind in BLOCKS:
         return (

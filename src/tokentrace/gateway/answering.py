@@ -25,7 +25,7 @@ from ..parsing.response import ParsedResponse, PartKind
 from ..parsing.shapes import CallId, openai_message
 from ..trajectory.turns import VersionSpan
 from .causes import text_of
-from .dialect import AgentDialect, Choice, Head
+from .dialect import AgentDialect, Head, Replied
 from .dialect import told as told_response
 from .names import call_ids_of, response_name, written_ids
 from .requests import Request, RequestError
@@ -43,7 +43,7 @@ _FIRST = 8
 """After each of so many pieces others get their turn: as many as it takes to open a stream."""
 Feed = Callable[[int, Sequence[Event], Delta | None], None]
 """Takes what a choice says, as it arrives."""
-Answered: TypeAlias = tuple[Head, list[Choice]]
+Answered: TypeAlias = tuple[Head, list[Replied]]
 UnderWay: TypeAlias = dict[tuple[str, str], "asyncio.Future[Answered]"]
 """Answers that are being sampled, by session and the names of their requests."""
 
@@ -90,7 +90,7 @@ class Answer:
     placed: Placement | None = None
     sampling: SamplingParams | None = None
     names: tuple[str, ...] = ()
-    replies: list[Choice] | None = None
+    replies: list[Replied] | None = None
     """The answer, where the request was answered before."""
     turns: list[Recorded] = field(default_factory=list)
     claim: Claim | None = None
@@ -101,7 +101,7 @@ class Answer:
         """For each choice, the ids of calls for which the model writes none."""
         return [call_ids_of(self.head.id, choice) for choice in range(self.request.n)]
 
-    async def run(self, feed: Feed) -> list[Choice]:
+    async def run(self, feed: Feed) -> list[Replied]:
         """Sample, and store what was sampled. `feed` is told what arrives, in order."""
         if self.replies is not None:
             self._tell_again(feed)
@@ -132,7 +132,7 @@ class Answer:
             told = stops.feed(event for event in events if not isinstance(event, Done))
             feed(choice, [*told, *([] if stops.found else stops.flush())], reply.completion)
 
-    async def _sampled(self, feed: Feed) -> list[Choice]:
+    async def _sampled(self, feed: Feed) -> list[Replied]:
         store, request_id = self.gateway.store, self.head.id
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
@@ -158,14 +158,14 @@ class Answer:
         await beginning
         await self.gateway.store.abandon(self.session, self.head.id, why)
 
-    async def _sample_all(self, feed: Feed) -> list[Choice]:
+    async def _sample_all(self, feed: Feed) -> list[Replied]:
         if self.request.n == 1:
             return [await self._sample(0, feed)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._sample(choice, feed)) for choice in range(self.request.n)]
         return [task.result() for task in tasks]
 
-    async def _sample(self, choice: int, feed: Feed) -> Choice:
+    async def _sample(self, choice: int, feed: Feed) -> Replied:
         """One completion, as it arrives."""
         gateway, request, placed = self.gateway, self.request, self.placed
         assert placed is not None
@@ -217,7 +217,7 @@ class Answer:
             completion = replace(completion, versions=tuple(versions))
         gateway.metrics.sampled(completion, time.perf_counter() - began)
         call_id = call_ids_of(self.head.id, choice)
-        return Choice(response, completion, call_id, reasoning_tokens(response), stops.found)
+        return Replied(response, completion, call_id, reasoning_tokens(response), stops.found)
 
     async def _ended(self, choice: int, stream: AsyncGenerator[Delta], delta: Delta) -> Delta | None:
         """The last piece of a completion that is not wanted any more: it says what is true of the whole."""
@@ -252,11 +252,11 @@ class Answer:
 
     # -- storing
 
-    async def _store(self, replies: Sequence[Choice], seconds: float) -> None:
+    async def _store(self, replies: Sequence[Replied], seconds: float) -> None:
         for choice, reply in enumerate(replies):
             await self._store_one(choice, reply, seconds)
 
-    async def _store_one(self, choice: int, reply: Choice, seconds: float) -> None:
+    async def _store_one(self, choice: int, reply: Replied, seconds: float) -> None:
         gateway, placed = self.gateway, self.placed
         assert placed is not None
         assert self.sampling is not None

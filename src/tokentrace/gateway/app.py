@@ -197,6 +197,8 @@ class App:
         headers = {"x-request-id": id, "request-id": id}
         if error.retry_after is not None:
             headers["retry-after"] = f"{error.retry_after:g}"
+        if error.is_final:
+            headers["x-should-retry"] = "false"
         if error.status == 401:
             headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'
         body = dialect.error(error)

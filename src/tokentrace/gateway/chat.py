@@ -23,7 +23,7 @@ from ..engines.protocol import OPTIONAL, Delta
 from ..parsing.events import Done, Event
 from ..parsing.shapes import CallId, openai_message
 from ..parsing.sse import OPENAI_END, OpenAIChunks, encode_sse
-from .dialect import AgentDialect, Choice, Head, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
+from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
 from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
 from .token_fields import TokenFields, asked_fields, asks, carried
 
@@ -160,7 +160,7 @@ def _hints(said: Body) -> dict[str, Any]:
 # -- answers
 
 
-def write_chat(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
+def write_chat(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
     """A ``chat.completion``."""
     return {
         "id": f"chatcmpl-{head.id}",
@@ -191,7 +191,7 @@ class ChatFrames:
     def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
         return self._encoded(self._choices[choice].feed(events, delta))
 
-    def close(self, replies: Sequence[Choice]) -> list[str]:
+    def close(self, replies: Sequence[Replied]) -> list[str]:
         """How each choice ended, what all cost, and the end."""
         ends = [self._choices[at].close(reply) for at, reply in enumerate(replies)]
         frames = self._encoded(ends)
@@ -241,7 +241,7 @@ class _Choice:
             more["token_ids"] = delta.ids.tolist()
         return more
 
-    def close(self, reply: Choice) -> dict[str, Any]:
+    def close(self, reply: Replied) -> dict[str, Any]:
         """The chunk that says how it ended."""
         [chunk] = self.chunks.feed([Done(told(self._head, reply))])
         choice = chunk["choices"][0]
@@ -251,7 +251,7 @@ class _Choice:
         return chunk
 
 
-def _choice(head: Head, at: int, reply: Choice) -> dict[str, Any]:
+def _choice(head: Head, at: int, reply: Replied) -> dict[str, Any]:
     message = openai_message(told(head, reply), call_id=reply.call_id)
     if head.request.echo.get("functions"):
         _as_function_call(message)
@@ -265,7 +265,7 @@ def _choice(head: Head, at: int, reply: Choice) -> dict[str, Any]:
     }
 
 
-def _finish(head: Head, reply: Choice) -> str:
+def _finish(head: Head, reply: Replied) -> str:
     reason = finish_reason(head, reply)
     return "function_call" if reason == "tool_calls" and head.request.echo.get("functions") else reason
 
@@ -290,7 +290,7 @@ def _logprobs(head: Head, piece: Delta) -> dict[str, Any]:
     return {"content": entries, "refusal": None}
 
 
-def chat_usage(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
+def chat_usage(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
     """What an answer cost, as chat completions say it."""
     usage = usage_of(head, replies)
     return {

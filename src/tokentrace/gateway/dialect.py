@@ -36,7 +36,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Replied:
     """One completion of the answer, whole and stored. `response` is what the agent is told of it."""
 
     response: ParsedResponse
@@ -60,7 +60,7 @@ class AnswerFrames(Protocol):
         """What these events of a choice's parser say; `Done` is never among them. `delta` has the tokens, or None."""
         ...
 
-    def close(self, replies: Sequence[Choice]) -> list[str]:
+    def close(self, replies: Sequence[Replied]) -> list[str]:
         """The last frames: they are sent when the turn is stored."""
         ...
 
@@ -77,7 +77,7 @@ class AgentDialect:
     """``chat``, ``responses``, ``messages`` or ``tokens``."""
     read: Callable[[Any, Mapping[str, str]], Request]
     """Reads a body. RequestError names the field that cannot be served; names of headers are in lower case."""
-    answer: Callable[[Head, Sequence[Choice]], dict[str, Any]]
+    answer: Callable[[Head, Sequence[Replied]], dict[str, Any]]
     """Writes the answer, whole."""
     stream: Callable[[Head, Sequence[CallId]], AnswerFrames]
     """Makes the frames of the answer; there is a function for ids for each of the request's `n` choices."""
@@ -94,7 +94,7 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 # -- what the agent is told
 
 
-def told(head: Head, reply: Choice) -> ParsedResponse:
+def told(head: Head, reply: Replied) -> ParsedResponse:
     """What the agent is told of a reply: attempts without a name are content, and so are calls not allowed."""
     request = head.request
     return told_response(reply.response, calls_allowed=request.calls_allowed, objects=request.object_arguments)
@@ -116,7 +116,7 @@ class Telling(ToldEvents):
         return self._quiet == 0
 
 
-def finish_reason(head: Head, reply: Choice) -> Literal["stop", "length", "tool_calls"]:
+def finish_reason(head: Head, reply: Replied) -> Literal["stop", "length", "tool_calls"]:
     """Why a completion ended, in the words of chat completions.
 
     Calls that the message has are to be answered, of an unknown tool and with broken arguments too. A stop text is a
@@ -139,7 +139,7 @@ class Usage:
     """Of the completion."""
 
 
-def usage_of(head: Head, replies: Sequence[Choice]) -> Usage:
+def usage_of(head: Head, replies: Sequence[Replied]) -> Usage:
     """What an answer cost. Its prompt counts once, however many completions there are."""
     return Usage(
         prompt=len(head.prompt_ids),

@@ -23,7 +23,7 @@ from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
 from ..study.memory import Memory
 from .answering import Answer, Claim, UnderWay, reasoning_tokens, unhurried
-from .dialect import AgentDialect, Choice, Head
+from .dialect import AgentDialect, Head, Replied
 from .late_system import with_late_instructions
 from .matching import root_key
 from .metrics import Metrics
@@ -306,7 +306,7 @@ class Gateway:
         prompt_ids = live.session.trajectory.stream(turn.branch)[: turn.start]
         return self._head(request, prompt_ids, str(turn.notes["response"]), turn.notes.get("created"))
 
-    def _reply_of(self, live: Live, turn: Recorded) -> Choice:
+    def _reply_of(self, live: Live, turn: Recorded) -> Replied:
         """A reply, read again from its tokens."""
         trajectory, written = live.session.trajectory, live.session.written(turn)
         completion = Completion(
@@ -324,9 +324,9 @@ class Gateway:
         if stopped_by is not None:
             response = cut_response(response, int(turn.notes["told"]))
         call_id = call_ids_of(str(turn.notes["response"]), int(turn.notes.get("choice") or 0))
-        return Choice(response, completion, call_id, reasoning_tokens(response), stopped_by)
+        return Replied(response, completion, call_id, reasoning_tokens(response), stopped_by)
 
-    async def stored(self, id: str, response: str) -> tuple[Head, list[Choice]]:
+    async def stored(self, id: str, response: str) -> tuple[Head, list[Replied]]:
         """An answer that was stored, by the id of its response; RequestError where there is none."""
         number = await self.store.turn_named(id, response_name(response))
         if number is None:

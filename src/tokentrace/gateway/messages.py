@@ -40,7 +40,7 @@ from ..parsing.events import Done, Event
 from ..parsing.partial import PartialObject
 from ..parsing.shapes import STOP_REASONS, CallId, anthropic_message
 from ..parsing.sse import AnthropicEvents, encode_sse
-from .dialect import AgentDialect, Choice, Head, Telling, finish_reason, told, usage_of
+from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, told, usage_of
 from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
 from .token_fields import TokenFields, asked_fields, carried
 
@@ -256,7 +256,7 @@ def _output(said: Body, wishes: list[str]) -> tuple[dict[str, Any], Mapping[str,
 # -- answers
 
 
-def write_message(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
+def write_message(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
     """A ``message``. There is one reply: this API has no choices."""
     [reply] = replies
     return {
@@ -308,7 +308,7 @@ class MessagesFrames:
         said = self._events.feed(self._telling.feed(events))
         return _encoded([{"type": "ping"}] if self._telling.is_quiet(bool(said)) else said)
 
-    def close(self, replies: Sequence[Choice]) -> list[str]:
+    def close(self, replies: Sequence[Replied]) -> list[str]:
         """How it ended and what it cost, and ``message_stop``."""
         [reply] = replies
         self._events.usage = _usage(self._head, reply)
@@ -325,7 +325,7 @@ def _encoded(events: Sequence[Mapping[str, Any]]) -> list[str]:
     return [encode_sse(event, event=event["type"]) for event in events]
 
 
-def _ending(head: Head, reply: Choice) -> dict[str, Any]:
+def _ending(head: Head, reply: Replied) -> dict[str, Any]:
     """Why it ended. A stop text after calls leaves the calls to be answered."""
     reason = finish_reason(head, reply)
     if reply.stopped_by is not None and reason == "stop":
@@ -333,7 +333,7 @@ def _ending(head: Head, reply: Choice) -> dict[str, Any]:
     return {"stop_reason": STOP_REASONS[reason], "stop_sequence": None}
 
 
-def _usage(head: Head, reply: Choice) -> dict[str, Any]:
+def _usage(head: Head, reply: Replied) -> dict[str, Any]:
     usage = usage_of(head, [reply])
     return {
         "input_tokens": usage.prompt - usage.cached,

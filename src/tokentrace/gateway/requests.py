@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..conversation.forms import HAND_OVER
 from ..conversation.place import Place
 from ..conversation.values import check_depth, plain_json
 from ..engines.protocol import COLDEST
@@ -95,6 +96,11 @@ class RequestError(TokentraceError):
         """What OpenAI and Anthropic call an error of this status."""
         return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the same request fails again, though clients would send it again: they do at 408, 409, 429, 5xx."""
+        return self.status == 409 or self.code == "matcher_failed"
+
 
 @contextmanager
 def refusing(messages: str = "messages") -> Iterator[None]:
@@ -106,10 +112,14 @@ def refusing(messages: str = "messages") -> Iterator[None]:
 
 
 def refused_input(error: InputError, messages: str = "messages") -> RequestError:
-    """What is wrong with a conversation or with tools, as what is wrong with a body."""
+    """What is wrong with a conversation or with tools, as what is wrong with a body.
+
+    An agent does not choose how its messages are read, so that advice is left out.
+    """
     places = [messages] if error.message is not None or not error.field else []
     places += [] if error.message is None else [str(error.message)]
-    return RequestError(error.problem, field=".".join([*places, *filter(None, [error.field])]), code="invalid_value")
+    problem = error.problem.replace(HAND_OVER, "")
+    return RequestError(problem, field=".".join([*places, *filter(None, [error.field])]), code="invalid_value")
 
 
 @dataclass(frozen=True, slots=True)

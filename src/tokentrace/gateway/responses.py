@@ -27,7 +27,7 @@ from ..parsing.response import Finish
 from ..parsing.responses_sse import Item, ResponsesEvents
 from ..parsing.shapes import CallId, ItemId, responses_items
 from ..parsing.sse import encode_sse
-from .dialect import AgentDialect, Choice, Head, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
+from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
 from .requests import RequestError
 from .responses_request import PREFIX, read_responses
 from .token_fields import TokenFields, carried
@@ -45,7 +45,7 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 _IF_SAID: Final = ("prompt_cache_key", "safety_identifier", "user")
 
 
-def write_response(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
+def write_response(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
     """A ``response``, completed or incomplete."""
     head, reply = _restored(head), replies[0]
     usage = usage_of(head, replies)
@@ -88,7 +88,7 @@ class ResponsesFrames:
     def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
         return self._frames(self._events.feed(self._told.feed(events)))
 
-    def close(self, replies: Sequence[Choice]) -> list[str]:
+    def close(self, replies: Sequence[Replied]) -> list[str]:
         answer = write_response(self._head, replies)
         said = self._events.close(answer["output"])
         return self._frames([*said, self._events.numbered(f"response.{answer['status']}", response=answer)])
@@ -152,7 +152,7 @@ def _flat(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "name": function["name"], **optional, "strict": False}
 
 
-def _output(head: Head, reply: Choice) -> list[Item]:
+def _output(head: Head, reply: Replied) -> list[Item]:
     response = told(head, reply)
     if reply.stopped_by is not None:
         response = dataclasses.replace(response, finish=Finish.STOP)

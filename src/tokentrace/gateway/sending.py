@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import Delta
 from .answering import Answer
-from .dialect import AnswerFrames, Choice
+from .dialect import AnswerFrames, Replied
 from .requests import RequestError
 
 Result = TypeVar("Result")
@@ -104,7 +104,7 @@ class StreamedAnswer(Response):
             self._begun.set()
 
         try:
-            replies: list[Choice] = await answer.run(feed)
+            replies: list[Replied] = await answer.run(feed)
             self._say(self._frames.close(replies))
             self._told = True
         except Exception as error:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from .dialect import Choice, Head
+from .dialect import Head, Replied
 from .requests import Body, RequestError
 
 HEADER: Final = "x-tokentrace-token-ids"
@@ -79,7 +79,7 @@ def asks(head: Head, way: TokenFields) -> bool:
     return way in head.request.echo.get("token_fields", ())
 
 
-def carried(head: Head, reply: Choice, way: TokenFields) -> dict[str, Any]:
+def carried(head: Head, reply: Replied, way: TokenFields) -> dict[str, Any]:
     """The fields of one completion in this way, to be put into an answer; none where they were not asked for."""
     if not asks(head, way):
         return {}

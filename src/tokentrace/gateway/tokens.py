@@ -15,7 +15,7 @@ from ..parsing.shapes import CallId
 from ..parsing.sse import OPENAI_END, encode_sse
 from ..tokens.ids import check_ids
 from .chat import chat_usage
-from .dialect import AgentDialect, Choice, Head, openai_error
+from .dialect import AgentDialect, Head, Replied, openai_error
 from .requests import Body, Request, RequestError, refusing
 from .token_fields import TokenFields
 
@@ -58,7 +58,7 @@ def read_tokens(body: Any, headers: Mapping[str, str]) -> Request:
     )
 
 
-def write_tokens(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
+def write_tokens(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
     """Ids, logprobs, why it ended, and which weights sampled."""
     [reply] = replies
     choice = {**_choice(reply.completion), **_end(reply)}
@@ -83,7 +83,7 @@ class _TokenFrames:
             self._first = False
         return [encode_sse(frame)]
 
-    def close(self, replies: Sequence[Choice]) -> list[str]:
+    def close(self, replies: Sequence[Replied]) -> list[str]:
         [reply] = replies
         nothing = {"index": 0, "token_ids": [], "logprobs": None}
         frame = _frame(self._head, [{**nothing, **_end(reply)}])
@@ -123,7 +123,7 @@ def _choice(delta: Delta) -> dict[str, Any]:
     return {"index": 0, "token_ids": delta.ids.tolist(), "logprobs": {"content": content}}
 
 
-def _end(reply: Choice) -> dict[str, Any]:
+def _end(reply: Replied) -> dict[str, Any]:
     versions = [
         {"version": span.version, "start": span.start, "end": span.stop} for span in reply.completion.versions
     ]  # fmt: skip
@@ -134,7 +134,7 @@ def _end(reply: Choice) -> dict[str, Any]:
     }
 
 
-def _usage(head: Head, replies: Sequence[Choice]) -> dict[str, Any]:
+def _usage(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
     """What it cost, as in chat; how much of it is reasoning is a question about text, and is not told here."""
     return {name: value for name, value in chat_usage(head, replies).items() if name != "completion_tokens_details"}
 

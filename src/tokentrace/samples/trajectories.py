@@ -218,7 +218,7 @@ class RolloutReport:
     samples: int
     """How many rows they make: branches that own sampled tokens."""
     breaks: int
-    """How many times a history was rewritten: the branches beyond the first of each."""
+    """How many times a history was rewritten: the branches beyond the first of each, without the retries."""
     tokens: int
     """How many tokens are recorded; one that branches share counts once."""
     sampled: int
@@ -233,6 +233,8 @@ class RolloutReport:
     """How many sampled tokens are how many versions old, where `report_rollouts` was told the version of now."""
     unversioned: int = 0
     """How many sampled tokens nobody said the version of, where it was told that."""
+    retries: int = 0
+    """How many branches sample a recorded prompt again, or an earlier point of one: nothing was rewritten."""
 
     @property
     def max_staleness(self) -> int | None:
@@ -254,11 +256,12 @@ class RolloutReport:
         ratio = f" ({self.samples_per_rollout:.2f} each)" if self.rollouts else ""
         why = ", ".join(f"{cause}: {count}" for cause, count in self.causes.items())
         none = f"; {self.unsampled} without a sampled token make no row" if self.unsampled else ""
+        again = f", {self.retries:,} of them the same prompt again" if self.retries else ""
         return "\n".join(
             [
                 f"rollouts  {self.rollouts:,}, as {self.samples:,} samples{ratio}",
                 f"breaks    {self.breaks:,}{f' ({why})' if why else ''}",
-                f"branches  {self.samples + self.unsampled:,}{none}",
+                f"branches  {self.samples + self.unsampled:,}{again}{none}",
                 f"tokens    {self.tokens:,} recorded, {self.sampled:,} sampled, {self.tokens_in_rows:,} in rows",
                 *self._stale_line(),
             ]
@@ -295,11 +298,13 @@ def report_rollouts(trajectories: Iterable[Trajectory], *, version: int | None =
         _check_trajectory(trajectory)
         branches = trajectory.branches
         rows = [branch for branch in branches if branch.sampled]
-        causes.update(branch.cause or "unknown" for branch in branches[1:])
+        broken = [branch for branch in branches[1:] if not branch.retries]
+        causes.update(branch.cause or "unknown" for branch in broken)
         counts.update(
             rollouts=1,
             samples=len(rows),
-            breaks=len(branches[1:]),
+            breaks=len(broken),
+            retries=len(branches[1:]) - len(broken),
             tokens=trajectory.num_tokens,
             sampled=trajectory.num_sampled,
             tokens_in_rows=sum(branch.stop for branch in rows),
@@ -308,7 +313,7 @@ def report_rollouts(trajectories: Iterable[Trajectory], *, version: int | None =
         if version is not None:
             stale.update(_ages(trajectory, version))
     ordered = dict(sorted(causes.items(), key=lambda item: (-item[1], item[0])))
-    names = ("rollouts", "samples", "breaks", "tokens", "sampled", "tokens_in_rows", "unsampled")
+    names = ("rollouts", "samples", "breaks", "tokens", "sampled", "tokens_in_rows", "unsampled", "retries")
     unversioned = stale.pop(UNSAMPLED, 0)
     return RolloutReport(
         **{name: counts[name] for name in names},

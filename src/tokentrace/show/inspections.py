@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..audit.dumps.calls import Flaw
+from ..audit.dumps.calls import DumpFault
 from ..audit.inspect_calls import FoundBreak, Relation
 from ..audit.inspect_report import Inspection
 from ..compare.causes import ADVICE
@@ -67,7 +67,7 @@ def _trained(report: Inspection) -> Iterator[tuple[str, str, str]]:
     """What masks train wrongly, and what training on the later prompt of a break would."""
     if report.masked:
         yield "trained", "by the masks of the dump", f"{report.trained:,}"
-        for fault in (Flaw.TRAINED_UNSAMPLED, Flaw.SAMPLED_UNTRAINED):
+        for fault in (DumpFault.TRAINED_UNSAMPLED, DumpFault.SAMPLED_UNTRAINED):
             count = report.faults.get(fault)
             told = count is not None or report.witnessed == report.masked
             known = (

@@ -80,7 +80,7 @@ def _read_only(array: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
 
 def _joined(ids: Ids) -> bytes:
     """Each id in decimal, with a comma before it."""
-    if len(ids) <= _FEW or ids.max() >= 1_000_000 or ids.min() < 0:
+    if len(ids) <= _FEW or np.maximum.reduce(ids.view(np.uint32)) >= 1_000_000:
         return f",{repr(ids.tolist())[1:-1]}".replace(" ", "").encode("ascii")  # in C, unlike a join
     thousands, rests = np.divmod(ids, 1000)
     np.add(rests, 1000, out=rests, where=thousands > 0)

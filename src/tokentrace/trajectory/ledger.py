@@ -29,6 +29,7 @@ UNFINISHED: Final = frozenset({"abort", "length"})
 
 LATER_KINDS: Final = frozenset({Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC})
 PROMPT_KINDS: Final = LATER_KINDS | {Kind.PROMPT}
+_SAMPLED: Final = int(Kind.SAMPLED)
 
 
 class Ledger:
@@ -138,8 +139,7 @@ class Ledger:
                 "continues=True where it continues an unfinished message"
             )
         after = as_count(message + 1, "the number of messages")
-        kinds = np.full(len(ids), Kind.SAMPLED, np.uint8)
-        number = self._write(write.branch, node, ids, kinds, logprobs, message, after, detail, None, cached)
+        number = self._write(write.branch, node, ids, _SAMPLED, logprobs, message, after, detail, None, cached)
         if channels:
             self.channels[number] = channels
         return number
@@ -161,7 +161,7 @@ class Ledger:
         index: int,
         node: Node,
         ids: Ids,
-        kinds: Kinds,
+        kinds: Kinds | int,
         logprobs: Logprobs | None,
         first: int,
         messages: int,
@@ -177,9 +177,7 @@ class Ledger:
         # There is room: nothing below can fail.
         start = node.stop
         number = self.log.add(
-            LogRow(index, start, start + count, first, messages, node.sampled, cached, -1, 0),
-            detail=detail,
-            spans=spans,
+            index, start, start + count, first, messages, node.sampled, cached, detail=detail, spans=spans
         )
         node.ids.push(ids, count)
         node.kinds.push(kinds, count)

@@ -59,8 +59,8 @@ class WriteLog:
         self._rows.reserve(1)
         self._spans.reserve(spans)
 
-    def add(self, row: LogRow, *, detail: Detail | None, spans: npt.NDArray[np.int32] | None) -> int:
-        """Record a write, a turn where it has a `detail`; returns its number."""
+    def add(self, *numbers: int, detail: Detail | None, spans: npt.NDArray[np.int32] | None) -> int:
+        """Record a write, a turn where it has a `detail`, by the first numbers of its row; returns its own number."""
         number = -1
         if detail is not None:
             number = self._numbers.setdefault(detail, len(self._details))
@@ -68,7 +68,7 @@ class WriteLog:
                 self._details.append(detail)
         if spans is not None and len(spans):
             self._spans.push(spans, len(spans))
-        self._last = LogRow(*row[:-2], number, len(self._spans))
+        self._last = LogRow._make((*numbers, number, len(self._spans)))
         self._rows.push(self._last, 1)
         return len(self._rows) - 1
 

@@ -190,9 +190,13 @@ class Record:
     @property
     def branches(self) -> tuple[Branch, ...]:
         return tuple(
-            Branch(index, node.parent, node.start, node.stop, node.sampled, node.cause)
+            Branch(index, node.parent, node.start, node.stop, node.sampled, node.cause, self._retries(index))
             for index, node in enumerate(self._tree.nodes)
         )
+
+    def _retries(self, index: int) -> bool:
+        opened, *more = (self._log.row(number) for number in self._tree.nodes[index].writes[:2])
+        return index > 0 and opened.start == opened.stop and all(row.is_turn for row in more)
 
     @property
     def num_branches(self) -> int:

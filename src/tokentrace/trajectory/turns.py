@@ -122,6 +122,8 @@ class Branch:
     """How many of its own tokens were sampled."""
     cause: str
     """Why the history was rewritten; empty for the first branch."""
+    retries: bool = False
+    """Whether it rewrites nothing: a recorded prompt, or the beginning of one, was sampled again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, SIMPLE, SYS, assistant, call, result, user
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut, cuts
-from tests.support import load_family, make_renderer, per_family
+from tests.support import FULL, load_family, make_renderer, per_family, rotating
 from tokentrace import BridgedTokens, BridgeRefusal
 from tokentrace.study.markers import MarkedText
 from tokentrace.tokens import Kind, Tokenizer
@@ -329,7 +329,11 @@ def law(family: str, oddity: Oddity, changed: list[bool]) -> Any:
     return check
 
 
-@pytest.mark.parametrize("oddity", ODDITIES)
+@pytest.mark.parametrize(
+    ("any_family", "oddity"),
+    [(family, oddity) for family in FAMILIES for oddity in rotating(ODDITIES, family, 3)],
+    indirect=["any_family"],
+)
 def test_an_odd_completion_stays_and_the_new_turn_is_the_same(any_family: str, oddity: str) -> None:
     changed: list[bool] = []
     settings(max_examples=SHORT, **QUIET)(law(any_family, ODDITIES[oddity], changed))()  # type: ignore[arg-type]
@@ -352,17 +356,17 @@ def test_a_completion_cut_off_after_any_token_is_closed(any_family: str) -> None
     closed = 0
     for situation in situations(any_family):
         completion = situation.made.completion
-        for length in range(len(completion)):
+        for length in rotating(range(len(completion)), f"{any_family} {situation.name}", 3):
             closed += check_law(any_family, situation, completion[:length]).closed
         assert not check_law(any_family, situation, completion).closed
-    assert closed >= 20
+    assert closed >= (20 if FULL else 5)
 
 
 def test_an_empty_completion_is_closed_anywhere_in_the_matrix(any_family: str) -> None:
     """Wherever the canonical completion is bridged, no completion at all is."""
     renderer = make_renderer(any_family)
     checked = 0
-    for name, conversation in CONVERSATIONS.items():
+    for name, conversation in rotating(CONVERSATIONS.items(), f"empty {any_family}", 3):
         for made in cuts(renderer, conversation):
             results = [message for message in made.new if message["role"] == "tool"]
             if any("name" not in message for message in results):  # its name may stand in the completion alone
@@ -376,7 +380,7 @@ def test_an_empty_completion_is_closed_anywhere_in_the_matrix(any_family: str) -
             situation = Situation(name, made, bridged)
             assert check_law(any_family, situation, []).closed or not situation.is_ended
             checked += 1
-    assert checked >= 15
+    assert checked >= (15 if FULL else 1)
 
 
 def test_every_vocabulary_spells_a_text_in_many_ways(any_family: str) -> None:

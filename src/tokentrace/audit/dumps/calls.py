@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Message = Mapping[str, Any]
 
 
-class Flaw(StrEnum):
+class DumpFault(StrEnum):
     """What can be wrong with the numbers of a call or a row. The value is its name for people."""
 
     NO_LOGPROBS = "no logprobs"
@@ -51,10 +51,10 @@ class Flaw(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundFlaw:
+class FoundFault:
     """A fault, where it is, and in how many tokens."""
 
-    fault: Flaw
+    fault: DumpFault
     where: str
     detail: str
     tokens: int = 0
@@ -89,7 +89,7 @@ class Call:
     recorded: str = ""
     """Why the record says that its history was rewritten; empty where it says nothing."""
     temperature: float | None = None
-    findings: tuple[FoundFlaw, ...] = ()
+    findings: tuple[FoundFault, ...] = ()
 
     @property
     def prompt(self) -> Ids:
@@ -107,7 +107,7 @@ class DumpedRow:
     mask: Mask
     where: str
     sampled: Mask | None = None
-    findings: tuple[FoundFlaw, ...] = ()
+    findings: tuple[FoundFault, ...] = ()
     own_calls: bool = True
 
 

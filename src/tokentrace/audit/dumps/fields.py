@@ -14,7 +14,7 @@ from ...tokens.ids import check_ids
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
 from ...trajectory.inputs import POSITIVE_NOISE
-from .calls import Call, DumpedRequest, Flaw, Floats, FoundFlaw, Mask
+from .calls import Call, DumpedRequest, DumpFault, Floats, FoundFault, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Checked(NamedTuple):
     """An array that fits the tokens, or None and what is wrong with it."""
 
     array: Any
-    findings: tuple[FoundFlaw, ...]
+    findings: tuple[FoundFault, ...]
 
 
 def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
@@ -126,28 +126,30 @@ def read_logprobs(fields: Fields, name: str | None, count: int) -> Checked:
     if not count:
         return Checked(None, ())
     if name is None or fields.value.get(name) is None or not len(fields.listed(name)):
-        return Checked(None, (FoundFlaw(Flaw.NO_LOGPROBS, where, f"{counted(count)} sampled", count),))
+        return Checked(None, (FoundFault(DumpFault.NO_LOGPROBS, where, f"{counted(count)} sampled", count),))
     values = fields.floats(name)
     if len(values) != count:
         said = f"{len(values):,} logprobs for {count:,} sampled tokens"
-        return Checked(None, (FoundFlaw(Flaw.LOGPROBS_LENGTH, where, said, count),))
+        return Checked(None, (FoundFault(DumpFault.LOGPROBS_LENGTH, where, said, count),))
     return Checked(values, tuple(logprob_findings(values, where)))
 
 
-def logprob_findings(values: Floats, where: str) -> Iterator[FoundFlaw]:
+def logprob_findings(values: Floats, where: str) -> Iterator[FoundFault]:
     """What is wrong with the logprobs of one completion."""
     if len(values) and -np.inf < values.min() and values.max() <= POSITIVE_NOISE and values.any():
         return
     odd = ~np.isfinite(values)
     if odd.any():
         at = int(odd.argmax())
-        yield FoundFlaw(Flaw.LOGPROB_VALUE, where, f"token {at} of the completion: {values[at]}", int(odd.sum()))
+        yield FoundFault(DumpFault.LOGPROB_VALUE, where, f"token {at} of the completion: {values[at]}", int(odd.sum()))
     above = values > POSITIVE_NOISE
     if above.any():
         at = int(above.argmax())
-        yield FoundFlaw(Flaw.LOGPROB_POSITIVE, where, f"token {at} of the completion: {values[at]:g}", int(above.sum()))
+        yield FoundFault(
+            DumpFault.LOGPROB_POSITIVE, where, f"token {at} of the completion: {values[at]:g}", int(above.sum())
+        )
     if len(values) >= 4 and not values.any():
-        yield FoundFlaw(Flaw.LOGPROBS_ZERO, where, f"all {len(values):,} of a completion", len(values))
+        yield FoundFault(DumpFault.LOGPROBS_ZERO, where, f"all {len(values):,} of a completion", len(values))
 
 
 def read_mask(fields: Fields, name: str | None, count: int, before: int = 0) -> Checked:
@@ -158,10 +160,10 @@ def read_mask(fields: Fields, name: str | None, count: int, before: int = 0) -> 
     if len(given) not in (count, before + count):
         said = f"{len(given):,} entries for {counted(before + count)}"
         said += f", {count:,} of them sampled" if before else ""
-        return Checked(None, (FoundFlaw(Flaw.MASK_LENGTH, where, said, len(given)),))
+        return Checked(None, (FoundFault(DumpFault.MASK_LENGTH, where, said, len(given)),))
     wrong = next((at for at, one in enumerate(given) if one not in (0, 1)), None)
     if wrong is not None:
-        return Checked(None, (FoundFlaw(Flaw.MASK_VALUE, where, f"entry {wrong} is {shown(given[wrong])}", 1),))
+        return Checked(None, (FoundFault(DumpFault.MASK_VALUE, where, f"entry {wrong} is {shown(given[wrong])}", 1),))
     mask: Mask = np.zeros(before + count, np.bool_)
     mask[before + count - len(given) :] = np.asarray(given, np.bool_)
     return Checked(mask, ())

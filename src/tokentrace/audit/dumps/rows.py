@@ -15,7 +15,7 @@ from ...tokens.ids import check_integers, runs
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import counted
-from .calls import Call, DumpedRequest, DumpedRow, Flaw, FoundFlaw, Mask
+from .calls import Call, DumpedRequest, DumpedRow, DumpFault, FoundFault, Mask
 from .fields import Checked, Fields, logprob_findings, read_mask
 
 
@@ -39,7 +39,7 @@ def read_row(fields: Fields, row: RowArrays) -> tuple[list[Call], list[DumpedRow
     values = _logprobs(fields, row, mask, findings)
     calls = []
     for start, stop in spans:
-        own: list[FoundFlaw] = []
+        own: list[FoundFault] = []
         if values is not None:
             own = list(logprob_findings(values[start:stop], fields.place(row.logprobs or "")))
         logprobs = None if values is None else values[start:stop]
@@ -51,7 +51,7 @@ def read_row(fields: Fields, row: RowArrays) -> tuple[list[Call], list[DumpedRow
     return calls, [DumpedRow(ids, mask, fields.place(), sampled, tuple(findings))]
 
 
-def _mask(fields: Fields, row: RowArrays, count: int) -> tuple[Mask, tuple[FoundFlaw, ...]]:
+def _mask(fields: Fields, row: RowArrays, count: int) -> tuple[Mask, tuple[FoundFault, ...]]:
     """What is trained, by the mask or else by labels; where there are both, they are to say the same."""
     checked = read_mask(fields, row.mask, count, row.first)
     if fields.has(LABELS):
@@ -71,24 +71,24 @@ def _labelled(fields: Fields, ids: Ids) -> Checked:
     labels, where = check_integers(fields.value[LABELS], fields.named(LABELS)), fields.place(LABELS)
     if len(labels) != len(ids):
         said = f"{len(labels):,} labels for {len(ids):,} tokens"
-        return Checked(None, (FoundFlaw(Flaw.MASK_LENGTH, where, said, len(labels)),))
+        return Checked(None, (FoundFault(DumpFault.MASK_LENGTH, where, said, len(labels)),))
     mask = labels != IGNORE
     wrong = mask & (labels != ids)
     if not wrong.any():
         return Checked(mask, ())
     at = int(wrong.argmax())
     said = f"the first is label {at:,}: {labels[at]}, and the token there is {ids[at]}"
-    return Checked(mask, (FoundFlaw(Flaw.LABELS_OTHER, where, said, int(wrong.sum())),))
+    return Checked(mask, (FoundFault(DumpFault.LABELS_OTHER, where, said, int(wrong.sum())),))
 
 
-def _disagreeing(fields: Fields, mask: Mask | None, labels: Mask | None) -> Iterator[FoundFlaw]:
+def _disagreeing(fields: Fields, mask: Mask | None, labels: Mask | None) -> Iterator[FoundFault]:
     """Tokens that labels train and the mask does not, or the other way round: a trainer reads one of the two."""
     if mask is None or labels is None or not (mask != labels).any():
         return
     wrong = mask != labels
     at = int(wrong.argmax())
     who = "labels train it, and the mask does not" if labels[at] else "the mask trains it, and labels do not"
-    yield FoundFlaw(Flaw.LABELS_MASK, fields.place(LABELS), f"the first is token {at:,}: {who}", int(wrong.sum()))
+    yield FoundFault(DumpFault.LABELS_MASK, fields.place(LABELS), f"the first is token {at:,}: {who}", int(wrong.sum()))
 
 
 def _spans(fields: Fields, ids: Ids, mask: Mask) -> tuple[list[tuple[int, int]], Mask | None]:
@@ -116,18 +116,18 @@ def _span(fields: Fields, count: int) -> tuple[int, int]:
     return start, stop
 
 
-def _logprobs(fields: Fields, row: RowArrays, mask: Mask, findings: list[FoundFlaw]) -> Any:
+def _logprobs(fields: Fields, row: RowArrays, mask: Mask, findings: list[FoundFault]) -> Any:
     """The logprobs over the whole row, NaN where there is none."""
     trained = int(mask.sum())
     if row.logprobs is None or not fields.has(row.logprobs):
         if trained:
-            findings.append(FoundFlaw(Flaw.NO_LOGPROBS, fields.place(), f"{counted(trained)} trained", trained))
+            findings.append(FoundFault(DumpFault.NO_LOGPROBS, fields.place(), f"{counted(trained)} trained", trained))
         return None
     where, given = fields.place(row.logprobs), fields.floats(row.logprobs)
     total, response = len(row.ids), len(row.ids) - row.first
     if len(given) not in (total, response, trained):
         said = f"{len(given):,} logprobs for {total:,} tokens, {trained:,} of them trained"
-        findings.append(FoundFlaw(Flaw.LOGPROBS_LENGTH, where, said, trained))
+        findings.append(FoundFault(DumpFault.LOGPROBS_LENGTH, where, said, trained))
         return None
     values = np.full(total, np.nan)
     if len(given) in (total, response):

@@ -15,7 +15,7 @@ from ...data.check.columns import IDS, LABELS, MASKS
 from ...errors import InputError, shown
 from ...integrations.nemo_items import full_prompts
 from ...tokens.ids import runs
-from .calls import Call, DumpedRollout, DumpedRow, Flaw, FoundFlaw, UnreadSource
+from .calls import Call, DumpedRollout, DumpedRow, DumpFault, FoundFault, UnreadSource
 from .fields import CallFields, Fields, read_call, read_logprobs, read_mask, read_request, request_of
 from .rows import RowArrays, read_row
 from .shape import (
@@ -227,10 +227,10 @@ def _counted(sequence: Fields, row: DumpedRow) -> DumpedRow:
     if not trained or _made_of(trained, told):
         return row
     more = sum(trained) - sum(told)
-    fault = Flaw.TRAINED_UNSAMPLED if more > 0 else Flaw.SAMPLED_UNTRAINED
+    fault = DumpFault.TRAINED_UNSAMPLED if more > 0 else DumpFault.SAMPLED_UNTRAINED
     said = f"the mask has stretches of {trained} tokens, and turn_lengths says that {told} were sampled"
     tokens = abs(more) or 1  # as many, elsewhere: at least one
-    return replace(row, findings=(*row.findings, FoundFlaw(fault, sequence.place("loss_mask"), said[:300], tokens)))
+    return replace(row, findings=(*row.findings, FoundFault(fault, sequence.place("loss_mask"), said[:300], tokens)))
 
 
 def _made_of(stretches: list[int], turns: list[int]) -> bool:
