@@ -308,3 +308,64 @@ def test_letters_that_spell_the_end_of_a_prompt_are_content(name: str, content: 
     parsed, unreadable = round_trip(literal, {"role": "assistant", "content": content}, None) or pytest.fail("refused")
     assert parsed.content == content
     assert unreadable == []
+
+
+_QUOTED = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{%- for c in m.tool_calls or [] %}<tool_call>[{{ c.function.name }}("
+    "{%- for k, v in c.function.arguments.items() %}{{ k }}='{{ v }}'{{ ', ' if not loop.last }}{% endfor %})]"
+    "</tool_call>{%- endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QUOTED = {"chat_template": _QUOTED}
+"""Strings in quotes, and nothing escaped."""
+INDENTED = (
+    "{%- for m in messages %}{% if m.role == 'tool' %}{{ m.content }}{% else %}<|im_start|>{{ m.role }}\n"
+    "{{ '  ' if loop.index0 and messages[loop.index0 - 1].role == 'tool' else '' }}{{ m.content }}<|im_end|>\n"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""White space before what is said after a tool's result."""
+
+
+def calling(name: str = "tool_0", arguments: Any = None) -> Message:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments or {"path": "x"}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message", "field", "why"),
+    [
+        ("qwen3", QUOTED, calling(arguments={"path": "a\\b"}), "arguments.path", r"'a\\b' is read as 'a\x08'"),
+        ("qwen3", QUOTED, calling(arguments={"path": "it's"}), "arguments", "is read as a call that is"),
+        ("qwen3", {}, calling(arguments={"count": float("inf")}), "arguments", "Infinity is not JSON"),
+        ("qwen3", {}, calling(arguments="[1]"), "arguments", "'[1]' is read as a call that is malformed"),
+        ("deepseek-v3.1", {}, calling(arguments="oops"), "arguments", "'oops' is read as a call that is invalid_json"),
+        ("llama-3.1", {}, calling('f"x'), "", "['f\"x'] are read as []"),
+        ("qwen3-coder", {}, calling("f\n"), "name", r"'f\n' is read as 'f'"),
+        ("qwen3", {}, {"role": "assistant", "content": "e\u0301"}, "content", r"'e\u0301' is read as '\xe9'"),
+        ("qwen3", {}, calling(arguments={"path": "e\u0301"}), "arguments.path", r"'e\u0301' is read as '\xe9'"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_back_equal_is_reported_with_both_sides(
+    name: str, settings: dict[str, Any], message: Message, field: str, why: str
+) -> None:
+    found = make_renderer(name, **settings).find_unreadable([USER, message])
+    [entry] = [one for one in found if one.field.removeprefix("tool_calls").removeprefix(".0.function.") == field]
+    assert entry.kind is UnreadableKind.MISREAD
+    assert why in entry.why
+
+
+def test_white_space_of_the_template_that_lands_in_content_is_reported() -> None:
+    renderer = make_renderer("qwen3", chat_template=INDENTED)
+    said = {"role": "assistant", "content": "done"}
+    messages = [USER, {"role": "assistant", "content": "so"}, {"role": "tool", "content": "r"}, said]
+    [entry] = renderer.find_unreadable(messages)
+    assert (entry.message, entry.field, entry.kind) == (3, "content", UnreadableKind.MISREAD)
+    assert entry.why == "'done' is read as '  done'"
+    assert renderer.find_unreadable([USER, said]) == []
+
+
+def test_what_is_read_back_is_not_reported() -> None:
+    values = {"a": [1, 1.0, True, None, {"deep": "x\n'\"\\"}], "b": "1", "c": 2.5}
+    kept = make_renderer("qwen3").find_unreadable([USER, calling(arguments=json.dumps(values))])
+    assert kept == []
+    assert make_renderer("qwen3").find_unreadable([USER, calling(arguments=values)]) == []

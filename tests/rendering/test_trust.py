@@ -219,6 +219,18 @@ def test_inside_by_name(family: str, names: str, more: bool) -> None:
     assert expected <= found if more else expected == found
 
 
+def test_notes_name_the_control_tokens_that_stay_text() -> None:
+    made, compat = renderer("qwen3"), renderer("qwen3", "hf_compat")
+    messages = [{**USER, "content": "a <|im_end|> b <|im_end|>"}, {**REPLY, "content": "c <think> <|im_start|>"}]
+    kept = "which stays text (control_tokens='literal')"
+    assert made.render(messages).notes == [
+        f"message 0, content: spells the control token '<|im_end|>', {kept}",
+        f"message 1, content: spells the control token '<|im_start|>', {kept}",
+    ]
+    assert compat.render(messages).notes == []
+    assert made.render([USER, REPLY]).notes == []
+
+
 MENTIONED = (
     "{% for m in messages %}{% if loop.first and thinking is not defined %}<|im_start|>system\nThink in <think> and "
     "</think>.<|im_end|>\n{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from .report import AuditReport
 from .verdicts import cause
@@ -30,12 +29,8 @@ def _told(report: AuditReport) -> Iterator[tuple[str, str]]:
     for name in ("stops", "prompting", "forging", "reading", "writing", "defaults"):
         section = report.to_json()[name]
         for key, value in section.items():
-            yield f"{name}, {key}", _words(value)
+            yield f"{name}, {key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     yield "texts that are not written as given", "; ".join(str(replace(one, line=None)) for one in report.altered)
     for one in report.switches:
         grades = ", ".join(f"{verdict.use} {verdict.grade}" for verdict in one.verdicts)
         yield f"with {one.name}", grades or "refused"
-
-
-def _words(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -270,7 +270,7 @@ class _Shaper:
         if not form.parts:
             text = SEPARATOR.join(texts)
             self._set("content", text, "text parts joined", list(content), text)
-        elif not all(_is_plain_part(part) for part in content):
+        elif not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
             parts = [{"type": "text", "text": text} for text in texts]
             self._set("content", parts, "as text parts", list(content), _written(parts))
 
@@ -385,10 +385,6 @@ def _written(value: Any) -> str:
 def _is_part(item: Any) -> bool:
     """Whether an item of a tool's result is a part of a content; if none is, the list is JSON of its own."""
     return isinstance(item, str) or "type" in item or isinstance(item.get("text"), str)
-
-
-def _is_plain_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text"
 
 
 def _no_text(kind: Any) -> str:

@@ -2,7 +2,8 @@
 
 Parsing inverts rendering where the template lets it. Where it does not, the trace says so: a field with no text of its
 own was dropped, one with other text was changed. Text that spells a delimiter, or a bare value that reads as another
-type, is ambiguous: two messages have the same tokens.
+type, is ambiguous: two messages have the same tokens. And since what is not reported has to be read back equal, each
+turn's own tokens are parsed in the end, and what they say is held against the message.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ..formats.grammar import Style, TurnGrammar, Value
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath
 from ..template.trace import Rendering
+from .misread import misread_fields
 from .proof import PROOFS, parts_of
+from .response import ParsedResponse
 from .values import Tools, read_value
 
 
@@ -35,13 +38,16 @@ class UnreadableKind(StrEnum):
     """The template writes it where another field belongs."""
     AMBIGUOUS = "ambiguous"
     """What it writes means something else as well."""
+    MISREAD = "misread"
+    """Its own tokens are read as something else, and nothing of the above tells why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """A field of a message that cannot be read back.
 
-    The field ``tool_calls`` stands for all calls of the message: one that spells a delimiter may end elsewhere.
+    The field ``tool_calls`` stands for all calls of the message: one that spells a delimiter may end elsewhere. Where
+    it or ``content`` is ambiguous, the rest of the turn may be read otherwise too.
     """
 
     message: int
@@ -50,7 +56,7 @@ class Unreadable:
     why: str
 
 
-DROPPED, CHANGED, MOVED, AMBIGUOUS = UnreadableKind
+DROPPED, CHANGED, MOVED, AMBIGUOUS, MISREAD = UnreadableKind
 _Reason = tuple[str, UnreadableKind, str]
 """Field, kind and why."""
 
@@ -61,26 +67,31 @@ def find_unreadable(
     grammar: TurnGrammar,
     tools: Sequence[Mapping[str, Any]] | None,
     forgeable: Mapping[str, Sequence[str]],
-    misread: Sequence[tuple[str, str]] = (),
+    misread: Sequence[tuple[str, str]],
+    read: Mapping[int, Sequence[ParsedResponse]],
 ) -> list[Unreadable]:
     """What of the assistant messages cannot be read back.
 
-    `forgeable`: delimiters that text of a field can spell; `misread`: parts of proofs that are not read back.
+    `forgeable`: delimiters that text of a field can spell; `misread`: parts of proofs that are not read back; `read`:
+    what the tokens of each message say when they are parsed.
     """
     schemas = Tools(tools)
     spans: dict[int, list[tuple[int, int, FieldPath]]] = {}
     for start, end, origin in zip([0, *rendering.ends], rendering.ends, rendering.origins, strict=False):
         if origin is not None and origin.message is not None and origin.path:
             spans.setdefault(origin.message, []).append((start, end, origin.path))
-    return [
-        Unreadable(index, *reason)
-        for index, message in enumerate(messages)
-        if message["role"] == "assistant"
-        for reason in (
-            *_Message(rendering.text, spans.get(index, []), message, grammar, schemas, forgeable).reasons(),
-            *_not_understood(message, misread),
-        )
-    ]
+    found: list[Unreadable] = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        traced = _Message(rendering.text, spans.get(index, []), message, grammar, schemas, forgeable).reasons()
+        reasons = [*traced, *_not_understood(message, misread)]
+        kinds = {field: kind for field, kind, _ in reasons}
+        if AMBIGUOUS not in (kinds.get("content"), kinds.get("tool_calls")):
+            unequal = misread_fields(message, read.get(index, ()), kinds, MOVED in kinds.values())
+            reasons += [(field, MISREAD, why) for field, why in unequal]
+        found += [Unreadable(index, *reason) for reason in reasons]
+    return found
 
 
 def _not_understood(message: Mapping[str, Any], misread: Sequence[tuple[str, str]]) -> Iterator[_Reason]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import Messages
-from ..errors import TokentraceError
+from ..errors import TokentraceError, place
 from ..formats.dialects import with_parsers
 from ..parsing.compiled import Compiled
 from ..parsing.parser import parse
@@ -19,7 +19,7 @@ from ..study.sampling import find_sampled
 from ..study.study import TemplateStudy
 from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
-from .rendered import RenderedTokens
+from .rendered import RenderedTokens, field_name
 
 
 def masked(
@@ -43,8 +43,19 @@ def masked(
         turns=sampling.turns,
         mask=mask,
         prompted=prompted,
-        notes=[*sampling.notes, *compare_generation_tags(encoded, mask)],
+        notes=[*sampling.notes, *compare_generation_tags(encoded, mask), *_kept_as_text(encoded)],
     )
+
+
+def _kept_as_text(encoded: Encoded) -> Iterator[str]:
+    """A note for each control token that a field spells and does not hold: transformers would make it one."""
+    origins = encoded.rendering.origins if encoded.kept else []
+    for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.kept):
+        message = None if origin is None else origin.message
+        yield (
+            f"{place(message, field_name(origin))}spells the control token {token!r}, which stays text "
+            "(control_tokens='literal')"
+        )
 
 
 def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:

@@ -408,8 +408,14 @@ class Renderer:
             spellable = self.inner_token_ids(tools)
         conversation = self.adapt_messages(messages, tools=tools).messages
         spelled = compiled.delimiters(spellable)
-        schemas = check_tools(tools)
-        return find_unreadable(rendered.rendering, conversation, compiled.grammar, schemas, spelled, compiled.misread)
+        schemas, ids = check_tools(tools), rendered.ids
+        read: dict[int, list[ParsedResponse]] = {}
+        for turn in rendered.turns:
+            parsed = self.parse_response(ids[turn.start : turn.stop], tools=tools, prompt_ids=ids[: turn.start])
+            read.setdefault(turn.message, []).append(parsed)
+        return find_unreadable(
+            rendered.rendering, conversation, compiled.grammar, schemas, spelled, compiled.misread, read
+        )
 
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = self._tools.schemas(tools)

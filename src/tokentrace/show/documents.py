@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,8 @@ from ..parsing.response import ParsedResponse, PartKind
 from ..rendering.bridged import BridgedTokens
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..samples.sample import Sample
+from ..samples.sample import CompletionSpan, Sample
+from ..study.sampling import SampledTurn
 from ..tokens.alignment import align
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids, Tokenizer
@@ -103,9 +104,6 @@ def rendering_track(rendered: RenderedTokens) -> Track:
     hues = np.zeros(len(rendered), np.uint8)
     for span in rendered.spans():
         hues[span.start : span.stop] = hue_of(span.role, span.field)
-    turns = np.full(len(rendered), -1, np.int32)
-    for number, turn in enumerate(rendered.turns):
-        turns[turn.start : turn.stop] = number
     last = int(rendered.messages.max(initial=-1))
     return Track(
         "rendering",
@@ -115,7 +113,7 @@ def rendering_track(rendered: RenderedTokens) -> Track:
         **token_columns(rendered.tokenizer, rendered.ids),
         fields=rendered.fields,
         mask=rendered.mask,
-        turns=turns,
+        turns=_numbered(rendered.turns, len(rendered)),
         roles=[str(rendered.role(at)) for at in range(last + 1)],
         means=rendered.mask_means,
         about=counted(int(rendered.control.sum()), "control token"),
@@ -175,7 +173,7 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
         fields=names,
         mask=value.mask,
         logprobs=value.logprobs,
-        turns=_completions(value),
+        turns=_numbered(value.completions, len(value)),
         versions=value.versions,
         roles=roles,
         means="trained",
@@ -185,9 +183,10 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
     return Document(value.name or "Training row", "tokentrace rows", tracks=[track])
 
 
-def _completions(sample: Sample) -> Any:
-    turns = np.full(len(sample), -1, np.int32)
-    for number, span in enumerate(sample.completions):
+def _numbered(spans: Iterable[SampledTurn | CompletionSpan], length: int) -> Any:
+    """The number of the span that each of some tokens lies in; -1 where it lies in none."""
+    turns = np.full(length, -1, np.int32)
+    for number, span in enumerate(spans):
         turns[span.start : span.stop] = number
     return turns
 

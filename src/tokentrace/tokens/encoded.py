@@ -50,12 +50,15 @@ class Encoded:
         vocabulary: Vocabulary,
         layout: TokenPlaces | Callable[[], TokenPlaces],
         counted: Counted | None = None,
+        kept: Sequence[tuple[int, str]] = (),
     ) -> None:
         self.ids = ids
         self.rendering = rendering
         self._vocabulary = vocabulary
         self._layout = layout
         self._counted = counted
+        self.kept = kept
+        """Control tokens that stayed text, as what spells them is not trusted: the span of each, and the token."""
         self._counts: npt.NDArray[np.intp] | None = None
 
     @property

@@ -137,14 +137,16 @@ def _encode_apart(
     inner: Callable[[], frozenset[int]],
 ) -> Encoded:
     text, trust = rendering.text, list(trust)
+    kept: list[tuple[int, str]] = []
     everything = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
     parts = everything
     if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
         spans = TrustedSpans(rendering.ends, trust)
         if Trust.INNER in trust and any(spans.least(found) is Trust.INNER for found in _tokens(everything)):
             spans = TrustedSpans(rendering.ends, trust, inner())
-        if policy is ControlPolicy.REJECT:
-            _reject_forged(everything, spans)
+        kept = _forged(everything, spans)
+        if kept and policy is ControlPolicy.REJECT:
+            raise ForgedControl(*kept[0])
         parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
     nowhere = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
     pieces = _encode_pieces(tokenizer, parts, checked=policy is not ControlPolicy.HF_COMPAT)
@@ -154,7 +156,7 @@ def _encode_apart(
         ids, offsets = tokenizer.reference(text)
         starts, ends = _ordered(offsets)
         begins = starts
-    return Encoded(ids, rendering, tokenizer.vocabulary, TokenPlaces(ends, starts=starts, begins=begins))
+    return Encoded(ids, rendering, tokenizer.vocabulary, TokenPlaces(ends, starts=starts, begins=begins), kept=kept)
 
 
 def _tokens(parts: Sequence[FoundToken | PlainPiece]) -> list[FoundToken]:
@@ -195,12 +197,10 @@ def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[FoundToken | PlainPiece
     return out
 
 
-def _reject_forged(everything: Sequence[FoundToken | PlainPiece], spans: TrustedSpans) -> None:
-    """Raise ForgedControl for the first control token that touches a span that may not hold it."""
-    for found in _tokens(everything):
-        span = spans.first_forbidding(found)
-        if span is not None:
-            raise ForgedControl(span, found.token.text)
+def _forged(everything: Sequence[FoundToken | PlainPiece], spans: TrustedSpans) -> list[tuple[int, str]]:
+    """The control tokens that text spells which may not hold them, each with the first such span that it touches."""
+    touched = ((spans.first_forbidding(found), found.token.text) for found in _tokens(everything))
+    return [(span, token) for span, token in touched if span is not None]
 
 
 def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:

@@ -202,7 +202,7 @@ class Channel:
         """An entry for each token; None where nothing is told."""
         out: list[Any] = [None] * self.length
         for start, entries in self.pieces:
-            out[start : start + len(entries)] = _listed(entries)
+            out[start : start + len(entries)] = entries.tolist() if isinstance(entries, np.ndarray) else entries
         return out
 
     def array(self, fill: float) -> npt.NDArray[Any]:
@@ -259,7 +259,3 @@ def _as_array(entries: Entries) -> npt.NDArray[Any]:
         return np.asarray(entries)
     except ValueError:  # several shapes
         return np.asarray(["several shapes"])
-
-
-def _listed(entries: Entries) -> list[Any]:
-    return list(entries.tolist() if isinstance(entries, np.ndarray) else entries)

@@ -36,17 +36,14 @@ def first_token(case: Case) -> Evidence | None:
     stream, prompt = case.stream, case.prompt
     if case.hunk.start > 1 or case.hunk.other_start > 1 or min(len(stream), len(prompt)) < 2:  # 1: it is doubled
         return None
+    control = {token.id for token in case.vocabulary.control.values()}
     for cause, one, other in ((Cause.BOS_MISSING, stream, prompt), (Cause.BOS_ADDED, prompt, stream)):
         same = common_prefix(one[1:], other)
-        if int(one[0]) in _control(case) and same >= min(len(one) - 1, len(other), _AFTER_FIRST):
+        if int(one[0]) in control and same >= min(len(one) - 1, len(other), _AFTER_FIRST):
             text = quoted(text_of(case.vocabulary, one[:1]))
             has = "the stream begins with" if cause is Cause.BOS_MISSING else "the next prompt begins with"
             return Evidence(cause, f"{has} {text} where the other does not; the tokens after it are the same")
     return None
-
-
-def _control(case: Case) -> set[int]:
-    return {token.id for token in case.vocabulary.control.values()}
 
 
 def compaction(case: Case) -> Evidence | None:

@@ -42,14 +42,14 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start
     for number, first, last in _turn_spans(session, branch):
         turns[max(0, first - start) : max(0, last - start)] = number
     logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(kinds)
-    own = trajectory.branches[branch]
+    own, counts = trajectory.branches[branch], np.bincount(all_kinds, minlength=len(Kind))
     return {
         "branch": branch,
         "start": start,
         "stop": stop,
         "total": len(ids),
         "own": own.start,
-        "counts": {kind.name.lower(): count for kind, count in zip(Kind, _counts(all_kinds), strict=True)},
+        "counts": {kind.name.lower(): count for kind, count in zip(Kind, counts.tolist(), strict=True)},
         "ids": ids[start:stop].tolist(),
         "texts": token_texts(tokenizer, ids, start, stop),
         "control": np.flatnonzero(token_columns(tokenizer, ids[start:stop])["control"]).tolist(),
@@ -64,11 +64,6 @@ def token_texts(tokenizer: Tokenizer, ids: Ids, start: int, stop: int) -> list[s
     first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)
     texts = token_columns(tokenizer, ids[first:last])["texts"]
     return [visible(text) for text in texts[start - first : stop - first]]
-
-
-def _counts(kinds: Any) -> list[int]:
-    counted: list[int] = np.bincount(kinds, minlength=len(Kind)).tolist()
-    return counted
 
 
 def _turn_spans(session: SessionRecord, branch: int) -> Iterator[tuple[int, int, int]]:
