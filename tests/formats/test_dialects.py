@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.assets import FAMILIES
 from tests.conversations import Message, assistant, call, tool, user
 from tests.formats.small import made_up_renderer, small_renderer, small_tokenizer
+from tests.support import FULL
 from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.errors import RendererError
 from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of, find_dialect, find_reasoning
@@ -26,7 +27,7 @@ from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.parsing.values import Tools
 from tokentrace.study.derive import NO_CALLS
 
-EXAMPLES: Final = 12
+EXAMPLES: Final = 30 if FULL else 12
 QUIET: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 WITH_DIALECT: Final = [family for family in FAMILIES if family != "gemma-3"]
 """Families whose calls are written in a dialect: all but the one whose template has none."""

@@ -245,7 +245,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 def _run(new_place: Callable[[], str], examples: int) -> None:
     machine = type("Machine", (StoreMachine,), {"new_place": staticmethod(new_place)})
-    limits = settings(max_examples=examples * (20 if FULL else 1), stateful_step_count=25, deadline=None)
+    limits = settings(max_examples=examples * (42 if FULL else 1), stateful_step_count=25, deadline=None)
     run_state_machine_as_test(machine, settings=limits)
 
 
