@@ -19,7 +19,7 @@ MOST_LANES: Final = 1024
 """Lanes that are kept for a vocabulary. Each has at most an entry for every token."""
 
 
-class Telling(NamedTuple):
+class DeltaMaker(NamedTuple):
     """How text that goes by is reported: the event, with what it says before the text, and how the text is written."""
 
     event: Callable[..., Delta]
@@ -35,7 +35,7 @@ class Lane(dict[int, "tuple[Delta | None, Lane] | None"]):
 
     __slots__ = ("_lanes", "_plain", "held", "telling")
 
-    def __init__(self, lanes: Lanes, plain: Plain, telling: Telling, held: bytes) -> None:
+    def __init__(self, lanes: Lanes, plain: Plain, telling: DeltaMaker, held: bytes) -> None:
         super().__init__()
         self._lanes, self._plain, self.telling, self.held = lanes, plain, telling, held
 
@@ -64,9 +64,9 @@ class Lanes:
     def __init__(self, pieces: Mapping[int, bytes]) -> None:
         self.pieces = pieces
         """The bytes of each token."""
-        self._known: dict[tuple[Plain, Telling, bytes], Lane] = {}
+        self._known: dict[tuple[Plain, DeltaMaker, bytes], Lane] = {}
 
-    def lane(self, plain: Plain, telling: Telling, held: bytes) -> Lane:
+    def lane(self, plain: Plain, telling: DeltaMaker, held: bytes) -> Lane:
         """The lane of a place, a way to report, and what is held back there."""
         known = self._known.get((plain, telling, held))
         if known is None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..errors import kind_of
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
-from .lanes import Lane, Telling
+from .lanes import DeltaMaker, Lane
 from .marked import MarkedBytes
 from .reader import Reader, Say, Waiting
 from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, TokenRange
@@ -34,7 +34,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: JSON and Python can escape one, but no text can contain it."""
 
 
-_TELLING: Final = {PartKind.REASONING: Telling(ReasoningDelta), PartKind.CONTENT: Telling(ContentDelta)}
+_TELLING: Final = {PartKind.REASONING: DeltaMaker(ReasoningDelta), PartKind.CONTENT: DeltaMaker(ContentDelta)}
 
 
 @dataclass(slots=True)
@@ -277,7 +277,7 @@ class ArgumentsSink:
 
     def __init__(self, output: Output, attempt: Attempt, quoted: bool) -> None:
         self.attempt = attempt
-        self.telling = Telling(ArgumentsDelta, (attempt.index,), in_json if quoted else None)
+        self.telling = DeltaMaker(ArgumentsDelta, (attempt.index,), in_json if quoted else None)
         self._output = output
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
