@@ -46,7 +46,9 @@ def page_html(document: Document) -> str:
 
 def frame_html(document: Document) -> str:
     """The document for a notebook's cell: the page in a frame of its own, which can reach nothing around it."""
-    tall = min(760, 300 + document.tokens // 3 + 40 * sum(len(table.rows) for table in document.tables))
+    rows = sum(len(table.rows) for table in document.tables)
+    notes = len(document.notes) + sum(len(track.notes) for track in document.tracks[:1])  # above the tokens
+    tall = min(760, 300 + document.tokens // 3 + 40 * rows + 80 * (notes > 0) + 32 * notes)
     page = str(escape(page_html(document)))
     style = f"width:100%;height:{tall}px;border:1px solid #8884;border-radius:10px"
     return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="{style}" title="tokentrace"></iframe>'
