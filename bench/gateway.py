@@ -153,6 +153,8 @@ async def turns(family: str, store: Path, length: int, stream: bool) -> list[Tur
             prompts[count, checksum] += 1
             raw, seconds = await _raw(direct, count, stream)
             found.append(Turn(count, spent, raw, reply.seconds, seconds))
+            if len(found) < 4:
+                await gateway.rests()
         await direct.close()
         client.close()
     await check(store, prompts)

@@ -26,6 +26,13 @@ class Server:
         tasks = Path(f"/proc/{self.pid}/task")
         return sum(int((tasks / task / "schedstat").read_text().split()[0]) for task in os.listdir(tasks)) / 1e9
 
+    async def rests(self) -> None:
+        """Wait until it does nothing: the tokenizer that it loads beside its work, above all."""
+        before, now = -1.0, self.cpu()
+        while now - before > 0.005:
+            await asyncio.sleep(0.2)
+            before, now = now, self.cpu()
+
     def memory(self) -> int:
         """Bytes that it has in memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
