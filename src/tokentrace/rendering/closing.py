@@ -197,5 +197,9 @@ class SeamFinder:
         chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
         closers = frozenset(char for char in chars if char is not None)
         tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
-        stream = markers.marked.of_ids([int(index) for index in tail])
-        return markers.closing(stream, closers, lambda: self.study.grammar(False).channels is None, last or END)
+        stream, own = (markers.marked.of_ids(list(map(int, ids))) for ids in (tail, completion))
+
+        def bare() -> bool:
+            return not markers.has_any(own) and self.study.grammar(False).channels is None
+
+        return markers.closing(stream, closers, bare, last or END)

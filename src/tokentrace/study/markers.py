@@ -219,6 +219,10 @@ class TurnMarkers:
         """Whether a control token is one of the markers."""
         return self.marked.char(token) in self._edges
 
+    def has_any(self, marked: str) -> bool:
+        """Whether marked text holds one of the markers of a turn."""
+        return any(match[0] in self._edges for match in _MARKER.finditer(marked))
+
     def markers(self, marked: str) -> frozenset[str]:
         """The markers that marked text holds."""
         return frozenset(match[0] for match in _MARKER.finditer(marked))
@@ -274,8 +278,8 @@ class TurnMarkers:
         """What closes a turn of which `stream` is the end so far, both in marked text.
 
         `closed_by` are markers that end turns: what comes after one is a new beginning. `last` is the marker to close
-        it with, by default the one by which it is done soonest, or none. `bare` says whether text that no marker
-        introduces is content: an answer without the empty reasoning that the template would write before it.
+        it with, by default the one by which it is done soonest, or none. `bare` says whether what comes after the last
+        marker is content by itself: an answer without the empty reasoning that the template would write before it.
         """
         state, said = START, ""
         for match in _MARKER.finditer(stream):

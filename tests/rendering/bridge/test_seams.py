@@ -442,6 +442,14 @@ def test_a_turn_that_ends_in_text_is_closed_once(completion: str, added: str) ->
     assert tokenizer.decode(bridged.new_ids) == f"{added}<user>Bye.</user>\n<assistant><think>"
 
 
+def test_a_call_that_is_cut_off_after_a_marker_and_text_is_closed() -> None:
+    mark = "]<]minimax[>["
+    completion = f'<mm:think>Hm.</mm:think>{mark}<tool_call>\n{mark}<invoke name="look">{mark}<city'
+    bridged = bridge(Seam("minimax-m3", "in_call", completion, "", "", (SUNNY,)))
+    assert isinstance(bridged, BridgedTokens)
+    assert texts(Seam("minimax-m3", "in_call", completion, "", ""), bridged)[0].endswith("</tool_call>[e~[")
+
+
 OPEN_AT_THE_END = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role != 'assistant' or not loop.last %}"
     "{{ '\\n<|end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
