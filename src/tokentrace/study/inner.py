@@ -53,11 +53,11 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
 
 
 def _prompts(study: TemplateStudy) -> Iterator[str]:
-    """What the template asks for a reply with, under each truth value of each of its variables."""
+    """What asking for a reply adds to the text, under each truth value of each of the template's variables."""
     for name, value in itertools.product(sorted(study.template.variables), (True, False)):
-        rendering = study.probe((USER,), False, True, {name: value})
-        if rendering is not None:
-            yield rendering.text[rendering.tail :]
+        prompted, plain = (study.probe((USER,), False, prompt, {name: value}) for prompt in (True, False))
+        if prompted is not None and plain is not None and prompted.text.startswith(plain.text):
+            yield prompted.text[len(plain.text) :]
 
 
 def _written(study: TemplateStudy) -> tuple[set[int], set[int], set[int]]:
