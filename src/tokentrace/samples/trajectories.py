@@ -18,7 +18,6 @@ from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
 from .staleness import UNSAMPLED, age
 
-"""Settings that change logits by what was there before, each with the value that does nothing."""
 Advantage: TypeAlias = float | Callable[[Turn], float] | Sequence[float] | npt.NDArray[Any]
 """One value for all turns, a function of a turn, or one value for each turn in the order in which they were written."""
 

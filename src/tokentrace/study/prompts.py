@@ -116,14 +116,12 @@ class GenerationPrompts:
         text = encoded.rendering.text
         if tail and turn.start + len(tail) <= turn.body and text.startswith(tail, turn.start):
             return len(tail)  # as nearly all do
-        whole = text.find(tail, turn.start, turn.body + len(tail)) if tail else -1
-        if tail and 0 <= whole <= turn.body:  # it may end inside a field: content that brings its own ``<think>``
+        # it may begin with the separator that ends the turn before, and end in a field that brings its own ``<think>``
+        whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
+        if tail and 0 <= whole <= turn.body:
             end = whole + len(tail)
             if end <= turn.body or _is_written(encoded, turn.body, end, self._study.tokenizer):
                 return end - turn.start
-        across = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body) if tail else -1
-        if 0 <= across < turn.start:  # it begins with the separator that ends the turn before
-            return across + len(tail or "") - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None
         if length is None and tail and text.endswith(tail, 0, turn.start):
