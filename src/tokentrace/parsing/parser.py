@@ -215,7 +215,7 @@ def called_functions(compiled: Compiled, ids: Ids, prompt_ids: Sequence[int] | I
     """The names of the functions that a completion calls, in order; None where the grammar has no calls."""
     if compiled.grammar.calls is None and compiled.grammar.channels is None:
         return None
-    parsed = parse(compiled, ids, prompt=compiled.prompt_bytes(prompt_ids))
+    parsed = parse(compiled, ids, prompt=compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
     return [call.name for call in parsed.tool_calls if call.name is not None]
 
 

@@ -23,7 +23,7 @@ from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from .bridged import LOOK_BACK, BridgedTokens, Run, merged
+from .bridged import BridgedTokens, Run, merged
 from .lost import Lost, find_lost
 from .rendered import roles_of, span_messages
 
@@ -196,7 +196,7 @@ class SeamFinder:
         markers = self.study.markers()
         chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
         closers = frozenset(char for char in chars if char is not None)
-        tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
+        tail = [*prompt[-64:], *completion.tolist()]
         stream, own = (markers.marked.of_ids(list(map(int, ids))) for ids in (tail, completion))
 
         def bare() -> bool:

@@ -33,9 +33,9 @@ from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy
-from ..tokens.ids import check_ids
+from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
-from .bridged import BridgedTokens, check_tail
+from .bridged import BridgedTokens
 from .bridging import Bridger, History
 from .closing import Truncation
 from .collector import no_collection
@@ -301,7 +301,7 @@ class Renderer:
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         wrapped = self._tools.wrap(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
-        check_tail(prev_prompt_ids, "prev_prompt_ids")
+        check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         bridged = self._bridger(study, bool(tools)).bridge(
             prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, wrapped, before
         )
@@ -420,8 +420,6 @@ class Renderer:
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = self._tools.schemas(tools)
         compiled = self._compiled(self.study(tools), bool(tools))
-        if prompt_ids is not None:
-            check_tail(prompt_ids, "prompt_ids")
         return compiled, schemas, None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
