@@ -22,7 +22,7 @@ _MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<i4")])
 def check_ids(
     value: Any, name: str, *, vocab_size: int | None = None, error: type[TokentraceError] = InputError, first: int = 0
 ) -> Ids:
-    """A sequence of token ids as int32, or an error that names the first entry which is not one, counted from `first`."""
+    """A sequence of token ids as int32, or an error that names the entry which is not one, counted from `first`."""
     given = value if type(value) is np.ndarray and value.dtype is _INT32 else check_integers(value, name, error, first)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
     if given.dtype is _INT32 and given.ndim == 1 and len(given):
