@@ -135,7 +135,9 @@ class CompiledCalls:
         follows = [lead for lead, _ in self.head[1:]] + [self.begin or body]
         self.after_field = [Marks([*first("next", following), *ending]) for following in follows]
         self.to_key = Marks([*first("key", self.key_open), *ending])
-        self.to_value = Marks([*first("value", *(opening for opening, _, _ in self.value_opens)), *self.hard_marks])
+        sure = [mark for mark in first("hard", self.end, self.close) if unforgeable(mark[1])]
+        values = first("value", *(opening for opening, _, _ in self.value_opens))
+        self.to_value = Marks([*values, *self.hard_marks, *sure])
         self.to_value_close = Marks([*first("value", self.value_close), *self.hard_marks])
         sequences = [self.finish, self.finish + self.section_close, self.finish + self.another]
         self.sure_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]

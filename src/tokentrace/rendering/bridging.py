@@ -43,7 +43,7 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
-from .closing import SeamFinder, Tail, Truncation
+from .closing import Missing, SeamFinder, Tail, Truncation
 from .forms import Frames
 from .framing import Encode, Example, FrameEncoder
 
@@ -112,6 +112,7 @@ class Bridger:
         study: TemplateStudy,
         write: Write,
         called: Called,
+        missing: Missing,
         encode: Encode,
         *,
         has_tools: bool,
@@ -128,7 +129,7 @@ class Bridger:
         self._encoder = FrameEncoder(study.tokenizer, encode)
         self._proofs = Memory()
         self._frames = Frames(study, self._words)
-        self.seams = SeamFinder(study, self._endings, truncation)
+        self.seams = SeamFinder(study, self._endings, truncation, missing)
 
     def bridge(
         self,

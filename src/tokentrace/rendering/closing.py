@@ -7,7 +7,7 @@ anywhere. Nothing of it is changed: what is missing is added. Ids that close a t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,6 @@ import numpy as np
 
 from ..study.endings import TurnEndings
 from ..study.forms import TemplateForms
-from ..study.markers import END
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
@@ -98,6 +97,10 @@ def after(runs: Sequence[Run], dropped: int) -> list[Run]:
     return kept
 
 
+Missing = Callable[[Sequence[int] | Ids, Ids], str]
+"""What closes the turn that a completion ends in, after a prompt, as the template writes it; without a stop token."""
+
+
 class _Seam(NamedTuple):
     """Ids to add after the completion, and how many ids of what follows the stop token the completion has already."""
 
@@ -115,6 +118,7 @@ class SeamFinder:
     study: TemplateStudy
     endings: TurnEndings
     truncation: Truncation
+    missing: Missing
 
     def join(
         self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, tail: Tail
@@ -146,9 +150,10 @@ class SeamFinder:
         if self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         marked = self.study.markers().marked
-        closing = marked.ids(self._closing(prompt, completion))
-        if not is_head and (closing[-1] if closing else last) not in self.endings.closers:
-            closing = marked.ids(self._closing(prompt, completion, marked.char(stop))) or [*closing, stop]
+        missing = self.missing(prompt, completion)
+        closing = marked.ids(marked.of_text(missing.rstrip() if is_head else missing))
+        if not is_head and not (closing and closing[-1] in self.endings.closers):
+            closing = [*closing, stop]
         return _Seam([(closing, Kind.SYNTHETIC), *head])
 
     def _is_stop(self, token: int) -> bool:
@@ -184,22 +189,9 @@ class SeamFinder:
             return _Seam([(marked.ids(closing[there:]), Kind.SCAFFOLD)])
         rest = closing[there:]
         if not there:
-            inner = self._closing(prompt, completion)
+            inner = marked.of_text(self.missing(prompt, completion))
             done = next((n for n in range(len(closing), 0, -1) if inner.endswith(closing[:n])), 0)
             rest = inner + closing[done:]
         if rest and self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         return _Seam([(marked.ids(rest), Kind.SYNTHETIC)])
-
-    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids, last: str | None = None) -> str:
-        """What closes the turn, as far as its markers tell, in marked text; `last` ends it where it is given."""
-        markers = self.study.markers()
-        chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
-        closers = frozenset(char for char in chars if char is not None)
-        tail = [*prompt[-64:], *completion.tolist()]
-        stream, own = (markers.marked.of_ids(list(map(int, ids))) for ids in (tail, completion))
-
-        def bare() -> bool:
-            return not markers.has_any(own) and self.study.grammar(False).channels is None
-
-        return markers.closing(stream, closers, bare, last or END)

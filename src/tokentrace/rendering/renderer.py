@@ -18,7 +18,7 @@ from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.parser import StreamingParser, called_functions, parse
+from ..parsing.parser import StreamingParser, called_functions, missing_close, parse
 from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.unreadable import Unreadable, find_unreadable
 from ..parsing.values import Tools as ToolSchemas
@@ -344,6 +344,7 @@ class Renderer:
                 study,
                 functools.partial(self._written, study),
                 lambda prompt, completion: called_functions(self._compiled(study, has_tools), completion, prompt),
+                lambda prompt, completion: missing_close(self._compiled(study, has_tools), completion, prompt),
                 functools.partial(self.encode_text, tools=[STAND_IN_TOOL] if has_tools else None),
                 has_tools=has_tools,
                 history=self.history,
