@@ -74,17 +74,17 @@ def test_a_tokenizer_is_converted_once_however_many_renderers_come_and_go(create
     given = transformers.PreTrainedTokenizerFast.from_pretrained(POCKET)
     given.add_tokens(["<of no other test>"])
 
-    def rendered() -> tuple[Any, list[int]]:
-        made = create(given, custom())
+    def rendered(tokenizer: Any) -> tuple[Any, list[int]]:
+        made = create(tokenizer, custom())
         return weakref.ref(made.renderer.tokenizer.vocabulary), made.render_ids(CONVERSATION[1:2])
 
-    (first, ids), _ = rendered(), gc.collect()
-    (second, same), _ = rendered(), gc.collect()
+    (first, ids), _ = rendered(given), gc.collect()
+    (second, same), _ = rendered(given), gc.collect()
     assert first() is not None
     assert first() is second()
     assert ids == same
     given.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    (_, other), _ = rendered(), gc.collect()
+    (_, other), _ = rendered(given), gc.collect()
     assert given.decode(other) == CONVERSATION[1]["content"], "what the tokenizer is now"
     del given
     gc.collect()

@@ -52,7 +52,9 @@ def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tu
     kept: list[Rollout] = []
     settings = GenerationHyperparameters(max_tokens=2048)
     workflow = AgentWorkflow(
-        lambda engine: make_agent(engine, SamplingParams(64, seed=seed), kept=kept, **options), settings, kind=LogprobKind.PROCESSED
+        lambda engine: make_agent(engine, SamplingParams(64, seed=seed), kept=kept, **options),
+        settings,
+        kind=LogprobKind.PROCESSED,
     )
     assert isinstance(workflow, RolloutWorkflow)
 
