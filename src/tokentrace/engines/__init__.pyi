@@ -1,5 +1,7 @@
 """The public names of engines and where each is defined."""
 
+from .callback import CallbackEngine as CallbackEngine
+from .callback import EngineReply as EngineReply
 from .embedded import EmbeddedEngine as EmbeddedEngine
 from .http import Connection as Connection
 from .http import HTTPSettings as HTTPSettings
