@@ -15,15 +15,13 @@ from urllib.parse import urlsplit
 import apsw
 import pytest
 
+from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.stores import postgres_server
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
 from tokentrace.engines import (
-    Breaks,
     Capabilities,
     EngineError,
-    Fault,
-    Gate,
     LogprobKind,
     ScriptedEngine,
     VLLMEngine,
@@ -35,7 +33,7 @@ from tokentrace.engines.http import Connection
 @pytest.mark.parametrize("dialect", PATHS)
 def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, stream: bool) -> None:
     size = pocket().tokenizer.vocabulary.size
-    engine = ScriptedEngine(counting, vocab_size=size, piece=1)
+    engine = FaultyEngine(counting, vocab_size=size, piece=1)
     faults = {
         Fault.UNAVAILABLE: 503,
         Fault.GARBAGE: 502,

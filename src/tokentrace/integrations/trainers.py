@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -57,18 +57,17 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
         metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
-        more = {"reward": failed_reward, "remove_sample": True, "metadata": metadata}
-        return [_slime_sample(like, failed, rollout, more)]
+        return [_slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)]
     made = []
     for sample in trajectory_samples(rollout.trajectory):
         versions = [str(span.version) for span in sample.versions if span.version is not None]
-        more = {"reward": rollout.reward, "response": rollout.answer, "weight_versions": versions}
-        more["metadata"] = {**like.metadata, "branch": sample.branch}
-        made.append(_slime_sample(like, _row(sample), rollout, more))
+        more = {"response": rollout.answer, "weight_versions": versions, "reward": rollout.reward}
+        metadata = {**like.metadata, "branch": sample.branch}
+        made.append(_slime_sample(like, _row(sample), rollout, metadata=metadata, **more))
     return made
 
 
-def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, more: Mapping[str, Any]) -> Any:
+def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any) -> Any:
     return dataclasses.replace(
         like,
         rollout_id=like.rollout_id if like.rollout_id is not None else like.index,
