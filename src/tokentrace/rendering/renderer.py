@@ -38,7 +38,6 @@ from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens, check_tail
 from .bridging import Bridger, History
 from .closing import Truncation
-from .collector import no_collection
 from .inputs import ToolCache, credit_content, tools_of_each, with_given_text
 from .lost import LostPolicy, find_lost, report_lost
 from .masks import compiled_grammar, masked
@@ -119,10 +118,9 @@ class Renderer:
         """
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
-        with no_collection():
-            rendered = self._render(messages, tools, prompt, continued)
-            if self.lost is not LostPolicy.IGNORE:
-                report_lost(rendered.lost, self.lost)
+        rendered = self._render(messages, tools, prompt, continued)
+        if self.lost is not LostPolicy.IGNORE:
+            report_lost(rendered.lost, self.lost)
         return rendered
 
     def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
