@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -25,12 +23,6 @@ LOOK_BACK: Final = 64
 
 Run = tuple[int, int, int]
 """So many ids of one kind and one message: -1 for none."""
-
-
-def merged(runs: Iterable[Run]) -> list[Run]:
-    """The same runs, none of them empty, and no two alike one after the other."""
-    rows = groupby((run for run in runs if run[0]), itemgetter(1, 2))
-    return [(sum(count for count, _, _ in row), kind, message) for (kind, message), row in rows]
 
 
 class BridgedTokens(ShowsItself, Sequence[int]):

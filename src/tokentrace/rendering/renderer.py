@@ -297,11 +297,10 @@ class Renderer:
         empty = not new_messages if type(new_messages) is list else _is_empty(new_messages)
         adapted = Adapted(()) if empty else self._read(study, new_messages, tools)[1]
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
-        wrapped = self._tools.wrap(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_tail(prev_prompt_ids, "prev_prompt_ids")
         bridged = self._bridger(study, bool(tools)).bridge(
-            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, wrapped, before
+            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
         )
         if isinstance(bridged, BridgedTokens):
             if adapted.changes:
@@ -342,7 +341,6 @@ class Renderer:
                 study,
                 functools.partial(self._written, study),
                 lambda prompt, completion: called_functions(self._compiled(study, has_tools), completion, prompt),
-                functools.partial(self.encode_text, tools=[STAND_IN_TOOL] if has_tools else None),
                 has_tools=has_tools,
                 history=self.history,
                 truncation=self.truncation,

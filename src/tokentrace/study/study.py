@@ -58,7 +58,6 @@ class TemplateStudy:
         self.template = template
         self.tokenizer = tokenizer
         self.variables = {**tokenizer.variables, **wrap_variables(variables)}
-        self.plain_variables = {**tokenizer.variables, **variables}
         self.forms = TemplateForms(self)
         self.prompts = GenerationPrompts(self)
         self.outline = TemplateOutline(self)
