@@ -13,6 +13,7 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
+from ..computed import computed
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
@@ -94,7 +95,7 @@ class ChatTemplate:
     def __deepcopy__(self, memo: Any) -> ChatTemplate:
         return self
 
-    @functools.cached_property
+    @computed
     def digest(self) -> str:
         return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -402,7 +403,7 @@ class PythonFormat:
         self.reads = self.variables.union(also)
         self.tags_generation = False
 
-    @functools.cached_property
+    @computed
     def digest(self) -> str:
         """A hash of its code. To read that takes long, and is done when somebody asks."""
         return code_digest(self.name, self._function)
