@@ -418,6 +418,8 @@ def test_a_session_is_sealed_exported_and_dropped() -> None:
             {},
             [],
             {"rewards": []},
+            {"half \ud83d of a pair": 1},
+            {"a\0b": 1},
         ):
             assert served.call("POST", "/sessions/life/rewards", wrong)[0] == 400, wrong
         named = [(label["name"], label["turn"], label["value"]) for label in served.state("life")["labels"]]
