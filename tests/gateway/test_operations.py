@@ -350,12 +350,31 @@ def test_an_engine_that_fails_in_the_middle_leaves_no_turn(gated: tuple[Served, 
 def test_a_retry_while_the_first_is_under_way_shares_its_answer(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     path = "/sessions/twice/v1/chat/completions"
-    first = in_thread(lambda: served.call("POST", path, SUM))
+    key = {"idempotency-key": "k"}
+    first = in_thread(lambda: served.call("POST", path, SUM, key))
     assert engine.began.acquire(timeout=60)
-    again = in_thread(lambda: served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
+    again = in_thread(lambda: served.call("POST", path, SUM, {**key, "x-stainless-retry-count": "1"}))
     let(served, engine, 10)
     assert first() == again()
     assert served.state("twice")["turns"] == 1
+
+
+def test_a_group_of_like_requests_gives_a_sample_each_whatever_is_retried(gated: tuple[Served, Gated]) -> None:
+    """The SDKs send no key: that a refused request is sent again does not say which of its like came before."""
+    served, engine = gated
+    path = "/sessions/group/v1/chat/completions"
+    first = [in_thread(lambda: served.call("POST", path, SUM)) for _ in range(2)]
+    for _ in first:
+        assert engine.began.acquire(timeout=60)
+    third = in_thread(lambda: served.call("POST", path, SUM))
+    until(lambda: served.app.gateway.waiting == 1)
+    assert served.call("POST", path, SUM)[0] == 429
+    let(served, engine, 3 * engine.tokens)
+    group = [result() for result in (*first, third)]
+    let(served, engine, engine.tokens)
+    group.append(served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
+    assert [status for status, _ in group] == [200] * 4
+    assert len({answer["id"] for _, answer in group}) == served.state("group")["turns"] == 4
 
 
 # -- weights and leaving

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -44,38 +44,31 @@ _FIRST = 8
 Feed = Callable[[int, Sequence[Event], Delta | None], None]
 """Takes what a choice says, as it arrives."""
 Answered: TypeAlias = tuple[Head, list[Replied]]
-UnderWay: TypeAlias = dict[tuple[str, str], "asyncio.Future[Answered]"]
-"""Answers that are being sampled, by session and the names of their requests."""
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One request that is being answered. Whoever makes a claim has to `end` it, whatever happens."""
+    """A request, from when it is admitted until it is answered or given up. Whoever makes a claim must `end` it."""
 
-    under_way: UnderWay
-    keys: list[tuple[str, str]]
-    future: asyncio.Future[Answered]
+    gateway: Gateway
+    session: str
+    key: tuple[str, str] | None = None
+    """Where others wait for its answer: its session and its name."""
 
-    @classmethod
-    def make(cls, under_way: UnderWay, session: str, names: Iterable[str]) -> Claim:
-        """Say that the request of these names is being answered from now on."""
-        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody has to wait for it
-        claim = cls(under_way, [(session, name) for name in names], future)
-        under_way.update(dict.fromkeys(claim.keys, claim.future))
-        return claim
+    def __post_init__(self) -> None:
+        self.gateway.claims.add(self)
+
+    def take(self, name: str) -> None:
+        """Answer the request of this name: whoever sends it again waits for this answer."""
+        self.key = (self.session, name)
+        self.gateway.under_way[self.key] = asyncio.get_running_loop().create_future()
 
     def end(self, answered: Answered | None = None) -> None:
-        """Give the answer to those who wait; without one they look for themselves. Only the first time counts."""
-        if self.future.done():
-            return
-        for key in self.keys:
-            if self.under_way.get(key) is self.future:
-                del self.under_way[key]
-        if answered is None:
-            self.future.set_exception(RequestError("the first request was given up"))
-        else:
-            self.future.set_result(answered)
+        """Give the answer to those who wait; without one, one of them is answered anew. Only the first end counts."""
+        self.gateway.claims.discard(self)
+        if self.key is not None:
+            self.gateway.under_way.pop(self.key).set_result(answered)
+            self.key = None
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +82,8 @@ class Answer:
     head: Head
     placed: Placement | None = None
     sampling: SamplingParams | None = None
-    names: tuple[str, ...] = ()
+    name: str = ""
+    """What identifies the request if it is sent again."""
     replies: list[Replied] | None = None
     """The answer, where the request was answered before."""
     turns: list[Recorded] = field(default_factory=list)
@@ -136,7 +130,8 @@ class Answer:
         store, request_id = self.gateway.store, self.head.id
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
-        about["names"] = list(self.names)
+        if self.name:
+            about["names"] = [self.name]
         beginning = asyncio.ensure_future(store.begin(self.session, request_id, about))
         began = time.perf_counter()
         try:
@@ -282,7 +277,7 @@ class Answer:
         }
         if late := written_ids(reply.response, reply.call_id):
             notes["written_ids"] = late
-        names = [f"{name}#{choice}" for name in self.names]
+        names = [f"{self.name}#{choice}"] if self.name else []
         if self.request.stored:
             names.append(response_name(self.head.id))
         for attempt in range(_ATTEMPTS):

@@ -118,10 +118,8 @@ class App:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
-            names, retry = _names(dialect, raw, headers)
-            answer = await unless_gone(
-                request.receive, self.gateway.begin(session, dialect, asked, retry=retry, names=names)
-            )
+            name = _name(dialect, raw, headers.get("idempotency-key", ""))
+            answer = await unless_gone(request.receive, self.gateway.begin(session, dialect, asked, name))
             about = request.scope["tokentrace"] = _about(session, answer)
             try:
                 told = _told(session, answer)
@@ -246,15 +244,16 @@ def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
 
 
-def _names(dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[list[str], str]:
-    """What a turn can be found by if its request comes again, and the one it does come again by."""
-    body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
-    again = headers.get("x-stainless-retry-count", "0")
-    key = headers.get("idempotency-key")
-    if key:
-        name = f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}"
-        return [name, body], name
-    return [body], body if again.isdecimal() and again.strip("0") else ""
+def _name(dialect: AgentDialect, raw: bytes, key: str) -> str:
+    """What identifies a request that is sent again: its key and its body. Without a key nothing does.
+
+    A retry count (``x-stainless-retry-count``) says that some attempt came before, but not which: of several requests
+    with one body, each wants a sample of its own.
+    """
+    if not key:
+        return ""
+    hashed = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"key:{hashed}:{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ..engines.protocol import Completion, Engine, EngineError, FinishReason, Sa
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
 from ..study.memory import Memory
-from .answering import Answer, Claim, UnderWay, reasoning_tokens, unhurried
+from .answering import Answer, Answered, Claim, reasoning_tokens, unhurried
 from .dialect import AgentDialect, Head, Replied
 from .late_system import with_late_instructions
 from .matching import root_key
@@ -78,8 +78,10 @@ class Gateway:
     in_flight: int = 0
     waiting: int = 0
     """How many requests are being answered, and how many wait for a place."""
-    under_way: UnderWay = field(default_factory=dict)
-    """Answers that are being sampled, by session and the names of their requests."""
+    claims: set[Claim] = field(default_factory=set)
+    """The requests that were admitted and have not ended."""
+    under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
+    """The answers to requests that have a name, by session and name; None for one that was given up."""
     _open: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _slots: asyncio.Semaphore = field(init=False)
@@ -95,27 +97,20 @@ class Gateway:
 
     # -- answering
 
-    async def begin(
-        self, id: str, dialect: AgentDialect, request: Request, *, retry: str = "", names: Sequence[str] = ()
-    ) -> Answer:
+    async def begin(self, id: str, dialect: AgentDialect, request: Request, name: str = "") -> Answer:
         """Make the prompt of a request. RequestError says what is wrong with it.
 
-        `names` are what the turn can be found by if the request comes again; `retry` is one of them if this is it
-        coming again.
+        `name` identifies the request: if it was answered before, or is being answered, this is that answer.
         """
         if self.draining:
             raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
-        live = await self.sessions.get(id)
-        while retry and (id, retry) in self.under_way:
-            with contextlib.suppress(RequestError):
-                head, replies = await asyncio.shield(self.under_way[id, retry])
-                return Answer(self, id, dialect, request, head, replies=replies)
-        claim = Claim.make(self.under_way, id, names)
+        claim = Claim(self, id)
         try:
-            recorded = await self._recorded(live, dialect, request, retry) if retry else None
-            if recorded is not None:
-                claim.end((recorded.head, recorded.replies or []))
-                return recorded
+            live = await self.sessions.get(id)
+            earlier = await self._earlier(live, request, name, claim) if name else None
+            if earlier is not None:
+                claim.end(earlier)
+                return Answer(self, id, dialect, request, earlier[0], replies=earlier[1])
             self._check_open(live)
             request = await self._with_previous(live, request)
             asked = self._asked(request)
@@ -128,7 +123,7 @@ class Gateway:
         except BaseException:
             claim.end()
             raise
-        return Answer(self, id, dialect, request, head, placed, sampling, tuple(names), claim=claim)
+        return Answer(self, id, dialect, request, head, placed, sampling, name, claim=claim)
 
     async def count(self, id: str, request: Request) -> int:
         """How long the prompt of a request is."""
@@ -280,8 +275,13 @@ class Gateway:
 
     # -- requests that come again
 
-    async def _recorded(self, live: Live, dialect: AgentDialect, request: Request, name: str) -> Answer | None:
-        """The answer to a request that was answered before, or is being answered elsewhere; None where it was not."""
+    async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
+        """The answer to the request of this name, if it came before, here or elsewhere; if not, the claim takes it."""
+        while (under_way := self.under_way.get((live.info.id, name))) is not None:
+            answered = await asyncio.shield(under_way)
+            if answered is not None:
+                return answered
+        claim.take(name)
         await self._elsewhere(live.info.id, name)
         numbers = [await self.store.turn_named(live.info.id, f"{name}#{choice}") for choice in range(request.n)]
         if any(number is None for number in numbers):
@@ -291,7 +291,7 @@ class Gateway:
             replies = [self._reply_of(now, turn) for turn in turns]
             head = self._head_of(now, turns[0], request)
         self.metrics.replayed.inc()
-        return Answer(self, live.info.id, dialect, request, head, replies=replies)
+        return head, replies
 
     async def _elsewhere(self, id: str, name: str) -> None:
         """Wait while another gateway answers a request of this name; but not for long, for it may have died."""

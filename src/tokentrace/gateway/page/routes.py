@@ -86,8 +86,7 @@ class PageRoutes:
         chosen = await self._gateway.sessions.find(query.get("session", ""))
         known = [*infos, *([] if chosen is None else [chosen])]
         rewards = await store.values("reward", [info.id for info in known])
-        answers = {(session, id(future)) for (session, _), future in self._gateway.under_way.items()}
-        under_way = Counter(session for session, _ in answers)
+        under_way = Counter(claim.session for claim in self._gateway.claims)
         listed = [self._glance(info, rewards.get(info.id), under_way[info.id]) for info in known]
         value = {
             "sessions": listed[: len(infos)],
