@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from tests.gateway.server import Served, gateway_server
+from tests.gateway.talking import pocket
 from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason
 from tokentrace.errors import InputError
-from tokentrace.gateway.gateway import Limits
+from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
-from tokentrace.gateway.serving import ServeSettings
+from tokentrace.gateway.serving import ServeSettings, open_gateway
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}
@@ -299,9 +300,40 @@ def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gated]) -
     until(lambda: served.app.gateway.waiting == 1)
     status, body = served.call("POST", path, SUM)
     assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+    assert served.call("POST", "/sessions/late/v1/chat/completions", SUM)[0] == 429
+    assert served.call("GET", "/sessions/late")[0] == 404, "what is refused leaves no session"
+    assert b"tokentrace_prompt_seconds_count 3.0" in served.call("GET", "/metrics")[1], "nor is its prompt made"
     let(served, engine, 20)
     assert [result()[0] for result in (*under_way, third)] == [200, 200, 200]
     assert served.state("load")["turns"] == 3
+
+
+def test_a_request_that_waited_for_a_place_does_not_begin_while_paused() -> None:
+    """With an engine that cannot pause itself: when `pause` returns, nothing samples, and nothing begins to."""
+
+    async def hold(gateway: Gateway, end: asyncio.Event) -> None:
+        async with gateway.slot():
+            await end.wait()
+
+    async def main() -> None:
+        settings = ServeSettings(dev=True, limits=Limits(concurrent=1))
+        async with open_gateway(Gated(), pocket(), settings) as app:
+            gateway, end = app.gateway, asyncio.Event()
+            first, queued = (asyncio.create_task(hold(gateway, end)) for _ in range(2))
+            await asyncio.sleep(0)
+            pausing = asyncio.create_task(gateway.pause(wait=True))
+            await asyncio.sleep(0)
+            assert (gateway.in_flight, pausing.done()) == (1, False)
+            end.set()
+            await pausing
+            await first
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert (gateway.in_flight, queued.done()) == (0, False)
+            await gateway.resume()
+            await queued
+
+    asyncio.run(main())
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -66,6 +66,7 @@ class Claim:
     def end(self, answered: Answered | None = None) -> None:
         """Give the answer to those who wait; without one, one of them is answered anew. Only the first end counts."""
         self.gateway.claims.discard(self)
+        self.gateway.ended.set()
         if self.key is not None:
             self.gateway.under_way.pop(self.key).set_result(answered)
             self.key = None

@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -76,14 +76,14 @@ class Gateway:
     """Which weights sample, where neither engine nor session say so."""
     draining: bool = False
     in_flight: int = 0
-    waiting: int = 0
-    """How many requests are being answered, and how many wait for a place."""
+    """How many requests are being sampled."""
     claims: set[Claim] = field(default_factory=set)
     """The requests that were admitted and have not ended."""
     under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
     """The answers to requests that have a name, by session and name; None for one that was given up."""
     _open: asyncio.Event = field(default_factory=asyncio.Event)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a request has ended."""
     _slots: asyncio.Semaphore = field(init=False)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
     _reserved: Counter[str] = field(default_factory=Counter)
@@ -93,7 +93,6 @@ class Gateway:
         self.renderer = self.renderer.silent()
         self._slots = asyncio.Semaphore(self.limits.concurrent)
         self._open.set()
-        self._idle.set()
 
     # -- answering
 
@@ -102,9 +101,7 @@ class Gateway:
 
         `name` identifies the request: if it was answered before, or is being answered, this is that answer.
         """
-        if self.draining:
-            raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
-        claim = Claim(self, id)
+        claim = self._admit(id)
         try:
             live = await self.sessions.get(id)
             earlier = await self._earlier(live, request, name, claim) if name else None
@@ -345,28 +342,43 @@ class Gateway:
             )
             return self._head_of(live, turn, request), [self._reply_of(live, turn)]
 
-    # -- weights, shutting down
+    # -- admission
+
+    def _admit(self, id: str) -> Claim:
+        """Take on a request. RequestError if too many are waiting, or if the gateway is shutting down."""
+        if self.draining:
+            raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
+        if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
+            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
+        return Claim(self, id)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests were admitted and are not being sampled yet."""
+        return len(self.claims) - self.in_flight
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """A place among those that are answered at once; RequestError where too many wait already."""
-        if self.waiting >= self.limits.waiting and (self._slots.locked() or self.paused):
-            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
-        self.waiting += 1
-        try:
+        """Wait for a place among the requests that are sampled at once, and while the gateway is paused."""
+        while True:
             await self._open.wait()
             await self._slots.acquire()
-        finally:
-            self.waiting -= 1
+            if not self.paused:
+                break
+            self._slots.release()  # it was paused while this request waited for a place
         self.in_flight += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self.in_flight -= 1
             self._slots.release()
-            if not self.in_flight:
-                self._idle.set()
+            self.ended.set()
+
+    async def _end_of(self, under_way: Callable[[], bool]) -> None:
+        """Wait until no request is `under_way` any more."""
+        while under_way():
+            self.ended.clear()
+            await self.ended.wait()
 
     @contextlib.asynccontextmanager
     async def within_budget(self, id: str, turns: int) -> AsyncIterator[None]:
@@ -380,6 +392,8 @@ class Gateway:
             self._reserved[id] -= turns
             if not self._reserved[id]:
                 del self._reserved[id]
+
+    # -- weights, shutting down
 
     @property
     def paused(self) -> bool:
@@ -397,7 +411,7 @@ class Gateway:
         if self.engine.capabilities.pauses:
             await self.engine.pause()
         elif wait:
-            await self._idle.wait()
+            await self._end_of(lambda: self.in_flight > 0)
 
     async def resume(self, version: str | int | None = None) -> None:
         """Let requests go on, with new weights if a version is given."""
@@ -410,11 +424,11 @@ class Gateway:
         self._open.set()
 
     async def drain(self, patience: float | None = None) -> bool:
-        """Take no new request; True when those under way have ended."""
+        """Admit no request; True when those that were admitted have ended. While paused, none of them can begin."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                await self._idle.wait()
+                await self._end_of(lambda: self.in_flight > 0 or (bool(self.claims) and not self.paused))
         return not self.in_flight
 
 
