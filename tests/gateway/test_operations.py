@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import numpy as np
 import pytest
 
 from tests.gateway.server import Served, gateway_server
-from tests.gateway.talking import pocket
-from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason
+from tests.gateway.talking import Agent, Refused, answer_ids, counting, pocket
+from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason, Gate, ScriptedEngine
 from tokentrace.errors import InputError
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
@@ -285,6 +286,49 @@ def test_a_budget_of_turns_holds_for_requests_at_once() -> None:
         statuses = sorted(result()[0] for result in calls)
         assert statuses == [200, 200, 200, 403, 403, 403, 403, 403]
         assert served.state("few")["turns"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool) -> None:
+    """What a request may sample is reserved before it samples, and what it did not use is free after it."""
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return ScriptedEngine(lambda prompt, sampling: answer_ids("word " * 500), piece=10, latency=gates[0])
+
+    with gateway_server(engine) as served, ThreadPoolExecutor(20) as threads:
+        served.call("POST", "/sessions", {"id": "few", "settings": {"max_sampled_tokens": 100}})
+
+        def ask(at: int) -> int:
+            try:
+                return Agent(f"agent {at}", "few", stream=stream, max_tokens=30).ask(served.url).tokens
+            except Refused as refused:
+                assert (refused.status, refused.body["error"]["code"]) == (403, "budget_exhausted")
+                return 0
+
+        answers = [threads.submit(ask, at) for at in range(20)]
+        served.run(gates[0].waiting(4))
+        served.run(gates[0].open())
+        assert sorted(answer.result(60) for answer in answers) == [0] * 16 + [10, 30, 30, 30]
+        assert served.state("few")["sampled"] == 100
+
+
+def test_tokens_that_were_reserved_and_not_sampled_are_free_again() -> None:
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return ScriptedEngine(counting, piece=2, latency=gates[0])
+
+    with gateway_server(engine) as served, ThreadPoolExecutor(2) as threads:
+        served.call("POST", "/sessions", {"id": "one", "settings": {"max_sampled_tokens": 40}})
+        agents = [Agent(f"agent {at}", "one", max_tokens=1000) for at in range(2)]
+        answers = [threads.submit(agent.ask, served.url) for agent in agents]
+        served.run(gates[0].waiting(1))
+        served.run(gates[0].open())
+        assert all("That is" in answer.result(60).text for answer in answers)
+        assert not served.app.gateway.claims
 
 
 # -- load and disconnects

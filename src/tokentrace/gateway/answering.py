@@ -101,8 +101,11 @@ class Answer:
         if self.replies is not None:
             self._tell_again(feed)
             return self.replies
+        assert self.sampling is not None
+        reserving = self.gateway.within_budget(self.session, self.request.n, self.sampling.max_tokens)
         try:
-            async with self.gateway.slot(), self.gateway.within_budget(self.session, self.request.n):
+            async with reserving as max_tokens, self.gateway.slot():
+                self.sampling = replace(self.sampling, max_tokens=max_tokens)
                 self.replies = await self._sampled(feed)
             if self.claim is not None:
                 self.claim.end((self.head, self.replies))
@@ -303,7 +306,7 @@ class Answer:
                         continue
                     raise
                 gateway.metrics.stored(self.dialect.name, turn, time.perf_counter() - began)
-                live.info = replace(live.info, turns=turn.number + 1)
+                live.info = live.info.grown(record)
                 self.turns.append(turn)
                 return
         raise StoreError(f"session {self.session} is written to by too many at once; nothing was recorded")

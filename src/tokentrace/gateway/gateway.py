@@ -86,7 +86,9 @@ class Gateway:
     """Set whenever a request has ended."""
     _slots: asyncio.Semaphore = field(init=False)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
-    _reserved: Counter[str] = field(default_factory=Counter)
+    _turns_reserved: Counter[str] = field(default_factory=Counter)
+    _tokens_reserved: Counter[str] = field(default_factory=Counter)
+    """What requests under way may still add to each session."""
     _tools: Memory = field(default_factory=lambda: Memory(most=64))
 
     def __post_init__(self) -> None:
@@ -236,11 +238,6 @@ class Gateway:
             )
         limits = [self.limits.max_tokens, request.max_tokens, forced.pop("max_tokens", None)]
         limits.append(None if room is None else room - length)
-        if settings.max_sampled_tokens is not None:
-            limits.append((settings.max_sampled_tokens - live.info.sampled) // request.n)
-            if limits[-1] < 1:
-                problem = f"{request.n} choices do not fit into the tokens that session {live.info.id} has left"
-                raise RequestError(problem, status=403, code="budget_exhausted")
         chosen = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -381,17 +378,34 @@ class Gateway:
             await self.ended.wait()
 
     @contextlib.asynccontextmanager
-    async def within_budget(self, id: str, turns: int) -> AsyncIterator[None]:
-        """Hold room for some turns of a session; RequestError where those under way already take what is left of it."""
-        live = await self.sessions.get(id)
-        self._check_open(live, self._reserved[id] + turns - 1)
-        self._reserved[id] += turns
+    async def within_budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
+        """Reserve some turns of a session and their tokens; yields how many tokens each may sample.
+
+        That is `max_tokens`, or what is left. If requests under way have reserved all that is left, it waits until one
+        of them ends: what they do not sample is free again. RequestError if the budget is used up.
+        """
+        while True:
+            live = await self.sessions.get(id)
+            self._check_open(live, self._turns_reserved[id] + turns - 1)
+            tokens, budget = max_tokens, live.settings.max_sampled_tokens
+            if budget is not None:
+                tokens = min(tokens, (budget - live.info.sampled - self._tokens_reserved[id]) // turns)
+            if tokens > 0:
+                break
+            if not self._tokens_reserved[id]:
+                problem = f"{turns} choices do not fit into the tokens that session {id} has left"
+                raise RequestError(problem, status=403, code="budget_exhausted")
+            self.ended.clear()
+            await self.ended.wait()
+        self._turns_reserved[id] += turns
+        self._tokens_reserved[id] += turns * tokens
         try:
-            yield
+            yield tokens
         finally:
-            self._reserved[id] -= turns
-            if not self._reserved[id]:
-                del self._reserved[id]
+            self._turns_reserved[id] -= turns
+            self._tokens_reserved[id] -= turns * tokens
+            if not self._turns_reserved[id]:
+                del self._turns_reserved[id], self._tokens_reserved[id]
 
     # -- weights, shutting down
 

@@ -153,7 +153,8 @@ class Sessions:
         if len(live.session.turns) < info.turns:
             async with live.lock:
                 await self._catch_up(live, info)
-        live.info = info
+        if info.turns >= live.info.turns:  # else a turn was added here while it was read
+            live.info = info
         return live
 
     @contextlib.asynccontextmanager

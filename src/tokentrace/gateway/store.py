@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -65,6 +65,16 @@ class SessionInfo:
     """How many tokens its turns sampled."""
     prompted: int = 0
     """How many tokens the prompts of its turns had."""
+
+    def grown(self, turn: TurnRecord) -> SessionInfo:
+        """What is known of the session when a turn was added to it."""
+        return replace(
+            self,
+            records=turn.first + len(turn.records),
+            turns=turn.number + 1,
+            sampled=self.sampled + turn.sampled,
+            prompted=self.prompted + turn.prompted,
+        )
 
 
 @dataclass(frozen=True, slots=True)
