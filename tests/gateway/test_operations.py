@@ -480,6 +480,49 @@ def test_weights_change_between_tokens_and_the_record_says_where(gated: tuple[Se
     assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, 1), (8, 1, 3)]
 
 
+@pytest.mark.parametrize("change", ["evicted", "edited"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_session_that_changes_while_a_turn_is_sampled_gets_the_turn_whole(change: str, stream: bool) -> None:
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return ScriptedEngine(counting, piece=2, latency=gates[0])
+
+    with gateway_server(engine) as served, ThreadPoolExecutor(1) as threads:
+        served.call("POST", "/sessions", {"id": "s", "settings": {"version": 7}})
+        agent = Agent("a", "s", stream=stream)
+        first = threads.submit(agent.ask, served.url)
+        served.run(gates[0].waiting())
+        served.run(gates[0].open(1))
+        served.run(gates[0].waiting())
+        if change == "evicted":
+            served.app.gateway.sessions.kept = 0
+            assert served.call("GET", "/sessions/s")[0] == 200
+        else:
+            assert served.call("PATCH", "/sessions/s", {"settings": {"matcher": "strict"}})[0] == 200
+        served.run(gates[0].open())
+        first.result(60)
+        assert agent.ask(served.url).text
+        state = served.state("s")
+        assert [turn["goes_on_from"] for turn in state["tree"]] == [None, 0]
+        [turn, _] = served.run(served.app.gateway.sessions.get("s")).session.trajectory.turns(0)
+        assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, len(turn))]
+
+
+def test_tokens_that_came_before_a_version_was_told_are_not_said_to_be_of_it(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    result = in_thread(lambda: served.call("POST", "/sessions/w/v1/chat/completions", STREAMED))
+    assert engine.began.acquire(timeout=60)
+    let(served, engine, 1)
+    until(lambda: engine.gate._value == 0)
+    assert served.call("POST", "/admin/resume", {"version": 8})[0] == 200
+    let(served, engine, 2)
+    assert result()[0] == 200
+    [turn] = served.run(served.app.gateway.sessions.get("w")).session.trajectory.turns(0)
+    assert turn.versions == ()
+
+
 def test_draining_finishes_what_is_under_way(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     result = in_thread(lambda: served.call("POST", "/sessions/d/v1/chat/completions", SUM))

@@ -83,6 +83,8 @@ class Answer:
     head: Head
     placed: Placement | None = None
     sampling: SamplingParams | None = None
+    version: str | int | None = None
+    """Which weights sample, as the session's settings had it when the request came."""
     name: str = ""
     """What identifies the request if it is sent again."""
     replies: list[Replied] | None = None
@@ -177,6 +179,7 @@ class Answer:
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
         last: Delta | None = None
+        labelled = self._weights is not None  # a version that is set later says nothing of the tokens before
         count, began = 0, time.perf_counter()
         async with contextlib.aclosing(self._deltas(choice, placed, sampling)) as stream:
             async for delta in stream:
@@ -192,9 +195,8 @@ class Answer:
                             kept = at
                             break
                 count += kept
-                version = gateway.version if gateway.version is not None else self._version
-                if version is not None and kept:
-                    add_version(versions, version, count)
+                if labelled and self._weights is not None and kept:
+                    add_version(versions, self._weights, count)
                 piece = delta if kept == len(delta.ids) else _cut(delta, kept)
                 pieces.append(piece)
                 feed(choice, events, piece)
@@ -235,8 +237,8 @@ class Answer:
         engine, request = self.gateway.engine, self.request
         name = f"{self.head.id}-{choice}"
         asking: dict[str, Any] = {"request_id": name, "session": self.session, "wire": placed.wire}
-        told = engine.capabilities.versions or (self.gateway.version is None and self._version is None)
-        if request.stream or request.stop or not told:  # which weights sampled a token is known when it arrives
+        labelled = self._weights is not None and not engine.capabilities.versions
+        if request.stream or request.stop or labelled:  # which weights sampled a token is known when it arrives
             return engine.stream(placed.ids, sampling, **asking)
 
         async def whole() -> AsyncGenerator[Delta]:
@@ -245,9 +247,9 @@ class Answer:
         return whole()
 
     @property
-    def _version(self) -> str | int | None:
-        live = self.gateway.sessions.peek(self.session)
-        return None if live is None else live.settings.version
+    def _weights(self) -> str | int | None:
+        """Which weights sample now, where the engine does not say."""
+        return self.version if self.gateway.version is None else self.gateway.version
 
     # -- storing
 

@@ -122,7 +122,7 @@ class Gateway:
         except BaseException:
             claim.end()
             raise
-        return Answer(self, id, dialect, request, head, placed, sampling, name, claim=claim)
+        return Answer(self, id, dialect, request, head, placed, sampling, live.settings.version, name, claim=claim)
 
     async def count(self, id: str, request: Request) -> int:
         """How long the prompt of a request is."""
