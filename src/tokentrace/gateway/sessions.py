@@ -83,6 +83,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """Whether what is in memory may differ from what is in the store: nobody may use it any more."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """What the page's list had of it when it was last free."""
 
 
 class Sessions:
