@@ -6,9 +6,11 @@ import asyncio
 import base64
 import dataclasses
 import json
+import logging
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +21,17 @@ import pytest
 
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, answer_ids, counting, pocket
-from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason, Gate, ScriptedEngine
+from tokentrace.engines import (
+    Breaks,
+    Capabilities,
+    Delta,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    FinishReason,
+    Gate,
+    ScriptedEngine,
+)
 from tokentrace.errors import InputError
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
@@ -407,6 +419,39 @@ def test_an_agent_that_goes_away_ends_its_request(gated: tuple[Served, Gated], b
     [left] = state["incomplete"]
     assert left["ended"] == "the agent went away"
     assert served.rows("gone") == []
+
+
+def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "tokentrace.gateway")
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        scripted = ScriptedEngine(lambda prompt, sampling: answer_ids("word " * 9), piece=1, latency=gates[0])
+        scripted.faults.extend((None, Breaks(2, EngineError("broken"))))
+        return scripted
+
+    with gateway_server(engine) as served:
+        path, body = "/sessions/ended/v1/chat/completions", {**STREAMED, "max_tokens": 4}
+        served.run(gates[0].open(4))
+        assert b"[DONE]" in served.call("POST", path, body)[1]
+        served.run(gates[0].open(3))
+        assert b'"error"' in served.call("POST", path, body)[1]
+        served.run(gates[0].open(1))
+        with urllib.request.urlopen(served.url + path, json.dumps(body).encode()) as answer:
+            assert answer.readline().startswith(b"data:")
+        until(lambda: not served.app.gateway.claims)
+        counted = served.call("GET", "/metrics")[1].decode()
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    streams = [line for line in lines if line.get("stream")]
+    assert [line["status"] for line in streams] == [200, 502, 499]
+    assert [line.get("sampled") for line in streams] == [4, None, None]
+    assert streams[1]["problem"] == "engine"
+    route = "/sessions/{session}/v1/chat/completions"
+    for status in (200, 502):
+        assert f'tokentrace_requests_total{{route="{route}",status="{status}"}} 1.0' in counted
 
 
 def test_an_engine_that_fails_in_the_middle_leaves_no_turn(gated: tuple[Served, Gated]) -> None:
