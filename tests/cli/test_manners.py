@@ -123,7 +123,7 @@ def tables(tmp_path: Path, dump: Path) -> dict[str, list[Any]]:
         "histories": ["histories", EXAMPLE],
         "grammar": ["grammar"],
         "inspect": ["inspect", dump, "-t", POCKET],
-        "tokenize": ["tokenize", chats, "-o", rows, "--overwrite", "--stats"],
+        "tokenize": ["tokenize", chats, "-o", rows, "-t", POCKET, "--overwrite", "--stats"],
         "check": ["check", rows],
         "audit": ["audit", POCKET],
         "demo": ["demo", "-n", "1", "-o", tmp_path / "demo"],
