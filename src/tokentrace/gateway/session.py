@@ -316,7 +316,8 @@ class SessionRecord:
         """Add a turn to the trajectory; returns it, and what a store has to store of it."""
         asked, first = placed.asked, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
-        extends = -1 if base is not None or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
+        at_tip = base is not None and base.stop == self._tip(base.branch)
+        extends = -1 if at_tip or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
         cause = None if extends >= 0 else self._why(placed)
         branch = self._open(placed, base, extends, "" if cause is None else str(cause.cause))
         # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
@@ -358,41 +359,36 @@ class SessionRecord:
         return turn, TurnRecord(turn.number, first, records, info, channels, **sizes)
 
     def _open(self, placed: Placement, base: Recorded | None, extends: int, cause: str) -> int:
-        """Write the prompt's new tokens; returns the branch they are in."""
+        """Write the prompt's new tokens; returns the branch they are in. `extends`: the branch that the prompt extends.
+
+        A prompt that extends none shares with the record whatever its ids share with it, and branches there.
+        """
         trajectory, count = self.trajectory, len(placed.asked.messages)
-        if base is not None:
-            at_tip = base.stop == self._tip(base.branch)
-            if placed.continues and at_tip:
-                return base.branch
-            added = max(0, count - base.depth)
-            if at_tip:
+        if base is not None and base.stop == self._tip(base.branch):
+            if not placed.continues:
                 trajectory.append_context(
-                    placed.new_ids, placed.kinds, message_spans=placed.spans, messages=added, branch=base.branch
+                    placed.new_ids,
+                    placed.kinds,
+                    message_spans=placed.spans,
+                    messages=max(0, count - base.depth),
+                    branch=base.branch,
                 )
-                return base.branch
-            position = base.stop + len(placed.new_ids)
-            if np.array_equal(trajectory.stream(base.branch)[base.stop : position], placed.new_ids):
-                if position == self._tip(base.branch):  # what was sampled of it was nothing
-                    return base.branch
-                return trajectory.branch_at(position, cause=cause, branch=base.branch)
-            return trajectory.branch_at(
-                base.stop,
-                placed.new_ids,
-                placed.kinds,
-                message_spans=placed.spans,
-                messages=added,
-                cause=cause,
-                branch=base.branch,
-            )
+            return base.branch
         if not trajectory.num_writes:
             trajectory.begin(placed.ids, messages=count, message_spans=placed.spans)
             return 0
+        spans, kinds = placed.spans, None
+        if base is not None:
+            spans = [(start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans]
+            kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
+            kinds[base.stop :] = placed.kinds
         if extends >= 0:
-            count = max(count, trajectory.message_count(extends))
-            trajectory.extend_to(placed.ids, messages=count, message_spans=placed.spans, branch=extends)
+            if len(placed.ids) > self._tip(extends):
+                count = max(count, trajectory.message_count(extends))
+                trajectory.extend_to(placed.ids, kinds, message_spans=spans, messages=count, branch=extends)
             return extends
         total = None if placed.asked.prompt_ids is not None else count
-        return trajectory.branch(placed.ids, messages=total, message_spans=placed.spans, cause=cause)
+        return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=total, cause=cause)
 
     def replay(self, record: TurnRecord) -> None:
         """Add a turn that was read from a store."""
