@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -75,6 +77,27 @@ def test_code_is_in_fenced_blocks_that_name_a_language(page: Path) -> None:
     assert all(block.language for block in blocks(page))
     outside = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert not re.findall(r"(?m)^(?![-*\d ]).*\n\n    \S.*", outside), "an indented block is code that nobody runs"
+
+
+PROSE = [*ALL, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "training").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_that_a_page_gives_exist(page: Path) -> None:
+    for name in sorted(set(re.findall(r"`(tokentrace(?:\.\w+)+)", page.read_text(encoding="utf-8")))):
+        module, _, rest = name.rpartition(".")
+        with contextlib.suppress(AttributeError):
+            assert pkgutil.resolve_name(name) is not None
+            continue
+        path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")  # its package is not installed here
+        assert path.exists(), name
+        assert f"def {rest}(" in path.read_text(encoding="utf-8"), name
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_row_of_a_table_is_in_one(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"(?m)(?<=\n\n)\|.*\n(?!\| *:?-)", text), "rows without a head are no table"
 
 
 WRONG = {
