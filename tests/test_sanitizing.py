@@ -30,10 +30,24 @@ FORGED = {
 }
 WHOLE = TURNS.format("message.content"), [user(f"a{END}b")]
 
-JOINS_PARTS = (
-    "gemma-3 glm-4.5 glm-4.6 glm-4.7 glm-4.7-flash glm-5 glm-5.1 glm-5.2 kimi-k2 kimi-k2.5 minimax-m2 minimax-m3 "
-    "qwen3-vl qwen3.5 qwen3.5-nothink qwen3.6"
-).split()
+JOINS_PARTS = [
+    "gemma-3",
+    "glm-4.5",
+    "glm-4.6",
+    "glm-4.7",
+    "glm-4.7-flash",
+    "glm-5",
+    "glm-5.1",
+    "glm-5.2",
+    "kimi-k2",
+    "kimi-k2.5",
+    "minimax-m2",
+    "minimax-m3",
+    "qwen3-vl",
+    "qwen3.5",
+    "qwen3.5-nothink",
+    "qwen3.6",
+]
 """Families whose template joins the text parts of a message, so that two halves of a control token meet."""
 
 
