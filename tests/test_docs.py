@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import pkgutil
 import re
+import shlex
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,6 +65,27 @@ def test_page_is_run_by_other_tests(name: str) -> None:
     said = re.match(r"<!-- runs in: (tests/\S+) -->\n", page.read_text(encoding="utf-8"))
     assert said
     assert page.name in (ROOT / said[1]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md", "docs/agents.md"])
+def test_a_page_imports_only_what_it_says_to_install(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installed, imported = set(project["dependencies"]), set()
+    for block in blocks(ROOT / name):
+        if block.language == "console":
+            for word in shlex.split(
+                " ".join(re.findall(r"^\$ pip install (.*)", block.code, re.MULTILINE)), comments=True
+            ):
+                _, _, extras = word.rstrip("]").partition("[")
+                more = [project["optional-dependencies"][extra] for extra in extras.split(",") if extra]
+                installed |= set().union([word], *more)
+        elif block.language == "python" and "with" not in block.marks:
+            for node in ast.walk(ast.parse(block.code)):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                imported |= {module.partition(".")[0] for module in names}
+    packages = {re.split(r"[^\w-]", requirement)[0] for requirement in installed}
+    assert imported <= packages | set(sys.stdlib_module_names)
 
 
 def test_few_blocks_are_not_run() -> None:
