@@ -138,11 +138,14 @@ def _loaded(name: str, options: dict[str, Any], bars: ProgressBars, label: str) 
                 f"tokentrace audit MODEL --chat-template {name}"
             )
         template, name = name, str(path.parent)
+    audited = Path(name).absolute().name
+    if template is not None:
+        audited = f"{Path(template).name} of {audited}"
     bars.show(label, 0, 1, f"loading {name}", f"{label}: loading {name}")
     renderer = create_renderer(
         name, options["renderer"], chat_template=read_template(template), **parse_kwargs(options["kwargs"])
     )
-    return renderer, path.name or name
+    return renderer, audited
 
 
 def _audited(renderer: Renderer, name: str, bars: ProgressBars, label: str) -> AuditReport:
