@@ -359,6 +359,13 @@ class Renderer:
 
     # -- parsing
 
+    def decode(self, token_ids: Any) -> str:
+        """The text of token ids, for people to read: never encode it again."""
+        return self.tokenizer.decode(self._check_ids(token_ids, "token_ids").tolist())
+
+    def _check_ids(self, ids: Any, name: str) -> Any:
+        return check_ids(ids, name, vocab_size=self.tokenizer.vocabulary.size)
+
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
     ) -> ParsedResponse:
@@ -366,14 +373,14 @@ class Renderer:
 
         `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
         the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
-        with. Any ids can be parsed: what is malformed is in the result, with its status.
+        with. What is malformed is in the result, with its status. Raises InputError for ids that the vocabulary lacks.
 
         `reading` is ``"strict"``: a call counts where the grammar has one, and what vLLM or SGLang would take for one
         elsewhere is in `ParsedResponse.attempts`. Or ``"server"``: such a call counts, as it does in production.
         """
         read_as = choose(ReadAs, "reading", reading)
         compiled, schemas, prompt = self._parsing(tools, prompt_ids)
-        return parse(compiled, check_ids(token_ids, "token_ids"), schemas, prompt, read_as)
+        return parse(compiled, self._check_ids(token_ids, "token_ids"), schemas, prompt, read_as)
 
     def streaming_parser(
         self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
