@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..conversation.place import Place, is_list
 from ..conversation.shapes import parsed_json
-from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
+from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of, table_row
 from ..errors import ContinuationError, InputError, shown
 from ..settings import instance
 from .checks import MOST_SEED
@@ -112,12 +112,15 @@ class Summary:
         return out
 
 
-def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Task:
+def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
     """A row of a dataset as a task: its conversation up to the last message that is not the assistant's.
 
     ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the
     interaction; ``tools`` or ``tool_selection`` chooses among the tools by name; all other columns go to the metadata.
+    Nulls that a table may have filled in are left out (`data.conversations.table_row`), unless the row was read
+    `from_json`.
     """
+    row = row if from_json else table_row(row)[0]
     columns = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
     if isinstance(columns, dict) and "prompt" in columns and not any(columns.get(n) for n in (*MESSAGES, *COMPLETIONS)):
         said = columns.pop("prompt")
