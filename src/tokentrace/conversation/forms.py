@@ -394,12 +394,12 @@ def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping
 
 
 def _parsed_call(place: Place, call: Any) -> Mapping[str, Any]:
-    call = place.mapping(call)
-    if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _parsed_call(place.at("function"), call["function"])}
-    if not isinstance(call.get("arguments"), str):
-        return call
-    return {**call, "arguments": parsed_arguments(call["arguments"], place.at("arguments"))}
+    made = place.mapping(call)
+    if isinstance(made.get("function"), Mapping):
+        return {**made, "function": _parsed_call(place.at("function"), made["function"])}
+    if not isinstance(made.get("arguments"), str):
+        return made
+    return {**made, "arguments": parsed_arguments(made["arguments"], place.at("arguments"))}
 
 
 def _written(value: Any) -> str:
