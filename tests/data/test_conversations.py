@@ -449,9 +449,14 @@ def test_a_dataset_trains_no_argument_that_nobody_wrote() -> None:
         assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in wanted]
         assert all(NULLS_REMOVED in one.notes for one in found)
     assert not any(NULLS_REMOVED in one.notes for one in wanted)
-    asked = datasets.Dataset.from_list([{"messages": [*row["messages"], USER]} for row in rows])
-    calls = [row_task(row).messages[1]["tool_calls"][0]["function"]["arguments"] for row in asked]
+    more: list[dict[str, Any]] = [{"tools_kwargs": {"f": {"x": 1}}}, {"extra_info": {"tools_kwargs": {"g": {"y": 2}}}}]
+    columns = {"tools_kwargs": None, "extra_info": None}
+    asked = [{"messages": [*row["messages"], USER], **columns, **own} for row, own in zip(rows, more, strict=True)]
+    tasks = [row_task(row) for row in datasets.Dataset.from_list(asked)]
+    calls = [task.messages[1]["tool_calls"][0]["function"]["arguments"] for task in tasks]
     assert calls == [{"city": "Paris"}, {"days": 3}]
+    assert [task.tool_settings for task in tasks] == [{"f": {"x": 1}}, {"g": {"y": 2}}]
+    assert row_task({"messages": [USER], "extra_info": {"answer": None}}).metadata == {"extra_info": {"answer": None}}
 
 
 def test_without_nulls() -> None:
