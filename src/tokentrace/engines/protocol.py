@@ -403,6 +403,9 @@ class Engine:
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         raise NotImplementedError
 
+    async def check(self) -> None:
+        """Raise `EngineUnavailable` unless the engine answers. One in this process always does."""
+
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
         """The model's logprob of each id given all before it, at temperature 1; NaN for the first."""
         raise EngineError(f"{self.capabilities.engine} does not tell the logprobs of ids that it is given")

@@ -157,13 +157,17 @@ class App:
 
     async def _ready(self, request: HTTPRequest, caller: Caller) -> Response:
         gateway = self.gateway
-        store = True
+        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok", "engine": "ok"}
         try:
             await gateway.store.session("readyz")
         except StoreError:
-            store = False
-        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok" if store else "unavailable"}
-        return json_response(state, 200 if store and not gateway.draining else 503)
+            state["store"] = "unavailable"
+        try:
+            if not gateway.paused:  # an engine that is paused may not answer, and will again
+                await gateway.engine.check()
+        except EngineError:
+            state["engine"] = "unavailable"
+        return json_response(state, 200 if state["store"] == state["engine"] == "ok" and not gateway.draining else 503)
 
     # -- errors
 
