@@ -433,3 +433,21 @@ def test_events_cut_at_any_byte_are_the_same(data: list[str], places: list[int],
     text = "".join(f": note{end}event: x{end}data: {one}{end}{end}" for one in data).encode()
     reader = EventReader()
     assert [event for piece in cut(text, places) for event in reader.feed(piece)] == [one.encode() for one in data]
+
+
+# -- whether it is there
+
+
+@pytest.mark.parametrize("answer", [*LOST, json_reply({}, status=500), json_reply({}, status=503)], ids=str)
+def test_a_server_that_does_not_answer_is_not_there_and_is_asked_once(answer: Any) -> None:
+    """One that answers is there, whether it knows the path or not; of several, one is enough."""
+    gone = Fake().on("/health", answer)
+    engines = [SGLangEngine(fake.connection(), TINY) for fake in (gone, Fake(), Fake().on("/health", {}))]
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(engines[0].check())
+    assert (len(gone.requests), gone.slept) == (1, [])
+    asyncio.run(engines[1].check())
+    asyncio.run(engines[2].check())
+    asyncio.run(Router(engines[:2]).check())
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(Router(engines[:1]).check())

@@ -61,6 +61,8 @@ _LONGEST_RETRY_AFTER: Final = 120.0
 _DONE: Final = b"[DONE]"
 _LINGER: Final = 1.0
 """How many seconds the end of a body is waited for, after the event that says that there is no more."""
+_SOON: Final = 5.0
+"""How many seconds a server has to say that it is there."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]*")
 _HIDDEN: Final = "[hidden]"
@@ -180,6 +182,15 @@ class Connection:
             return await self.get(path)
         except EngineRefusal:
             return None
+
+    async def reach(self, path: str) -> None:
+        """Ask for a path, once. Raises `EngineUnavailable` unless the server answers soon, with a status below 500."""
+        try:
+            async with asyncio.timeout(_SOON), self._opened("GET", path, None) as (response, _):
+                if response.status_code >= 500:
+                    raise _Lost(f"the server said {response.status_code}")
+        except (TimeoutError, _Lost) as error:
+            raise EngineUnavailable(f"{self.base_url}{path}: {error or f'no answer in {_SOON:g} s'}") from error
 
     async def stream(self, path: str, body: bytes, make: Callable[[], AnswerReader]) -> AsyncGenerator[Delta]:
         """The pieces of a streamed answer. Closing the iterator closes the connection."""

@@ -74,12 +74,9 @@ class SessionRecord:
 
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
-        return replace(self._placed(asked), matcher=self.matcher)
-
-    def _placed(self, asked: Asked) -> Placement:
         if asked.prompt_ids is not None:
             self._check_open_end(asked.prompt_ids, "token_ids")
-            return _whole(asked, [asked.root], asked.prompt_ids, [])
+            return replace(_whole(asked, [asked.root], asked.prompt_ids, []), matcher=self.matcher)
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
         edit: BranchReason | None = None
@@ -102,10 +99,10 @@ class SessionRecord:
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return replace(placed, edit=edit)
+                return placed if edit is None else replace(placed, edit=edit)
             refusal = placed
             break
-        return replace(self._rendered(asked, keys, ambiguous, refusal), edit=edit)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edit=edit, matcher=self.matcher)
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -231,7 +228,18 @@ class SessionRecord:
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
             return Placement(
-                asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, repairs=repairs
+                asked,
+                keys,
+                base,
+                stream,
+                nothing,
+                Kind.CONTEXT,
+                [],
+                wire,
+                True,
+                ambiguous,
+                repairs=repairs,
+                matcher=self.matcher,
             )
         prompt, completion = stream[: base.start], stream[base.start :]
         bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
@@ -252,6 +260,7 @@ class SessionRecord:
             ambiguous=ambiguous,
             repairs=repairs,
             notes=tuple(bridged.notes),
+            matcher=self.matcher,
         )
 
     def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
