@@ -26,7 +26,7 @@ from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .broken_calls import readable_calls, render_readably
-from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_message, changed_tools, find_cause
+from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_message, changed_tools, find_cause, text_of
 from .matching import (
     Key,
     Matcher,
@@ -66,6 +66,8 @@ class SessionRecord:
     """For every message ever sent or replied: a turn, and how many messages of its conversation the key stands for."""
     _spoken: set[Key] = field(default_factory=set)
     """What the model said, each reply by itself."""
+    _thoughts: dict[str, set[Key]] = field(default_factory=dict)
+    """The replies by their reasoning."""
     _alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that were repeated with other fields: whether they have the same tokens."""
     _recent: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
@@ -77,6 +79,8 @@ class SessionRecord:
         if asked.prompt_ids is not None:
             self._check_open_end(asked.prompt_ids, "token_ids")
             return _whole(asked, [asked.root], asked.prompt_ids, [])
+        sent = asked.messages
+        asked = replace(asked, messages=[self._with_thought(message) for message in sent])
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
         edit: BranchReason | None = None
@@ -99,10 +103,28 @@ class SessionRecord:
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return replace(placed, edit=edit)
+                aloud = sent[count - 1] is not asked.messages[count - 1]
+                repairs = (f"message {count - 1}: reasoning repeated as words",) if aloud else ()
+                return replace(placed, edit=edit, repairs=(*placed.repairs, *repairs))
             refusal = placed
             break
         return replace(self._rendered(asked, keys, ambiguous, refusal), edit=edit)
+
+    def _with_thought(self, message: Message) -> Message:
+        """A message of the assistant's whose first words, or all of them, are reasoning, with that in its own field.
+
+        Some agents repeat reasoning as if it had been said. It is taken for reasoning where the model, in this
+        session, thought exactly this and said exactly the rest.
+        """
+        content = message.get("content")
+        if not self._thoughts or message.get("role") != "assistant" or not content or reasoning(message):
+            return message
+        first, rest = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
+        replies = self._thoughts.get(str(first).strip(), ())
+        apart = {**message, "content": rest, "reasoning_content": first}
+        if not replies or next_key(b"", self.means(message)) in self._spoken:
+            return message
+        return apart if next_key(b"", self.means(apart)) in replies else message
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -470,7 +492,10 @@ class SessionRecord:
         self.turns.append(turn)
         self.roots.setdefault(root, (info.get("tools"), info.get("variables") or {}))
         self._by_key.setdefault(turn.key, []).append(number)
-        self._spoken.add(next_key(b"", self.means(reply)))
+        said = next_key(b"", self.means(reply))
+        self._spoken.add(said)
+        if thought := reasoning(reply):
+            self._thoughts.setdefault(thought, set()).add(said)
         for at, key in enumerate((*keys, turn.key), turn.kept):
             self._seen.setdefault(key, (number, at))
         return turn
