@@ -76,6 +76,9 @@ class SessionRecord:
 
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
+        return replace(self._placed(asked), matcher=self.matcher)
+
+    def _placed(self, asked: Asked) -> Placement:
         if asked.prompt_ids is not None:
             self._check_open_end(asked.prompt_ids, "token_ids")
             return _whole(asked, [asked.root], asked.prompt_ids, [])
@@ -375,6 +378,8 @@ class SessionRecord:
         sampling: Mapping[str, Any],
     ) -> tuple[Recorded, TurnRecord]:
         """Add a turn to the trajectory; returns it, and what a store has to store of it."""
+        if placed.matcher != self.matcher:  # the session has got another one since
+            placed = replace(placed, keys=self._keys(placed.asked), matcher=self.matcher)
         asked, first = placed.asked, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
         at_tip = base is not None and base.stop == self._tip(base.branch)

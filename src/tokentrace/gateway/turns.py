@@ -89,6 +89,8 @@ class Placement:
     notes: tuple[str, ...] = ()
     choice: int = 0
     """Which of several completions of one request it is."""
+    matcher: str = ""
+    """The matcher that made the keys."""
 
     @property
     def reused(self) -> int:
