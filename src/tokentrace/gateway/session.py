@@ -18,6 +18,7 @@ import numpy as np
 from ..conversation.messages import Messages
 from ..engines.protocol import Completion
 from ..errors import InputError, TokentraceError
+from ..rendering.bridged import BridgedTokens
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
@@ -174,27 +175,42 @@ class SessionRecord:
                     break
             elif (by_model or self.means is meaning) and not written_alike(said, recorded):
                 doubtful[at] = said
-        reprinted = (at for at in doubtful if not self._renders_alike(asked, turn, at, doubtful))
-        return next(reprinted, rethought)
+        reprinted = self._first_reprinted(asked, turn, doubtful)
+        return rethought if reprinted is None else reprinted
 
-    def _renders_alike(self, asked: Asked, turn: Recorded, at: int, others: Mapping[int, Message]) -> bool:
-        """Whether the prompt in which message `at` of a turn's conversation first came is the same with `others`."""
-        while turn.base is not None and at < turn.kept:
-            turn = self.turns[turn.base]
-        recorded = self.conversation(turn.number)[:-1]
-        changed = {place: message for place, message in others.items() if place < len(recorded)}
-        key = next_key(turn.before, [[place, strict_meaning(message)] for place, message in changed.items()])
-        if key not in self._alike:
-            renderer = asked.renderer.silent()
-            ids = []
-            try:
-                for messages in (recorded, [changed.get(place, message) for place, message in enumerate(recorded)]):
-                    rendered, _ = render_readably(renderer, messages, tools=asked.tools, add_generation_prompt=True)
-                    ids.append(rendered.ids.tobytes())
-            except TokentraceError:
-                return False
-            self._alike[key] = ids[0] == ids[1]
-        return self._alike[key]
+    def _first_reprinted(self, asked: Asked, turn: Recorded, doubtful: Mapping[int, Message]) -> int | None:
+        """The first of some messages, by number, that has other tokens than the one in a turn's conversation.
+
+        The prompt in which the recorded message came is made again with the other one. Its cost is that of the prompt.
+        """
+        path = [turn]
+        while path[-1].base is not None:
+            path.append(self.turns[path[-1].base])
+        key: Key = b""
+        changed: dict[int, Message] = {}
+        for at, message in doubtful.items():
+            while len(path) > 1 and at >= path[-2].kept:
+                path.pop()
+            changed[at] = message
+            key = next_key(key, [path[-1].number, at, strict_meaning(message)])
+            if key not in self._alike:
+                self._alike[key] = self._has_prompt(asked, path[-1], changed)
+            if not self._alike[key]:
+                return at
+        return None
+
+    def _has_prompt(self, asked: Asked, turn: Recorded, changed: Mapping[int, Message]) -> bool:
+        """Whether a turn would have had the same prompt if these messages of its conversation had been others."""
+        messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
+        before, recorded = None if turn.base is None else self.turns[turn.base], self._stream(turn)[: turn.start]
+        try:
+            if before is None:
+                ids = self._rendered(replace(asked, messages=messages, continued=False), [], False, "").ids
+                return np.array_equal(ids, recorded)
+            bridged = self._bridged(asked, before, messages[turn.kept :], messages[: before.depth - 1])
+        except TokentraceError:
+            return False
+        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, recorded[before.stop :])
 
     def _sampled(self, turn: Recorded) -> set[int]:
         """Which messages of a turn's conversation were sampled."""
@@ -244,7 +260,7 @@ class SessionRecord:
         self, asked: Asked, keys: list[Key], base: Recorded, count: int, ambiguous: bool
     ) -> Placement | str:
         """The prompt after a recorded turn; why it cannot be had where the bridge is refused."""
-        new = with_written_ids(asked.messages[count:], base.notes)
+        new = asked.messages[count:]
         stream = self._stream(base)
         repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
@@ -255,11 +271,7 @@ class SessionRecord:
             return Placement(
                 asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, repairs=repairs
             )
-        prompt, completion = stream[: base.start], stream[base.start :]
-        bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
-        if isinstance(bridged, BridgeRefusal):
-            before = readable_calls(self.conversation(base.number)[:-1])
-            bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools, messages=before)
+        bridged = self._bridged(asked, base, new, self.conversation(base.number)[:-1])
         if isinstance(bridged, BridgeRefusal):
             return str(bridged)
         return Placement(
@@ -275,6 +287,15 @@ class SessionRecord:
             repairs=repairs,
             notes=tuple(bridged.notes),
         )
+
+    def _bridged(self, asked: Asked, base: Recorded, new: Messages, before: Messages) -> BridgedTokens | BridgeRefusal:
+        """What comes after a recorded turn; `before` is the conversation that the turn answered."""
+        stream = self._stream(base)
+        ids, new = (stream[: base.start], stream[base.start :]), with_written_ids(new, base.notes)
+        bridged = asked.renderer.bridge(*ids, new, tools=asked.tools)
+        if isinstance(bridged, BridgeRefusal):
+            bridged = asked.renderer.bridge(*ids, new, tools=asked.tools, messages=readable_calls(before))
+        return bridged
 
     def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
         """The prompt of a conversation that goes on from no recorded turn."""
