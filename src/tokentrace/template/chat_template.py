@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import jinja2
-import jinja2.meta
 from jinja2 import nodes
 
 from ..computed import computed
@@ -21,6 +20,7 @@ from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingContext, TracingEnvironment
+from .lookups import looked_up
 from .origin import Origin
 from .trace import Rendering, Trace, collect
 from .traced import TracedDict, TracedList, wrap
@@ -279,7 +279,7 @@ def _compile(source: str) -> tuple[jinja2.Template, _Facts]:
     environment = _environment()
     with _compile_errors():
         tree = environment.parse(source)
-        names = jinja2.meta.find_undeclared_variables(tree) - _own_names(tree)
+        names = looked_up(tree)
         functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
@@ -315,28 +315,6 @@ def _compile_errors() -> Iterator[None]:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
-
-
-def _own_names(tree: nodes.Template) -> set[str]:
-    """Names that the template assigns and never asks for: a variable of that name would be overwritten, unread.
-
-    One that it asks for (``is defined``, ``default``, ``set x = x or …``) is the caller's to set.
-    """
-    stored = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
-    asked = {
-        name.name
-        for kind in (nodes.Test, nodes.Filter)
-        for node in tree.find_all(kind)
-        if node.name in ("defined", "undefined", "none", "default", "d")
-        for name in [node.node]
-        if isinstance(name, nodes.Name)
-    }
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name):
-            asked |= {name.name for name in assign.node.find_all(nodes.Name)} & {assign.target.name}
-            if isinstance(assign.node, nodes.Name):
-                asked |= {assign.node.name} & {assign.target.name}
-    return stored - asked
 
 
 def _constants(tree: nodes.Template) -> Iterator[str]:
