@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,7 @@ def view(*, file: Path, tokenizer: str | None, rows: int, html: Path | None) -> 
       tokentrace view rollout.tt -t ./Qwen3-8B
       tokentrace view rows.parquet -t ./Qwen3-8B --html rows.html
     """
+    from ..show.documents import document_of
     from ..tokens.loading import load_tokenizer
     from .inputs import chosen_tokenizer
 
@@ -43,8 +47,15 @@ def view(*, file: Path, tokenizer: str | None, rows: int, html: Path | None) -> 
         raise InputError(f"{other}, not with the embedded pocket model: say which it is with -t")
     if other is not None:
         note(f"{other}, not with {tokenizer}: the texts on the page may be wrong")
+    document = document_of(result, tokenizer=spelled, title=file.name)
+    if isinstance(result, list):
+        tracks = [
+            replace(track, roles=roles) if roles else track
+            for track, roles in itertools.zip_longest(document.tracks, _roles(file, len(result)))
+        ]
+        document = replace(document, tracks=tracks)
     path = html or Path(tempfile.mkdtemp(prefix="tokentrace-")) / "page.html"
-    write_page(path, result, title=file.name, tokenizer=spelled, launch=html is None)
+    write_page(path, document, launch=html is None)
 
 
 def _read(file: Path, rows: int) -> Any:
@@ -76,6 +87,19 @@ def _read(file: Path, rows: int) -> Any:
     return [
         (f"row {at + 1}: {sample.name}" if sample.name else f"row {at + 1}", sample) for at, sample in enumerate(found)
     ]
+
+
+def _roles(file: Path, rows: int) -> Iterator[list[str]]:
+    """The roles of the messages of the first rows, if the file holds their conversations as the gateway's rows do."""
+    from ..data.tables import is_lines, read_tables
+    from ..data.writers import pyarrow, read_line_tables
+
+    conversation = pyarrow().schema([("messages", pyarrow().string())])
+    tables = read_line_tables(file, conversation) if is_lines(file) else read_tables(file)
+    held = (table for table in tables if "messages" in table.schema.names)
+    texts = (text for table in held for text in table.column("messages").to_pylist())
+    for text in itertools.islice(texts, rows):
+        yield [str(message["role"]) for message in json.loads(text)]
 
 
 def _of_another(file: Path, result: Any, tokenizer: Tokenizer) -> str | None:

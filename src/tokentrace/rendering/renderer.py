@@ -359,6 +359,11 @@ class Renderer:
 
     # -- parsing
 
+    def decode(self, token_ids: Any) -> str:
+        """The text of token ids, for people to read: never encode it again."""
+        size = self.tokenizer.vocabulary.size
+        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
+
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
     ) -> ParsedResponse:
@@ -366,14 +371,19 @@ class Renderer:
 
         `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
         the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
-        with. Any ids can be parsed: what is malformed is in the result, with its status.
+        with. What is malformed is in the result, with its status. Ids just past the vocabulary, which a model with a
+        padded embedding can sample, read as U+FFFD; larger ones raise InputError.
 
         `reading` is ``"strict"``: a call counts where the grammar has one, and what vLLM or SGLang would take for one
         elsewhere is in `ParsedResponse.attempts`. Or ``"server"``: such a call counts, as it does in production.
         """
         read_as = choose(ReadAs, "reading", reading)
         compiled, schemas, prompt = self._parsing(tools, prompt_ids)
-        return parse(compiled, check_ids(token_ids, "token_ids"), schemas, prompt, read_as)
+        ids = check_ids(token_ids, "token_ids")
+        size = self.tokenizer.vocabulary.size
+        if len(ids) and int(ids.max()) >= 2 * size:  # no embedding is padded to twice its vocabulary
+            check_ids(ids, "token_ids", vocab_size=size)
+        return parse(compiled, ids, schemas, prompt, read_as)
 
     def streaming_parser(
         self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"

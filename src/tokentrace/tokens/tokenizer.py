@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..computed import computed
-from ..errors import TokenizerError
+from ..errors import InputError, TokenizerError, shown
 from .checks import Check, CheckResult, remember_tables, remembered_tables
 from .control import ControlPatterns
 from .ordinals import ScaffoldTokens
@@ -83,8 +83,14 @@ class Tokenizer:
         self._core.encoder.wait()
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text`, control tokens recognised, nothing added: what transformers gives."""
-        return self._core.encoder.encode(text)
+        """The ids of `text`, control tokens recognised, nothing added: what transformers gives.
+
+        Raises InputError for what is not text, half of a surrogate pair included.
+        """
+        try:
+            return self._core.encoder.encode(text)
+        except (TypeError, AttributeError, UnicodeError) as error:
+            raise InputError(f"encode takes text that UTF-8 can hold, not {shown(text)}") from error
 
     def encode_plain(self, texts: Sequence[str], *, first: bool = False, normalized: bool = False) -> list[Ids]:
         """The ids of each text on its own, with no control token in any of them.
@@ -263,7 +269,10 @@ class _Encoder:
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(self.spec_json)
         except Exception as error:
-            raise TokenizerError(f"{self._name or 'the tokenizer'} does not load: {error}") from error
+            raise TokenizerError(
+                f"{self._name or 'the tokenizer'} does not load: tokenizers {tokenizers.__version__} does not know "
+                "what its tokenizer.json asks for; a newer version may"
+            ) from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
