@@ -63,6 +63,7 @@ def test_the_exit_code_is_1_where_something_does_not_hold(dropping: Path) -> Non
     assert result.exit_code == 1
     assert result.stdout.splitlines()[2].startswith("SFT: safe with --past expand. RL: use the bridge; ")
     assert run("-t", "pocket").exit_code == 0
+    assert "rl-append-only partly" in run(dropping, "-q").stderr
 
 
 def test_what_is_required_and_not_met_is_exit_code_1(dropping: Path) -> None:
@@ -255,4 +256,6 @@ def test_the_grammar_of_a_template(tmp_path: Path) -> None:
     assert "⟨name⟩(⟨key⟩=⟨value⟩, …)" in named
     assert run("--grammar", "--tool-parser", "klingon").exit_code == 2
     assert run("--grammar", "--on", EXAMPLE).exit_code == 2
+    assert "--step goes with --on" in run("--step", 1).output
+    assert "--tool-parser goes with --grammar" in run("--tool-parser", "hermes").output
     assert run("--grammar", "--require", "sft-one-row", "pocket").exit_code == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import InputError
 from . import command
@@ -140,18 +141,17 @@ def audit(
     from .inputs import chosen_tokenizer, split_list
 
     tokenizers += more
+    _check_used(ctx, given, on is not None, grammar)
     if on is not None or grammar:
         if grammar and on is not None:
             raise click.UsageError("--on and --grammar show two things: give one of them")
         if len(tokenizers) > 1 or require is not None or against is not None or markdown is not None:
             raise click.UsageError(f"{'--grammar' if grammar else '--on'} is about one tokenizer, and says no verdict")
-        one = {"tokenizer": next(iter(tokenizers), None), "kwargs": kwargs, "renderer": renderer}
-        one |= {"chat_template": chat_template}
+        name, source = _named(tokenizers[0], chat_template) if tokenizers else (None, chat_template)
+        one = {"tokenizer": name, "kwargs": kwargs, "renderer": renderer, "chat_template": source}
         ctx.exit(
-            _show_grammar(one, given, as_json) if grammar else _show_conversation(one, on or "", given, html, as_json)
+            _show_grammar(one, given, as_json) if on is None else _show_conversation(one, on, given, html, as_json)
         )
-    if quiet and require is None and against is None:
-        raise click.UsageError("--quiet says nothing but what is not met: name that with --require or --against")
     if require is not None and not tokenizers:
         raise click.UsageError("--require needs to know of what: name the tokenizer")
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
@@ -184,8 +184,8 @@ def audit(
     elif not quiet:
         show_view(views.text_view, views.plain_view, reports, fold=True)
     unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=allow_partly)]
-    for report, one in unmet if uses else ():
-        click.secho(f"{report.name}: {one.use} is required, and {one.grade}", fg="red", err=True)
+    for report, one in unmet if uses or quiet else ():
+        click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
         for words in one.against:
             click.echo(f"  {words}", err=True)
     ctx.exit(1 if changed or (unmet and (uses or other is None)) else 0)
@@ -233,24 +233,39 @@ def _show_conversation(
     return 0 if report.equal else 1
 
 
+def _check_used(ctx: click.Context, given: dict[str, Any], on: bool, grammar: bool) -> None:
+    """Refuse options of --on and --grammar without these."""
+    for name in given:
+        used = (on or grammar) if name == "tools" else grammar if name.endswith("_parser") else on
+        if not used and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            needs = "--grammar" if name.endswith("_parser") else "--on"
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with {needs}")
+
+
+def _named(name: str, template: str | None) -> tuple[str, str | None]:
+    """The tokenizer and the template that a name stands for: a template's file is that of the model beside it."""
+    path = Path(name)
+    if path.suffix != ".jinja":
+        return name, template
+    if template is not None:
+        raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
+    if not path.is_file():
+        raise InputError(f"there is no file {name}")
+    if not _has_tokenizer(path):
+        raise InputError(
+            f"{name} has no tokenizer.json beside it: name the model whose template it is to be, as in "
+            f"tokentrace audit MODEL --chat-template {name}"
+        )
+    return str(path.parent), name
+
+
 def _loaded(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> tuple[Renderer, str]:
     """The renderer of what is audited, and what to call it."""
     from ..rendering.factory import create_renderer
     from .inputs import parse_kwargs
 
     path = Path(name)
-    template = options["chat_template"]
-    if path.suffix == ".jinja":
-        if template is not None:
-            raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
-        if not path.is_file():
-            raise InputError(f"there is no file {name}")
-        if not _has_tokenizer(path):
-            raise InputError(
-                f"{name} has no tokenizer.json beside it: name the model whose template it is to be, as in "
-                f"tokentrace audit MODEL --chat-template {name}"
-            )
-        template, name = name, str(path.parent)
+    name, template = _named(name, options["chat_template"])
     bars.show(label, 0, 1, f"loading {name}", f"{label}: loading {name}")
     renderer = create_renderer(name, options["renderer"], chat_template=template, **parse_kwargs(options["kwargs"]))
     return renderer, path.name or name
