@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.pages import said
+from tests.pages import read_page, said
 from tokentrace import Renderer, create_renderer
 from tokentrace.audit import AuditReport, audit_template
 from tokentrace.cli import main
@@ -74,6 +74,15 @@ def test_what_is_required_and_not_met_is_exit_code_1(dropping: Path) -> None:
     assert run(dropping, "-q", "--require", "rl-append-only", "--allow-partly").exit_code == 0
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_page_is_titled_by_the_template(dropping: Path, tmp_path: Path, beside: bool) -> None:
+    template = dropping / "chat_template.jinja" if beside else shutil.copy(dropping / "chat_template.jinja", tmp_path)
+    words = [template] if beside else [POCKET, "--chat-template", template]
+    assert run(*words, "--html", tmp_path / "page.html").exit_code == 0
+    title = read_page((tmp_path / "page.html").read_text(encoding="utf-8"))["title"]
+    assert title == f"Audit of chat_template.jinja of {dropping.name if beside else 'pocket'}"
+
+
 def test_an_unknown_use_is_refused_with_those_there_are() -> None:
     result = run(POCKET, "--require", "rl")
     assert result.exit_code == 2
@@ -98,6 +107,7 @@ def test_many_are_one_table_a_page_and_markdown(dropping: Path, tmp_path: Path) 
     assert result.exit_code == 1, result.output
     assert "pocket" in result.output
     text = page.read_text(encoding="utf-8")
+    assert read_page(text)["title"] == f"Audit of pocket and {dropping.name}"
     assert "dropping\\u003cscript\\u003e" in text  # the viewer puts it into the page as text
     assert "dropping<script>" not in text
     assert "loop.last" in text

@@ -124,7 +124,7 @@ def tables(tmp_path: Path, dump: Path) -> dict[str, list[Any]]:
         "audit --on": ["audit", "--on", EXAMPLE],
         "audit --grammar": ["audit", "--grammar"],
         "check rollouts": ["check", dump, "-t", POCKET],
-        "tokenize": ["tokenize", chats, "-o", rows, "--overwrite", "--stats"],
+        "tokenize": ["tokenize", chats, "-o", rows, "-t", POCKET, "--overwrite", "--stats"],
         "check": ["check", rows],
         "audit": ["audit", POCKET],
         "demo": ["demo", "-n", "1", "-o", tmp_path / "demo"],

@@ -348,10 +348,11 @@ def completion(family: str, message: dict[str, Any]) -> tuple[list[int], list[in
 
 @cache
 def telling_ids(family: str) -> list[int]:
-    """Tokens that grammars are made of: control tokens, stop tokens, punctuation."""
+    """Tokens that grammars are made of: control tokens, stop tokens, punctuation, and ids that are no token."""
     made = renderer(family)
     found = [index for text in [*delimiters(family), *AWKWARD] for index in made.tokenizer.encode(text).tolist()]
-    return sorted({*found, *made.get_stop_token_ids()})
+    vocabulary = made.tokenizer.vocabulary
+    return sorted({*found, *made.get_stop_token_ids(), vocabulary.size, vocabulary.size + 7})
 
 
 @st.composite

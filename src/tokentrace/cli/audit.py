@@ -266,9 +266,10 @@ def _loaded(name: str, options: dict[str, Any], bars: ProgressBars, label: str) 
 
     path = Path(name)
     name, template = _named(name, options["chat_template"])
+    audited = path.absolute().name if template is None else f"{Path(template).name} of {Path(name).absolute().name}"
     bars.show(label, 0, 1, f"loading {name}", f"{label}: loading {name}")
     renderer = create_renderer(name, options["renderer"], chat_template=template, **parse_kwargs(options["kwargs"]))
-    return renderer, path.name or name
+    return renderer, audited
 
 
 def _audited(renderer: Renderer, name: str, bars: ProgressBars, label: str) -> AuditReport:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,37 +39,47 @@ def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> N
       tokentrace view runs/7 --rows 5
     """
     from ..audit.inspect import recorded_tokenizer
+    from ..show.documents import document_of
     from ..tokens.loading import load_tokenizer
     from .inputs import chosen_tokenizer
 
     path = Path(file).expanduser()
-    result = _read(file, path, rows)
+    result, has_columns = _read(file, path, rows)
     spelled = load_tokenizer(chosen_tokenizer(tokenizer or recorded_tokenizer([file])))
     other = _of_another(path, result, spelled)
     if other is not None and tokenizer is None:
         raise InputError(f"{other}, not with the embedded pocket model: say which it is with -t")
     if other is not None:
         note(f"{other}, not with {tokenizer}: the texts on the page may be wrong")
+    document = document_of(result, tokenizer=spelled, title=path.name)
+    if has_columns:
+        tracks = [
+            replace(track, roles=roles) if roles else track
+            for track, roles in itertools.zip_longest(document.tracks, _roles(path, len(result)))
+        ]
+        document = replace(document, tracks=tracks)
     page = html or Path(tempfile.mkdtemp(prefix="tokentrace-")) / "page.html"
-    write_page(page, result, title=path.name, tokenizer=spelled, launch=html is None)
+    write_page(page, document, launch=html is None)
 
 
-def _read(file: str, path: Path, rows: int) -> Any:
+def _read(file: str, path: Path, rows: int) -> tuple[Any, bool]:
+    """What is shown, and whether it is rows with the columns that tokentrace writes."""
     from ..audit.dumps.records import is_trajectory
     from ..data.tables import read_samples
     from ..trajectory import load_trajectory
 
     if path.is_file() and is_trajectory(path):
-        return load_trajectory(path)
+        return load_trajectory(path), False
     try:
         samples = list(itertools.islice(read_samples(path), rows)) if path.is_file() else []
     except InputError:
         samples = []
-    if not samples:
-        samples = list(itertools.islice(_recorded(file), rows))
+    has_columns = bool(samples)
+    samples = samples or list(itertools.islice(_recorded(file), rows))
     if not samples:
         raise InputError(f"{path.name} has no rows")
-    return [(f"row {at + 1}: {one.name}" if one.name else f"row {at + 1}", one) for at, one in enumerate(samples)]
+    titles = (f"row {at}: {one.name}" if one.name else f"row {at}" for at, one in enumerate(samples, 1))
+    return list(zip(titles, samples, strict=True)), has_columns
 
 
 def _recorded(file: str) -> Iterator[Sample]:
@@ -88,6 +100,19 @@ def _recorded(file: str) -> Iterator[Sample]:
         for ids, mask in tracks or [(tip.stream, tip.sampled) for tip in inspect_rollout(found).tips]:
             kinds = np.where(mask, Kind.SAMPLED, Kind.CONTEXT).astype(np.uint8)
             yield Sample(ids, mask, np.full(len(ids), -1, np.int32), kinds, name=found.name)
+
+
+def _roles(file: Path, rows: int) -> Iterator[list[str]]:
+    """The roles of the messages of the first rows, if the file holds their conversations as the gateway's rows do."""
+    from ..data.tables import is_lines, read_tables
+    from ..data.writers import pyarrow, read_line_tables
+
+    conversation = pyarrow().schema([("messages", pyarrow().string())])
+    tables = read_line_tables(file, conversation) if is_lines(file) else read_tables(file)
+    held = (table for table in tables if "messages" in table.schema.names)
+    texts = (text for table in held for text in table.column("messages").to_pylist())
+    for text in itertools.islice(texts, rows):
+        yield [str(message["role"]) for message in json.loads(text)]
 
 
 def _of_another(file: Path, result: Any, tokenizer: Tokenizer) -> str | None:

@@ -18,7 +18,7 @@ from ..audit.readback import Writing
 from ..audit.report import AppendFinding, AuditReport, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
-from ..tokens.visible import counted, visible
+from ..tokens.visible import counted, listed, visible
 from ..viewer.document import HUES, Card, Cell, Document, Table, Track, token_columns
 from .contrasts import Differences
 from .terminal import TONES, flat, grid, laid_out, plain
@@ -332,7 +332,7 @@ def audit_document(reports: Sequence[AuditReport]) -> Document:
     """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
     differences = Differences()
     found = [_page_findings(report, differences) for report in reports]
-    one = reports[0] if len(reports) == 1 else None
+    one, names = reports[0] if len(reports) == 1 else None, [report.name for report in reports]
     tables = [] if one is not None else [_overview(reports)]
     for report, rows in zip(reports, found, strict=True):
         named = "" if one is not None else f": {report.name}"
@@ -346,7 +346,7 @@ def audit_document(reports: Sequence[AuditReport]) -> Document:
         tables.append(Table(f"What else is known{named}", ["", ""], facts, words=2))
     cards = [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _TONES[v.grade]) for v in one.verdicts]
     return Document(
-        one.name if one is not None else "Audit",
+        f"Audit of {counted(len(names), 'template') if len(names) > 3 else listed(names)}",
         "tokentrace audit",
         lead="" if one is None else f"family {one.family} · template {one.digest[:12]}",
         said=[

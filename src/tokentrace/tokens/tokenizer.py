@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..computed import computed
 from ..errors import InputError, TokenizerError, shown
 from .checks import Check, CheckResult, remember_tables, remembered_tables
 from .control import ControlPatterns
@@ -194,18 +194,18 @@ class _Core:
             self._plain[key] = _PlainEncoder(self, first=key[0], normalized=normalized)
         return self._plain[key]
 
-    @functools.cached_property
+    @computed
     def patterns(self) -> ControlPatterns:
         return ControlPatterns(self.vocabulary, self.normalize)
 
-    @functools.cached_property
+    @computed
     def scaffold(self) -> ScaffoldTokens:
         return ScaffoldTokens(self.vocabulary, self.encoder.encode)
 
     def normalize(self, text: str) -> str:
         return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
 
-    @functools.cached_property
+    @computed
     def _normalizer(self) -> Any:
         """The normalizer by itself, for which no vocabulary has to be loaded."""
         import tokenizers
@@ -216,7 +216,7 @@ class _Core:
         shell = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
         return tokenizers.Tokenizer.from_str(json.dumps({**shell, "normalizer": spec})).normalizer
 
-    @functools.cached_property
+    @computed
     def aligner(self) -> Any:
         """A tokenizer that does nothing but normalize, with one token for each character that comes out."""
         import tokenizers
@@ -262,7 +262,7 @@ class _Encoder:
         """How long texts began, up to the first that begins as another did."""
         self.verdict = CheckResult(False, False)
 
-    @functools.cached_property
+    @computed
     def slow(self) -> Any:
         import tokenizers
 
@@ -405,7 +405,7 @@ class _PlainEncoder:
         self._asked = 0
         self._fast: _Encoder | None = None
 
-    @functools.cached_property
+    @computed
     def slow(self) -> Any:
         import tokenizers
 
