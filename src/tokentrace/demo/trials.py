@@ -37,7 +37,7 @@ WORDS: Final[Mapping[Cause, str]] = {
     Cause.JSON_FORMAT: "the same call, written again, has other spacing",
     Cause.STRIPPED_REASONING: "the template leaves out reasoning that was sampled",
 }
-"""Causes that the demo is about, for people; docs/breaks.md tells the others."""
+"""Causes that the demo is about, for people; docs/check.md tells the others."""
 
 
 # -- the second template
@@ -182,7 +182,7 @@ def _of_reasoning(demo: Demo) -> list[str]:
         f"was sampled, and re-render broke at {broke} of {asked} user messages that came after an answer.",
         "The other two paths do not break there, because they go on showing the model its past reasoning. That is not "
         "what the template would show it: a server that renders each conversation anew gives the model another history "
-        "than it was trained on (docs/histories.md).",
+        "than it was trained on (docs/audit.md).",
     ]
 
 

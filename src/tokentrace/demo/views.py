@@ -213,7 +213,7 @@ def cause_lines(trial: Trial) -> list[tuple[str, str, list[str]]]:
 
 
 def _words(cause: str) -> str:
-    return WORDS.get(Cause(cause), "docs/breaks.md tells what that is")
+    return WORDS.get(Cause(cause), "docs/check.md tells what that is")
 
 
 # -- for terminals
