@@ -91,8 +91,9 @@ def _read(file: Path, rows: int) -> Any:
 
 def _roles(file: Path, rows: int) -> Iterator[list[str]]:
     """The roles of the messages of the first rows, if the file holds their conversations as the gateway's rows do."""
+    from ..data.sources import pyarrow
     from ..data.tables import is_lines, read_tables
-    from ..data.writers import pyarrow, read_line_tables
+    from ..data.writers import read_line_tables
 
     conversation = pyarrow().schema([("messages", pyarrow().string())])
     tables = read_line_tables(file, conversation) if is_lines(file) else read_tables(file)
