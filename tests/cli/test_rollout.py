@@ -147,6 +147,20 @@ def test_groups_with_nothing_to_compare_and_rows_that_cannot_be_written_are_told
     assert (metrics["rows"], len(metrics["advantage_notes"])) == (None, 1)
 
 
+def test_a_torn_line_of_the_journal_is_reported_and_its_rollout_run_again(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(config, "-o", out, "-q").exit_code == 0
+    journal = out / "rollouts.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    torn = next(at for at, line in enumerate(lines) if b"finished" in line)
+    journal.write_bytes(b"".join([*lines[:torn], lines[torn][:40] + b"\n", *lines[torn + 1 :]]))
+    again = run(config, "-o", out, "--json")
+    assert again.exit_code == 0, again.output
+    assert f"1 line cannot be read (line {torn + 1})" in " ".join(again.stderr.split())
+    metrics = json.loads(again.stdout)
+    assert (metrics["rollouts"], metrics["resumed"], metrics["unreadable_lines"]) == (6, 5, 1)
+
+
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     flag = tmp_path / "interrupt"

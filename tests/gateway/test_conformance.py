@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.gateway.echoes import TOOLS, Bench, Message, results, say, use
+from tests.support import examples
 
 FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.1"]
 
@@ -275,6 +278,51 @@ def test_a_changed_system_prompt(bench: Bench) -> None:
     bench.ask([other, *messages[1:], user("And in Bern?")], say("It is sunny in Bern."))
     assert bench.causes[-1] == "changed_system"
     bench.check(rows=2)
+
+
+# -- fields that no token comes of
+
+
+def test_a_name_that_comes_later_is_no_other_history() -> None:
+    """As Semantic Kernel does: it leaves out content beside calls, and names its messages once a turn is over."""
+    bench = Bench("qwen3")
+    reply = bench.ask([SYSTEM, TASK], use("get_weather", "Let me look.", city="Zürich", day="today"))
+    call = _without("content")(reply)
+    messages = [SYSTEM, TASK, call, *results(reply, SUNNY)]
+    reply = bench.ask(messages, say("Sunny."))
+    named = [{**message, "name": "Host"} if message["role"] == "assistant" else message for message in messages]
+    bench.ask([*named, {**reply, "name": "Host"}, user("Thanks.")], say("You are welcome."))
+    assert bench.causes == [None, "edit", None], bench.turns[-1].cause
+    bench.check(rows=2)
+
+
+def test_a_field_that_the_template_prints_is_named() -> None:
+    bench = Bench("kimi-k2")
+    reply = bench.ask([SYSTEM, {**TASK, "name": "Ann"}], say("Sunny."))
+    for messages in ([], [reply, user("Sure?")]):
+        bench.ask([SYSTEM, {**TASK, "name": "Bob"}, *messages], say("Sure."))
+        assert bench.causes[-1] == "edit"
+        assert bench.turns[-1].cause.message == 1  # type: ignore[union-attr]
+        assert "name: 'Bob' in place of 'Ann'" in bench.turns[-1].cause.detail  # type: ignore[union-attr]
+    bench.check(rows=3)
+
+
+FIELDS = st.sampled_from(["name", "mood", "is_error", "prefix", "tools", "reasoning_content", "weight"])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "kimi-k2"])
+@settings(max_examples=examples(60))
+@given(at=st.integers(0, 3), field=FIELDS, value=st.sampled_from(["x", "Ann Bo", True]))
+def test_a_field_tells_two_histories_apart_if_a_token_comes_of_it(family: str, at: int, field: str, value: Any) -> None:
+    value = str(value) if field in ("name", "reasoning_content") else value
+    bench = Bench(family)
+    plain = [SYSTEM, TASK, {"role": "assistant", "content": "In words?"}, user("Yes.")]
+    changed = [{**message, field: value} if place == at else message for place, message in enumerate(plain)]
+    reply = bench.ask(plain, say("Sunny."))
+    bench.ask([*changed, reply, user("Sure?")], say("Sure."))
+    prompts = [bench.renderer.silent().render_ids(rows, tools=TOOLS, add_generation_prompt=True)
+               for rows in (plain, changed)]  # fmt: skip
+    assert (bench.turns[-1].base == 0) is (prompts[0] == prompts[1]), bench.turns[-1].cause
 
 
 # -- what is in doubt

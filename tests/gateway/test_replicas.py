@@ -103,9 +103,9 @@ def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) 
         for dialect in ("chat", "messages", "responses"):
             for stream in (False, True):
                 first = Agent("a", f"{dialect}-{stream}", dialect, stream)
-                heard = first.ask(served[0].url, "Hello?")
+                heard = first.ask(served[0].url, "Hello?", idempotency_key="k")
                 again = Agent("a", first.session, dialect, stream)
-                assert again.ask(served[1].url, "Hello?", x_stainless_retry_count="1") == heard
+                assert again.ask(served[1].url, "Hello?", idempotency_key="k") == heard
                 assert served[0].state(first.session)["turns"] == 1
         assert len(served[0].prompts) + len(served[1].prompts) == 6
 
@@ -118,10 +118,10 @@ def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> N
         return scripted(latency=gates[-1])
 
     with two_gateways(place, engine) as (one, other), ThreadPoolExecutor(2) as threads:
-        first = threads.submit(Agent("a", "s").ask, one.url, "Hello?")
+        first = threads.submit(Agent("a", "s").ask, one.url, "Hello?", idempotency_key="k")
         one.run(gates[0].waiting())
         until(lambda: one.state("s")["incomplete"])
-        again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", x_stainless_retry_count="1")
+        again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", idempotency_key="k")
         until(lambda: other.app.gateway.under_way)
         one.run(gates[0].open())
         assert first.result(60) == again.result(60)

@@ -230,6 +230,14 @@ def test_skyrl_gets_branches_as_steps(seed: int) -> None:
         assert made["rewards"][mine] == [0.5] * len(branches)
         at += len(branches)
     assert at == len(rows)
+    assert len(made["trajectory_generation_times"]) == len(rows), "one for each row, as SkyRL flattens them"
+
+
+def test_skyrl_averages_our_metrics_over_groups() -> None:
+    """SkyRL 0.3.0 aggregates by the key: what has "avg" or "mean" in it is averaged, all else is added up."""
+    metrics = generator_output([pocket_rollout()])["rollout_metrics"]
+    assert len(metrics) == 4
+    assert all("mean" in name for name in metrics)
 
 
 def test_skyrl_runs_an_agent_for_each_prompt() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import json
 import pickle
-import subprocess
-import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -22,7 +21,6 @@ from tokentrace.data.chunks import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
-from tokentrace.rendering.collector import no_collection
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.vocabulary import Vocabulary
 
@@ -304,65 +302,15 @@ def test_the_first_forged_token_needs_no_second_vocabulary(monkeypatch: pytest.M
 # -- the garbage collector
 
 
-def test_the_collector_rests_until_the_last_render_is_done() -> None:
-    import gc
+def test_the_garbage_collector_stays_on_during_a_render(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = create_renderer(POCKET)
+    render, enabled = Renderer._render, []
 
-    begun, done = threading.Event(), threading.Event()
+    def watched(self: Renderer, *arguments: Any, **options: Any) -> RenderedTokens:
+        enabled.append(gc.isenabled())
+        return render(self, *arguments, **options)
 
-    def other() -> None:
-        with no_collection():
-            begun.set()
-            done.wait()
-
+    monkeypatch.setattr(Renderer, "_render", watched)
+    renderer.render(CHAT)
+    assert enabled == [True]
     assert gc.isenabled()
-    thread = threading.Thread(target=other)
-    thread.start()
-    begun.wait()
-    with no_collection():
-        assert not gc.isenabled()
-        done.set()
-        thread.join()
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with no_collection():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-FORKING = """
-import gc, os, sys, threading, warnings
-warnings.simplefilter("ignore")
-from tokentrace import create_renderer
-from tokentrace.pocket import POCKET
-renderer = create_renderer(POCKET)
-begun, done = threading.Event(), threading.Event()
-real = renderer._render
-def slow(*given, **named):
-    begun.set()
-    done.wait()
-    return real(*given, **named)
-renderer._render = slow
-chat = [{"role": "user", "content": "x"}]
-thread = threading.Thread(target=renderer.render, args=(chat,))
-thread.start()
-begun.wait()
-child = os.fork()
-if not child:
-    renderer._render = real
-    before = gc.isenabled()
-    renderer.render(chat)
-    os._exit(0 if before and gc.isenabled() else 1)
-code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-done.set()
-thread.join()
-sys.exit(code if gc.isenabled() else 2)
-"""
-
-
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="there is no fork here")
-def test_a_process_forked_during_a_render_collects_garbage() -> None:
-    assert subprocess.run([sys.executable, "-c", FORKING], check=False).returncode == 0

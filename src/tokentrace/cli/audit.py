@@ -123,7 +123,7 @@ def audit(
 def _loaded(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> tuple[Renderer, str]:
     """The renderer of what is audited, and what to call it."""
     from ..rendering.factory import create_renderer
-    from .inputs import parse_kwargs, read_template
+    from .inputs import parse_kwargs
 
     path = Path(name)
     template = options["chat_template"]
@@ -142,9 +142,7 @@ def _loaded(name: str, options: dict[str, Any], bars: ProgressBars, label: str) 
     if template is not None:
         audited = f"{Path(template).name} of {audited}"
     bars.show(label, 0, 1, f"loading {name}", f"{label}: loading {name}")
-    renderer = create_renderer(
-        name, options["renderer"], chat_template=read_template(template), **parse_kwargs(options["kwargs"])
-    )
+    renderer = create_renderer(name, options["renderer"], chat_template=template, **parse_kwargs(options["kwargs"]))
     return renderer, audited
 
 

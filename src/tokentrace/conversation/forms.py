@@ -258,6 +258,8 @@ class _Shaper:
             if not forms.content(role).mapping:
                 text = self._json(content, "content")
                 self._set("content", text, "written as JSON", content, text)
+            elif (plain := plain_json(content, self.place.at("content"))) is not content:
+                self.made = {**self.made, "content": plain}
         elif role in RESULT_ROLES and content and not any(map(_is_part, content)):
             text = self._json(list(content), "content")
             self._set("content", text, "written as JSON", content, text)

@@ -344,6 +344,8 @@ class Capabilities:
     """Whether it can be held to JSON: see `SamplingParams.structure`."""
     sampling: frozenset[str] = frozenset()
     """Which of `min_p`, the penalties and `stop` of `SamplingParams` it has."""
+    seeds: bool = True
+    """Whether it samples with `SamplingParams.seed`; a request with one is refused where it does not."""
     weights: bool = False
     """Whether it can be given other weights: see `Engine.update_weights`."""
 

@@ -22,7 +22,7 @@ from .protocol import (
     Weights,
 )
 
-_ALL_CAN: Final = ("streams", "aborts", "pauses", "versions", "structures", "weights")
+_ALL_CAN: Final = ("streams", "aborts", "pauses", "versions", "structures", "seeds", "weights")
 GROUP_LEAD: Final = 16
 """By how many requests the endpoint of a group may be ahead of the one where the fewest run."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -13,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import EngineError
 from ..errors import InputError, TokentraceError, shown
@@ -77,33 +79,21 @@ class App:
         return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
 
     def _route(self, path: str, endpoint: Answering, method: str, dialect: AgentDialect, public: bool = False) -> Route:
-        """A route that says who asks before anything else, and that answers every error in the dialect's shape."""
+        return Route(path, _Handler(self, path, endpoint, method, dialect, public), methods=[method])
 
-        async def handle(request: HTTPRequest) -> Response:
-            began, status, details = time.perf_counter(), 500, {}
-            try:
-                with self.gateway.tracing.request(f"{method} {path}", request.headers):
-                    caller = await self._caller(request, public)
-                    response = await endpoint(request, caller)
-                    status = response.status_code
-                    details = request.scope.get("tokentrace", {})
-                    self.gateway.tracing.note(status=status, **details)
-                return response
-            except ClientDisconnect:
-                status = 499
-                return Response(status_code=499)
-            except Exception as error:
-                known = self._failed(error)
-                status = known.status
-                details = {**request.scope.get("tokentrace", {}), "problem": known.code or type(error).__name__}
-                details |= {"field": known.field} if known.field else {}
-                details |= {"session": request.path_params["session"]} if "session" in request.path_params else {}
-                return self._error(known, dialect, request)
-            finally:
-                self.gateway.metrics.requests.labels(path, str(status)).inc()
-                log_request(method, path, status, time.perf_counter() - began, details)
-
-        return Route(path, handle, methods=[method])
+    async def respond(self, request: HTTPRequest, handler: _Handler, details: dict[str, Any]) -> Response:
+        """The response of an endpoint. Checks who asks before anything else; an error is in the dialect's shape."""
+        try:
+            caller = await self._caller(request, handler.public)
+            return await handler.endpoint(request, caller)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            known = self._failed(error)
+            details["problem"] = known.code or type(error).__name__
+            details |= {"field": known.field} if known.field else {}
+            details |= {"session": request.path_params["session"]} if "session" in request.path_params else {}
+            return self._error(known, handler.dialect, request)
 
     async def _caller(self, request: HTTPRequest, public: bool) -> Caller:
         return Caller(Role.AGENT) if public else await self.access.caller(_headers(request))
@@ -118,20 +108,19 @@ class App:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
-            names, retry = _names(dialect, raw, headers)
-            answer = await unless_gone(
-                request.receive, self.gateway.begin(session, dialect, asked, retry=retry, names=names)
-            )
-            about = request.scope["tokentrace"] = _about(session, answer)
+            name = _name(dialect, raw, headers.get("idempotency-key", ""))
+            answer = await unless_gone(request.receive, self.gateway.begin(session, dialect, asked, name))
+            about = request.scope["tokentrace"]
+            about |= _about(session, answer)
             try:
                 told = _told(session, answer)
                 if asked.stream:
-                    return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
+                    return await StreamedAnswer.begin(answer, told, request.receive, self._failed, about)
                 replies = await unless_gone(request.receive, answer.run(lambda *_: None))
             except BaseException:
                 answer.give_up()
                 raise
-            about |= {"sampled": sum(len(reply.completion.ids) for reply in replies)}
+            about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
             return json_response(dialect.answer(answer.head, replies), headers=told)
@@ -223,6 +212,34 @@ class App:
         return response
 
 
+@dataclass(frozen=True, slots=True)
+class _Handler:
+    """What answers the requests of a route (ASGI). A request is logged and counted when its response has ended."""
+
+    app: App
+    path: str
+    endpoint: Answering
+    method: str
+    dialect: AgentDialect
+    public: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HTTPRequest(scope, receive, send)
+        gateway, details = self.app.gateway, scope.setdefault("tokentrace", {})
+        began, status = time.perf_counter(), 500
+        try:
+            with gateway.tracing.request(f"{self.method} {self.path}", request.headers):
+                response = await self.app.respond(request, self, details)
+                await response(scope, receive, send)
+                status = response.status_code  # of a stream, what became of it
+                gateway.tracing.note(status=status, **details)
+        except ClientDisconnect:
+            status = 499
+        finally:
+            gateway.metrics.requests.labels(self.path, str(status)).inc()
+            log_request(self.method, self.path, status, time.perf_counter() - began, details)
+
+
 def _hint(path: str) -> str:
     """What somebody who asked for this path probably wanted."""
     if "/v1/v1/" in path:
@@ -246,15 +263,16 @@ def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
 
 
-def _names(dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[list[str], str]:
-    """What a turn can be found by if its request comes again, and the one it does come again by."""
-    body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
-    again = headers.get("x-stainless-retry-count", "0")
-    key = headers.get("idempotency-key")
-    if key:
-        name = f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}"
-        return [name, body], name
-    return [body], body if again.isdecimal() and again.strip("0") else ""
+def _name(dialect: AgentDialect, raw: bytes, key: str) -> str:
+    """What identifies a request that is sent again: its key and its body. Without a key nothing does.
+
+    A retry count (``x-stainless-retry-count``) says that some attempt came before, but not which: of several requests
+    with one body, each wants a sample of its own.
+    """
+    if not key:
+        return ""
+    hashed = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"key:{hashed}:{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:

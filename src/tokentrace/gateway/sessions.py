@@ -83,6 +83,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """Whether what is in memory may differ from what is in the store: nobody may use it any more."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """What the page's list had of it when it was last free."""
 
 
 class Sessions:
@@ -153,7 +155,8 @@ class Sessions:
         if len(live.session.turns) < info.turns:
             async with live.lock:
                 await self._catch_up(live, info)
-        live.info = info
+        if info.turns >= live.info.turns:  # else a turn was added here while it was read
+            live.info = info
         return live
 
     @contextlib.asynccontextmanager

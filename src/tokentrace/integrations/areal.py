@@ -74,10 +74,11 @@ def _versions(sample: Sample) -> Any:
 
 
 class ArealEngine(Engine):
-    """AReaL's inference engine. It says the version of the weights for each token."""
+    """AReaL's inference engine. It tells the version of the weights for each token, and takes no seed."""
 
     def __init__(self, engine: Any, settings: GenerationHyperparameters, *, kind: LogprobKind) -> None:
-        super().__init__(Capabilities("areal", max_length=settings.max_tokens, logprobs=kind, versions=True))
+        known = {"max_length": settings.max_tokens, "logprobs": kind, "versions": True, "seeds": False}
+        super().__init__(Capabilities("areal", **known))
         self._engine, self._settings = engine, settings
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:

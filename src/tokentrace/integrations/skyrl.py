@@ -39,7 +39,7 @@ def generator_output(
     if step_wise and trajectory_ids is None:
         raise SampleError("step-wise rows need trajectory_ids: SkyRL tells by them which rows belong together")
     names = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
-    made: dict[str, Any] = {name: [] for name in names}
+    made: dict[str, Any] = {name: [] for name in (*names, "trajectory_generation_times")}
     ids: list[Any] = []
     last: list[bool] = []
     for at, rollout in enumerate(rollouts):
@@ -53,6 +53,7 @@ def generator_output(
             made["rollout_logprobs"].append(row.response_logprobs)
             made["rewards"].append(reward_of(rollout) if failed is None else failed_reward)
             made["stop_reasons"].append("length" if cut else "stop")
+            made["trajectory_generation_times"].append(rollout.seconds)
             last.append(row is rows[-1])
             ids.append(None if trajectory_ids is None else trajectory_ids[at])
     empty = ("rollout_expert_indices", "env_metrics", "pixel_values", "image_grid_thw")
@@ -61,7 +62,6 @@ def generator_output(
         **dict.fromkeys(empty),
         "trajectory_ids": None if trajectory_ids is None else ids,
         "is_last_step": last if step_wise else None,
-        "trajectory_generation_times": [rollout.seconds for rollout in rollouts],
         "rollout_metrics": _metrics(rollouts),
     }
 
@@ -74,12 +74,13 @@ def _rows(rollout: Rollout, step_wise: bool) -> list[PromptResponse]:
 
 
 def _metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means over a group. SkyRL averages over groups what has "mean" in its name, and adds up what has not."""
     count = max(len(rollouts), 1)
     return {
-        "tokentrace/turns": sum(rollout.turns for rollout in rollouts) / count,
-        "tokentrace/sampled_tokens": sum(rollout.trajectory.num_sampled for rollout in rollouts) / count,
-        "tokentrace/tool_calls": sum(rollout.use.calls for rollout in rollouts) / count,
-        "tokentrace/failed": sum(rollout.end in FAILED_ENDS for rollout in rollouts) / count,
+        "tokentrace/mean_turns": sum(rollout.turns for rollout in rollouts) / count,
+        "tokentrace/mean_sampled_tokens": sum(rollout.trajectory.num_sampled for rollout in rollouts) / count,
+        "tokentrace/mean_tool_calls": sum(rollout.use.calls for rollout in rollouts) / count,
+        "tokentrace/mean_failed": sum(rollout.end in FAILED_ENDS for rollout in rollouts) / count,
     }
 
 

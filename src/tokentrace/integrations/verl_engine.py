@@ -22,7 +22,7 @@ from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
 _ABORTED: Final = ("aborted", "abort")
 _ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 _OPTIONAL: Final = ("min_p", *PENALTIES)
-_READ: Final = ("temperature", "top_p", "top_k", "logprobs", *_OPTIONAL)
+_READ: Final = ("temperature", "top_p", "top_k", "seed", "logprobs", *_OPTIONAL)
 
 
 def sampling_of(given: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> SamplingParams:
@@ -46,11 +46,23 @@ def logprob_kind(rollout: Any) -> LogprobKind:
     return LogprobKind.SCALED if name == "sglang" else LogprobKind.UNKNOWN
 
 
+def seed_field(rollout: Any) -> str:
+    """What the servers call the seed of a request, by verl's ``actor_rollout_ref.rollout``."""
+    return "sampling_seed" if rollout.get("name") == "sglang" else "seed"
+
+
 class ServerEngine(Engine):
     """verl's servers, for one rollout: all its requests go to one of them, where their prefix is cached."""
 
     def __init__(
-        self, server_manager: Any, request_id: str, *, kind: LogprobKind, vocab_size: int, priority: int = 0
+        self,
+        server_manager: Any,
+        request_id: str,
+        *,
+        kind: LogprobKind,
+        vocab_size: int,
+        priority: int = 0,
+        seed_field: str = "seed",
     ) -> None:
         own = frozenset(_OPTIONAL)
         super().__init__(Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own))
@@ -59,6 +71,7 @@ class ServerEngine(Engine):
         self._servers = server_manager
         self._request_id = request_id
         self._priority = priority
+        self._seed_field = seed_field
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
@@ -72,6 +85,7 @@ class ServerEngine(Engine):
                 "top_k": sampling.top_k or -1,
                 "repetition_penalty": 1.0,
                 **{name: getattr(sampling, name) for name in sampling.optional},
+                **({} if sampling.seed is None else {self._seed_field: sampling.seed}),
                 "logprobs": True,
                 "max_tokens": sampling.max_tokens,
                 "stop_token_ids": list(sampling.stop_token_ids),

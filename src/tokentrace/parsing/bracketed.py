@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 from ..formats.grammar import Value
@@ -28,9 +29,9 @@ _PYTHON: Final = Brackets(b"([{", b")]}", _OUTSIDE, _STRINGS, strict=False)
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 """JSON's, which models write in place of Python's."""
 
-_KEY: Final = re.compile(r"\s*([^\s:,{}\[\]]+)\s*:")
-_BARE_VALUE: Final = re.compile(r"[^,{}\[\]]*")
-_SPACE: Final = re.compile(r"\s*")
+_KEY: Final = re.compile(rb"\s*([^\s:,{}\[\]]+)\s*:")
+_BARE_VALUE: Final = re.compile(rb"[^,{}\[\]\xff]*")
+_SPACE: Final = re.compile(rb"\s*")
 _DEEPEST: Final = 64
 
 
@@ -95,13 +96,13 @@ class BracketReader:
             quoted = not quoted if found.kind == "quote" else quoted
             depth += {"open": 1, "close": -1}.get(found.kind, 0)
             reader.at = found.stop
-        text = self.output.text(start, reader.at)
+        braces = _Braces(bytes(reader.data[start : reader.at]), self.calls.quote, self.output.decoded)
         try:
-            values, stop = _Braces(text, self.calls.grammar.quote).value(0, 0)
+            values, stop = braces.value(0, 0)
         except ValueError as error:
             attempt.fail(CallStatus.MALFORMED, f"the arguments cannot be read: {error}")
             return
-        if not isinstance(values, dict) or text[stop:].strip():
+        if not isinstance(values, dict) or braces.data[stop:].strip():
             attempt.fail(CallStatus.MALFORMED, "the arguments are not an object")
             return
         attempt.values = values = {key: self._meant(attempt, key, value) for key, value in values.items()}
@@ -141,43 +142,47 @@ def _value(node: ast.expr) -> Any:
 
 
 class _Braces:
-    """Text in braces. `value` reads the value at a position: what it is, and where it ends."""
+    """Marked bytes in braces, in which text cannot spell a quote that is a control token.
 
-    def __init__(self, text: str, quote: str) -> None:
-        self.text = text
+    `value` reads the value at a position: what it is, and where it ends.
+    """
+
+    def __init__(self, data: bytes, quote: bytes, decoded: Callable[[bytes], str]) -> None:
+        self.data = data
         self.quote = quote
+        self._decoded = decoded
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         if depth > _DEEPEST:
             raise ValueError("it is nested too deeply")
         at = self._past_space(at)
-        if self.text.startswith(self.quote, at):
-            stop = self.text.find(self.quote, at + len(self.quote))
+        if self.data.startswith(self.quote, at):
+            stop = self.data.find(self.quote, at + len(self.quote))
             if stop < 0:
                 raise ValueError("a string is not closed")
-            return self.text[at + len(self.quote) : stop], stop + len(self.quote)
-        if self.text.startswith(("{", "["), at):
-            return self._members(at + 1, {"{": "}", "[": "]"}[self.text[at]], depth)
-        match = _BARE_VALUE.match(self.text, at)
-        word = match[0] if match else ""
-        return read_value(word.strip(), None)[0], at + len(word)
+            return self._decoded(self.data[at + len(self.quote) : stop]), stop + len(self.quote)
+        if self.data.startswith((b"{", b"["), at):
+            return self._members(at + 1, b"}" if self.data.startswith(b"{", at) else b"]", depth)
+        match = _BARE_VALUE.match(self.data, at)
+        word = match[0] if match else b""
+        return read_value(self._decoded(word).strip(), None)[0], at + len(word)
 
-    def _members(self, at: int, close: str, depth: int) -> tuple[Any, int]:
+    def _members(self, at: int, close: bytes, depth: int) -> tuple[Any, int]:
         """The members of an object or a list, by what closes it."""
-        found: list[tuple[str, Any]] = []
-        while not self.text.startswith(close, self._past_space(at)):
-            match = _KEY.match(self.text, at) if close == "}" else None
-            if match is None and close == "}":
+        members: list[tuple[str, Any]] = []
+        while not self.data.startswith(close, self._past_space(at)):
+            match = _KEY.match(self.data, at) if close == b"}" else None
+            if match is None and close == b"}":
                 raise ValueError("a key is missing")
             value, at = self.value(match.end() if match else at, depth + 1)
-            found.append((match[1].replace(self.quote, "") if match else "", value))
+            members.append((self._decoded(match[1].replace(self.quote, b"")) if match else "", value))
             at = self._past_space(at)
-            if self.text.startswith(",", at):
+            if self.data.startswith(b",", at):
                 at += 1
-            elif not self.text.startswith(close, at):
-                raise ValueError(f"a comma or {close!r} is missing")
-        return (dict(found) if close == "}" else [value for _, value in found]), self._past_space(at) + 1
+            elif not self.data.startswith(close, at):
+                raise ValueError(f"a comma or {close.decode()!r} is missing")
+        return (dict(members) if close == b"}" else [value for _, value in members]), self._past_space(at) + 1
 
     def _past_space(self, at: int) -> int:
-        match = _SPACE.match(self.text, at)
+        match = _SPACE.match(self.data, at)
         return match.end() if match else at

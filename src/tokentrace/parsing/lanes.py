@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ..tokens.ids import INT32_MAX
 from .events import ArgumentsDelta, ContentDelta, ReasoningDelta
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Lane(dict[int, "tuple[Delta | None, Lane] | None"]):
         self._lanes, self._plain, self.telling, self.held = lanes, plain, telling, held
 
     def __missing__(self, index: int) -> tuple[Delta | None, Lane] | None:
+        if not 0 <= index <= INT32_MAX:  # not a token id: the parser says so
+            return None
         piece, telling = self._lanes.pieces[index], self.telling
         step = None
         if (after := self._plain.step(self.held, piece)) is not None:
@@ -54,7 +57,7 @@ class Lane(dict[int, "tuple[Delta | None, Lane] | None"]):
                 same = plain == self._plain and held == self.held
                 lane = self if same else self._lanes.lane(plain, telling, held)
                 step = (telling.make(text) if text else None), lane
-        self[int(index)] = step
+        self[index] = step
         return step
 
 

@@ -108,7 +108,11 @@ class Output:
 
     def text(self, start: int, stop: int) -> str:
         """Bytes as people read them."""
-        return self.visible(start, stop).decode("utf-8", "replace")
+        return self.decoded(self.reader.data[start:stop])
+
+    def decoded(self, data: bytes | bytearray) -> str:
+        """Marked bytes as people read them."""
+        return self._marked.visible(data).decode("utf-8", "replace")
 
     def visible(self, start: int, stop: int) -> bytes:
         return self._marked.visible(self.reader.data[start:stop])

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ..errors import InputError
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .channels import ChannelParser
 from .compiled import Compiled
@@ -61,22 +61,23 @@ class StreamingParser:
         self._read_on()
 
     def feed(self, ids: Iterable[int]) -> list[Event]:
-        """Take more ids, and say what has become certain."""
+        """Take more ids, and return what has become certain.
+
+        Raises InputError if one of them is not a token id. Then none of them was taken, and the parser can go on.
+        """
         lane = self._lane
-        try:
-            if lane is not None and (type(ids) is list or type(ids) is tuple):
-                if len(ids) == 1:  # nearly all of a stream comes this way
-                    index = ids[0]
-                    if (step := lane[index]) is not None:
-                        self._passed.append(index)
-                        delta, self._lane = step
-                        return [] if delta is None else [delta]
-                elif (events := self._pass(lane, ids)) is not None:
-                    return events
-            self._wake()
-            self._take(ids)
-        except (TypeError, ValueError, OverflowError, KeyError) as error:
-            raise InputError(f"must be token ids: {error}", field="ids") from None
+        if lane is not None and (type(ids) is list or type(ids) is tuple):
+            if len(ids) == 1:  # nearly all of a stream comes this way
+                index = ids[0]
+                if type(index) is int and (step := lane[index]) is not None:
+                    self._passed.append(index)
+                    delta, self._lane = step
+                    return [] if delta is None else [delta]
+            elif set(map(type, ids)) == {int} and (events := self._pass(lane, ids)) is not None:
+                return events
+        checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
+        self._wake()
+        self._take(checked)
         events = self._go_on()
         waiting = self._reader.waiting
         self._lane = self._output.lane(waiting) if waiting is not None else None
@@ -105,7 +106,7 @@ class StreamingParser:
             self._reader.passed = len(self._reader.data) - len(lane.held)
             self._output.pass_on(waiting.say, waiting.held, self._reader.passed)
 
-    def _take(self, ids: Iterable[int]) -> None:
+    def _take(self, ids: Sequence[int] | Ids) -> None:
         more, starts = self._compiled.marked.spelled(ids, len(self._reader.data))
         self._output.starts += starts if isinstance(starts, list) else starts.tolist()
         self._reader.data += more

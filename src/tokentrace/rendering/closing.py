@@ -23,7 +23,7 @@ from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from .bridged import LOOK_BACK, BridgedTokens, Run, merged
+from .bridged import LOOK_BACK, BridgedTokens, Run
 from .lost import Lost, find_lost
 from .rendered import roles_of, span_messages
 
@@ -71,11 +71,6 @@ class Tail:
             rendering.text[found.span.body_end : found.cut],
             tuple(dataclasses.replace(one, message=(one.message or 0) - first) for one in lost),
         )
-
-    def equals(self, other: Tail) -> bool:
-        """Whether it says the same, in every id."""
-        mine, theirs = ((one.new_count, one.stop_token, one.lost, merged(one.runs)) for one in (self, other))
-        return mine == theirs and np.array_equal(self.ids, other.ids)
 
 
 def runs_of(spans: Ids, owners: Sequence[tuple[int, int]]) -> list[Run]:

@@ -11,7 +11,6 @@ reasoning of turns that are not the last) is *dropped*, under the name of that p
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import operator
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from ..computed import computed
 from ..conversation.forms import texts_of
 from ..conversation.messages import Messages
 from ..conversation.place import Place
@@ -331,12 +331,12 @@ class _Account:
 
     # -- what is missing
 
-    @functools.cached_property
+    @computed
     def _called(self) -> set[FieldPath]:
         """The calls of which something is written."""
         return {origin[:4] for origin in self._lengths if len(origin) > 3 and origin[2] == "tool_calls"}
 
-    @functools.cached_property
+    @computed
     def _texts(self) -> dict[FieldPath, list[str]]:
         texts: dict[FieldPath, list[str]] = {}
         whole, start = self._rendering.text, 0
@@ -346,7 +346,7 @@ class _Account:
             start = end
         return texts
 
-    @functools.cached_property
+    @computed
     def _scaffold(self) -> dict[int, str]:
         """What the template itself wrote in each message's turn."""
         pieces: dict[int, list[str]] = {}
@@ -355,7 +355,7 @@ class _Account:
                 pieces.setdefault(turn, []).append(text)
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
-    @functools.cached_property
+    @computed
     def _spoken(self) -> set[int | None]:
         """The messages of which more is written than their role."""
         own = (origin for origin in self._lengths if origin[0] == "messages" and len(origin) > 2)

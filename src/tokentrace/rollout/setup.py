@@ -217,7 +217,7 @@ def _renderer(top: Section, kind: str, folder: Path) -> Renderer:
     name = top.read("tokenizer", str)
     if name is None and kind != "embedded":
         raise top.error(f"'tokenizer' is missing: the folder or hub name of the model that {kind} serves")
-    if name is not None and kind == "embedded" and (folder / name).resolve() != POCKET.resolve():
+    if kind == "embedded" and name not in (None, POCKET.name) and (folder / name).resolve() != POCKET.resolve():
         raise top.error("the embedded engine has the pocket model's tokenizer: leave this out", "tokenizer")
     source = POCKET if name is None else folder / name if (folder / name).exists() else name
     section = top.read("renderer", Section)

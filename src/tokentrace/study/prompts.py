@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..computed import computed
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
@@ -36,7 +37,7 @@ class GenerationPrompt:
     tools), more where it writes the prompt inside of one.
     """
 
-    @functools.cached_property
+    @computed
     def texts(self) -> tuple[str, ...]:
         """Both, the shorter first."""
         return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))

@@ -221,11 +221,6 @@ def _call_id(result: Mapping[str, Any], at: int) -> str:
     return given if isinstance(given, str) and given else f"call{at + 1:05}"
 
 
-def call_ids(messages: Messages) -> list[str]:
-    """The ids of the calls that new messages answer."""
-    return [_call_id(result, at) for at, result in enumerate(leading_results(messages))]
-
-
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
     """Ways to write the turn, the likeliest first: what one template takes another refuses."""
     if not after_call:

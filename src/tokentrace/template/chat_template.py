@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -12,6 +13,7 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
+from ..computed import computed
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
@@ -85,7 +87,6 @@ class ChatTemplate:
             raise TemplateError("the chat template is empty")
         self.source = source
         compiled = _compile(source)
-        self._globals = dict(compiled[0].globals)
         self._template, self.constants, self.searched, self.variables, self.reads, self.tags_generation = compiled
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str]]:
@@ -94,7 +95,7 @@ class ChatTemplate:
     def __deepcopy__(self, memo: Any) -> ChatTemplate:
         return self
 
-    @functools.cached_property
+    @computed
     def digest(self) -> str:
         return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -108,17 +109,22 @@ class ChatTemplate:
         patch: Patch | None = None,
     ) -> Rendering:
         """Render `messages` (validated) with the template. TemplateError names the message it was at."""
-        given: list[Any] = _given(messages) if patch is None else wrap_messages(messages, patch)
+        given: list[Any] = name_reasoning(messages) if patch is None else wrap_messages(messages, patch)
         trace = Trace(len(messages), given if patch is None else None)
-        template, names = self._template, dict(self._globals)
-        names.update(messages=given, tools=tools, documents=None, add_generation_prompt=add_generation_prompt)
-        names.update(variables or {})
-        context = TracingContext(template.environment, names, template.name, template.blocks)
-        context.trace = trace
-        with told(trace, template), charging(trace.budget):
-            for _ in template.root_render_func(context):
-                pass
-            return collect(trace.out)
+        names = {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
+        return run_template(self._template, names, trace)
+
+
+def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Trace) -> Rendering:
+    """Run a compiled template within the budget of `trace`: the only place where a template runs."""
+    context = TracingContext(
+        template.environment, {**template.globals, "documents": None, **names}, template.name, template.blocks
+    )
+    context.trace = trace
+    with told(trace, template), charging(trace.budget):
+        for _ in template.root_render_func(context):
+            pass
+        return collect(trace.out)
 
 
 class told:  # noqa: N801
@@ -173,7 +179,7 @@ def _plain_names(said: str) -> str:
     return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
 
 
-def _given(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Messages as templates read them: plain, with the reasoning of each under each of its names."""
     given: list[Any] = []
     for index, message in enumerate(messages):
@@ -255,7 +261,7 @@ def _compile(
     source: str,
 ) -> tuple[jinja2.Template, frozenset[str], frozenset[str], frozenset[str], frozenset[str], bool]:
     environment = _environment()
-    try:
+    with _compile_errors():
         tree = environment.parse(source)
         constants, searched = frozenset(_constants(tree)), frozenset(_searched(tree))
         undeclared = jinja2.meta.find_undeclared_variables(tree) - _own_names(tree)
@@ -263,13 +269,31 @@ def _compile(
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
         tags = any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output))
-        with charging(RenderBudget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
-            template = environment.from_string(source)
+    template = compile_template(tree)
+    return template, constants, searched, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
+
+
+def parse_template(source: str) -> nodes.Template:
+    """The syntax tree of a template. Raises TemplateError if it is not valid Jinja."""
+    with _compile_errors():
+        return _environment().parse(source)
+
+
+def compile_template(tree: nodes.Template) -> jinja2.Template:
+    """Compile a syntax tree, which is used up. Jinja may spend only so much on folding constants."""
+    environment = _environment()
+    with _compile_errors(), charging(RenderBudget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
+        return jinja2.Template.from_code(environment, environment.compile(tree), dict(environment.globals))
+
+
+@contextlib.contextmanager
+def _compile_errors() -> Iterator[None]:
+    try:
+        yield
     except jinja2.exceptions.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
-    return template, constants, searched, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
 
 
 def _own_names(tree: nodes.Template) -> set[str]:
@@ -379,7 +403,7 @@ class PythonFormat:
         self.reads = self.variables.union(also)
         self.tags_generation = False
 
-    @functools.cached_property
+    @computed
     def digest(self) -> str:
         """A hash of its code. To read that takes long, and is done when somebody asks."""
         return code_digest(self.name, self._function)

@@ -48,11 +48,13 @@ class Server:
         return answer
 
 
-def episode(*, without: str = "", **options: Any) -> tuple[Any, list[Rollout], Server]:
+def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tuple[Any, list[Rollout], Server]:
     kept: list[Rollout] = []
     settings = GenerationHyperparameters(max_tokens=2048)
     workflow = AgentWorkflow(
-        lambda engine: make_agent(engine, kept=kept, **options), settings, kind=LogprobKind.PROCESSED
+        lambda engine: make_agent(engine, SamplingParams(64, seed=seed), kept=kept, **options),
+        settings,
+        kind=LogprobKind.PROCESSED,
     )
     assert isinstance(workflow, RolloutWorkflow)
 
@@ -127,6 +129,12 @@ def test_an_episode_with_something_missing_is_rejected(missing: str) -> None:
     assert made is None
     assert not kept, "a rollout that failed has no reward"
     assert len(server.requests) == 1
+
+
+def test_a_seed_is_refused_and_not_dropped() -> None:
+    """AReaL's parameters of a request have no seed."""
+    made, kept, server = episode(seed=3)
+    assert (made, kept, server.requests) == (None, [], [])
 
 
 def test_what_areal_cannot_take_is_refused() -> None:

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from tokentrace.errors import TemplateLimitError
 from tokentrace.template.budget import MAX_PIECES, RenderBudget, check_size
-from tokentrace.template.origin import Origin, TurnScaffold
+from tokentrace.template.origin import InTurn, Origin
 from tokentrace.template.spans import KnownRuns, Rendering
 from tokentrace.template.strings import TracedStr, join_traced, traced
+from tokentrace.template.trace import _in_turn
 from tokentrace.template.traced import TracedDict, text_of
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
@@ -128,17 +129,15 @@ class Buffer(list[Any]):
 def join_buffer(parts: Iterable[Any]) -> TracedStr:
     """The contents of a template's buffer (a macro, a set block). Marks inside become the origin of scaffold."""
     pieces: list[str] = []
-    owner: Origin | None = None
+    turn: int | None = None
     for part in parts:
         kind = type(part)
         if kind is Mark:
-            owner = TurnScaffold(("@turn", part.message))
+            turn = part.message
             continue
         text = part if kind is str else text_of(part)
-        if type(text) is str and owner is not None:
-            text = traced(text, owner)
         if text:
-            pieces.append(text)
+            pieces.append(text if turn is None else _in_turn(text, turn))
     if len(pieces) == 1 and type(pieces[0]) is TracedStr:
         return pieces[0]
     return join_traced(pieces)
@@ -208,8 +207,8 @@ def collect(pieces: Iterable[Any]) -> Rendering:
             continue
         for end, origin in piece.runs:
             turn = current
-            if type(origin) is TurnScaffold:
-                turn, origin = origin.turn, None
+            if type(origin) is InTurn:
+                turn, origin = origin.turn, origin.origin
             if origin == last_origin and turn == last_turn:
                 ends[-1] = at + end
             else:

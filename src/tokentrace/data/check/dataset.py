@@ -27,7 +27,7 @@ from ..tables import read_metadata
 from ..tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
 from .deviations import Explainer
-from .masks import NOBODY, PADDING, Expected, MaskDifference, mask_differences, read_differences, shift
+from .masks import Expected, MaskDifference, mask_differences, padding_differences, read_differences, shift
 from .report import CheckedRow, CheckReport, Outcome
 from .source_rows import RecordedSources, SourceRows
 from .turn_marks import TurnMarks
@@ -213,8 +213,7 @@ class RowChecker:
         if row.mask is not None:
             wrong = mask_differences(expected, row.ids, row.mask, differing, row.start)
             moved = shift(expected.mask, row.mask) if not differing else 0
-            if row.trained_padding:
-                wrong.append(MaskDifference(NOBODY, PADDING, True, row.trained_padding, 0, 0))
+            wrong += padding_differences(row.trained_padding)
         return replace(
             checked,
             outcome=_outcome([found.cause for found in deviations], bool(wrong)),
@@ -259,8 +258,7 @@ class RowChecker:
             return replace(checked, outcome=Outcome.UNCHECKED, reason=said)
         last = self.tokenizer.settings.samples.turns is Turns.LAST
         wrong = read_differences(self.marks, ready.ids, ready.mask, ready.start, last=last)
-        if ready.trained_padding:
-            wrong.append(MaskDifference(NOBODY, PADDING, True, ready.trained_padding, 0, 0))
+        wrong += padding_differences(ready.trained_padding)
         said = f"{reason}; its mask was compared with the turns that its ids show"
         outcome = Outcome.MASK if wrong else Outcome.UNCHECKED
         return replace(checked, outcome=outcome, reason=said, mask=tuple(wrong))
