@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
+from tests.assets import family_dir
 from tests.formats.small import small_tokenizer
-from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, rotating
+from tests.support import JINJA_FAMILIES, PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, rotating
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer, create_renderer_pool
 from tokentrace.data.chunks import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
+from tokentrace.template import ChatTemplate
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.vocabulary import Vocabulary
 
@@ -85,6 +87,30 @@ def test_a_name_that_only_a_loop_or_a_macro_has_is_not_read() -> None:
     for name in ("row", "a", "m", "loop"):
         with pytest.raises(RendererError):
             made(source, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "{% set content = m.content %}{% set content = content.strip() %}{{ content }}",
+        "{% if m.x %}{% set content = m.content %}{% if content is none %}x{% endif %}{{ content }}{% endif %}",
+        "{% if m.x %}{% set content = 1 %}{% else %}{% set content = 2 %}{% endif %}{{ content | default(3) }}",
+        "{% if m.x %}{{ raise_exception('no') }}{% else %}{% set content = 2 %}{% endif %}{{ content | default(3) }}",
+        "{% set content %}{{ m.content }}{% endset %}{{ content if content is defined }}",
+        "{% with content = m.content %}{{ content or 'none' }}{% endwith %}",
+    ],
+)
+def test_a_name_that_is_always_set_before_it_is_read_is_not_taken(setting: str) -> None:
+    source = "{% for m in messages %}" + setting + "{% endfor %}"
+    with pytest.raises(RendererError, match="does not read it"):
+        made(source, content="X")
+    made("{{ content }}" + source, content="X")
+
+
+@pytest.mark.parametrize("family", JINJA_FAMILIES)
+def test_no_family_takes_its_own_loop_variables_for_settings(family: str) -> None:
+    names = ChatTemplate((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")).variables
+    assert names.isdisjoint({"content", "message", "tool_call", "tool_calls", "c", "first_user_message"})
 
 
 def test_python_formats_say_what_they_read() -> None:

@@ -93,7 +93,7 @@ def remarks(demo: Demo) -> list[str]:
         "No noise is needed where a template drops past reasoning: the next user message takes away reasoning that "
         f"was sampled. Re-render broke at {dropped.breaks} of {later} user messages that came after an answer.",
         "The other two paths do not break there, because they go on showing the model its past reasoning. A server "
-        "that renders each conversation anew shows it another history than it was trained on (docs/histories.md).",
+        "that renders each conversation anew shows it another history than it was trained on (docs/audit.md).",
     ]
 
 
@@ -139,7 +139,7 @@ def _causes(demo: Demo) -> Table:
     for trial in demo.trials:
         rows.append([Cell(trial.name, small=trial.about)])
         for cause in dict.fromkeys(cause for one in trial.reports for cause in one.causes):
-            about = CAUSES.get(cause, "docs/breaks.md says what that is")
+            about = CAUSES.get(cause, "docs/check.md says what that is")
             rows.append([Cell(cause, small=about), *(f"{one.causes.get(cause, 0):,}" for one in trial.reports)])
         if not any(one.breaks for one in trial.reports):
             rows.append(["no break", *("0" for _ in trial.reports)])

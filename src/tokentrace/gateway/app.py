@@ -22,7 +22,7 @@ from .access import Access, require_admin
 from .admin import AdminRoutes
 from .answering import Answer, request_error
 from .chat import CHAT
-from .dialect import AgentDialect
+from .dialect import AgentDialect, Replied
 from .gateway import Gateway
 from .keys import Caller, Role
 from .messages import MESSAGES, count_answer, read_count
@@ -109,17 +109,21 @@ class App:
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
             name = _name(dialect, raw, headers.get("idempotency-key", ""))
-            answer = await unless_gone(request.receive, self.gateway.begin(session, dialect, asked, name))
             about = request.scope["tokentrace"]
-            about |= _about(session, answer)
-            try:
-                told = _told(session, answer)
-                if asked.stream:
+
+            async def answered() -> tuple[Answer, list[Replied]]:
+                answer = await self.gateway.begin(session, dialect, asked, name)
+                about.update(_about(session, answer))
+                return answer, [] if asked.stream else await answer.run(lambda *_: None)
+
+            answer, replies = await unless_gone(request.receive, answered())
+            told = _told(session, answer)
+            if asked.stream:
+                try:
                     return await StreamedAnswer.begin(answer, told, request.receive, self._failed, about)
-                replies = await unless_gone(request.receive, answer.run(lambda *_: None))
-            except BaseException:
-                answer.give_up()
-                raise
+                except BaseException:
+                    answer.give_up()
+                    raise
             about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
@@ -157,13 +161,17 @@ class App:
 
     async def _ready(self, request: HTTPRequest, caller: Caller) -> Response:
         gateway = self.gateway
-        store = True
+        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok", "engine": "ok"}
         try:
             await gateway.store.session("readyz")
         except StoreError:
-            store = False
-        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok" if store else "unavailable"}
-        return json_response(state, 200 if store and not gateway.draining else 503)
+            state["store"] = "unavailable"
+        try:
+            if not gateway.paused:  # an engine that is paused may not answer, and will again
+                await gateway.engine.check()
+        except EngineError:
+            state["engine"] = "unavailable"
+        return json_response(state, 200 if state["store"] == state["engine"] == "ok" and not gateway.draining else 503)
 
     # -- errors
 

@@ -25,7 +25,7 @@ from ..study.memory import Memory
 from .answering import Answer, Answered, Claim, reasoning_tokens, unhurried
 from .dialect import AgentDialect, Head, Replied
 from .late_system import with_late_instructions
-from .matching import root_key
+from .matching import Key, root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
 from .references import with_references
@@ -115,7 +115,7 @@ class Gateway:
             asked = self._asked(request)
             began = time.perf_counter()
             with self.tracing.stage("prompt", messages=len(asked.messages)):
-                placed = await self._place(id, asked)
+                placed = await self._place(live, asked)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, request, len(placed.ids))
             head = self._head(request, placed.ids, random_id())
@@ -128,15 +128,15 @@ class Gateway:
         """How long the prompt of a request is."""
         live = await self.sessions.get(id)
         request = await self._with_previous(live, request)
-        return len((await self._place(id, self._asked(request))).ids)
+        return len((await self._place(live, self._asked(request))).ids)
 
-    async def _place(self, id: str, asked: Asked) -> Placement:
-        async with self.sessions.held(id) as live:
-            known = live.session.turns[-1].depth if live.session.turns else 0
+    async def _place(self, live: Live, asked: Asked) -> Placement:
+        async with self.sessions.held(live.info.id, live) as now:
+            known = now.session.turns[-1].depth if now.session.turns else 0
             size = sum(len(str(message.get("content") or "")) for message in asked.messages[known:])
             if known and size < _INLINE:
-                return live.session.place(asked)
-            return await unhurried(asyncio.ensure_future(asyncio.to_thread(live.session.place, asked)))
+                return now.session.place(asked)
+            return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, asked)))
 
     def _asked(self, request: Request) -> Asked:
         self._check_variables(request)
@@ -145,12 +145,12 @@ class Gateway:
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
         if request.prompt_ids is not None:
             digests = "ids"
-        root = root_key(request.tools, variables, digests)
+        tools = self._known_tools(request.tools)
         return Asked(
             with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
-            self._known_tools(request.tools),
+            tools,
             renderer,
-            root,
+            self._root(tools, variables, digests),
             variables,
             request.continued,
             request.prompt_ids,
@@ -158,13 +158,20 @@ class Gateway:
 
     def _known_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
         """The same tools, checked: they come with every request of a session."""
-        if not tools:
+        if not tools or isinstance(tools, KnownTools):
             return tools
         try:
             text = json.dumps(tools)
         except (TypeError, ValueError, RecursionError):
             return tools
         return self._tools.once(text, lambda: KnownTools(tools, text))
+
+    def _root(self, tools: Any, variables: Mapping[str, Any], digests: str) -> Key:
+        """The key of tools, variables and template, which are the same in every request of a session."""
+        if not isinstance(tools, KnownTools):
+            return root_key(tools, variables, digests)
+        known = (tools.text, repr(sorted(variables.items())), digests)
+        return self._tools.once(known, lambda: root_key(tools, variables, digests))
 
     def _check_variables(self, request: Request) -> None:
         """RequestError for a template variable that the template does not read: it would be set in vain."""
@@ -385,7 +392,7 @@ class Gateway:
         of them ends: what they do not sample is free again. RequestError if the budget is used up.
         """
         while True:
-            live = await self.sessions.get(id)
+            live = self.sessions.peek(id) or await self.sessions.get(id)
             self._check_open(live, self._turns_reserved[id] + turns - 1)
             tokens, budget = max_tokens, live.settings.max_sampled_tokens
             if budget is not None:

@@ -17,7 +17,6 @@ from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
-from ..study.prompts import searched_words
 from ..study.seams import (
     CONTEXTS,
     INLINE,
@@ -31,6 +30,7 @@ from ..study.seams import (
     check_continuation,
     find_continuation,
     leading_results,
+    searched_words,
     shape,
     shows_earlier_call,
     shows_tools,
@@ -119,7 +119,7 @@ class Bridger:
         self._called = called
         self._endings = study.endings(has_tools)
         self._markers = study.markers()
-        self._words = searched_words(study)
+        self._words = searched_words(study.template)
         self._history = history
         self._proofs = Memory()
         self.seams = SeamFinder(study, self._endings, truncation)

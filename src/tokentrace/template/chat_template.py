@@ -7,19 +7,20 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import jinja2
-import jinja2.meta
 from jinja2 import nodes
 
 from ..computed import computed
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
+from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingContext, TracingEnvironment
+from .lookups import looked_up
 from .origin import Origin
 from .trace import Rendering, Trace, collect
 from .traced import TracedDict, TracedList, wrap
@@ -56,6 +57,10 @@ class Template(Protocol):
         """All names that it looks up in what it is given: its variables, ``documents``, functions of its own choice."""
 
     @property
+    def asks_alike(self) -> bool:
+        """True if its generation prompt is known to be the same in every conversation: see `asking`."""
+
+    @property
     def digest(self) -> str:
         """A hash of its source."""
 
@@ -86,8 +91,10 @@ class ChatTemplate:
         if not isinstance(source, str) or not source.strip():
             raise TemplateError("the chat template is empty")
         self.source = source
-        compiled = _compile(source)
-        self._template, self.constants, self.searched, self.variables, self.reads, self.tags_generation = compiled
+        self._template, facts = _compile(source)
+        self.constants, self.searched = facts.constants, facts.searched
+        self.variables, self.reads = facts.variables, facts.reads
+        self.tags_generation, self.asks_alike = facts.tags_generation, facts.asks_alike
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str]]:
         return ChatTemplate, (self.source,)
@@ -256,21 +263,35 @@ def _wrap_variable(value: Any, origin: Origin) -> Any:
     return wrap(value, origin)
 
 
+class _Facts(NamedTuple):
+    """What is read off the syntax tree of a template."""
+
+    constants: frozenset[str]
+    searched: frozenset[str]
+    variables: frozenset[str]
+    reads: frozenset[str]
+    tags_generation: bool
+    asks_alike: bool
+
+
 @functools.lru_cache(maxsize=256)
-def _compile(
-    source: str,
-) -> tuple[jinja2.Template, frozenset[str], frozenset[str], frozenset[str], frozenset[str], bool]:
+def _compile(source: str) -> tuple[jinja2.Template, _Facts]:
     environment = _environment()
     with _compile_errors():
         tree = environment.parse(source)
-        constants, searched = frozenset(_constants(tree)), frozenset(_searched(tree))
-        undeclared = jinja2.meta.find_undeclared_variables(tree) - _own_names(tree)
+        names = looked_up(tree)
         functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
-        tags = any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output))
-    template = compile_template(tree)
-    return template, constants, searched, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
+        facts = _Facts(
+            constants=frozenset(_constants(tree)),
+            searched=frozenset(_searched(tree)),
+            variables=frozenset(names - _GIVEN),
+            reads=frozenset(names | functions),
+            tags_generation=any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)),
+            asks_alike=asks_alike(tree, environment.globals),
+        )
+    return compile_template(tree), facts
 
 
 def parse_template(source: str) -> nodes.Template:
@@ -294,28 +315,6 @@ def _compile_errors() -> Iterator[None]:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
-
-
-def _own_names(tree: nodes.Template) -> set[str]:
-    """Names that the template assigns and never asks for: a variable of that name would be overwritten, unread.
-
-    One that it asks for (``is defined``, ``default``, ``set x = x or …``) is the caller's to set.
-    """
-    stored = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
-    asked = {
-        name.name
-        for kind in (nodes.Test, nodes.Filter)
-        for node in tree.find_all(kind)
-        if node.name in ("defined", "undefined", "none", "default", "d")
-        for name in [node.node]
-        if isinstance(name, nodes.Name)
-    }
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name):
-            asked |= {name.name for name in assign.node.find_all(nodes.Name)} & {assign.target.name}
-            if isinstance(assign.node, nodes.Name):
-                asked |= {assign.node.name} & {assign.target.name}
-    return stored - asked
 
 
 def _constants(tree: nodes.Template) -> Iterator[str]:
@@ -402,6 +401,7 @@ class PythonFormat:
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
         self.tags_generation = False
+        self.asks_alike = False
 
     @computed
     def digest(self) -> str:
