@@ -121,7 +121,7 @@ def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
     for name in ("trl.jsonl", "trl.parquet"):
         assert run("tokenize", chats, "-o", tmp_path / name, "-t", "pocket", "--for", "trl", "-q").exit_code == 0
     (tmp_path / "run.yaml").write_text(
-        "engine: {kind: embedded}\ntokenizer: pocket\ndata: {questions: {count: 1, seed: 0, split: held_back}}\n"
+        "engine: {kind: embedded}\ntokenizer: pocket\ndata: {questions: {count: 1, seed: 0}}\n"
         "budget: {turns: 4}\noutput: run\n",
         encoding="utf-8",
     )

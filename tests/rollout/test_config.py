@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokentrace import InputError
-from tokentrace.demo.rollouts import SOURCES, FollowUps, question_reward
+from tokentrace.demo.questions import SOURCES, FollowUps, question_reward
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.http import HTTPSettings
 from tokentrace.pocket import POCKET
@@ -70,7 +70,7 @@ def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
 
 def test_pockets_own_questions_need_four_lines(tmp_path: Path) -> None:
     run = read_run(written(tmp_path, POCKET_RUN))
-    assert [task.name for task in run.tasks] == ["held_back-0-0", "held_back-0-1"]
+    assert [task.name for task in run.tasks] == ["held_back-0-107", "held_back-0-1"]
     assert run.reward is question_reward
     assert isinstance(run.interactions[""], FollowUps)
     assert (run.output, run.concurrency, run.seed, run.advantages) == (Path("out"), 64, None, None)
@@ -189,7 +189,7 @@ BAD = {
     "embedded url": (POCKET_RUN.replace("embedded", "embedded, url: x"), "line 1: engine.url: no such setting"),
     "no output": (POCKET_RUN.replace("output: out\n", ""), "'output' is missing"),
     "question kind": (POCKET_RUN.replace("2}", "2, kinds: [riddle]}"), "line 3: data.questions.kinds: .*'riddle'"),
-    "split": (POCKET_RUN.replace("2}", "2, split: trian}"), "split: there is no 'trian'; did you mean 'train'"),
+    "split": (POCKET_RUN.replace("2}", "2, split: train}"), "questions.split: no such setting"),
     "no file": (FILE_RUN, "line 2: data.file: there is no file or folder 'rows.jsonl'"),
     "no data": (FILE_RUN.replace("file: rows.jsonl", "limit: 2"), "line 2: data: 'file' is missing"),
     "reward": (
