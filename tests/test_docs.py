@@ -22,19 +22,19 @@ ALL = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in ALL if page.parent != GUIDES]
 AGENTS = ["docs/agents.md"]
 """Pages with code of agents, which run in an environment of their own."""
-QWEN3 = ["docs/audit.md", "docs/histories.md"]
+QWEN3 = ["docs/audit.md"]
 """Pages with a model that drops the reasoning of past turns: pocket does not."""
 ELSEWHERE = ["docs/scale-out.md"]
 """Pages whose code needs something that other tests share: a Ray of their own."""
 
 NOT_RUN = {
     "docs/agents.md": 1,  # Claude Code
+    "docs/check.md": 1,  # what other programs recorded
     "docs/demo.md": 1,  # a minute
     "docs/engines.md": 4,  # starts vLLM, SGLang, llama.cpp; makes a file for it
     "docs/gateway.md": 1,  # an engine's server
     "docs/guides/trl.md": 4,  # vLLM and a GPU, a gateway, TRL's kernel, seven minutes
     "docs/guides/verl.md": 1,  # verl's trainer
-    "docs/inspect.md": 1,  # what other programs recorded
     "docs/scale-out.md": 2,  # a cluster
 }
 """How many blocks of a page are marked as not run; each mark has its reason."""

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.engines.faults import Fault, FaultyEngine
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.cli.rollout import _Display
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.routing import Router
-from tokentrace.engines.scripted import Fault, ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.loop import Agent, Task
 from tokentrace.rollout.patience import Outage
@@ -384,7 +384,7 @@ def test_progress_shows_circuits_and_outages(
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(_Display, "_EVERY", 0.0)
-    engines = [ScriptedEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
+    engines = [FaultyEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
     engines[1].faults.append(Fault.UNAVAILABLE)
     router = Router(engines, names=["http://a", "http://b"])
     asyncio.run(router.generate([1], SamplingParams(1), session="x"))

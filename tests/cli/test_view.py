@@ -98,45 +98,59 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     assert done.output.splitlines()[-1].startswith("error: ")
 
 
-def test_conversations_are_not_rows_and_what_shows_them_is_said(tmp_path: Path) -> None:
-    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi!"}]}\n')
-    done = run("view", tmp_path / "chats.jsonl", "--html", tmp_path / "page.html")
+@pytest.mark.parametrize("name", ["chats.jsonl", "chat.json"])
+@pytest.mark.parametrize("command", ["view", "check"])
+def test_conversations_are_not_ids_and_what_shows_them_is_said(tmp_path: Path, name: str, command: str) -> None:
+    (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "Hi!"}]}\n')
+    done = run(command, tmp_path / name, "--html", tmp_path / "page.html")
     assert done.exit_code == 2
-    assert "chats.jsonl holds conversations, not rows of ids: tokentrace render" in done.output
+    assert "holds conversations, not ids: tokentrace render" in done.output
 
 
-def test_rows_of_others_are_left_to_inspect(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"input_ids": [1, 2], "loss_mask": [0, 1]}\n')
-    done = run("view", tmp_path / "rows.jsonl", "--html", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert "those of others: tokentrace inspect" in done.output
+def test_rows_of_others_are_viewed(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"input_ids": [1, 2], "labels": [-100, 2]}\n')
+    assert run("view", tmp_path / "rows.jsonl", "--html", tmp_path / "page.html").exit_code == 0
+    assert columns(page(tmp_path / "page.html"), 0)["id"] == [1, 2]
+
+
+def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
+    """Files for trainers, the output folder of a run, its rows, and a folder of trajectories."""
+    chats = tmp_path / "chats.jsonl"
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    chats.write_text(json.dumps({"messages": turns}) + "\n", encoding="utf-8")
+    for name in ("trl.jsonl", "trl.parquet"):
+        assert run("tokenize", chats, "-o", tmp_path / name, "-t", "pocket", "--for", "trl", "-q").exit_code == 0
+    (tmp_path / "run.yaml").write_text(
+        "engine: {kind: embedded}\ntokenizer: pocket\ndata: {questions: {count: 1, seed: 0}}\n"
+        "budget: {turns: 4}\noutput: run\n",
+        encoding="utf-8",
+    )
+    assert run("rollout", tmp_path / "run.yaml", "-o", tmp_path / "run", "-q").exit_code == 0
+    for name in ("trl.jsonl", "trl.parquet", "run", "run/rows.parquet", "run/trajectories"):
+        checked = run("check", tmp_path / name)
+        assert checked.exit_code == 0, (name, checked.output)
+        viewed = run("view", tmp_path / name, "--html", tmp_path / "page.html")
+        assert viewed.exit_code == 0, (name, viewed.output)
+        assert page(tmp_path / "page.html")["tracks"]
 
 
 def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
     prompt, completion = first_turn()
     both = {"stream": prompt + completion, "next_prompt": prompt + completion[:4] + completion[6:]}
     (tmp_path / "both.json").write_text(json.dumps(both))
-    assert run("explain", tmp_path / "both.json", "-t", POCKET, "--html", tmp_path / "break.html").exit_code == 1
+    assert run("check", tmp_path / "both.json", "-t", POCKET, "--html", tmp_path / "break.html").exit_code == 1
     assert len(page(tmp_path / "break.html")["contrasts"]) == 1
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": prompt, "messages": messages}) + "\n")
     assert run("check", tmp_path / "rows.jsonl", "-t", POCKET, "--html", tmp_path / "check.html").exit_code == 1
     assert page(tmp_path / "check.html")["contrasts"]
     save_trajectory(trajectory(), tmp_path / "one.tt")
-    assert run("inspect", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 0
+    assert run("check", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 1
     assert len(page(tmp_path / "inspect.html")["contrasts"]) == 1
-
-
-def test_a_conversation_is_sent_to_the_command_that_shows_it(tmp_path: Path) -> None:
-    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "hi"}]', encoding="utf-8")
-    done = run("view", tmp_path / "chat.json", "--html", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert "not a trajectory (.tt), nor rows of ids" in done.output
-    assert "tokentrace render" in done.output
 
 
 def test_a_choice_that_was_mistyped_is_guessed_and_a_page_that_cannot_be_written_refused(tmp_path: Path) -> None:
     (tmp_path / "calls.jsonl").write_text("{}\n", encoding="utf-8")
-    assert "did you mean 'breaks'?" in run("inspect", tmp_path / "calls.jsonl", "--fail-on", "brakes").output
-    done = run("inspect", tmp_path / "calls.jsonl", "--html", tmp_path / "nowhere" / "page.html")
+    assert "did you mean 'breaks'?" in run("check", tmp_path / "calls.jsonl", "--allow", "brakes").output
+    done = run("check", tmp_path / "calls.jsonl", "--html", tmp_path / "nowhere" / "page.html")
     assert (done.exit_code, f"there is no folder {tmp_path / 'nowhere'}" in done.output) == (2, True)

@@ -21,6 +21,7 @@ import pytest
 
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, answer_ids, counting, pocket
+from tokentrace import create_renderer
 from tokentrace.engines import (
     Breaks,
     Capabilities,
@@ -36,6 +37,7 @@ from tokentrace.errors import InputError
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.serving import ServeSettings, open_gateway
+from tokentrace.pocket import POCKET
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}
@@ -316,12 +318,12 @@ def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool) -> None:
             try:
                 return Agent(f"agent {at}", "few", stream=stream, max_tokens=30).ask(served.url).tokens
             except Refused as refused:
-                return 0 if refused.body["error"]["code"] == "budget_exhausted" else -1
+                return -refused.status
 
         answers = [threads.submit(ask, at) for at in range(20)]
         served.run(gates[0].waiting(4))
         served.run(gates[0].open())
-        assert sorted(answer.result(60) for answer in answers) == [0] * 16 + [10, 30, 30, 30]
+        assert sorted(answer.result(60) for answer in answers) == [-403] * 16 + [10, 30, 30, 30]
         assert served.state("few")["sampled"] == 100
 
 
@@ -482,19 +484,28 @@ def test_a_retry_while_the_first_is_under_way_shares_its_answer(gated: tuple[Ser
 def test_a_group_of_like_requests_gives_a_sample_each_whatever_is_retried(gated: tuple[Served, Gated]) -> None:
     """The SDKs send no key: that a refused request is sent again does not say which of its like came before."""
     served, engine = gated
-    path = "/sessions/group/v1/chat/completions"
-    first = [in_thread(lambda: served.call("POST", path, SUM)) for _ in range(2)]
+    path, sent = "/sessions/group/v1/chat/completions", {"x-stainless-retry-count": "0"}
+    first = [in_thread(lambda: served.call("POST", path, SUM, sent)) for _ in range(2)]
     for _ in first:
         assert engine.began.acquire(timeout=60)
-    third = in_thread(lambda: served.call("POST", path, SUM))
+    third = in_thread(lambda: served.call("POST", path, SUM, sent))
     until(lambda: served.app.gateway.waiting == 1)
-    assert served.call("POST", path, SUM)[0] == 429
+    assert served.call("POST", path, SUM, sent)[0] == 429
     let(served, engine, 3 * engine.tokens)
     group = [result() for result in (*first, third)]
     let(served, engine, engine.tokens)
     group.append(served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
     assert [status for status, _ in group] == [200] * 4
     assert len({answer["id"] for _, answer in group}) == served.state("group")["turns"] == 4
+
+
+def test_what_encodes_is_loaded_before_the_gateway_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = create_renderer(POCKET)
+    encoder = renderer.tokenizer._core.encoder
+    for name, value in {"_fast": None, "_process": None}.items():  # as where its ids were compared at an earlier time
+        monkeypatch.setattr(encoder, name, value)
+    with gateway_server(renderer=renderer):
+        assert encoder._fast is not None
 
 
 # -- weights and leaving

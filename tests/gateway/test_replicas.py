@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
+from tests.engines.faults import Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, counting, every_kind
-from tokentrace.engines import Fault, Gate, ScriptedEngine
 from tokentrace.trajectory import to_bytes
 
 
-def scripted(**rest: Any) -> ScriptedEngine:
-    return ScriptedEngine(counting, piece=2, **rest)
+def scripted(**rest: Any) -> FaultyEngine:
+    return FaultyEngine(counting, piece=2, **rest)
 
 
 @contextlib.contextmanager
 def two_gateways(
-    place: str, engine: Callable[[], ScriptedEngine] = scripted, **settings: Any
+    place: str, engine: Callable[[], FaultyEngine] = scripted, **settings: Any
 ) -> Iterator[tuple[Served, Served]]:
     with (
         gateway_server(engine, store=place, **settings) as one,
@@ -113,7 +113,7 @@ def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) 
 def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> None:
     gates: list[Gate] = []
 
-    def engine() -> ScriptedEngine:
+    def engine() -> FaultyEngine:
         gates.append(Gate())
         return scripted(latency=gates[-1])
 
@@ -198,7 +198,7 @@ def test_a_session_that_is_ended_while_the_other_gateway_samples_takes_no_turn(
 ) -> None:
     gates: list[Gate] = []
 
-    def engine() -> ScriptedEngine:
+    def engine() -> FaultyEngine:
         gates.append(Gate())
         return scripted(latency=gates[-1])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tokentrace.engines import EngineRefusal, SamplingParams
+from tokentrace.engines import EngineAnswerError, EngineRefusal, SamplingParams
 from tokentrace.engines.answers import checked_request
 from tokentrace.engines.protocol import Capabilities, GenerateRequest
 from tokentrace.integrations.verl_engine import ServerEngine, sampling_of, seed_field
@@ -42,6 +42,26 @@ def test_verls_servers_are_sent_the_seed(server: str, expected: dict[str, int]) 
     sent.clear()
     asyncio.run(engine.generate([1], SamplingParams(4)))
     assert not [name for name in sent if "seed" in name]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"log_probs": None}, "verl returned no logprobs"),
+        ({"log_probs": [-0.5, -0.5]}, "2 logprobs for 1 ids"),
+        ({"token_ids": [], "log_probs": []}, "returned no ids"),
+        ({"token_ids": [10]}, "the vocabulary has 10 ids"),
+    ],
+)
+def test_an_answer_of_verls_servers_that_cannot_be_used_is_refused(changed: dict[str, Any], problem: str) -> None:
+    answer = {"token_ids": [5], "log_probs": [-0.5], "stop_reason": "completed", "extra_fields": {}, **changed}
+
+    async def generate(**_: Any) -> Any:
+        return SimpleNamespace(**answer)
+
+    engine = ServerEngine(SimpleNamespace(generate=generate), "one", kind=LogprobKind.PROCESSED, vocab_size=10)
+    with pytest.raises(EngineAnswerError, match=problem):
+        asyncio.run(engine.generate([1], SamplingParams(4)))
 
 
 def test_an_engine_that_takes_no_seed_refuses_one() -> None:

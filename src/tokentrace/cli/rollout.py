@@ -87,7 +87,7 @@ def rollout(
       tokentrace rollout /shared/agents.yaml --output /shared/runs/7 --ray auto
     """
     one_blas_thread()
-    from ..demo.rollouts import SOURCES
+    from ..demo.questions import SOURCES
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
     from ..rollout.store import (

@@ -6,9 +6,10 @@ import itertools
 import json
 import re
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -33,6 +34,9 @@ from .output import ProgressBars, advice_json, make_console, short_number, show_
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
     from ..data.tokenizing import RowResult, TokenizeSettings
+
+_REASONS: Final = 5
+"""Reasons of rejected rows that the summary tells."""
 
 
 @command
@@ -251,6 +255,23 @@ def _summarize(finished: Finished, seconds: float) -> None:
         more = f"; {counts.left_out:,} samples of other rows left out" if counts.left_out else ""
         rows = counted(counts.bad_rows, "row")
         click.secho(f"  {rows} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
+        for reason, count, place in _reasons(finished.bad_rows):
+            click.echo(f"    {count:,} × {_as_options(reason)} (first: {place})")
+
+
+def _reasons(bad_rows: Path) -> list[tuple[str, int, str]]:
+    """The most frequent reasons of rejected rows: the first of its kind, how many there are, and where that one is.
+
+    Reasons that differ in numbers alone, or in what is quoted, are one.
+    """
+    counts: Counter[str] = Counter()
+    first: dict[str, tuple[str, str]] = {}
+    with bad_rows.open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"])
+            counts[kind] += 1
+            first.setdefault(kind, (row["reason"], f"{row['source']}, row {row['row']}"))
+    return [(first[kind][0], count, first[kind][1]) for kind, count in counts.most_common(_REASONS)]
 
 
 def _as_options(note: str) -> str:

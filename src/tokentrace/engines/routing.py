@@ -157,6 +157,13 @@ class Router(Engine):
                 return
         raise _all_failed(failures)
 
+    async def check(self) -> None:
+        """Raise `EngineUnavailable` unless one of the endpoints answers."""
+        done = await asyncio.gather(*(one.engine.check() for one in self._endpoints), return_exceptions=True)
+        failures = [error for error in done if isinstance(error, EngineUnavailable)]
+        if len(failures) == len(done):
+            raise _all_failed(failures)
+
     async def abort(self, request_id: str) -> None:
         """End a request where it runs; one that is not known here, wherever it may run."""
         endpoint = self._requests.get(request_id)

@@ -107,7 +107,8 @@ class Answer:
         reserving = self.gateway.within_budget(self.session, self.request.n, self.sampling.max_tokens)
         try:
             async with reserving as max_tokens, self.gateway.slot():
-                self.sampling = replace(self.sampling, max_tokens=max_tokens)
+                if max_tokens < self.sampling.max_tokens:
+                    self.sampling = replace(self.sampling, max_tokens=max_tokens)
                 self.replies = await self._sampled(feed)
             if self.claim is not None:
                 self.claim.end((self.head, self.replies))

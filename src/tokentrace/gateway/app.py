@@ -22,7 +22,7 @@ from .access import Access, require_admin
 from .admin import AdminRoutes
 from .answering import Answer, request_error
 from .chat import CHAT
-from .dialect import AgentDialect
+from .dialect import AgentDialect, Replied
 from .gateway import Gateway
 from .keys import Caller, Role
 from .messages import MESSAGES, count_answer, read_count
@@ -108,24 +108,41 @@ class App:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
-            name = _name(dialect, raw, headers.get("idempotency-key", ""))
-            answer = await unless_gone(request.receive, self.gateway.begin(session, dialect, asked, name))
+            name, fresh = self._name(session, dialect, raw, headers)
             about = request.scope["tokentrace"]
-            about |= _about(session, answer)
-            try:
-                told = _told(session, answer)
-                if asked.stream:
+
+            async def answered() -> tuple[Answer, list[Replied]]:
+                answer = await self.gateway.begin(session, dialect, asked, name, fresh=fresh)
+                about.update(_about(session, answer))
+                return answer, [] if asked.stream else await answer.run(lambda *_: None)
+
+            answer, replies = await unless_gone(request.receive, answered())
+            told = _told(session, answer)
+            if asked.stream:
+                try:
                     return await StreamedAnswer.begin(answer, told, request.receive, self._failed, about)
-                replies = await unless_gone(request.receive, answer.run(lambda *_: None))
-            except BaseException:
-                answer.give_up()
-                raise
+                except BaseException:
+                    answer.give_up()
+                    raise
             about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint
+
+    def _name(self, session: str, dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[str, bool]:
+        """What identifies a request if it is sent again, and whether that is known to be new.
+
+        Its key and its body do, or the count of its retries and its body; without both nothing does.
+        """
+        body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
+        key, retries = headers.get("idempotency-key"), headers.get("x-stainless-retry-count", "")
+        if key:
+            return f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}", False
+        if retries.isascii() and retries.isdecimal() and len(retries) < 4:
+            return self.gateway.attempt_name(session, body, int(retries))
+        return "", False
 
     async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
         session = await self._session(request, caller)
@@ -157,13 +174,17 @@ class App:
 
     async def _ready(self, request: HTTPRequest, caller: Caller) -> Response:
         gateway = self.gateway
-        store = True
+        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok", "engine": "ok"}
         try:
             await gateway.store.session("readyz")
         except StoreError:
-            store = False
-        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok" if store else "unavailable"}
-        return json_response(state, 200 if store and not gateway.draining else 503)
+            state["store"] = "unavailable"
+        try:
+            if not gateway.paused:  # an engine that is paused may not answer, and will again
+                await gateway.engine.check()
+        except EngineError:
+            state["engine"] = "unavailable"
+        return json_response(state, 200 if state["store"] == state["engine"] == "ok" and not gateway.draining else 503)
 
     # -- errors
 
@@ -261,18 +282,6 @@ def _admin_only(endpoint: Endpoint) -> Answering:
 
 def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
-
-
-def _name(dialect: AgentDialect, raw: bytes, key: str) -> str:
-    """What identifies a request that is sent again: its key and its body. Without a key nothing does.
-
-    A retry count (``x-stainless-retry-count``) says that some attempt came before, but not which: of several requests
-    with one body, each wants a sample of its own.
-    """
-    if not key:
-        return ""
-    hashed = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"key:{hashed}:{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:

@@ -322,6 +322,8 @@ class _Difference:
             return f"the text is the same, but another field is not: {_changed_fields(self.new, self.old)}"
         if not self.text:
             return "its content was left out"
+        if self.role == "assistant" and (thought := reasoning(self.old)) and thought in self.text:
+            return f"its reasoning stands among its words: {self._words()}"
         return f"it says something else than before: {self._words()}"
 
     def _words(self) -> str:

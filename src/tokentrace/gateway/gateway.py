@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -25,7 +25,7 @@ from ..study.memory import Memory
 from .answering import Answer, Answered, Claim, reasoning_tokens, unhurried
 from .dialect import AgentDialect, Head, Replied
 from .late_system import with_late_instructions
-from .matching import root_key
+from .matching import Key, root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
 from .references import with_references
@@ -43,6 +43,8 @@ _ELSEWHERE: Final = 10.0
 """How many seconds a request that comes again waits for the gateway that it came to first, and…"""
 _POLL: Final = 0.1
 """…how often it looks."""
+_REMEMBERED: Final = 10_000
+"""How many bodies are remembered for requests that are sent again without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Gateway:
     """Set whenever a request has ended."""
     _slots: asyncio.Semaphore = field(init=False)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
+    _attempts: OrderedDict[tuple[str, str, int], list[str]] = field(default_factory=OrderedDict)
+    """The names of attempts, by session, body and how many retries came before; two stand for any number."""
     _turns_reserved: Counter[str] = field(default_factory=Counter)
     _tokens_reserved: Counter[str] = field(default_factory=Counter)
     """What requests under way may still add to each session."""
@@ -98,24 +102,29 @@ class Gateway:
 
     # -- answering
 
-    async def begin(self, id: str, dialect: AgentDialect, request: Request, name: str = "") -> Answer:
+    async def begin(
+        self, id: str, dialect: AgentDialect, request: Request, name: str = "", *, fresh: bool = False
+    ) -> Answer:
         """Make the prompt of a request. RequestError says what is wrong with it.
 
-        `name` identifies the request: if it was answered before, or is being answered, this is that answer.
+        `name` identifies the request: if it was answered before, or is being answered, this is that answer. A `fresh`
+        one is known to be new.
         """
         claim = self._admit(id)
         try:
             live = await self.sessions.get(id)
-            earlier = await self._earlier(live, request, name, claim) if name else None
+            earlier = await self._earlier(live, request, name, claim) if name and not fresh else None
             if earlier is not None:
                 claim.end(earlier)
                 return Answer(self, id, dialect, request, earlier[0], replies=earlier[1])
+            if fresh:
+                claim.take(name)
             self._check_open(live)
             request = await self._with_previous(live, request)
             asked = self._asked(request)
             began = time.perf_counter()
             with self.tracing.stage("prompt", messages=len(asked.messages)):
-                placed = await self._place(id, asked)
+                placed = await self._place(live, asked)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, request, len(placed.ids))
             head = self._head(request, placed.ids, random_id())
@@ -128,15 +137,15 @@ class Gateway:
         """How long the prompt of a request is."""
         live = await self.sessions.get(id)
         request = await self._with_previous(live, request)
-        return len((await self._place(id, self._asked(request))).ids)
+        return len((await self._place(live, self._asked(request))).ids)
 
-    async def _place(self, id: str, asked: Asked) -> Placement:
-        async with self.sessions.held(id) as live:
-            known = live.session.turns[-1].depth if live.session.turns else 0
+    async def _place(self, live: Live, asked: Asked) -> Placement:
+        async with self.sessions.held(live.info.id, live) as now:
+            known = now.session.turns[-1].depth if now.session.turns else 0
             size = sum(len(str(message.get("content") or "")) for message in asked.messages[known:])
             if known and size < _INLINE:
-                return live.session.place(asked)
-            return await unhurried(asyncio.ensure_future(asyncio.to_thread(live.session.place, asked)))
+                return now.session.place(asked)
+            return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, asked)))
 
     def _asked(self, request: Request) -> Asked:
         self._check_variables(request)
@@ -145,12 +154,12 @@ class Gateway:
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
         if request.prompt_ids is not None:
             digests = "ids"
-        root = root_key(request.tools, variables, digests)
+        tools = self._known_tools(request.tools)
         return Asked(
             with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
-            self._known_tools(request.tools),
+            tools,
             renderer,
-            root,
+            self._root(tools, variables, digests),
             variables,
             request.continued,
             request.prompt_ids,
@@ -158,13 +167,20 @@ class Gateway:
 
     def _known_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
         """The same tools, checked: they come with every request of a session."""
-        if not tools:
+        if not tools or isinstance(tools, KnownTools):
             return tools
         try:
             text = json.dumps(tools)
         except (TypeError, ValueError, RecursionError):
             return tools
         return self._tools.once(text, lambda: KnownTools(tools, text))
+
+    def _root(self, tools: Any, variables: Mapping[str, Any], digests: str) -> Key:
+        """The key of tools, variables and template, which are the same in every request of a session."""
+        if not isinstance(tools, KnownTools):
+            return root_key(tools, variables, digests)
+        known = (tools.text, repr(sorted(variables.items())), digests)
+        return self._tools.once(known, lambda: root_key(tools, variables, digests))
 
     def _check_variables(self, request: Request) -> None:
         """RequestError for a template variable that the template does not read: it would be set in vain."""
@@ -268,6 +284,24 @@ class Gateway:
         return Head(request, id, moment, request.model or self.model, prompt_ids, token_bytes)
 
     # -- requests that come again
+
+    def attempt_name(self, id: str, body: str, retries: int) -> tuple[str, bool]:
+        """What identifies a request of a client that counts its retries, and whether that is new.
+
+        A retry has the name of the attempt before it. Which one that was is certain only if there was one attempt with
+        this body and one retry less. Of several, as in a group of samples, nobody knows which was sent again: the retry
+        is then a request of its own.
+        """
+        before = self._attempts.get((id, body, retries - 1), [])
+        fresh = len(before) != 1
+        name = f"attempt:{random_id()}" if fresh else before.pop()
+        alike = self._attempts.setdefault((id, body, retries), [])
+        if len(alike) < 2:
+            alike.append(name)
+        self._attempts.move_to_end((id, body, retries))
+        if len(self._attempts) > _REMEMBERED:
+            self._attempts.popitem(last=False)
+        return name, fresh
 
     async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
         """The answer to the request of this name, if it came before, here or elsewhere; if not, the claim takes it."""
@@ -385,7 +419,7 @@ class Gateway:
         of them ends: what they do not sample is free again. RequestError if the budget is used up.
         """
         while True:
-            live = await self.sessions.get(id)
+            live = self.sessions.peek(id) or await self.sessions.get(id)
             self._check_open(live, self._turns_reserved[id] + turns - 1)
             tokens, budget = max_tokens, live.settings.max_sampled_tokens
             if budget is not None:

@@ -87,10 +87,8 @@ def written_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
     If they do not, they may still have the same tokens: a template prints few fields.
     """
-    if one.get("role") == "assistant":
-        return bool(strict_meaning(one) == strict_meaning(other))
-    plain = all(each.keys() <= _PLAIN and type(each.get("content")) is str for each in (one, other))
-    return plain or bool(_fields(one) == _fields(other))
+    written = strict_meaning if one.get("role") == "assistant" else _fields
+    return identical(one, other) or bool(written(one) == written(other))
 
 
 def _fields(message: Mapping[str, Any]) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 from ..conversation.messages import Messages
 from ..engines.protocol import Completion
 from ..errors import InputError, TokentraceError
+from ..rendering.bridged import BridgedTokens
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
@@ -26,7 +27,7 @@ from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .broken_calls import readable_calls, render_readably
-from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_message, changed_tools, find_cause
+from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_message, changed_tools, find_cause, text_of
 from .matching import (
     Key,
     Matcher,
@@ -66,6 +67,8 @@ class SessionRecord:
     """For every message ever sent or replied: a turn, and how many messages of its conversation the key stands for."""
     _spoken: set[Key] = field(default_factory=set)
     """What the model said, each reply by itself."""
+    _thoughts: dict[str, set[Key]] = field(default_factory=dict)
+    """The replies by their reasoning."""
     _alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that were repeated with other fields: whether they have the same tokens."""
     _recent: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
@@ -74,12 +77,11 @@ class SessionRecord:
 
     def place(self, asked: Asked) -> Placement:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
-        return replace(self._placed(asked), matcher=self.matcher)
-
-    def _placed(self, asked: Asked) -> Placement:
         if asked.prompt_ids is not None:
             self._check_open_end(asked.prompt_ids, "token_ids")
-            return _whole(asked, [asked.root], asked.prompt_ids, [])
+            return replace(_whole(asked, [asked.root], asked.prompt_ids, []), matcher=self.matcher)
+        sent = asked.messages
+        asked = replace(asked, messages=[self._with_thought(message) for message in sent])
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
         edit: BranchReason | None = None
@@ -102,10 +104,30 @@ class SessionRecord:
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return replace(placed, edit=edit)
+                aloud = sent[count - 1] is not asked.messages[count - 1]
+                repairs = (f"message {count - 1}: reasoning repeated as words",) if aloud else ()
+                if edit is None and not repairs:
+                    return placed
+                return replace(placed, edit=edit, repairs=(*placed.repairs, *repairs))
             refusal = placed
             break
-        return replace(self._rendered(asked, keys, ambiguous, refusal), edit=edit)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edit=edit, matcher=self.matcher)
+
+    def _with_thought(self, message: Message) -> Message:
+        """A message of the assistant's whose first words, or all of them, are reasoning, with that in its own field.
+
+        Some agents repeat reasoning as if it had been said. It is taken for reasoning where the model, in this
+        session, thought exactly this and said exactly the rest.
+        """
+        content = message.get("content")
+        if not self._thoughts or message.get("role") != "assistant" or not content or reasoning(message):
+            return message
+        first, rest = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
+        replies = self._thoughts.get(str(first).strip(), ())
+        apart = {**message, "content": rest, "reasoning_content": first}
+        if not replies or next_key(b"", self.means(message)) in self._spoken:
+            return message
+        return apart if next_key(b"", self.means(apart)) in replies else message
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -152,27 +174,42 @@ class SessionRecord:
                     break
             elif (by_model or self.means is meaning) and not written_alike(said, recorded):
                 doubtful[at] = said
-        reprinted = (at for at in doubtful if not self._renders_alike(asked, turn, at, doubtful))
-        return next(reprinted, rethought)
+        reprinted = self._first_reprinted(asked, turn, doubtful)
+        return rethought if reprinted is None else reprinted
 
-    def _renders_alike(self, asked: Asked, turn: Recorded, at: int, others: Mapping[int, Message]) -> bool:
-        """Whether the prompt in which message `at` of a turn's conversation first came is the same with `others`."""
-        while turn.base is not None and at < turn.kept:
-            turn = self.turns[turn.base]
-        recorded = self.conversation(turn.number)[:-1]
-        changed = {place: message for place, message in others.items() if place < len(recorded)}
-        key = next_key(turn.before, [[place, strict_meaning(message)] for place, message in changed.items()])
-        if key not in self._alike:
-            renderer = asked.renderer.silent()
-            ids = []
-            try:
-                for messages in (recorded, [changed.get(place, message) for place, message in enumerate(recorded)]):
-                    rendered, _ = render_readably(renderer, messages, tools=asked.tools, add_generation_prompt=True)
-                    ids.append(rendered.ids.tobytes())
-            except TokentraceError:
-                return False
-            self._alike[key] = ids[0] == ids[1]
-        return self._alike[key]
+    def _first_reprinted(self, asked: Asked, turn: Recorded, doubtful: Mapping[int, Message]) -> int | None:
+        """The first of some messages, by number, that has other tokens than the one in a turn's conversation.
+
+        The prompt in which the recorded message came is made again with the other one. Its cost is that of the prompt.
+        """
+        path = [turn]
+        while path[-1].base is not None:
+            path.append(self.turns[path[-1].base])
+        key: Key = b""
+        changed: dict[int, Message] = {}
+        for at, message in doubtful.items():
+            while len(path) > 1 and at >= path[-2].kept:
+                path.pop()
+            changed[at] = message
+            key = next_key(key, [path[-1].number, at, strict_meaning(message)])
+            if key not in self._alike:
+                self._alike[key] = self._has_prompt(asked, path[-1], changed)
+            if not self._alike[key]:
+                return at
+        return None
+
+    def _has_prompt(self, asked: Asked, turn: Recorded, changed: Mapping[int, Message]) -> bool:
+        """Whether a turn would have had the same prompt if these messages of its conversation had been others."""
+        messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
+        before, recorded = None if turn.base is None else self.turns[turn.base], self._stream(turn)[: turn.start]
+        try:
+            if before is None:
+                ids = self._rendered(replace(asked, messages=messages, continued=False), [], False, "").ids
+                return np.array_equal(ids, recorded)
+            bridged = self._bridged(asked, before, messages[turn.kept :], messages[: before.depth - 1])
+        except TokentraceError:
+            return False
+        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, recorded[before.stop :])
 
     def _sampled(self, turn: Recorded) -> set[int]:
         """Which messages of a turn's conversation were sampled."""
@@ -222,7 +259,7 @@ class SessionRecord:
         self, asked: Asked, keys: list[Key], base: Recorded, count: int, ambiguous: bool
     ) -> Placement | str:
         """The prompt after a recorded turn; why it cannot be had where the bridge is refused."""
-        new = with_written_ids(asked.messages[count:], base.notes)
+        new = asked.messages[count:]
         stream = self._stream(base)
         repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
@@ -231,13 +268,20 @@ class SessionRecord:
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
             return Placement(
-                asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, repairs=repairs
+                asked,
+                keys,
+                base,
+                stream,
+                nothing,
+                Kind.CONTEXT,
+                [],
+                wire,
+                True,
+                ambiguous,
+                repairs=repairs,
+                matcher=self.matcher,
             )
-        prompt, completion = stream[: base.start], stream[base.start :]
-        bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
-        if isinstance(bridged, BridgeRefusal):
-            before = readable_calls(self.conversation(base.number)[:-1])
-            bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools, messages=before)
+        bridged = self._bridged(asked, base, new, self.conversation(base.number)[:-1])
         if isinstance(bridged, BridgeRefusal):
             return str(bridged)
         return Placement(
@@ -252,7 +296,17 @@ class SessionRecord:
             ambiguous=ambiguous,
             repairs=repairs,
             notes=tuple(bridged.notes),
+            matcher=self.matcher,
         )
+
+    def _bridged(self, asked: Asked, base: Recorded, new: Messages, before: Messages) -> BridgedTokens | BridgeRefusal:
+        """What comes after a recorded turn; `before` is the conversation that the turn answered."""
+        stream = self._stream(base)
+        ids, new = (stream[: base.start], stream[base.start :]), with_written_ids(new, base.notes)
+        bridged = asked.renderer.bridge(*ids, new, tools=asked.tools)
+        if isinstance(bridged, BridgeRefusal):
+            bridged = asked.renderer.bridge(*ids, new, tools=asked.tools, messages=readable_calls(before))
+        return bridged
 
     def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
         """The prompt of a conversation that goes on from no recorded turn."""
@@ -475,7 +529,10 @@ class SessionRecord:
         self.turns.append(turn)
         self.roots.setdefault(root, (info.get("tools"), info.get("variables") or {}))
         self._by_key.setdefault(turn.key, []).append(number)
-        self._spoken.add(next_key(b"", self.means(reply)))
+        said = next_key(b"", self.means(reply))
+        self._spoken.add(said)
+        if thought := reasoning(reply):
+            self._thoughts.setdefault(thought, set()).add(said)
         for at, key in enumerate((*keys, turn.key), turn.kept):
             self._seen.setdefault(key, (number, at))
         return turn

@@ -160,10 +160,13 @@ class Sessions:
         return live
 
     @contextlib.asynccontextmanager
-    async def held(self, id: str) -> AsyncIterator[Live]:
-        """A session, as it is in the store now, for whoever reads or writes it: one at a time."""
+    async def held(self, id: str, live: Live | None = None) -> AsyncIterator[Live]:
+        """A session, as it is in the store now, for whoever reads or writes it: one at a time.
+
+        A `live` one that was read a moment ago is not read again, unless somebody else has it.
+        """
         while True:
-            live = await self.get(id)
+            live = live or await self.get(id)
             waits = live.lock.locked()
             async with live.lock:
                 if waits and not live.stale:  # another gateway may have written to it meanwhile
@@ -172,6 +175,7 @@ class Sessions:
                 if not live.stale:
                     yield live
                     return
+            live = None
 
     async def _catch_up(self, live: Live, info: SessionInfo) -> None:
         """Read the turns that are in the store and not in memory. Its lock is held meanwhile."""

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from ..engines.answers import answered_ids, answered_logprobs, checked_request, completion_kind
-from ..engines.protocol import (
-    Capabilities,
-    Delta,
-    Engine,
-    EngineAnswerError,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-)
+from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.protocol import Capabilities, EngineAnswerError, FinishReason, GenerateRequest, SamplingParams
 from ..errors import InputError
 from ..settings import nearest
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
@@ -51,7 +43,7 @@ def seed_field(rollout: Any) -> str:
     return "sampling_seed" if rollout.get("name") == "sglang" else "seed"
 
 
-class ServerEngine(Engine):
+class ServerEngine(CallbackEngine):
     """verl's servers, for one rollout: all its requests go to one of them, where their prefix is cached."""
 
     def __init__(
@@ -65,7 +57,8 @@ class ServerEngine(Engine):
         seed_field: str = "seed",
     ) -> None:
         own = frozenset(_OPTIONAL)
-        super().__init__(Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own))
+        known = Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own)
+        super().__init__(self._ask, known)
         self.answers: list[Any] = []
         """verl's ``TokenOutput`` of each request."""
         self._servers = server_manager
@@ -73,8 +66,7 @@ class ServerEngine(Engine):
         self._priority = priority
         self._seed_field = seed_field
 
-    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        request = checked_request(request, self.capabilities)
+    async def _ask(self, request: GenerateRequest) -> EngineReply:
         sampling = request.sampling
         answer = await self._servers.generate(
             request_id=self._request_id,
@@ -92,23 +84,11 @@ class ServerEngine(Engine):
             },
             priority=self._priority,
         )
-        ids = answered_ids(list(answer.token_ids), "token_ids", self.capabilities.vocab_size)
-        if answer.log_probs is None and len(ids):
-            raise EngineAnswerError("verl's server returned no logprobs, which were asked for")
-        logprobs = answered_logprobs([float(one) for one in answer.log_probs or ()], ids, "log_probs")
-        if len(ids) > sampling.max_tokens:
-            raise EngineAnswerError(f"{len(ids)} ids were returned, where {sampling.max_tokens} were asked for")
-        if not len(ids) and answer.stop_reason not in _ABORTED:
+        if not len(answer.token_ids) and answer.stop_reason not in _ABORTED:
             raise EngineAnswerError("verl's server returned no ids; its log may say why")
         self.answers.append(answer)
-        yield Delta(
-            ids,
-            logprobs,
-            _finish(answer, sampling),
-            _versions(answer),
-            cached_tokens=answer.extra_fields.get("num_cached_tokens"),
-            logprobs_kind=completion_kind(sampling, self.capabilities),
-        )
+        cached = answer.extra_fields.get("num_cached_tokens")
+        return EngineReply(answer.token_ids, answer.log_probs, _finish(answer, sampling), _versions(answer), cached)
 
     @property
     def num_preempted(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt, are_read_as_they_are
 from ..conversation.messages import Messages, check_messages, check_tools
+from ..conversation.remarks import conversation_remarks
 from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -140,7 +141,8 @@ class Renderer:
         encoded = self.encode_text(rendering, written.shown, tools=tools)
         rendered = masked(study, encoded, checked, written.shown, schemas, prompt, continued)
         rendered.changes = [*adapted.changes, *written.changes]
-        rendered.notes = [*written.notes, *rendered.notes]
+        remarks = conversation_remarks(checked, continued=continued)
+        rendered.notes = [*written.notes, *rendered.notes, *remarks]
         held = with_given_text(adapted.messages if continued else written.shown, adapted, checked)
         rendered.find_lost_with(functools.partial(find_lost, rendering, held, study.forms, tools=schemas or ()))
         return rendered

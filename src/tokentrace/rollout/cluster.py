@@ -217,7 +217,7 @@ class _Run:
     async def _started(self, worker: Any) -> dict[str, Any]:
         """What a worker says of itself. Ray waits without a word for a node to start it on; where the cluster has none,
         this reports it, and raises `EngineDown` when patience runs out."""
-        ready = asyncio.ensure_future(worker.ready.remote())
+        ready: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(worker.ready.remote())
         began = time.monotonic()
         try:
             while True:

@@ -180,7 +180,7 @@ def history_document(report: HistoryReport, title: str = "Histories", *, step: i
         tracks.append(_history_track("", pool.shown(), report))
     return Document(
         title,
-        "tokentrace histories",
+        "tokentrace audit --on",
         template_name(report.tokenizer),
         said=report.sentences(),
         cards=_cards(report),

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import tomllib
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 
@@ -42,7 +42,7 @@ class Topic:
         return f"the {name}" if self.sort == "item" else name
 
 
-WORDS: Final[dict[str, Any]] = tomllib.loads(resources.files(__package__).joinpath("words.toml").read_text("utf-8"))
+WORDS: Final[dict[str, Any]] = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
 TOPICS: Final = {key: Topic(key, **about) for key, about in WORDS["topics"].items()}
 
 SHARE: Final = 8

@@ -8,20 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
-from ..tokens.visible import listed
-from .calculator import calculate
-from .words import Topic, names
-
-
-class Purpose(StrEnum):
-    """What a tool is for; its name differs between questions."""
-
-    CALCULATE = "calculate"
-    LOOK_UP = "look_up"
-    CHECK = "check"
+from tokentrace.demo.calculator import calculate
+from tokentrace.demo.questions import Purpose
+from tokentrace.tokens.visible import listed
+from training.pocket.words import Topic, names
 
 
 @dataclass(frozen=True, slots=True)
