@@ -194,7 +194,7 @@ def test_a_load_that_takes_long_is_said(
         return real(*args, **settings)
 
     monkeypatch.setattr(factory, "create_renderer", slow)
-    result = run("check", dump, "-t", POCKET, *(["-q"] if quiet else []))
+    result = run("check", dump, "-t", POCKET, "--allow", "breaks", *(["-q"] if quiet else []))
     assert result.exit_code == 0, result.output
     assert (f"loading {POCKET} …" in result.stderr) is not quiet
 

@@ -65,6 +65,7 @@ def test_rows_are_replaced_only_if_asked_for_and_never_by_none(chats: Path, tmp_
     assert len(reasons) == 2
     none = invoke(bad, "-o", tmp_path / f"none-{name}")
     assert (none.exit_code, "no row gave a sample" in " ".join(none.stderr.split())) == (2, True)
+    assert "holds no message" in none.stderr, "the first reason is told at once"
     assert [path.name for path in tmp_path.glob("none*")] == ["none-rows.bad.jsonl"]
     assert invoke(chats, "-o", output, "--overwrite", "--turns", "last").exit_code == 0
     assert output.read_bytes() != before
@@ -241,7 +242,7 @@ def test_an_interrupted_run_says_how_to_go_on(chats: Path, tmp_path: Path, monke
 def test_the_most_frequent_reasons_are_told_with_a_place_each(tmp_path: Path) -> None:
     alien = [{"messages": [{"role": f"alien{at}", "content": "x"}]} for at in range(3)]
     others = [{"messages": []}, {"messages": []}, {"no": 1}, {"messages": [{"role": "user"}]}, {"messages": "x"}, "x"]
-    text = "".join(json.dumps(row) + "\n" for row in [*others, *alien])
+    text = "".join(json.dumps(row) + "\n" for row in [*others, *alien, GOOD])
     chats = tmp_path / "chats.jsonl"
     chats.write_text(text, encoding="utf-8")
     result = CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(tmp_path / "rows.jsonl"), "-t", "pocket"])

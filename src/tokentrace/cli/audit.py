@@ -148,9 +148,11 @@ def audit(
         if len(tokenizers) > 1 or require is not None or against is not None or markdown is not None:
             raise click.UsageError(f"{'--grammar' if grammar else '--on'} is about one tokenizer, and says no verdict")
         name, source = _named(tokenizers[0], chat_template) if tokenizers else (None, chat_template)
-        one = {"tokenizer": name, "kwargs": kwargs, "renderer": renderer, "chat_template": source}
+        template = {"tokenizer": name, "kwargs": kwargs, "renderer": renderer, "chat_template": source}
         ctx.exit(
-            _show_grammar(one, given, as_json) if on is None else _show_conversation(one, on, given, html, as_json)
+            _show_grammar(template, given, as_json)
+            if on is None
+            else _show_conversation(template, on, given, html, as_json)
         )
     if require is not None and not tokenizers:
         raise click.UsageError("--require needs to know of what: name the tokenizer")

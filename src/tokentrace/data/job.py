@@ -304,7 +304,9 @@ class _Work:
                     side.unlink(missing_ok=True)
                 if not counts.samples:
                     shutil.rmtree(self.parts)
-                    raise InputError(f"{path} was not written: no row gave a sample. The reasons are in {side}")
+                    with side.open(encoding="utf-8") as bad_rows:
+                        reason = json.loads(bad_rows.readline())["reason"]
+                    raise InputError(f"{path} was not written: no row gave a sample ({side} says why; first: {reason})")
         finally:
             draft.unlink(missing_ok=True)
         return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks, longest)

@@ -108,11 +108,11 @@ class App:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
-            name = _name(dialect, raw, headers.get("idempotency-key", ""))
+            name, fresh = self._name(session, dialect, raw, headers)
             about = request.scope["tokentrace"]
 
             async def answered() -> tuple[Answer, list[Replied]]:
-                answer = await self.gateway.begin(session, dialect, asked, name)
+                answer = await self.gateway.begin(session, dialect, asked, name, fresh=fresh)
                 about.update(_about(session, answer))
                 return answer, [] if asked.stream else await answer.run(lambda *_: None)
 
@@ -130,6 +130,19 @@ class App:
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint
+
+    def _name(self, session: str, dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[str, bool]:
+        """What identifies a request if it is sent again, and whether that is known to be new.
+
+        Its key and its body do, or the count of its retries and its body; without both nothing does.
+        """
+        body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
+        key, retries = headers.get("idempotency-key"), headers.get("x-stainless-retry-count", "")
+        if key:
+            return f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}", False
+        if retries.isascii() and retries.isdecimal() and len(retries) < 4:
+            return self.gateway.attempt_name(session, body, int(retries))
+        return "", False
 
     async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
         session = await self._session(request, caller)
@@ -269,18 +282,6 @@ def _admin_only(endpoint: Endpoint) -> Answering:
 
 def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
-
-
-def _name(dialect: AgentDialect, raw: bytes, key: str) -> str:
-    """What identifies a request that is sent again: its key and its body. Without a key nothing does.
-
-    A retry count (``x-stainless-retry-count``) says that some attempt came before, but not which: of several requests
-    with one body, each wants a sample of its own.
-    """
-    if not key:
-        return ""
-    hashed = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"key:{hashed}:{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:

@@ -121,7 +121,10 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_j
     the row was read `from_json`.
     """
     given = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
-    columns = given if from_json else table_row(given)[0]
+    columns = given
+    if isinstance(given, dict) and not from_json:
+        read = {key: value for key, value in given.items() if key in _READ or key == "extra_info"}
+        columns = {**given, **table_row(read)[0]}
     if isinstance(columns, dict) and "prompt" in columns and not any(columns.get(n) for n in (*MESSAGES, *COMPLETIONS)):
         said = columns.pop("prompt")
         columns["messages"] = [{"role": "user", "content": said}] if isinstance(said, str) else said

@@ -22,6 +22,8 @@ _PURE: Final = frozenset({"dict", "namespace", "raise_exception", "range"})
 _CHANGING: Final = frozenset({"messages", "tools", "loop", "caller"})
 _ELSEWHERE: Final = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
+_LEAVING: Final = (nodes.Break, nodes.Continue)
+
 Parts = tuple[nodes.Node, ...]
 
 
@@ -104,7 +106,7 @@ class _Reading:
                     self.read(getattr(node, "body", ()), around, in_loop=in_loop)
 
     def _read_loop(self, node: nodes.For, around: Parts, in_loop: bool) -> None:
-        leaving = [one.test for one in node.find_all(nodes.If) if one.find((nodes.Break, nodes.Continue))]
+        leaving = [one.test for one in node.find_all(nodes.If) if next(one.find_all(_LEAVING), None)]
         inner = tuple(part for part in (node.iter, node.test, *leaving, *around) if part is not None)
         self._set(node.target, inner)
         start = len(self.outputs)

@@ -27,7 +27,13 @@ _IMPORTS: Final = {
     "pairs": {
         **{"box": "tt_box", "inside": "tt_inside", "of_item": "tt_of_item", "of_get": "tt_of_get"},
         **{"of_slice": "tt_of_slice", "paid": "tt_paid", "pieces_of": "tt_pieces_of", "parts_of": "tt_parts"},
-        **{"rows": "tt_rows", "length_of": "tt_length", "is_last": "tt_is_last", "items_of": "tt_items"},
+        **{
+            "rows": "tt_rows",
+            "bounds": "tt_bounds",
+            "length_of": "tt_length",
+            "is_last": "tt_is_last",
+            "items_of": "tt_items",
+        },
         **{"neighbour": "tt_neighbour", "of_neighbour": "tt_of_neighbour"},
         **{"PLAIN": "tt_plain", "SIZED": "tt_sized", "TEXT": "tt_text", "PRINTED": "tt_printed"},
     },

@@ -13,7 +13,7 @@ Four things differ from a plain sandbox, none of them visible in the text:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any, Final, cast
@@ -404,7 +404,7 @@ class _TemplateDict:
     """``dict(…)`` in a template, without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        if args and not isinstance(args[0], Mapping):
+        if args and not hasattr(args[0], "keys"):  # as Python asks; what is undefined says so
             args = ([(_as_key(key), value) for key, value in listed(args[0])], *args[1:])
         result = dict(*args, **kwargs)
         check_pieces(len(result))
