@@ -5,7 +5,7 @@ from typing import Any
 
 from tokentrace import create_renderer
 from tokentrace.demo.calculator import calculate
-from tokentrace.demo.tasks import make_questions
+from tokentrace.demo.questions import pick_questions
 from tokentrace.engines import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Agent, BaseTool, Task, as_tools, function_schema, grouped, run_rollouts
@@ -44,7 +44,7 @@ class Gsm8kTool(BaseTool):
 
 async def main() -> None:
     """Four questions in groups of two."""
-    questions = make_questions(0, 4, "held_back", kinds=["checked"])
+    questions = pick_questions(4, kinds=["checked"])
     tasks = [Task(q.prompt, q.id, tool_settings={"calc_gsm8k_reward": {"ground_truth": q.answer}}) for q in questions]
     engine = EmbeddedEngine()
     agent = Agent(engine, create_renderer(POCKET), tools=as_tools([calculator, Gsm8kTool()]))

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokentrace import create_renderer
-from tokentrace.demo.rollouts import question_task
-from tokentrace.demo.tasks import Question, follow_up, make_questions, reward
+from tokentrace.demo.questions import Question, follow_up, pick_questions, question_task, reward
 from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Agent, BaseInteraction, Reply
@@ -25,9 +24,9 @@ class User(BaseInteraction):
 
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
         question = self.questions[instance_id]
-        asked = follow_up(question, messages)
+        text = follow_up(question, messages)
         self.scores[instance_id] = reward(question, messages)
-        return Reply(done=True) if asked is None else Reply(asked["content"])
+        return Reply(done=True) if text is None else Reply(text)
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
         return self.scores.get(instance_id)
@@ -39,7 +38,7 @@ class User(BaseInteraction):
 
 async def main() -> None:
     """One conversation of two questions."""
-    (question,) = make_questions(1, 1, "held_back", kinds=["follow_up"])
+    (question,) = pick_questions(1, seed=1, kinds=["follow_up"])
     engine = EmbeddedEngine()
     sampling = SamplingParams(256, temperature=0)
     agent = Agent(engine, create_renderer(POCKET), interaction=User(), sampling=sampling)

@@ -61,7 +61,6 @@ LENGTHY = (
     "tests/samples/test_packing.py",
     "tests/samples/test_truncation.py",
     "tests/study/test_derived_read_back.py::test_every_cut",
-    "tests/study/test_holes.py",
     "tests/template/test_limits.py",
     "tests/test_install.py::test_each_extra",
     "tests/test_install.py::test_links_of_the_package_page",

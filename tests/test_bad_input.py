@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.support import byte_tokenizer_json, examples
+from tests.support import byte_tokenizer_json, examples, make_renderer
 from tokentrace import InputError, TemplateError, TokentraceError, create_renderer, create_renderer_pool, load_tokenizer
 from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
 from tokentrace.tokens import Tokenizer
@@ -315,8 +315,8 @@ VALUES = {
 }
 
 
-NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "nested")
-"""Values that transformers gives to the template as ``"<set>"``, and that are refused unless messages stay as given."""
+NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "nested", "nan", "infinity", "int_keys")
+"""Values that transformers prints in some way of its own, and that are refused unless messages stay as given."""
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -333,10 +333,21 @@ def test_values_that_are_not_quite_json(name: str) -> None:
         assert RENDERER.render(messages).text == expected[0]
         assert RENDERER.render(content).text == expected_content[0]
         return
-    with pytest.raises(InputError, match="which JSON does not have") as caught:
-        RENDERER.render(messages)
-    assert caught.value.message == 1
-    assert (caught.value.field or "").startswith("tool_calls.0.function.arguments.value")
+    for given_messages, field in ((messages, "tool_calls.0.function.arguments.value"), (content, "content.value")):
+        with pytest.raises(InputError, match="which JSON does not have") as caught:
+            RENDERER.render(given_messages)
+        assert caught.value.message == len(given_messages) - 1
+        assert (caught.value.field or "").startswith(field)
+
+
+def test_arguments_that_json_does_not_have_are_refused_for_every_template(any_family: str) -> None:
+    """A template would print ``NaN``, which no parser of calls reads, or fail on the key."""
+    renderer = make_renderer(any_family)
+    for arguments in ({1: "a"}, {None: 1}, {"x": float("nan")}, {"x": [{"y": float("-inf")}]}):
+        with pytest.raises(InputError, match="which JSON does not have") as caught:
+            renderer.render(calls(call(arguments=arguments)))
+        assert caught.value.message == 1
+        assert (caught.value.field or "").startswith("tool_calls.0.function.arguments")
 
 
 def test_tools_that_are_not_quite_json() -> None:

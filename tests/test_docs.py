@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import pkgutil
 import re
+import shlex
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,19 +22,19 @@ ALL = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in ALL if page.parent != GUIDES]
 AGENTS = ["docs/agents.md"]
 """Pages with code of agents, which run in an environment of their own."""
-QWEN3 = ["docs/audit.md", "docs/histories.md"]
+QWEN3 = ["docs/audit.md"]
 """Pages with a model that drops the reasoning of past turns: pocket does not."""
 ELSEWHERE = ["docs/scale-out.md"]
 """Pages whose code needs something that other tests share: a Ray of their own."""
 
 NOT_RUN = {
     "docs/agents.md": 1,  # Claude Code
+    "docs/check.md": 1,  # what other programs recorded
     "docs/demo.md": 1,  # a minute
     "docs/engines.md": 4,  # starts vLLM, SGLang, llama.cpp; makes a file for it
     "docs/gateway.md": 1,  # an engine's server
     "docs/guides/trl.md": 4,  # vLLM and a GPU, a gateway, TRL's kernel, seven minutes
     "docs/guides/verl.md": 1,  # verl's trainer
-    "docs/inspect.md": 1,  # what other programs recorded
     "docs/scale-out.md": 2,  # a cluster
 }
 """How many blocks of a page are marked as not run; each mark has its reason."""
@@ -61,6 +67,27 @@ def test_page_is_run_by_other_tests(name: str) -> None:
     assert page.name in (ROOT / said[1]).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md", "docs/agents.md"])
+def test_a_page_imports_only_what_it_says_to_install(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    installed, imported = set(project["dependencies"]), set()
+    for block in blocks(ROOT / name):
+        if block.language == "console":
+            for word in shlex.split(
+                " ".join(re.findall(r"^\$ pip install (.*)", block.code, re.MULTILINE)), comments=True
+            ):
+                _, _, extras = word.rstrip("]").partition("[")
+                more = [project["optional-dependencies"][extra] for extra in extras.split(",") if extra]
+                installed |= set().union([word], *more)
+        elif block.language == "python" and "with" not in block.marks:
+            for node in ast.walk(ast.parse(block.code)):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                imported |= {module.partition(".")[0] for module in names}
+    packages = {re.split(r"[^\w-]", requirement)[0] for requirement in installed}
+    assert imported <= packages | set(sys.stdlib_module_names)
+
+
 def test_few_blocks_are_not_run() -> None:
     found = {
         str(page.relative_to(ROOT)): sum("not run" in block.marks for block in blocks(page))
@@ -75,6 +102,27 @@ def test_code_is_in_fenced_blocks_that_name_a_language(page: Path) -> None:
     assert all(block.language for block in blocks(page))
     outside = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert not re.findall(r"(?m)^(?![-*\d ]).*\n\n    \S.*", outside), "an indented block is code that nobody runs"
+
+
+PROSE = [*ALL, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "training").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_that_a_page_gives_exist(page: Path) -> None:
+    for name in sorted(set(re.findall(r"`(tokentrace(?:\.\w+)+)", page.read_text(encoding="utf-8")))):
+        module, _, rest = name.rpartition(".")
+        with contextlib.suppress(AttributeError):
+            assert pkgutil.resolve_name(name) is not None
+            continue
+        path = ROOT / "src" / Path(*module.split(".")).with_suffix(".py")  # its package is not installed here
+        assert path.exists(), name
+        assert f"def {rest}(" in path.read_text(encoding="utf-8"), name
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_row_of_a_table_is_in_one(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"(?m)(?<=\n\n)\|.*\n(?!\| *:?-)", text), "rows without a head are no table"
 
 
 WRONG = {

@@ -55,11 +55,9 @@ SERVER = {"gateway": distributions(PROJECT["optional-dependencies"]["gateway"]),
 
 DOORS = {
     **{
-        "areal.py": {"areal", "torch"},
         "gateway.py": {"httpx2"},
         "nemo_gym.py": {"nemo_gym"},
-        "openrlhf.py": {"openrlhf"},
-        "swift.py": {"swift"},
+        "trainers.py": {"areal", "swift", "torch"},
     },
     **{"renderers.py": {"renderers"}, "renderers_compat.py": {"renderers"}, "torchtune.py": {"torchtune"}},
     **{"trl_async.py": {"trl"}, "verl.py": {"verl"}, "verl_parser.py": {"omegaconf", "verl"}},

@@ -149,8 +149,8 @@ def test_llama_refuses_parallel_calls(name: str) -> None:
 
 def test_the_day_is_known_to_change_prompts(family: str) -> None:
     defaults = audit_of(family).defaults
-    assert bool(defaults.clock) == (family in ("gpt-oss", "llama-3.2"))
-    assert not defaults.random
+    assert bool(defaults.changes.clock) == (family in ("gpt-oss", "llama-3.2"))
+    assert not defaults.changes.random
 
 
 def test_a_day_that_stands_in_the_template_is_a_variable() -> None:

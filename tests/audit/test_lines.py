@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from tests.support import JINJA_FAMILIES, SPECIAL
 from tokentrace.audit.appends import AppendOutcome, Where
 from tokentrace.audit.cases import TOOLS, Append, cases, turns
 from tokentrace.audit.expressions import written_out
-from tokentrace.audit.lines import EventKind, LineTracer, chat_environment
+from tokentrace.audit.lines import EventKind, LineTracer
 from tokentrace.study.probes import ANSWER, THOUGHT, USER
+from tokentrace.template.chat_template import parse_template
 
 DIRECT = """{%- for message in messages %}
 <|turn|>{{ message.role }}:
@@ -142,6 +144,31 @@ def test_a_refusal_is_none() -> None:
 
 
 @pytest.mark.parametrize(
+    "costly",
+    [
+        "{{ 'a' * 400000000 }}",
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(text='xx') %}{% for a in range(99) %}{% set ns.text = ns.text + ns.text %}{% endfor %}",
+    ],
+)
+def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
+    tracer = LineTracer("{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}")
+    run = tracer.run([USER])
+    assert run is not None
+    assert run.text == "question"
+    assert tracer.run([USER], forced={0: True}) is None
+
+
+def test_instrumenting_a_template_computes_nothing() -> None:
+    tracemalloc.start()
+    try:
+        LineTracer("{% if false %}{{ 'a' * 400000000 }}{% endif %}")
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "loop.last",
@@ -162,7 +189,7 @@ def test_a_refusal_is_none() -> None:
 )
 def test_an_expression_that_is_written_out_means_the_same(text: str) -> None:
     def tree(source: str) -> nodes.Node:
-        return chat_environment().parse("{{ " + source + " }}")
+        return parse_template("{{ " + source + " }}")
 
     (output,) = tree(text).body  # type: ignore[attr-defined]
     assert tree(written_out(output.nodes[0])) == tree(text)

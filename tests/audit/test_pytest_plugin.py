@@ -45,97 +45,60 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess("-p", "tokentrace.pytest_plugin", "-p", "no:cacheprovider", *args)
 
 
-def test_what_certifies_passes_and_what_does_not_fails_with_its_reasons(team: Path, pytester: pytest.Pytester) -> None:
+def test_what_is_safe_passes_and_what_is_not_fails_with_its_reasons(team: Path, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
+        from tokentrace import create_renderer
 
-        def test_good(certify):
-            report = certify("model", uses=["rl-append-only", "sft-per-turn"])
-            assert report is certify("model", uses="production-parity")  # audited once
+        def test_good(assert_safe):
+            renderer = create_renderer("model")
+            report = assert_safe(renderer, ["rl-append-only", "sft-per-turn"])
+            assert report is assert_safe(renderer, "production-parity")  # audited once
 
-        def test_dropping(certify):
-            certify("dropping", uses=["rl-append-only"])
+        def test_dropping(assert_safe):
+            assert_safe("dropping", ["rl-append-only"])
 
-        def test_partly(certify):
-            certify("dropping", uses=["rl-append-only"], partly=True)
+        def test_partly(assert_safe):
+            assert_safe("dropping", ["rl-append-only"], partly=True)
 
-        def test_unknown(certify):
-            with pytest.raises(pytest.fail.Exception, match="rl-append-only"):
-                certify("model", uses=["rl"])
+        def test_mistyped(assert_safe):
+            assert_safe("models/our", "rl-append-only")
 
-        def test_nothing_asked(certify):
-            with pytest.raises(pytest.fail.Exception, match="say what the template has to be safe for"):
-                certify("model")
-
-        def test_no_tokenizer(certify):
-            with pytest.raises(pytest.fail.Exception, match="name the tokenizer"):
-                certify(uses="rl-append-only")
-
-        def test_rows(certify_rows):
-            assert certify_rows("rows.jsonl", tokenizer="model").rows == 1
-
-        def test_no_rows(certify_rows):
-            with pytest.raises(pytest.fail.Exception, match="there is no file 'none.jsonl'"):
-                certify_rows("none.jsonl", tokenizer="model")
-
-        def test_bad_rows(certify_rows):
-            certify_rows("bad.jsonl", tokenizer="model")
+        @pytest.mark.parametrize(("uses", "problem"), [("rl", "rl-append-only"), ([], "has to be safe for")])
+        def test_unknown(assert_safe, uses, problem):
+            with pytest.raises(pytest.fail.Exception, match=problem):
+                assert_safe("model", uses)
         """
     )
     result = run(pytester)
-    result.assert_outcomes(passed=7, failed=2)
+    result.assert_outcomes(passed=4, failed=2)
     result.stdout.fnmatch_lines(
-        ["*dropping is not safe for rl-append-only*", "*loop.last*", "*1 of 1 rows are not what the template gives*"]
+        ["*dropping is not safe for rl-append-only*", "*loop.last*", "*'models/our' is not a folder here*"]
     )
+    assert "Traceback" not in result.stdout.str()
 
 
-def test_the_configuration_says_what_tests_do_not(team: Path, pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\ntokentrace_tokenizer = dropping\ntokentrace_uses = rl-append-only sft-per-turn\n")
+def test_another_template_never_gets_the_certificate_of_the_first(team: Path, pytester: pytest.Pytester) -> None:
+    """transformers shows two tokenizers alike that differ in nothing but their chat template."""
+    pytest.importorskip("transformers")
     pytester.makepyfile(
         """
-        def test_template(certify):
-            certify()
+        import pytest
+        from pathlib import Path
+        from transformers import PreTrainedTokenizerFast
 
-        def test_rows(certify_rows):
-            certify_rows("rows.jsonl")
+        def test_both(assert_safe):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
+            shown = repr(tokenizer)
+            assert_safe(tokenizer, "rl-append-only")
+            tokenizer.chat_template = Path("dropping/chat_template.jinja").read_text()
+            assert repr(tokenizer) == shown
+            with pytest.raises(pytest.fail.Exception, match="is not safe for rl-append-only"):
+                assert_safe(tokenizer, "rl-append-only")
         """
     )
-    result = run(pytester)
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*dropping is not safe for rl-append-only*"])
-
-
-def test_what_cannot_be_checked_is_told_in_a_line(team: Path, pytester: pytest.Pytester) -> None:
-    """No tick on a failure, no traceback of a library, and what is asked for can be given."""
-    row = json.loads((team / "rows.jsonl").read_text(encoding="utf-8"))
-    (team / "chats.jsonl").write_text(json.dumps({"messages": row.pop("messages")}) + "\n", encoding="utf-8")
-    (team / "alone.jsonl").write_text(
-        json.dumps({**row, "source": "chats.jsonl", "row": 1, "sample": 0}) + "\n", encoding="utf-8"
-    )
-    (team / "empty.jsonl").write_text("", encoding="utf-8")
-    pytester.makepyfile(
-        """
-        def test_source(certify_rows):
-            assert certify_rows("alone.jsonl", tokenizer="model", source="chats.jsonl").clean
-
-        def test_empty(certify_rows):
-            certify_rows("empty.jsonl", tokenizer="model")
-
-        def test_no_source(certify_rows):
-            certify_rows("alone.jsonl", tokenizer="model")
-
-        def test_mistyped(certify):
-            certify("models/our", uses="rl-append-only")
-        """
-    )
-    result = run(pytester)
-    result.assert_outcomes(passed=1, failed=3)
-    said = result.stdout.str()
-    for line in ("there are no rows", "in Python with sources=", "'models/our' is not a folder here"):
-        assert line in said
-    assert "✓" not in said
-    assert "exception" not in said
+    run(pytester).assert_outcomes(passed=1)
 
 
 def test_pytest_finds_the_plugin_by_itself() -> None:

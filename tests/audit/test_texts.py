@@ -8,6 +8,7 @@ from tests.audit.brute import audit_of, audited, rendered, source_of
 from tokentrace.audit import AuditReport, Grade
 from tokentrace.audit.appends import AppendOutcome
 from tokentrace.audit.cases import TOOLS, Append, Said
+from tokentrace.pocket import POCKET
 from tokentrace.show.audit import matrix_rows, plain_view
 
 TURNS = """{%- for m in messages SKIPPED %}
@@ -37,7 +38,7 @@ def test_content_that_is_written_otherwise_counts_against_every_use() -> None:
     found = template("(m.content or '')|lower")
     assert grades(found)["rl-append-only"] is Grade.PARTLY  # a call alone has no content
     assert {grade for use, grade in grades(found).items() if use != "rl-append-only"} == {Grade.FAILS}
-    assert all("content as it was given reaches no token" in one.against[0] for one in found.verdicts)
+    assert all("content is not written as it was given" in one.against[0] for one in found.verdicts)
 
 
 @pytest.mark.parametrize(
@@ -170,3 +171,48 @@ def test_texts_that_are_altered_count_and_their_line_is_named(
         line = next(number for number, line in enumerate(source.split("\n"), 1) if planted in line)
         assert f"line {line}: `" in said
     assert "mend its line" in found.verdict("sft-one-row").remedy
+
+
+# -- what to do
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("{{- text -}}", "{{- text | lower -}}", "SFT: not safe before line 58 is mended, where texts are altered."),
+        (
+            "{{- content -}}",
+            "{{- content | lower -}}",
+            "SFT: not safe before line 15 is mended, where texts are altered.",
+        ),
+        ("{{- bos_token -}}", "{{- bos_token + strftime_now('%d %b') -}}", "The prompt holds the day's date, line 41."),
+        (
+            "for message in messages -%}",
+            "for message in messages -%}{{- '' if loop.last else ' ' -}}",
+            "RL: use the bridge; ",
+        ),
+        ("-#}", "-#}", "SFT: safe as it is. RL: safe, every prompt only appends."),
+    ],
+)
+def test_an_audit_begins_with_what_to_do(old: str, new: str, words: str) -> None:
+    source = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
+    found = audited(source.replace(old, new, 1))
+    assert words in found.conclusion.text
+    shown = plain_view([found]).splitlines()
+    assert shown[2] == found.conclusion.text
+    assert shown[3].startswith("  $ tokentrace tokenize ")
+
+
+def test_qwen3_is_told_in_one_line() -> None:
+    assert audit_of("qwen3").conclusion.text == (
+        "SFT: safe with --past expand. RL: use the bridge; any new message rewrites earlier turns, lines 43 and 44."
+    )
+
+
+def test_the_indentation_of_arguments_is_shown_with_its_line() -> None:
+    source = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
+    found = audited(source.replace("(call.arguments or {}) | tojson", "(call.arguments or {}) | tojson(indent=2)"))
+    shown = plain_view([found])
+    assert '"arguments": {⏎␣␣⟨arguments⟩⏎}}' in shown
+    assert "arguments are indented by 2 (line 66: `(call.arguments or {})|tojson(indent=2)`)" in shown
+    assert audited(source).writing.indent is None

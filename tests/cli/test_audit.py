@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tokentrace import Renderer
+from tests.pages import read_page, said
+from tokentrace import Renderer, create_renderer
 from tokentrace.audit import AuditReport, audit_template
 from tokentrace.cli import main
-from tokentrace.pocket import POCKET
+from tokentrace.compare.histories import compare_histories
+from tokentrace.pocket import EXAMPLE, POCKET
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +58,29 @@ def test_one_audit_is_told_in_full() -> None:
     assert "stop tokens        <|end|>" in result.output
 
 
+def test_the_exit_code_is_1_where_something_does_not_hold(dropping: Path) -> None:
+    result = run(dropping)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[2].startswith("SFT: safe with --past expand. RL: use the bridge; ")
+    assert run("-t", "pocket").exit_code == 0
+    assert "rl-append-only partly" in run(dropping, "-q").stderr
+
+
 def test_what_is_required_and_not_met_is_exit_code_1(dropping: Path) -> None:
     result = run(dropping / "chat_template.jinja", "-q", "--require", "rl-append-only")
     assert result.exit_code == 1
     assert "rl-append-only is required, and partly" in result.output
     assert "loop.last" in result.output
     assert run(dropping, "-q", "--require", "rl-append-only", "--allow-partly").exit_code == 0
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_page_is_titled_by_the_template(dropping: Path, tmp_path: Path, beside: bool) -> None:
+    template = dropping / "chat_template.jinja" if beside else shutil.copy(dropping / "chat_template.jinja", tmp_path)
+    words = [template] if beside else [POCKET, "--chat-template", template]
+    assert run(*words, "--html", tmp_path / "page.html").exit_code == 1, "a use does not hold"
+    title = read_page((tmp_path / "page.html").read_text(encoding="utf-8"))["title"]
+    assert title == f"Audit of chat_template.jinja of {dropping.name if beside else 'pocket'}"
 
 
 def test_an_unknown_use_is_refused_with_those_there_are() -> None:
@@ -85,9 +104,10 @@ def test_json_has_all_of_it(dropping: Path) -> None:
 def test_many_are_one_table_a_page_and_markdown(dropping: Path, tmp_path: Path) -> None:
     page, table = tmp_path / "page.html", tmp_path / "table.md"
     result = run(POCKET, dropping, "--html", page, "--markdown", table)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
     assert "pocket" in result.output
     text = page.read_text(encoding="utf-8")
+    assert read_page(text)["title"] == f"Audit of pocket and {dropping.name}"
     assert "dropping\\u003cscript\\u003e" in text  # the viewer puts it into the page as text
     assert "dropping<script>" not in text
     assert "loop.last" in text
@@ -134,7 +154,7 @@ def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("nothing_audited")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["--against", "nope.jinja"], "there is no file nope.jinja"),
         (["--against", "./nope"], "there is no folder './nope'"),
@@ -146,11 +166,11 @@ def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_before_the_audit(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = run(POCKET, *arguments)
-    assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
 def test_a_template_alone_is_told_how_to_get_a_tokenizer(tmp_path: Path) -> None:
@@ -168,3 +188,84 @@ def test_uses_are_completed_one_after_the_other() -> None:
     words = [item.value for item in option.shell_complete(context, "sft-per-turn,sft")]
     assert words == ["sft-per-turn,sft-one-row"]
     assert "rl-append-only" in [item.value for item in option.shell_complete(context, "rl")]
+
+
+# -- a conversation
+
+
+FORGETFUL = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n{% endif %}{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+TEMPLATE = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages if m.role == 'user' %}"
+    "{% set ns.last = messages.index(m) %}{% endfor %}" + FORGETFUL
+)
+"""Reasoning before the last user message is dropped."""
+
+MESSAGES = [
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "reasoning_content": "Two and two.", "content": "4"},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "reasoning_content": "By definition.", "content": "It is so."},
+]
+
+
+@pytest.fixture
+def on(tmp_path: Path) -> list[Any]:
+    (tmp_path / "chat.json").write_text(json.dumps(MESSAGES), encoding="utf-8")
+    (tmp_path / "forgetful.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return ["pocket", "--chat-template", tmp_path / "forgetful.jinja", "--on", tmp_path / "chat.json"]
+
+
+def test_a_conversation_that_agrees_is_0() -> None:
+    result = run("--on", EXAMPLE)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("• Production, rollout and training hold the same tokens at all 4 steps")
+
+
+def test_a_conversation_that_differs_is_1_and_is_told(on: list[Any], tmp_path: Path) -> None:
+    result = run(*on, "--html", tmp_path / "report.html")
+    assert result.exit_code == 1
+    report = compare_histories(create_renderer("pocket", chat_template=TEMPLATE), MESSAGES)
+    assert result.stdout == f"{report}\n"
+    assert json.loads(run(*on, "--json").stdout) == json.loads(json.dumps(report.to_json()))
+    assert "chat.json" in said(tmp_path.joinpath("report.html").read_text(encoding="utf-8"))
+
+
+def test_settings_reach_the_comparison(on: list[Any]) -> None:
+    kept = json.loads(run(*on, "--json", "--preserve-all-thinking").stdout)
+    assert "rollout and training keep it" in kept["summary"][0]
+    broken = json.loads(run(*on, "--json", "--history", "inference").stdout)
+    assert [step["break"] and step["break"]["reason"] for step in broken["steps"]] == [None, "rewrites_past"]
+    patched = json.loads(run(*on, "--json", "--use-patched", "--preserve-thinking-between-tool-calls").stdout)
+    assert patched["settings"]["use_patched"] is True
+    assert patched["settings"]["preserve_thinking_between_tool_calls"] is True
+
+
+def test_one_step_of_a_conversation(on: list[Any]) -> None:
+    shown = run(*on, "--step", 1).stdout
+    assert ("step 1, message 3" in shown, "step 0" in shown) == (True, False)
+    absent = run(*on, "--step", 2)
+    assert (absent.exit_code, "there is no step 2; there are 2" in absent.output) == (2, True)
+
+
+# -- the grammar
+
+
+def test_the_grammar_of_a_template(tmp_path: Path) -> None:
+    result = run("--grammar")
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "pocket of no known family dialect: hermes"
+    assert "stop <|end|> 4066" in lines
+    found = json.loads(run("--grammar", "--json", "--kwargs", "enable_thinking=false").stdout)
+    assert (found["closes_reasoning"], found["stop_token_ids"]) == (True, [4066])
+    named = run("--grammar", "--tool-parser", "pythonic").stdout
+    assert "⟨name⟩(⟨key⟩=⟨value⟩, …)" in named
+    assert run("--grammar", "--tool-parser", "klingon").exit_code == 2
+    assert run("--grammar", "--on", EXAMPLE).exit_code == 2
+    assert "--step goes with --on" in run("--step", 1).output
+    assert "--tool-parser goes with --grammar" in run("--tool-parser", "hermes").output
+    assert run("--grammar", "--require", "sft-one-row", "pocket").exit_code == 2

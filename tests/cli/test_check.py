@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.audit.planted import SHAPES, clean, rollouts
 from tests.data.generate import write_conversations
-from tokentrace import create_renderer
+from tokentrace import Trajectory, create_renderer
+from tokentrace.audit.dumps.shapes import NAMES
 from tokentrace.cli import main
+from tokentrace.cli.check import SHAPES as CHOICES
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import build_supervised_sample
 
@@ -75,8 +78,8 @@ def test_rows_that_differ_are_1_and_told_with_place_and_tokens(poor: Path) -> No
     assert "BOS token doubled" in coloured.stdout
 
 
-def test_json_and_the_report_file_say_the_same(poor: Path, tmp_path: Path) -> None:
-    result = run(poor, "-t", POCKET, "--json", "-o", tmp_path / "report.json")
+def test_json_says_the_same(poor: Path) -> None:
+    result = run(poor, "-t", POCKET, "--json")
     report = json.loads(result.stdout)
     assert result.exit_code == 1
     assert report["outcomes"] == {"same": 1, "ids differ": 1, "mask differs": 1, "bad": 1}
@@ -85,9 +88,6 @@ def test_json_and_the_report_file_say_the_same(poor: Path, tmp_path: Path) -> No
         {"role": "assistant", "part": "stop", "trained": False, "tokens": 1, "messages": 1, "rows": 1}
     ]
     assert report["examples"]["ids differ"][0]["position"] == 1
-    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == report
-    written = run(poor, "-t", POCKET, "-o", tmp_path / "report.txt")
-    assert (tmp_path / "report.txt").read_text(encoding="utf-8") == written.stdout
 
 
 def test_a_file_of_ours_is_checked_with_its_own_settings(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Pat
     result = run(path, "-t", POCKET)
     assert result.exit_code == 1
     assert result.stdout.startswith("• 1 of 1 rows have no conversation to compare them with\n")
-    assert run(path, "-t", POCKET, "--allow-unchecked").exit_code == 0
+    assert run(path, "-t", POCKET, "--allow", "unchecked").exit_code == 0
     wrong = lines(tmp_path / "wrong.jsonl", {"input_ids": SAMPLE.token_ids, "loss_mask": [1] * len(SAMPLE)})
-    assert run(wrong, "-t", POCKET, "--allow-unchecked").exit_code == 1
+    assert run(wrong, "-t", POCKET, "--allow", "unchecked").exit_code == 1
 
 
 def test_options_reach_the_check(tmp_path: Path) -> None:
@@ -211,7 +211,153 @@ def test_no_rows_are_1(tmp_path: Path) -> None:
     assert (result.exit_code, "there are no rows" in result.stdout) == (1, True)
 
 
-def test_help_says_what_the_exit_code_means() -> None:
-    shown = " ".join(run("--help").stdout.split())
-    assert "0 if every row is the same" in shown
-    assert "Examples:" in shown
+# -- rollouts
+
+
+def dump(folder: Path, told: Any, shape: str = "verl calls") -> Path:
+    file = folder / "dump.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in SHAPES[shape](told, False)), encoding="utf-8")
+    return file
+
+
+def test_the_choices_are_the_shapes_that_are_known() -> None:
+    assert CHOICES == NAMES
+
+
+def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> None:
+    result = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET)
+    assert result.exit_code == 1, result.output
+    said = result.stdout
+    assert "13 of 16 rollouts break (81.2 %), 13 times" in said
+    assert "verl (calls of the server, one a line)" in said
+    for words in ("boolean or None case", "6.2 %", "[ true][}}]", "to do: keep the"):
+        assert words in said
+    assert "tokens read again" in said
+    assert "the same text in other tokens" in said
+    assert "\x1b" not in said
+
+
+def test_the_exit_code_is_for_ci(tmp_path: Path) -> None:
+    broken = dump(tmp_path, rollouts("pocket"))
+    assert run(broken, "-t", POCKET).exit_code == 1
+    assert run(broken, "-t", POCKET, "--allow", "breaks").exit_code == 0
+    fine = dump(tmp_path, clean("pocket"))
+    result = run(fine, "-t", POCKET)
+    assert (result.exit_code, "every prompt extends its stream" in result.stdout) == (0, True)
+    fine.write_text(fine.read_text() + "{\n", encoding="utf-8")
+    result = run(fine, "-t", POCKET)
+    assert result.exit_code == 1
+    assert "dump.jsonl, line 11: not valid JSON" in result.stdout
+    assert run(tmp_path / "gone.jsonl").exit_code == 2
+
+
+def test_json_says_all_of_rollouts(tmp_path: Path) -> None:
+    result = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET, "--json")
+    report = json.loads(result.stdout)
+    assert (report["rollouts"], report["breaks"], report["samples"]) == (16, 13, 30)
+    first = report["causes"][0]["examples"][0]
+    assert {"rollout", "where", "position", "explained", "reprefilled", "lost"} <= first.keys()
+    assert report["lengths"]["calls_per_rollout"]["most"] == 5
+
+
+def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
+    """The pocket model is the default where its vocabulary has the ids."""
+    assert "using the embedded pocket model" in run(dump(tmp_path, rollouts("pocket"))).stderr
+    file = lines(tmp_path / "large.jsonl", {"rollout_id": "a", "prompt_ids": [1, 151_645], "completion_ids": [2]})
+    result = run(file)
+    assert "no --tokenizer given: breaks are found, and not explained" in result.stderr
+
+
+@pytest.mark.parametrize("shape", ["verl", "trl"])
+def test_a_shape_can_be_said(tmp_path: Path, shape: str) -> None:
+    result = run(dump(tmp_path, clean("pocket")), "--shape", shape, "-t", POCKET)
+    assert result.exit_code == (0 if shape == "verl" else 2)
+    assert ("none of what trl writes" in result.stderr) == (shape == "trl")
+
+
+def test_logprobs_beside_the_embedded_engine(tmp_path: Path) -> None:
+    result = run(dump(tmp_path, clean("pocket")[:1]), "-t", POCKET, "--engine", "embedded")
+    assert "logprobs beside an engine's" in result.stdout, result.output
+    assert "of 4 completions" in result.stdout
+
+
+def test_quiet_says_nothing_but_what_failed(tmp_path: Path) -> None:
+    fine = run(dump(tmp_path, clean("pocket")), "-t", POCKET, "-q")
+    assert (fine.exit_code, fine.stdout, fine.stderr) == (0, "", "")
+    broken = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET, "-q")
+    assert (broken.exit_code, broken.stdout) == (1, "")
+    assert broken.stderr == "13 of 16 rollouts break (81.2 %), 13 times\n"
+
+
+def test_one_rollout_breaks(tmp_path: Path) -> None:
+    said = run(dump(tmp_path, [one for one in rollouts("pocket") if one.name == "json_format"]), "-t", POCKET).stdout
+    assert "1 of 1 rollout breaks (100.0 %)" in said
+
+
+# -- a prompt against a stream
+
+
+ASKED = [{"role": "user", "content": "2+2?"}]
+ANSWER = {"role": "assistant", "content": "four"}
+MORE = {"role": "user", "content": "Sure?"}
+PROMPT = RENDERER.render_ids(ASKED, add_generation_prompt=True)
+LETTERS = [index for letter in "four" for index in RENDERER.tokenizer.encode(letter).tolist()]
+SAMPLED = [*LETTERS, *RENDERER.tokenizer.encode("<|end|>").tolist()]
+AGAIN = RENDERER.render_ids([*ASKED, ANSWER, MORE], add_generation_prompt=True)
+FIRST = next(at for at, pair in enumerate(zip(PROMPT + SAMPLED, AGAIN, strict=False)) if pair[0] != pair[1])
+
+
+def written(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    """A trajectory file with one turn, sampled letter by letter."""
+    trajectory = Trajectory(logprobs=False)
+    trajectory.begin(PROMPT)
+    trajectory.append_completion(SAMPLED, None, finish_reason="stop")
+    trajectory.save(tmp_path / "rollout.tt")
+    return tmp_path / "rollout.tt"
+
+
+def test_a_prompt_that_was_encoded_again_is_explained(record: Path, tmp_path: Path) -> None:
+    result = run(record, "--prompt", written(tmp_path / "next.json", AGAIN))
+    assert result.exit_code == 1
+    assert f"break at token {FIRST}" in result.output
+    assert "BPE re-merge" in result.output
+
+
+def test_a_prompt_that_extends_the_stream_is_no_break(record: Path, tmp_path: Path) -> None:
+    bridged = RENDERER.bridge_to_next_turn(PROMPT, SAMPLED, [MORE])
+    assert bridged is not None
+    result = run(record, "--prompt", written(tmp_path / "next.json", bridged.token_ids))
+    assert result.exit_code == 0
+    assert f"{len(bridged.new_ids)} new ones" in result.output
+
+
+def test_one_file_may_hold_both(tmp_path: Path) -> None:
+    given = {"stream": PROMPT + SAMPLED, "next_prompt": AGAIN, "prompt_length": len(PROMPT)}
+    result = run(written(tmp_path / "both.json", given), "--json")
+    row = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (row["cause"], row["position"], row["extends"]) == ("BPE re-merge", FIRST, False)
+    assert "completion" in row["region"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"stream": "x", "next_prompt": [1]}', "must hold a list of token ids"),
+        ('{"stream": [1, -2], "next_prompt": [1]}', "no token id"),
+        ('{"stream": [1, "a"], "next_prompt": [1]}', "list of token ids"),
+    ],
+)
+def test_what_is_wrong_with_a_stream_is_said_in_one_line(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "given.json"
+    path.write_text(content, encoding="utf-8")
+    result = run(path)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert "Traceback" not in result.output

@@ -117,6 +117,7 @@ def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -
     out = tmp_path / "rows.jsonl"
 
     def exported(*options: str) -> set[str]:
+        out.unlink(missing_ok=True)
         result = run(store, "-o", out, "-q", "--keep-state", *options)
         assert (result.exit_code, result.output) == (0, "")
         return {json.loads(line)["session"] for line in out.read_text(encoding="utf-8").splitlines()}
@@ -127,6 +128,21 @@ def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -
     assert exported("--state", "exported") == set()
     assert exported("--search", "N-1") == {"run-1"}
     assert states(store)["run-2"] == "sealed"
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+def test_rows_are_replaced_only_if_asked_for_and_never_by_none(store: Path, tmp_path: Path, name: str) -> None:
+    """The same command twice: the second time nothing is sealed any more."""
+    command = (store, "-o", tmp_path / name, "--state", "sealed")
+    assert run(*command).exit_code == 0
+    rows = (tmp_path / name).read_bytes()
+    for options, words in (([], "--overwrite"), (["--overwrite"], "no session matches")):
+        again = run(*command, *options)
+        assert (again.exit_code, words in " ".join(again.stderr.split())) == (2, True)
+        assert (tmp_path / name).read_bytes() == rows
+    assert run(store, "-o", tmp_path / name, "--overwrite").exit_code == 0
+    assert (tmp_path / name).read_bytes() != rows
+    assert not list(tmp_path.glob("*.unfinished"))
 
 
 @pytest.mark.parametrize(

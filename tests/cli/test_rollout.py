@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.engines.faults import Fault, FaultyEngine
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.cli.rollout import _Display
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.routing import Router
-from tokentrace.engines.scripted import Fault, ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.loop import Agent, Task
 from tokentrace.rollout.patience import Outage
@@ -145,6 +145,20 @@ def test_groups_with_nothing_to_compare_and_rows_that_cannot_be_written_are_told
     assert "the trajectories are kept, and the same command then writes the rows" in again.stderr
     metrics = json.loads((out / "metrics.json").read_text(encoding="utf-8"))
     assert (metrics["rows"], len(metrics["advantage_notes"])) == (None, 1)
+
+
+def test_a_torn_line_of_the_journal_is_reported_and_its_rollout_run_again(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(config, "-o", out, "-q").exit_code == 0
+    journal = out / "rollouts.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    torn = next(at for at, line in enumerate(lines) if b"finished" in line)
+    journal.write_bytes(b"".join([*lines[:torn], lines[torn][:40] + b"\n", *lines[torn + 1 :]]))
+    again = run(config, "-o", out, "--json")
+    assert again.exit_code == 0, again.output
+    assert f"1 line cannot be read (line {torn + 1})" in " ".join(again.stderr.split())
+    metrics = json.loads(again.stdout)
+    assert (metrics["rollouts"], metrics["resumed"], metrics["unreadable_lines"]) == (6, 5, 1)
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_path: Path) -> None:
@@ -370,7 +384,7 @@ def test_progress_shows_circuits_and_outages(
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(_Display, "_EVERY", 0.0)
-    engines = [ScriptedEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
+    engines = [FaultyEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size) for _ in range(2)]
     engines[1].faults.append(Fault.UNAVAILABLE)
     router = Router(engines, names=["http://a", "http://b"])
     asyncio.run(router.generate([1], SamplingParams(1), session="x"))

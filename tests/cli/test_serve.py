@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def test_what_cannot_be_served_is_said_in_one_line(
 ) -> None:
     pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(http, "HTTPSettings", partial(http.HTTPSettings, backoff=0.001))
+    monkeypatch.setattr(http, "_BACKOFF", 0.001)
     result = CliRunner().invoke(main, ["serve", "--port", "0", *options])
     assert result.exit_code == 2, result.output
     assert said.replace("is it running", "is the engine running") in result.stderr

@@ -29,7 +29,7 @@ def chats(tmp_path: Path) -> Path:
 
 
 def invoke(*arguments: Any, **options: Any) -> Result:
-    return CliRunner().invoke(main, ["tokenize", *map(str, arguments)], **options)
+    return CliRunner().invoke(main, ["tokenize", "-t", str(POCKET), *map(str, arguments)], **options)
 
 
 def test_it_writes_rows_and_says_what_they_come_to(chats: Path, tmp_path: Path) -> None:
@@ -38,8 +38,45 @@ def test_it_writes_rows_and_says_what_they_come_to(chats: Path, tmp_path: Path) 
     samples = list(read_samples(tmp_path / "rows.parquet"))
     tokens, trained = sum(map(len, samples)), sum(sample.trained for sample in samples)
     assert f"12 samples of 12 rows · {tokens:,} tokens, {trained:,} trained" in done.stdout
-    assert "using the embedded pocket model" in done.stderr
     assert not (tmp_path / "rows.bad.jsonl").exists()
+
+
+def test_rows_are_never_written_in_a_vocabulary_that_nobody_chose(chats: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(tmp_path / "rows.parquet")])
+    assert done.exit_code == 2
+    assert "-t pocket" in done.stderr
+    assert not list(tmp_path.glob("rows*"))
+    assert CliRunner().invoke(main, ["tokenize", str(chats), "--show", "1"]).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_rows_are_replaced_only_if_asked_for_and_never_by_none(chats: Path, tmp_path: Path, name: str) -> None:
+    output = tmp_path / name
+    assert invoke(chats, "-o", output).exit_code == 0
+    before = output.read_bytes()
+    again = invoke(chats, "-o", output)
+    assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+    bad = tmp_path / "bad.json"
+    bad.write_text('[{"messages": []}, {"text": "no conversation"}]', encoding="utf-8")
+    for options in ([], ["--overwrite"]):
+        assert invoke(bad, "-o", output, *options).exit_code == 2
+        assert output.read_bytes() == before
+    reasons = [json.loads(line)["reason"] for line in (tmp_path / "rows.bad.jsonl").read_text().splitlines()]
+    assert len(reasons) == 2
+    none = invoke(bad, "-o", tmp_path / f"none-{name}")
+    assert (none.exit_code, "no row gave a sample" in " ".join(none.stderr.split())) == (2, True)
+    assert "holds no message" in none.stderr, "the first reason is told at once"
+    assert [path.name for path in tmp_path.glob("none*")] == ["none-rows.bad.jsonl"]
+    assert invoke(chats, "-o", output, "--overwrite", "--turns", "last").exit_code == 0
+    assert output.read_bytes() != before
+
+
+@pytest.mark.parametrize("wrap", [lambda messages: messages, lambda messages: {"messages": messages}])
+def test_a_file_of_one_conversation_is_one_row(tmp_path: Path, wrap: Any) -> None:
+    (tmp_path / "chat.json").write_text(json.dumps(wrap(GOOD["messages"]), indent=1), encoding="utf-8")
+    done = invoke(tmp_path / "chat.json", "-o", tmp_path / "rows.parquet")
+    assert done.exit_code == 0, done.output
+    assert "1 sample of 1 row" in done.stdout
 
 
 def test_bad_rows_are_beside_it_and_in_the_exit_code(chats: Path, tmp_path: Path) -> None:
@@ -200,3 +237,18 @@ def test_an_interrupted_run_says_how_to_go_on(chats: Path, tmp_path: Path, monke
     done = invoke(chats, "-o", tmp_path / "rows.parquet")
     assert done.exit_code == 130
     assert "the same command goes on" in done.stderr
+
+
+def test_the_most_frequent_reasons_are_told_with_a_place_each(tmp_path: Path) -> None:
+    alien = [{"messages": [{"role": f"alien{at}", "content": "x"}]} for at in range(3)]
+    others = [{"messages": []}, {"messages": []}, {"no": 1}, {"messages": [{"role": "user"}]}, {"messages": "x"}, "x"]
+    text = "".join(json.dumps(row) + "\n" for row in [*others, *alien, GOOD])
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(tmp_path / "rows.jsonl"), "-t", "pocket"])
+    assert result.exit_code == 1
+    reasons = [line for line in result.stdout.splitlines() if " × " in line]
+    assert len(reasons) == 5
+    assert reasons[0].startswith("    3 × message 0, role: 'alien0' is not a known role")
+    assert reasons[0].endswith("chats.jsonl, row 7)")
+    assert reasons[1].startswith("    2 × ")

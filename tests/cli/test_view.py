@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.gateway.recorded import Recording, user
 from tests.pages import assert_only_its_own_code_runs, columns, read_page
-from tests.show.results import first_turn, trajectory
+from tests.show.results import RENDERER, first_turn, trajectory
 from tokentrace import save_trajectory, trajectory_samples
 from tokentrace.cli import main
 from tokentrace.data.tables import write_samples
+from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
 from tokentrace.trajectory import Trajectory
 
@@ -36,7 +39,7 @@ def test_a_trajectory_is_viewed_with_its_tree(tmp_path: Path) -> None:
     document = page(tmp_path / "page.html")
     assert columns(document, 1)["id"] == trajectory().stream(1).tolist()
     assert len(document["branches"]) == 2
-    assert document["title"] == "one.tt"
+    assert document["title"] == "one.tt · pocket"
 
 
 def test_rows_are_viewed_and_a_browser_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +51,20 @@ def test_rows_are_viewed_and_a_browser_is_opened(tmp_path: Path, monkeypatch: py
     document = page(Path(opened[0]))
     assert columns(document, 0)["id"] == rows[0].token_ids
     assert len(document["tracks"]) == 1
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_exported_rows_are_shown_with_the_roles_of_their_messages(tmp_path: Path, name: str) -> None:
+    async def record() -> None:
+        store = open_store(str(tmp_path / "store.db"))
+        recording = await Recording(store, "one", RENDERER.silent()).begin(created=0.0)
+        await recording.turn([{"role": "system", "content": "Be brief."}, user("Hi?")], [310, 311])
+        await store.close()
+
+    asyncio.run(record())
+    assert run("export", tmp_path / "store.db", "-o", tmp_path / name).exit_code == 0
+    assert run("view", tmp_path / name, "--html", tmp_path / "page.html").exit_code == 0
+    assert page(tmp_path / "page.html")["tracks"][0]["roles"] == ["system", "user", "assistant"]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -81,45 +98,59 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     assert done.output.splitlines()[-1].startswith("error: ")
 
 
-def test_conversations_are_not_rows_and_what_shows_them_is_said(tmp_path: Path) -> None:
-    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi!"}]}\n')
-    done = run("view", tmp_path / "chats.jsonl", "--html", tmp_path / "page.html")
+@pytest.mark.parametrize("name", ["chats.jsonl", "chat.json"])
+@pytest.mark.parametrize("command", ["view", "check"])
+def test_conversations_are_not_ids_and_what_shows_them_is_said(tmp_path: Path, name: str, command: str) -> None:
+    (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "Hi!"}]}\n')
+    done = run(command, tmp_path / name, "--html", tmp_path / "page.html")
     assert done.exit_code == 2
-    assert "chats.jsonl holds conversations, not rows of ids: tokentrace render" in done.output
+    assert "holds conversations, not ids: tokentrace render" in done.output
 
 
-def test_rows_of_others_are_left_to_inspect(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"input_ids": [1, 2], "loss_mask": [0, 1]}\n')
-    done = run("view", tmp_path / "rows.jsonl", "--html", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert "those of others: tokentrace inspect" in done.output
+def test_rows_of_others_are_viewed(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"input_ids": [1, 2], "labels": [-100, 2]}\n')
+    assert run("view", tmp_path / "rows.jsonl", "--html", tmp_path / "page.html").exit_code == 0
+    assert columns(page(tmp_path / "page.html"), 0)["id"] == [1, 2]
+
+
+def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
+    """Files for trainers, the output folder of a run, its rows, and a folder of trajectories."""
+    chats = tmp_path / "chats.jsonl"
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    chats.write_text(json.dumps({"messages": turns}) + "\n", encoding="utf-8")
+    for name in ("trl.jsonl", "trl.parquet"):
+        assert run("tokenize", chats, "-o", tmp_path / name, "-t", "pocket", "--for", "trl", "-q").exit_code == 0
+    (tmp_path / "run.yaml").write_text(
+        "engine: {kind: embedded}\ntokenizer: pocket\ndata: {questions: {count: 1, seed: 0}}\n"
+        "budget: {turns: 4}\noutput: run\n",
+        encoding="utf-8",
+    )
+    assert run("rollout", tmp_path / "run.yaml", "-o", tmp_path / "run", "-q").exit_code == 0
+    for name in ("trl.jsonl", "trl.parquet", "run", "run/rows.parquet", "run/trajectories"):
+        checked = run("check", tmp_path / name)
+        assert checked.exit_code == 0, (name, checked.output)
+        viewed = run("view", tmp_path / name, "--html", tmp_path / "page.html")
+        assert viewed.exit_code == 0, (name, viewed.output)
+        assert page(tmp_path / "page.html")["tracks"]
 
 
 def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
     prompt, completion = first_turn()
     both = {"stream": prompt + completion, "next_prompt": prompt + completion[:4] + completion[6:]}
     (tmp_path / "both.json").write_text(json.dumps(both))
-    assert run("explain", tmp_path / "both.json", "-t", POCKET, "--html", tmp_path / "break.html").exit_code == 1
+    assert run("check", tmp_path / "both.json", "-t", POCKET, "--html", tmp_path / "break.html").exit_code == 1
     assert len(page(tmp_path / "break.html")["contrasts"]) == 1
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": prompt, "messages": messages}) + "\n")
     assert run("check", tmp_path / "rows.jsonl", "-t", POCKET, "--html", tmp_path / "check.html").exit_code == 1
     assert page(tmp_path / "check.html")["contrasts"]
     save_trajectory(trajectory(), tmp_path / "one.tt")
-    assert run("inspect", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 0
+    assert run("check", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 1
     assert len(page(tmp_path / "inspect.html")["contrasts"]) == 1
-
-
-def test_a_conversation_is_sent_to_the_command_that_shows_it(tmp_path: Path) -> None:
-    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "hi"}]', encoding="utf-8")
-    done = run("view", tmp_path / "chat.json", "--html", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert "not a trajectory (.tt), nor rows of ids" in done.output
-    assert "tokentrace render" in done.output
 
 
 def test_a_choice_that_was_mistyped_is_guessed_and_a_page_that_cannot_be_written_refused(tmp_path: Path) -> None:
     (tmp_path / "calls.jsonl").write_text("{}\n", encoding="utf-8")
-    assert "did you mean 'breaks'?" in run("inspect", tmp_path / "calls.jsonl", "--fail-on", "brakes").output
-    done = run("inspect", tmp_path / "calls.jsonl", "--html", tmp_path / "nowhere" / "page.html")
+    assert "did you mean 'breaks'?" in run("check", tmp_path / "calls.jsonl", "--allow", "brakes").output
+    done = run("check", tmp_path / "calls.jsonl", "--html", tmp_path / "nowhere" / "page.html")
     assert (done.exit_code, f"there is no folder {tmp_path / 'nowhere'}" in done.output) == (2, True)

@@ -9,8 +9,9 @@ import pytest
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, assistant, call, result, system, tool, user
 from tests.support import FULL, make_renderer, rendered, rotating, some
-from tokentrace import InputError, RenderedTokens, Renderer
+from tokentrace import InputError, RenderedTokens, Renderer, create_renderer
 from tokentrace.compare.splicing import splice_prefix
+from tokentrace.pocket import POCKET
 from tokentrace.rendering.bridged import BridgedTokens
 from tokentrace.study.seams import BridgeRefusal, RefusalReason
 from tokentrace.tokens.kinds import Kind
@@ -132,6 +133,44 @@ def test_messages_that_say_something_else_are_refused(history: list[dict[str, An
     assert isinstance(found, BridgeRefusal)
     assert found.reason is RefusalReason.REWRITES_PAST
     assert isinstance(splice_prefix(renderer, history, prompt, completion, tools=tools, check=False), BridgedTokens)
+
+
+PICKY = (
+    "{% if messages[-1].role == 'assistant' %}{{ raise_exception('the last message must be of a user or a tool') }}"
+    "{% endif %}{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("source", [PICKY, None], ids=["rejects a last assistant", "pocket"])
+def test_a_rewritten_past_is_refused_whatever_message_the_template_wants_last(source: str | None) -> None:
+    renderer = create_renderer(POCKET, chat_template=source)
+    prompt, completion = asked(renderer, user("2+2?")), sampled(renderer, "Four, of  course.<|end|>")
+    same = [user("2+2?"), assistant("Four, of  course."), user("Sure?")]
+    found = spliced(splice_prefix(renderer, same, prompt, completion))
+    assert found.token_ids[: found.stream_length] == prompt + completion
+    for history in (
+        [user("3+3?"), assistant("Four, of  course."), user("Sure?")],
+        [user("2+2?"), assistant("I will not tell you that."), user("Sure?")],
+    ):
+        refused = splice_prefix(renderer, history, prompt, completion)
+        assert isinstance(refused, BridgeRefusal), history
+        assert refused.reason is RefusalReason.REWRITES_PAST
+        assert isinstance(splice_prefix(renderer, history, prompt, completion, check=False), BridgedTokens)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    """A template that takes the whole conversation and no beginning of it: nothing says what the ids stand for."""
+    renderer = create_renderer(
+        POCKET, chat_template="{% if messages | length < 3 %}{{ raise_exception('more') }}{% endif %}" + PICKY
+    )
+    plain = create_renderer(POCKET, chat_template=PICKY)
+    prompt, completion = asked(plain, user("2+2?")), sampled(plain, "Four.<|end|>")
+    messages = [user("2+2?"), assistant("Four."), user("Sure?")]
+    refused = splice_prefix(renderer, messages, prompt, completion)
+    assert isinstance(refused, BridgeRefusal)
+    assert "check=False" in refused.detail
+    assert isinstance(splice_prefix(renderer, messages, prompt, completion, check=False), BridgedTokens)
 
 
 def test_bad_calls_are_named() -> None:

@@ -169,7 +169,18 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     ),
     "two responses that cannot be told apart": (
         [USER, message("a", id="msg_68af40"), message("b", id="msg_68af41")],
-        [USER, {"role": "assistant", "content": "ab"}],
+        [USER, {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+    ),
+    "messages of one turn without ids": (
+        [USER, message("I should.", id=None), message(" Let me look.", id=None), call(), message("c"), message("d")],
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": text} for text in ("I should.", " Let me look.", "cd")],
+                "tool_calls": [TOOL_CALL],
+            },
+        ],
     ),
     "fields of trainers": (
         [USER, message("Sunny.", prompt_token_ids=[1], generation_token_ids=[2], generation_log_probs=[-1.0])],

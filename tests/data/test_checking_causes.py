@@ -218,5 +218,24 @@ def test_trained_padding_and_added_tokens_are_mask_differences() -> None:
     pad = RENDERER.tokenizer.token_id("<|pad|>")
     padded = checked(row_of([*IDS, pad, pad], [*MASK, 1, 0], attention_mask=[1] * len(IDS) + [0, 0]))
     assert (padded.outcome, [wrong.part for wrong in padded.mask]) == (Outcome.MASK, ["padding"])
+    assert padded.position == len(IDS)
     added = checked(row_of([*IDS, IDS[-1]], [*MASK, 1]))
     assert (added.outcome, [wrong.part for wrong in added.mask]) == (Outcome.BOTH, ["added tokens"])
+
+
+@pytest.mark.parametrize("conversation", [True, False])
+@pytest.mark.parametrize(("left", "right", "trained"), [(0, 3, [1]), (3, 2, [2, 0]), (4, 0, [1, 3]), (2, 2, [0, 1, 2])])
+def test_trained_padding_is_reported_where_it_stands(
+    left: int, right: int, trained: list[int], conversation: bool
+) -> None:
+    """Whatever stands on either side: the report names the first padding token that is trained."""
+    pads = [*range(left), *range(left + len(IDS), left + len(IDS) + right)]
+    mask = np.concatenate([np.zeros(left, np.bool_), MASK, np.zeros(right, np.bool_)])
+    mask[[pads[at] for at in trained]] = True
+    ids = np.full(len(mask), RENDERER.tokenizer.token_id("<|pad|>"))
+    ids[left : left + len(IDS)] = IDS
+    row = row_of(ids, mask, attention_mask=[int(at not in pads) for at in range(len(mask))])
+    found = checked(row if conversation else {name: row[name] for name in row if name != "messages"})
+    [wrong] = found.mask
+    assert (wrong.part, wrong.tokens, wrong.position) == ("padding", len(trained), pads[min(trained)])
+    assert found.position == wrong.position

@@ -33,7 +33,17 @@ from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import Message
 from tokentrace.conversation.shapes import Shape
-from tokentrace.data.conversations import Columns, Conversation, conversation_of, without_nulls
+from tokentrace.data import TokenizeSettings, tokenize_rows
+from tokentrace.data.conversations import (
+    NULLS_REMOVED,
+    Columns,
+    Conversation,
+    conversation_of,
+    table_row,
+    without_nulls,
+)
+from tokentrace.pocket import POCKET
+from tokentrace.rollout import row_task
 
 USER: Message = {"role": "user", "content": "hi"}
 ANSWER: Message = {"role": "assistant", "content": "hello"}
@@ -374,6 +384,79 @@ def test_anthropics_and_sharegpts_rows_come_back_from_parquet() -> None:
         [read] = through_parquet(rows)
         assert without_nulls(read) == rows[0]
         assert conversation_of(without_nulls(read)) == conversation_of(rows[0])
+
+
+# -- null values: filled in by a table, or meant
+
+LEAF = st.none() | st.integers(0, 9) | st.sampled_from(["", "Paris"])
+ARGUMENTS = st.dictionaries(st.sampled_from("abcd"), LEAF | st.dictionaries(st.sampled_from("xy"), LEAF), max_size=3)
+
+
+@given(all_arguments=st.lists(ARGUMENTS, min_size=2, max_size=4), as_text=st.booleans())
+@settings(deadline=None, max_examples=examples(60))
+def test_a_table_never_adds_an_argument_and_says_so_where_it_took_one(
+    all_arguments: list[dict[str, Any]], as_text: bool
+) -> None:
+    """Rows through an Arrow table: what comes back has no key that the row had not, and no null that nobody wrote."""
+    rows = [
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", given_arguments)]}]}
+        for given_arguments in ([json.dumps(one) for one in all_arguments] if as_text else all_arguments)
+    ]
+    try:
+        read = through_parquet(rows)
+    except pa.ArrowException:  # values of two types in one column, or no key at all
+        return
+    for row, back in zip(rows, read, strict=True):
+        made, notes = table_row(back)
+        wanted = row["messages"][1]["tool_calls"][0]["function"]["arguments"]
+        found = made["messages"][1]["tool_calls"][0]["function"].get("arguments", {})
+        if as_text:
+            assert (found, notes) == (wanted, ())
+        else:
+            assert found == without_nulls(wanted) or without_empty(found) == without_empty(without_nulls(wanted))
+            assert notes or wanted == without_nulls(wanted), "a null that was meant is not lost in silence"
+
+
+def without_empty(value: Any) -> Any:
+    """Parquet has no structs without fields."""
+    if not isinstance(value, dict):
+        return value
+    return {key: inner for key, one in value.items() if (inner := without_empty(one)) != {}}
+
+
+def test_columns_that_no_table_makes_keep_their_nulls() -> None:
+    schema = {"type": "object", "properties": {"a": {"default": None}}}
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", {"a": None})]}]
+    row = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+    made, notes = table_row(row)
+    assert made["messages"] == messages
+    assert made["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {"a": {}}}
+    assert notes == (NULLS_REMOVED,)
+    assert table_row({"messages": TALK, "x": None}) == ({"messages": TALK, "x": None}, ())
+    assert table_row(messages) == (messages, ())
+
+
+def test_a_dataset_trains_no_argument_that_nobody_wrote() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", given_arguments)]}]}
+        for given_arguments in ({"city": "Paris"}, {"days": 3})
+    ]
+    dataset = datasets.Dataset.from_list(rows)
+    wanted = [one.samples[0] for one in tokenize_rows(TokenizeSettings(str(POCKET)), rows)]
+    for given_rows in (dataset, list(dataset), iter(dataset), dataset.to_iterable_dataset()):
+        found = [one.samples[0] for one in tokenize_rows(TokenizeSettings(str(POCKET)), given_rows)]
+        assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in wanted]
+        assert all(NULLS_REMOVED in one.notes for one in found)
+    assert not any(NULLS_REMOVED in one.notes for one in wanted)
+    more: list[dict[str, Any]] = [{"tools_kwargs": {"f": {"x": 1}}}, {"extra_info": {"tools_kwargs": {"g": {"y": 2}}}}]
+    columns = {"tools_kwargs": None, "extra_info": None}
+    asked = [{"messages": [*row["messages"], USER], **columns, **own} for row, own in zip(rows, more, strict=True)]
+    tasks = [row_task(row) for row in datasets.Dataset.from_list(asked)]
+    calls = [task.messages[1]["tool_calls"][0]["function"]["arguments"] for task in tasks]
+    assert calls == [{"city": "Paris"}, {"days": 3}]
+    assert [task.tool_settings for task in tasks] == [{"f": {"x": 1}}, {"g": {"y": 2}}]
+    assert row_task({"messages": [USER], "extra_info": {"answer": None}}).metadata == {"extra_info": {"answer": None}}
 
 
 def test_without_nulls() -> None:

@@ -449,7 +449,7 @@ def test_a_hundred_thousand_conversations_in_flat_memory_survive_kill_minus_nine
     path, output = tmp_path / "x.jsonl", tmp_path / "o.parquet"
     write_conversations(path, 100_000, seed=11)
     program = str(Path(sys.executable).with_name("tokentrace"))
-    command = [program, "tokenize", str(path), "-j", "2", "-q", "-o"]
+    command = [program, "tokenize", str(path), "-t", str(POCKET), "-j", "2", "-q", "-o"]
     process = subprocess.Popen([*command, str(output)])
     memory: list[int] = []
     try:

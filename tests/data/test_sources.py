@@ -121,6 +121,35 @@ def test_an_object_is_one_row_and_stdin_is_read(tmp_path: Path, monkeypatch: pyt
     assert values(rows_of("-", spool=tmp_path / "spool")) == ROWS
 
 
+@pytest.mark.parametrize("wrap", [lambda row: row, lambda row: [row]], ids=["objects", "lists"])
+@pytest.mark.parametrize("size", [10, (1 << 16) - 20, (1 << 16) + 1, 1 << 20])
+def test_lines_on_stdin_are_rows_however_long_the_first_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, wrap: Any
+) -> None:
+    rows = [wrap({"n": "x" * size}), wrap({"n": 1}), wrap({"n": 2})]
+    for count in (1, 3):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n" + lines(rows[:count]))))
+        found = values(rows_of("-", spool=tmp_path / "spool"))
+        assert found == (rows[:count] if count > 1 or wrap(0) == 0 else rows[0])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x" * 100_000}],
+        [{"role": "system", "content": "x" * 100_000}, {"role": "user", "content": "hi"}],
+        [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}],
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_of_messages_is_one_conversation(tmp_path: Path, messages: list[Any], indent: int | None) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(json.dumps(messages, indent=indent), encoding="utf-8")
+    assert values(rows_of(path, spool=tmp_path)) == [messages]
+    path.write_text(json.dumps([messages, messages], indent=indent), encoding="utf-8")
+    assert values(rows_of(path, spool=tmp_path)) == [messages, messages]
+
+
 def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: Path) -> None:
     (tmp_path / "data" / "sub").mkdir(parents=True)
     (tmp_path / "data" / "README.md").write_text("no rows")
@@ -128,16 +157,44 @@ def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: 
     (tmp_path / "data" / "train-00001-of-00002.jsonl").write_bytes(lines(ROWS[2:4]))
     (tmp_path / "data" / "train-00000-of-00002.jsonl").write_bytes(lines(ROWS[:2]))
     pq.write_table(pa.Table.from_pylist(ROWS[4:]), tmp_path / "data" / "sub" / "test.parquet")
-    found = find_sources([str(tmp_path / "data")], tmp_path)
-    assert [Path(source.name).name for source in found] == [
-        "test.parquet",
-        "train-00000-of-00002.jsonl",
-        "train-00001-of-00002.jsonl",
-    ]
+    with pytest.raises(InputError, match="several splits: test, train;"):
+        find_sources([str(tmp_path / "data")], tmp_path)
     assert values(rows_of(tmp_path / "data", spool=tmp_path, split="train")) == ROWS[:4]
     assert values(rows_of(tmp_path / "data", spool=tmp_path, split="test")) == ROWS[4:]
     with pytest.raises(InputError, match="no file with rows of split 'dev'"):
         find_sources([str(tmp_path / "data")], tmp_path, split="dev")
+    (tmp_path / "data" / "sub" / "test.parquet").unlink()
+    assert values(rows_of(tmp_path / "data", spool=tmp_path)) == ROWS[:4]
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train.jsonl", "test.jsonl"], "test, train;"),
+        (["data/train/0.jsonl", "data/Validation/0.jsonl"], "train, validation;"),
+        (["chats_train.jsonl", "chats_dev.jsonl", "more.jsonl"], "dev, train, and files of none;"),
+        (["chats.jsonl", "test-00000-of-00001.jsonl"], "test, and files of none;"),
+        (["test_sft-0.jsonl", "train_sft-0.jsonl", "train_gen-0.jsonl"], "test, train;"),
+        (["train-00000.jsonl", "more.jsonl", "training.jsonl"], None),
+        (["test-0.jsonl", "test-1.jsonl"], None),
+        (["a.jsonl", "contest.jsonl"], None),
+    ],
+)
+def test_a_folder_with_more_than_its_training_split_is_refused(
+    tmp_path: Path, names: list[str], splits: str | None
+) -> None:
+    for name in names:
+        (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "d" / name).write_bytes(lines(ROWS))
+    if splits is None:
+        assert len(find_sources([str(tmp_path / "d")], tmp_path)) == len(names)
+        return
+    with pytest.raises(InputError, match=splits):
+        find_sources([str(tmp_path / "d")], tmp_path)
+    for split in splits.partition(",")[0], splits.partition(",")[0].upper():
+        assert len(find_sources([str(tmp_path / "d")], tmp_path, split=split)) == 1
+    if "train_sft-0.jsonl" in names:
+        assert len(find_sources([str(tmp_path / "d")], tmp_path, split="train_sft")) == 1
 
 
 def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:

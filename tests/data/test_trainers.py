@@ -161,7 +161,7 @@ def test_a_trainer_reads_labels(chats: Path, tmp_path: Path) -> None:
 
 
 def invoke(*arguments: Any) -> Any:
-    return CliRunner().invoke(main, ["tokenize", *map(str, arguments)])
+    return CliRunner().invoke(main, ["tokenize", "-t", str(POCKET), *map(str, arguments)])
 
 
 def test_the_command_says_what_to_configure(chats: Path, tmp_path: Path) -> None:

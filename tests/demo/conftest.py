@@ -1,4 +1,4 @@
-"""A run of the demo, which takes seconds, shared by the tests of its paths and of its trials."""
+"""A run of the demo, which takes seconds, shared by the tests of its paths and of its report."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 
 import pytest
 
-from tests.demo.few import few_tasks
-from tokentrace import create_renderer
-from tokentrace.demo.trials import Demo, run_demo
-from tokentrace.pocket import POCKET
+from tests.support import FULL
+from tokentrace.demo.paths import Demo, run_demo
+
+ROLLOUTS = 12 if FULL else 2
 
 
 @pytest.fixture(scope="session")
 def demo() -> Demo:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokentrace.demo.paths.question_tasks", few_tasks)
-        return asyncio.run(run_demo(create_renderer(POCKET), seed=1))
+    return asyncio.run(run_demo(rollouts=ROLLOUTS))

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from tests.demo.few import ROLLOUTS, few_tasks
-from tests.pages import assert_only_its_own_code_runs, columns, read_page, said
+from tests.demo.conftest import ROLLOUTS
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import Cause
 from tokentrace.demo.paths import (
     CLIENTS,
+    TRIALS,
     ClientPath,
+    Demo,
     MessageAgent,
-    PathReport,
-    compare_paths,
-    path_samples,
-    roll_out,
-    sampled_turns,
-    score_path,
+    RememberingEngine,
+    forgetful,
+    run_path,
     score_row,
     trained_row,
+    trial_renderer,
 )
-from tokentrace.demo.trials import Demo, Trial
-from tokentrace.demo.views import MEASURES, demo_json, demo_page, demo_text
+from tokentrace.demo.questions import pick_questions, question_task
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
@@ -37,9 +33,51 @@ from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.loop import Agent, Rollout, Task
 from tokentrace.rollout.tools import as_tools
+from tokentrace.samples.trajectories import owned_turns
+from training.pocket.expert import solve
+from training.pocket.questions import make_questions
 
 RENDERER = create_renderer(POCKET)
 MODEL = load_pocket()
+
+
+def test_two_rollouts_show_a_break_by_every_cause(demo: Demo) -> None:
+    """Whoever tries it with ``--rollouts 2`` sees what it is about."""
+    sampled, greedy, dropped = (trial.of(ClientPath.RERENDER) for trial in demo.trials)
+    assert set(sampled.causes) == {Cause.BPE_REMERGE, Cause.JSON_FORMAT}
+    assert greedy.causes == {}
+    assert dropped.causes == {Cause.STRIPPED_REASONING: dropped.later_user_turns}
+    assert dropped.later_user_turns > 0
+    assert demo.trials[2].of(ClientPath.FIXED_BASE).breaks == 0
+
+
+def test_tokentrace_has_no_break_and_one_sample_a_rollout(demo: Demo) -> None:
+    for trial in demo.trials:
+        report = trial.of(ClientPath.TOKENTRACE)
+        assert (report.breaks, report.samples, report.causes) == (0, ROLLOUTS, {})
+    report = demo.paths[-1]
+    assert (report.mismatched_tokens, report.never_sampled_tokens) == (0, 0)
+    assert report.largest_logprob_gap < 1e-4
+    assert sum(len(one.gaps) for one in report.scored) == report.sampled_tokens > 0
+    for rollout in report.rollouts:
+        mask = rollout.trajectory.loss_mask()
+        again = np.concatenate(([0.0], MODEL.score(rollout.trajectory.stream())))
+        np.testing.assert_allclose(rollout.trajectory.logprobs()[mask], again[mask], atol=1e-4)
+
+
+def test_counts_are_those_of_the_trajectories(demo: Demo) -> None:
+    for report in demo.paths[:2]:
+        assert report.breaks > 0
+        assert report.samples == ROLLOUTS + report.breaks
+        assert sum(report.causes.values()) == report.breaks
+        for rollout, scored in zip(report.rollouts, report.scored, strict=True):
+            found = report.found.get(rollout.task.name, [])
+            branches = rollout.trajectory.branches[1:]
+            assert [(one.position, str(one.cause)) for one in found] == [(one.start, one.cause) for one in branches]
+            _, mask = trained_row(rollout, report.path, RENDERER)
+            assert scored.sampled == rollout.trajectory.num_sampled
+            assert scored.mismatched + len(scored.gaps) == scored.sampled
+            assert scored.foreign + len(scored.gaps) == np.count_nonzero(mask)
 
 
 class Recording(EmbeddedEngine):
@@ -54,105 +92,24 @@ class Recording(EmbeddedEngine):
         return await super().generate(prompt_ids, sampling, **more)
 
 
-async def record(path: ClientPath) -> tuple[PathReport, Recording]:
-    engine = Recording()
-    try:
-        report = await roll_out(path, few_tasks(1), seed=1, renderer=RENDERER, engine=engine)
-    finally:
-        await engine.close()
-    return await score_path(report, RENDERER, MODEL), engine
-
-
-@pytest.fixture(scope="module")
-def recorded() -> dict[ClientPath, tuple[PathReport, Recording]]:
-    return {path: asyncio.run(record(path)) for path in ClientPath}
-
-
-def test_tokentrace_has_no_break_and_one_sample_a_rollout(recorded: Any) -> None:
-    report, _ = recorded[ClientPath.TOKENTRACE]
-    assert (report.num_breaks, report.samples, report.mismatched, report.foreign) == (0, ROLLOUTS, 0, 0)
-    assert report.causes == report.examples == {}
-    rows = path_samples(report)
-    assert len(rows) == ROLLOUTS
-    assert sum(row.trained for row in rows) == report.sampled > 0
-
-
-def test_logprobs_of_tokentrace_are_those_of_a_re_score(recorded: Any) -> None:
-    report, _ = recorded[ClientPath.TOKENTRACE]
-    for rollout in report.rollouts:
-        trajectory = rollout.trajectory
-        mask = trajectory.loss_mask()
-        again = np.concatenate(([0.0], MODEL.score(trajectory.stream())))
-        np.testing.assert_allclose(trajectory.logprobs()[mask], again[mask], atol=1e-4)
-    assert report.largest_gap < 1e-4
-    assert len(report.gaps) == report.sampled
-
-
 @pytest.mark.parametrize("path", ClientPath)
-def test_engines_see_the_prompts_that_are_recorded(recorded: Any, path: ClientPath) -> None:
-    report, engine = recorded[path]
-    for rollout in report.rollouts:
+def test_engines_see_the_prompts_that_are_recorded(demo: Demo, path: ClientPath) -> None:
+    """Also: what is remembered is what each path would have sampled alone, and a seed gives the same again."""
+    engine = Recording()
+
+    async def alone() -> Any:
+        try:
+            return await run_path(path, [question_task(one) for one in pick_questions(2)], TRIALS[0], engine)
+        finally:
+            await engine.close()
+
+    for rollout, known in zip(asyncio.run(alone()).rollouts, demo.trials[0].of(path).rollouts, strict=False):
         trajectory = rollout.trajectory
         trajectory.check()
-        turns = [turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k]
-        turns.sort(key=lambda turn: turn.write)
-        assert [trajectory.stream(turn.branch)[: turn.start].tolist() for turn in turns] == engine.prompts[
-            rollout.task.name
-        ]
-
-
-@pytest.mark.parametrize("path", CLIENTS)
-def test_counts_are_those_of_the_trajectories(recorded: Any, path: ClientPath) -> None:
-    report, _ = recorded[path]
-    assert report.num_breaks > 0, "at temperature 1 some turns are not spelled as the tokenizer would"
-    assert report.samples == ROLLOUTS + report.num_breaks
-    assert sum(report.causes.values()) == report.num_breaks == sum(map(len, report.breaks.values()))
-    for rollout, scored in zip(report.rollouts, report.scored, strict=True):
-        found = report.breaks.get(rollout.task.name, [])
-        branches = rollout.trajectory.branches[1:]
-        assert [(one.position, str(one.cause)) for one in found] == [(one.start, one.cause) for one in branches]
-        sampled = np.concatenate([ids for ids, _ in sampled_turns(rollout)])
-        assert scored.sampled == len(sampled) == rollout.trajectory.num_sampled
-        assert scored.mismatched + len(scored.positions) == scored.sampled
-        assert scored.foreign + len(scored.positions) == np.count_nonzero(scored.mask)
-        assert scored.mask[scored.positions].all()
-        kept = iter(sampled.tolist())
-        assert all(index in kept for index in scored.ids[scored.positions].tolist()), "in order, of what was sampled"
-
-
-def test_the_first_turns_are_the_same_by_every_path(recorded: Any) -> None:
-    reports = [recorded[path][0] for path in ClientPath]
-    for rollouts in zip(*(report.rollouts for report in reports), strict=True):
-        first = [sampled_turns(rollout)[0][0].tolist() for rollout in rollouts]
-        assert first[0] == first[1] == first[2]
-
-
-def shown(reports: list[PathReport], seed: int) -> Demo:
-    """What the views are given, with these rollouts for every trial."""
-    return Demo(seed, reports, [Trial(f"trial {at}", "", 0.0, at == 2, reports) for at in range(3)])
-
-
-def test_what_is_remembered_is_what_each_path_would_have_sampled_alone(recorded: Any, demo: Demo) -> None:
-    for report in demo.paths:
-        alone, _ = recorded[report.path]
-        for one, other in zip(report.rollouts, alone.rollouts, strict=True):
-            assert one.trajectory.stream().tolist() == other.trajectory.stream().tolist()
-        assert report.causes == alone.causes
-        assert (report.mismatched, report.foreign) == (alone.mismatched, alone.foreign)
-
-
-def test_a_seed_gives_one_table_and_another_seed_another() -> None:
-    def table(seed: int) -> tuple[dict[str, Any], list[list[int]]]:
-        reports = asyncio.run(compare_paths(RENDERER, rollouts=2, seed=seed, model=MODEL))
-        found = demo_json(shown(reports, seed))["paths"]
-        for row in found.values():
-            for name in ("mean_logprob_gap", "largest_logprob_gap"):
-                row[name] = round(row[name], 4)
-        return found, [one.trajectory.stream().tolist() for report in reports for one in report.rollouts]
-
-    first = table(1)
-    assert table(1) == first
-    assert table(2)[1] != first[1]
+        assert trajectory.stream().tolist() == known.trajectory.stream().tolist()
+        turns = sorted(owned_turns(trajectory), key=lambda turn: turn.write)
+        prompts = [trajectory.stream(turn.branch)[: turn.start].tolist() for turn in turns]
+        assert prompts == engine.prompts[rollout.task.name]
 
 
 # -- what is counted, on turns that are known
@@ -165,10 +122,10 @@ def multiply(a: int, b: int) -> str:
 
 def scripted(path: ClientPath, *turns: str | Sequence[int], name: str = "one") -> tuple[Rollout, dict[str, Any]]:
     """A rollout with these turns."""
-    said = iter(turns)
+    texts = iter(turns)
 
     def script(_: Any, __: SamplingParams) -> Any:
-        turn = next(said)
+        turn = next(texts)
         return RENDERER.tokenizer.encode(turn) if isinstance(turn, str) else turn
 
     engine = ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
@@ -192,7 +149,7 @@ def test_turns_that_are_spelled_as_rendered_do_not_break(path: ClientPath) -> No
     rollout, breaks = scripted(path, CALL, ANSWER)
     assert breaks == {}
     assert rollout.trajectory.num_branches == 1
-    scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL)
+    scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL.score)
     assert (scored.mismatched, scored.foreign) == (0, 0)
 
 
@@ -202,42 +159,71 @@ def test_other_spacing_breaks_where_messages_are_kept(path: ClientPath) -> None:
     (found,) = breaks["one"]
     assert found.cause is Cause.JSON_FORMAT
     assert rollout.trajectory.num_samples == 2
-    scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL)
+    scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL.score)
     wide, narrow = (RENDERER.tokenizer.encode(text) for text in (WIDE, CALL))
     assert scored.mismatched - scored.foreign == len(wide) - len(narrow)
     assert scored.mismatched > 0
-    kept, _ = scripted(ClientPath.TOKENTRACE, WIDE, ANSWER)
-    assert kept.trajectory.num_samples == 1
-    assert score_row(kept, trained_row(kept, ClientPath.TOKENTRACE, RENDERER), MODEL).mismatched == 0
+    ours, _ = scripted(ClientPath.TOKENTRACE, WIDE, ANSWER)
+    assert ours.trajectory.num_samples == 1
+    assert score_row(ours, trained_row(ours, ClientPath.TOKENTRACE, RENDERER), MODEL.score).mismatched == 0
 
 
 def test_a_turn_that_is_not_in_the_row_is_mismatched_as_a_whole() -> None:
     rollout, _ = scripted(ClientPath.TOKENTRACE, CALL, ANSWER)
     ids, mask = rollout.trajectory.stream(), rollout.trajectory.loss_mask()
-    (call, _), (answer, _) = sampled_turns(rollout)
-    without = len(ids) - len(answer)
-    scored = score_row(rollout, (ids[:without], mask[:without]), MODEL)
-    assert (scored.sampled, scored.mismatched, scored.foreign) == (len(call) + len(answer), len(answer), 0)
-    nothing = score_row(rollout, (ids[:1], mask[:1]), MODEL)
-    assert (nothing.mismatched, len(nothing.gaps)) == (len(call) + len(answer), 0)
+    call, answer = (len(RENDERER.tokenizer.encode(text)) for text in (CALL, ANSWER))
+    scored = score_row(rollout, (ids[:-answer], mask[:-answer]), MODEL.score)
+    assert (scored.sampled, scored.mismatched, scored.foreign) == (call + answer, answer, 0)
+    nothing = score_row(rollout, (ids[:1], mask[:1]), MODEL.score)
+    assert (nothing.mismatched, len(nothing.gaps)) == (call + answer, 0)
 
 
-def test_the_page_escapes_whatever_was_said() -> None:
-    name = "<img src=x onerror=alert(3)>\x1b[31mred"
-    turns = ("\x1b[31mred <script>alert(4)</script>\n" + WIDE, "<b onclick=alert(5)>42</b><|end|>")
-    reports = []
-    for path in ClientPath:
-        rollout, breaks = scripted(path, *turns, name=name)
-        scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL)
-        reports.append(PathReport(path, [rollout], breaks, [scored]))
-    page = demo_page(shown(reports, 0), RENDERER)
-    assert_only_its_own_code_runs(page)
-    plain = Console(width=200, record=True, file=io.StringIO())
-    plain.print(demo_text(shown(reports, 0)))
-    assert "\x1b[31mred" not in plain.export_text(styles=False)
-    assert "alert(" not in page.replace("alert(3)\\u003e", "").partition('id="document">')[0]
-    document = read_page(page)
-    texts = ["".join(columns(document, at)["text"]) for at in range(len(document["tracks"]))]
-    assert any("<b onclick=alert(5)>" in text for text in texts)
-    assert any(name in track["name"] for track in document["tracks"])
-    assert all(measure.label in said(page) for measure in MEASURES)
+# -- the second template, and what is remembered
+
+
+def test_a_template_that_forgets_differs_only_in_reasoning_before_the_last_user_message() -> None:
+    other, went_on = trial_renderer(TRIALS[2]), 0
+    for question in make_questions(0, 48, "held_back"):
+        messages = solve(question)
+        last = max(at for at, message in enumerate(messages) if message["role"] == "user")
+        without = [
+            {key: value for key, value in message.items() if at > last or key != "reasoning_content"}
+            for at, message in enumerate(messages)
+        ]
+        expected = RENDERER.render_ids(without, tools=question.tools, add_generation_prompt=True)
+        assert other.render_ids(messages, tools=question.tools, add_generation_prompt=True) == expected
+        whole = RENDERER.render_ids(messages, tools=question.tools, add_generation_prompt=True)
+        assert (whole != expected) == bool(question.follow_ups)
+        went_on += bool(question.follow_ups)
+    assert went_on == 4
+
+
+def test_only_pockets_template_is_changed() -> None:
+    with pytest.raises(ValueError, match="not pocket's template"):
+        forgetful("{{ messages }}")
+
+
+def test_a_request_is_computed_once_and_only_where_it_is_the_same() -> None:
+    prompt = RENDERER.render_ids([{"role": "user", "content": "What is 2 + 2?"}], add_generation_prompt=True)
+
+    async def ask() -> None:
+        engine = RememberingEngine(MODEL)
+        try:
+            seeded = SamplingParams(max_tokens=8, seed=1)
+            first, again = [await engine.generate(prompt, seeded) for _ in range(2)]
+            assert again.ids is first.ids
+            assert again.logprobs is first.logprobs
+            assert again.cached_tokens is None
+            others = [
+                await engine.generate([*prompt, prompt[-1]], seeded),
+                await engine.generate(prompt, SamplingParams(max_tokens=8, seed=2)),
+                await engine.generate(prompt, SamplingParams(max_tokens=7, seed=1)),
+            ]
+            assert not any(other.ids is first.ids for other in others)
+            unseeded = SamplingParams(max_tokens=8)
+            one, two = [await engine.generate(prompt, unseeded) for _ in range(2)]
+            assert one.ids is not two.ids
+        finally:
+            await engine.close()
+
+    asyncio.run(ask())

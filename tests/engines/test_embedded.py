@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tokentrace import create_renderer, trajectory_samples
-from tokentrace.demo.rollouts import FollowUps, question_tasks
-from tokentrace.demo.tasks import make_questions
+from tokentrace.demo.questions import FollowUps, pick_questions, question_task
 from tokentrace.engines.drawing import sample
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import (
@@ -29,6 +28,7 @@ from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
 from tokentrace.rollout.loop import Agent
+from training.pocket.questions import make_questions
 
 RENDERER = create_renderer(POCKET)
 STOPS = tuple(RENDERER.get_stop_token_ids())
@@ -339,7 +339,7 @@ def test_an_agent_records_what_its_logprobs_are_of_and_what_was_cached(temperatu
     async def work(engine: EmbeddedEngine) -> Any:
         sampling = params(temperature=temperature, top_k=30, max_tokens=160)
         agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), reward=lambda _: 1.0)
-        return [await agent.run(task, seed=3) for task in question_tasks(424242, 3)]
+        return [await agent.run(task, seed=3) for task in map(question_task, pick_questions(3, seed=2))]
 
     later: list[int | None] = []
     for rollout in with_engine(work):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.faults import Fault, FaultyEngine, Gate
 from tokentrace import create_renderer
 from tokentrace.engines.embedded import READ_AT_ONCE, EmbeddedEngine
 from tokentrace.engines.protocol import Completion, Engine, FinishReason, SamplingParams
 from tokentrace.engines.routing import Router
-from tokentrace.engines.scripted import Fault, Gate, ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.batch import grouped
@@ -121,9 +121,9 @@ def test_a_group_that_comes_later_finds_the_prompt_and_new_weights_do_not() -> N
 # -- where a group goes
 
 
-def gated(count: int) -> tuple[list[ScriptedEngine], Gate]:
+def gated(count: int) -> tuple[list[FaultyEngine], Gate]:
     gate = Gate()
-    return [ScriptedEngine(lambda p, s: [7], latency=gate) for _ in range(count)], gate
+    return [FaultyEngine(lambda p, s: [7], latency=gate) for _ in range(count)], gate
 
 
 @pytest.mark.parametrize(("lead", "members", "shares"), [(16, 8, [8, 0]), (4, 8, [4, 4]), (4, 40, [20, 20])])
@@ -172,7 +172,7 @@ def test_groups_are_spread_and_others_are_not_starved() -> None:
 
 def test_a_group_moves_when_its_endpoint_is_down() -> None:
     async def go() -> None:
-        engines = [ScriptedEngine(lambda p, s, at=at: [at]) for at in range(2)]
+        engines = [FaultyEngine(lambda p, s, at=at: [at]) for at in range(2)]
         router = Router(engines)
 
         async def ask() -> int:
@@ -187,7 +187,7 @@ def test_a_group_moves_when_its_endpoint_is_down() -> None:
 
 def test_an_agent_tells_the_engine_which_rollouts_are_one_group() -> None:
     renderer = create_renderer(POCKET)
-    engine = ScriptedEngine(lambda p, s: [renderer.get_stop_token_ids()[0]])
+    engine = FaultyEngine(lambda p, s: [renderer.get_stop_token_ids()[0]])
     agent = Agent(engine, renderer)
     question = Task([{"role": "user", "content": "What is 6 * 7?"}], name="q")
 

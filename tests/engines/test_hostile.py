@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.engines.support import Fake, Reply, http_head, json_reply, recording, serving
+from tokentrace.engines import http
 from tokentrace.engines.http import Connection, HTTPSettings
 from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
 from tokentrace.engines.protocol import (
@@ -60,10 +61,11 @@ def test_an_answer_is_read_up_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 1000, b"data: x\n" * 200, b"x" * 1000, b": " + b"x" * 1000])
-def test_an_event_is_read_up_to_a_limit(piece: bytes) -> None:
+def test_an_event_is_read_up_to_a_limit(piece: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_EVENT_BYTES", 5000)
     fake = Fake().on(GENERATE, Reply([piece] * 100))
-    with pytest.raises(EngineAnswerError, match=r"http://engine.*more than 5000 bytes \(longest_event\)"):
-        stream(fake.connection(longest_event=5000))
+    with pytest.raises(EngineAnswerError, match=r"http://engine.*more than 5000 bytes"):
+        stream(fake.connection())
 
 
 def test_many_short_events_and_comments_are_no_long_event() -> None:
@@ -136,13 +138,12 @@ def test_more_tokens_than_were_asked_for_end_a_stream_at_once() -> None:
     "settings",
     [
         {"longest_answer": 0},
-        {"longest_event": -1},
+        {"longest_answer": -1},
         {"longest_answer": "1"},
         {"read_timeout": float("nan")},
         {"retries": -1},
         {"retries": 1.5},
         {"retries": None},
-        {"backoff": None},
         {"connections": 0},
         {"headers": [("a", "b")]},
         {"headers": {"a b": "c"}},

@@ -96,10 +96,10 @@ def test_it_gives_up_after_so_many_tries(ask: Any, recorded: Any, ids: list[int]
 
 def test_the_pause_doubles_up_to_a_limit_and_is_cut_at_random() -> None:
     fake = Fake().on("/x", httpx2.ConnectError("refused"))
-    connection = fake.connection(retries=8, backoff=1.0, longest_backoff=5.0)
+    connection = fake.connection(retries=8)
     with pytest.raises(EngineUnavailable, match="no connection: refused, 9 times"):
         asyncio.run(connection.get("/x"))
-    assert fake.slept == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0]
+    assert fake.slept == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -241,12 +241,16 @@ def test_a_stream_that_stops_coming_tells_how_far_it_came() -> None:
 # -- over sockets
 
 
+async def at_once(_: float) -> None:
+    """No pause before a retry."""
+
+
 def test_a_server_that_is_not_there_is_unavailable() -> None:
     async def run() -> None:
         async with serving(lambda request: asyncio.sleep(0, [])) as url:
             pass
         with pytest.raises(EngineUnavailable, match="no connection"):
-            await Connection(url, HTTPSettings(retries=1, backoff=0.0)).get("/v1/models")
+            await Connection(url, HTTPSettings(retries=1), sleep=at_once).get("/v1/models")
 
     asyncio.run(run())
 
@@ -264,7 +268,7 @@ def test_a_server_that_dies_in_a_stream(kept: int) -> None:
 
     async def run() -> Any:
         async with serving(answer) as url:
-            engine = SGLangEngine(Connection(url, HTTPSettings(retries=2, backoff=0.0)), TINY)
+            engine = SGLangEngine(Connection(url, HTTPSettings(retries=2), sleep=at_once), TINY)
             try:
                 return await collected(engine.stream(body["input_ids"], SamplingParams(3, temperature=0)))
             finally:
@@ -288,7 +292,7 @@ def test_a_server_that_dies_in_a_whole_answer() -> None:
 
     async def run() -> None:
         async with serving(answer) as url:
-            engine = SGLangEngine(Connection(url, HTTPSettings(retries=5, backoff=0.0)), TINY)
+            engine = SGLangEngine(Connection(url, HTTPSettings(retries=5), sleep=at_once), TINY)
             with pytest.raises(EngineError, match="part of the answer had arrived"):
                 await engine.generate(WHOLE["request"]["json"]["input_ids"], SamplingParams(6))
             await engine.close()
@@ -429,3 +433,21 @@ def test_events_cut_at_any_byte_are_the_same(data: list[str], places: list[int],
     text = "".join(f": note{end}event: x{end}data: {one}{end}{end}" for one in data).encode()
     reader = EventReader()
     assert [event for piece in cut(text, places) for event in reader.feed(piece)] == [one.encode() for one in data]
+
+
+# -- whether it is there
+
+
+@pytest.mark.parametrize("answer", [*LOST, json_reply({}, status=500), json_reply({}, status=503)], ids=str)
+def test_a_server_that_does_not_answer_is_not_there_and_is_asked_once(answer: Any) -> None:
+    """One that answers is there, whether it knows the path or not; of several, one is enough."""
+    gone = Fake().on("/health", answer)
+    engines = [SGLangEngine(fake.connection(), TINY) for fake in (gone, Fake(), Fake().on("/health", {}))]
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(engines[0].check())
+    assert (len(gone.requests), gone.slept) == (1, [])
+    asyncio.run(engines[1].check())
+    asyncio.run(engines[2].check())
+    asyncio.run(Router(engines[:2]).check())
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(Router(engines[:1]).check())

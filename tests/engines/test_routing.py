@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.faults import Fault, FaultyEngine
 from tokentrace.engines.protocol import (
     Capabilities,
     Engine,
@@ -20,7 +21,6 @@ from tokentrace.engines.protocol import (
     collected,
 )
 from tokentrace.engines.routing import CircuitState, Router, circuits_of
-from tokentrace.engines.scripted import Fault, ScriptedEngine
 
 SAMPLING = SamplingParams(4)
 
@@ -32,8 +32,8 @@ class Clock:
         return self.now
 
 
-def endpoints(count: int = 3, **options: Any) -> list[ScriptedEngine]:
-    return [ScriptedEngine(lambda prompt, sampling, at=at: [at] * 4, **options) for at in range(count)]
+def endpoints(count: int = 3, **options: Any) -> list[FaultyEngine]:
+    return [FaultyEngine(lambda prompt, sampling, at=at: [at] * 4, **options) for at in range(count)]
 
 
 async def ask(router: Engine, session: str | None = None, **options: Any) -> int:
@@ -63,7 +63,7 @@ def test_new_requests_go_where_the_fewest_run() -> None:
 
             return wait
 
-        engines = [ScriptedEngine(lambda p, s, at=at: [at] * 4, latency=slow(at)) for at in range(3)]
+        engines = [FaultyEngine(lambda p, s, at=at: [at] * 4, latency=slow(at)) for at in range(3)]
         router = Router(engines)
         tasks = [asyncio.create_task(ask(router)) for _ in range(6)]
         await asyncio.sleep(0)
@@ -120,7 +120,7 @@ def test_an_endpoint_that_failed_is_left_alone_and_longer_each_time() -> None:
     asyncio.run(run())
 
 
-class Dying(ScriptedEngine):
+class Dying(FaultyEngine):
     """Dies with all requests under way, when it is told to."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def test_a_session_that_moved_counts_where_it_is() -> None:
 
 
 def test_an_engine_that_is_unavailable_after_its_first_piece_is_an_error() -> None:
-    class Halfway(ScriptedEngine):
+    class Halfway(FaultyEngine):
         async def stream(self, *args: Any, **options: Any) -> Any:
             async for delta in super().stream(*args, **options):
                 yield delta
@@ -212,7 +212,7 @@ def test_a_stream_that_died_after_its_first_piece_goes_nowhere_else() -> None:
         engines = endpoints(2, piece=1)
         engines[0].faults.append(Fault.DIES)
         router = Router(engines)
-        with pytest.raises(EngineError, match="died after 1 tokens"):
+        with pytest.raises(EngineError, match="died after 1 pieces"):
             await collected(router.stream([1], SAMPLING))
         assert [len(engine.requests) for engine in engines] == [1, 0]
 
@@ -244,7 +244,7 @@ def test_pause_resume_and_abort_reach_all() -> None:
 
 
 def test_a_pause_that_did_not_reach_all_is_an_error() -> None:
-    class Unpausable(ScriptedEngine):
+    class Unpausable(FaultyEngine):
         async def pause(self) -> None:
             raise EngineUnavailable("gone")
 
@@ -274,7 +274,7 @@ def test_sessions_are_forgotten() -> None:
 # -- what must agree
 
 
-class Said(ScriptedEngine):
+class Said(FaultyEngine):
     def __init__(self, capabilities: Capabilities) -> None:
         super().__init__(lambda prompt, sampling: [1])
         self.capabilities = capabilities

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
 from tests.engines.support import same
 from tokentrace.engines.protocol import (
     Delta,
@@ -23,7 +24,7 @@ from tokentrace.engines.protocol import (
     collected,
 )
 from tokentrace.engines.routing import Router
-from tokentrace.engines.scripted import Breaks, Fault, Gate, Sampled, ScriptedEngine
+from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.trajectory.turns import VersionSpan
 
 
@@ -67,7 +68,7 @@ def test_a_stream_is_the_whole(ids: list[int], most: int, stops: set[int], piece
     ],
 )
 def test_it_fails_where_it_is_told_to(fault: Fault, error: type[Exception], streamed: type[Exception]) -> None:
-    engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3], piece=1, vocab_size=9)
+    engine = FaultyEngine(lambda prompt, sampling: [1, 2, 3], piece=1, vocab_size=9)
     engine.faults.extend([None, fault, fault, None])
     asyncio.run(engine.generate([1], SamplingParams(5)))
     with pytest.raises(error):
@@ -80,7 +81,7 @@ def test_it_fails_where_it_is_told_to(fault: Fault, error: type[Exception], stre
 
 def test_a_stream_that_dies_gave_its_first_piece() -> None:
     async def run(piece: int) -> list[int]:
-        engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3], piece=piece)
+        engine = FaultyEngine(lambda prompt, sampling: [1, 2, 3], piece=piece)
         engine.faults.append(Fault.DIES)
         got: list[int] = []
 
@@ -198,7 +199,7 @@ def test_a_gate_lets_pieces_pass_one_by_one() -> None:
 
 def test_a_request_breaks_where_it_is_told_to() -> None:
     async def run(after: int) -> list[int]:
-        engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3], piece=1)
+        engine = FaultyEngine(lambda prompt, sampling: [1, 2, 3], piece=1)
         engine.faults.append(Breaks(after, EngineError("the engine is gone")))
         got: list[int] = []
 

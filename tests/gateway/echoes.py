@@ -18,6 +18,7 @@ from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.store import TurnRecord
 from tokentrace.gateway.turns import Asked, Recorded
 from tokentrace.parsing.shapes import openai_message
+from tokentrace.tokens.alignment import common_prefix
 from tokentrace.trajectory import Trajectory
 
 Message = Mapping[str, Any]
@@ -74,6 +75,8 @@ class Bench:
         """Send a conversation; the model samples the script. Returns the reply as the agent is told it."""
         wire = json.loads(json.dumps(list(messages)))
         placed = self.session.place(self.asked(wire, tools))
+        trajectory = self.session.trajectory
+        before = [trajectory.stream(branch).copy() for branch in range(len(trajectory.branches))]
         parts = placed.wire() if callable(placed.wire) else placed.wire
         assert json.loads(b"".join(parts)) == placed.ids.tolist()
         ids = self.completion(script, tools)
@@ -83,6 +86,9 @@ class Bench:
         logprobs = np.linspace(-1, -0.5, len(ids)).astype(np.float32)
         completion = Completion(np.array(ids, np.int32), logprobs, FinishReason.STOP)
         turn, record = self.session.commit(placed, completion, reply, notes={}, sampling={})
+        if before and turn.branch == len(before):
+            longest = max(common_prefix(stream, placed.ids) for stream in before)
+            assert trajectory.branches[turn.branch].start == longest, "a branch shares all that is recorded"
         self.prompts.append(placed.ids.tolist())
         self.sampled.append(ids)
         self.turns.append(turn)

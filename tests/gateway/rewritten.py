@@ -406,10 +406,28 @@ CASES: dict[str, Case] = {
         11,
         recorded=[*RECORDED, user("And the docs?"), reply("Fine."), user("And the tests?"), reply("Fine.")],
     ),
-    "the task itself": Case(with_text(1, TASK.replace("empty", "very long")), C.EDIT, 1),
+    "the task itself": Case(
+        with_text(1, TASK.replace("empty", "very long")), C.EDIT, 1, "before: 'very long' in place of 'empty'"
+    ),
     "the model's words": Case(with_text(2, "Let me see what is there."), C.EDIT, 2),
     "content dropped beside a call": Case(with_text(4, ""), C.EDIT, 4, "left out"),
     "a reminder put in": Case(but(4, user("Remember the time."), RECORDED[4]), C.EDIT, 4, "put in"),
+    "camel's last words come before a call without words": Case(
+        [*RECORDED[:8], RECORDED[10], {**RECORDED[8], "content": None}, RECORDED[9], user("Thanks!")],
+        C.EDIT,
+        8,
+        "in another order",
+        recorded=[*RECORDED[:8], {**RECORDED[8], "content": "One more."}, *RECORDED[9:]],
+    ),
+    "camel's words and calls are two messages": Case(
+        [*RECORDED[:2], reply("Let me look."), call("list_files", path="src", depth=2), *RECORDED[3:10]],
+        C.EDIT,
+        2,
+        "the model's calls are in another message now, in message 3",
+    ),
+    "many messages in another order": Case(
+        [*RECORDED[:2], RECORDED[10], *RECORDED[2:10], user("Thanks!")], C.EDIT, 2, "in another order"
+    ),
     "another result": Case(with_text(7, "nothing to change in it"), C.EDIT, 7),
     "results in another order": Case(
         [*RECORDED[:2], RECORDED[2], result("second one of the two results"), result("first one of the two results")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.gateway.rewritten import CASES, RECORDED, TASK, C, Message, call, reply, result, system, user
 from tokentrace.gateway.causes import BranchCause, BranchReason, changed_tools, find_cause
+from tokentrace.gateway.likeness import changed_words
 from tokentrace.gateway.matching import chain, root_key
 
 
@@ -124,6 +126,22 @@ def test_any_two_conversations_have_a_cause(said: list[dict[str, Any]]) -> None:
     for sent, recorded in ((odd, RECORDED), (RECORDED, odd), (odd, odd[::-1])):
         if sent and recorded:
             assert cause_of(sent, recorded).detail
+
+
+SPACED = st.lists(st.sampled_from(["a", "bb", "b", "é", " ", "  ", "\n", "b b"]), max_size=8).map("".join)
+
+
+@given(SPACED, SPACED)
+def test_the_words_that_differ_are_quoted(new: str, old: str) -> None:
+    """Putting back what is quoted gives the old text, and only whole words are quoted."""
+    assume(new != old)
+    words = changed_words(new, old)
+    quotes = [ast.literal_eval(quote) for quote in re.findall(r"'(?:[^'\\]|\\.)*'", words)]
+    added, removed = {"new": (quotes[0], ""), "out": ("", quotes[0])}.get(words.split()[-1], (quotes[0], quotes[-1]))
+    places = [at for at in range(len(new) + 1) if new.startswith(added, at)]
+    assert any(" ".join([new[:at], removed, new[at + len(added) :]]).split() == old.split() for at in places) or (
+        any(new[:at] + removed + new[at + len(added) :] == old for at in places)
+    ), (words, new, old)
 
 
 def test_long_texts_cost_no_more_than_their_length() -> None:

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.gateway.echoes import TOOLS, Bench, Message, results, say, use
+from tests.support import examples
+from tokentrace.conversation.responses import from_responses
 
 FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.1"]
 
@@ -274,6 +278,90 @@ def test_a_changed_system_prompt(bench: Bench) -> None:
     other = {"role": "system", "content": "Be verbose from now on; nobody likes short answers any more."}
     bench.ask([other, *messages[1:], user("And in Bern?")], say("It is sunny in Bern."))
     assert bench.causes[-1] == "changed_system"
+    bench.check(rows=2)
+
+
+# -- fields that no token comes of
+
+
+def test_a_name_that_comes_later_is_no_other_history() -> None:
+    """As Semantic Kernel does: it leaves out content beside calls, and names its messages once a turn is over."""
+    bench = Bench("qwen3")
+    reply = bench.ask([SYSTEM, TASK], use("get_weather", "Let me look.", city="Zürich", day="today"))
+    call = _without("content")(reply)
+    messages = [SYSTEM, TASK, call, *results(reply, SUNNY)]
+    reply = bench.ask(messages, say("Sunny."))
+    named = [{**message, "name": "Host"} if message["role"] == "assistant" else message for message in messages]
+    bench.ask([*named, {**reply, "name": "Host"}, user("Thanks.")], say("You are welcome."))
+    assert bench.causes == [None, "edit", None], bench.turns[-1].cause
+    bench.check(rows=2)
+
+
+def test_a_field_that_the_template_prints_is_named() -> None:
+    bench = Bench("kimi-k2")
+    reply = bench.ask([SYSTEM, {**TASK, "name": "Ann"}], say("Sunny."))
+    for messages in ([], [reply, user("Sure?")]):
+        bench.ask([SYSTEM, {**TASK, "name": "Bob"}, *messages], say("Sure."))
+        assert bench.causes[-1] == "edit"
+        assert bench.turns[-1].cause.message == 1  # type: ignore[union-attr]
+        assert "name: 'Bob' in place of 'Ann'" in bench.turns[-1].cause.detail  # type: ignore[union-attr]
+    bench.check(rows=3)
+
+
+FIELDS = st.sampled_from(["name", "mood", "is_error", "prefix", "tools", "reasoning_content", "weight"])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "kimi-k2"])
+@settings(max_examples=examples(60))
+@given(at=st.integers(0, 3), field=FIELDS, value=st.sampled_from(["x", "Ann Bo", True]))
+def test_a_field_tells_two_histories_apart_if_a_token_comes_of_it(family: str, at: int, field: str, value: Any) -> None:
+    value = str(value) if field in ("name", "reasoning_content") else value
+    bench = Bench(family)
+    plain = [SYSTEM, TASK, {"role": "assistant", "content": "In words?"}, user("Yes.")]
+    changed = [{**message, field: value} if place == at else message for place, message in enumerate(plain)]
+    reply = bench.ask(plain, say("Sunny."))
+    bench.ask([*changed, reply, user("Sure?")], say("Sure."))
+    prompts = [bench.renderer.silent().render_ids(rows, tools=TOOLS, add_generation_prompt=True)
+               for rows in (plain, changed)]  # fmt: skip
+    assert (bench.turns[-1].base == 0) is (prompts[0] == prompts[1]), bench.turns[-1].cause
+
+
+# -- reasoning among the words
+
+
+def _thinking_aloud(message: Message) -> Message:
+    """As Qwen Code repeats a turn over Responses: its reasoning is one more message item, before the others."""
+    said = [message.get("reasoning_content") or "", message.get("content") or ""]
+    items = [{"role": "assistant", "content": [{"type": "output_text", "text": text}]} for text in said if text]
+    calls = [
+        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()
+    ]
+    [echo] = from_responses([*items, *calls])
+    return echo
+
+
+def test_reasoning_that_comes_back_as_words_is_still_the_recorded_turn(bench: Bench) -> None:
+    messages: list[Message] = [SYSTEM, TASK]
+    for script in (
+        use("get_weather", "  Let me look.\n", "I should call.", city="Zürich", day="today"),
+        use("get_weather", "", "And tomorrow.", city="Zürich", day="tomorrow"),
+        say("Sunny on both days.", "That is all."),
+        say("You are welcome."),
+    ):
+        reply = bench.ask(messages, script)
+        messages += [_thinking_aloud(reply), *(results(reply, SUNNY) if reply.get("tool_calls") else [user("Thanks!")])]
+    assert bench.causes == [None] * 4, [turn.cause for turn in bench.turns]
+    assert "message 6: reasoning repeated as words" in bench.turns[3].notes["repairs"]
+    bench.check(rows=1)
+
+
+def test_words_that_only_begin_with_the_reasoning_are_others(bench: Bench) -> None:
+    reply = bench.ask([SYSTEM, TASK], say("Sunny.", "It is summer."))
+    other = [{"type": "text", "text": text} for text in ("It is summer.", "Rainy.")]
+    bench.ask([SYSTEM, TASK, {**reply, "content": other, "reasoning_content": None}, user("So?")], say("Sunny."))
+    assert bench.causes == [None, "edit"]
+    if reply.get("reasoning_content"):
+        assert "its reasoning stands among its words" in bench.turns[1].cause.detail  # type: ignore[union-attr]
     bench.check(rows=2)
 
 

@@ -15,15 +15,13 @@ from urllib.parse import urlsplit
 import apsw
 import pytest
 
+from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.stores import postgres_server
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
 from tokentrace.engines import (
-    Breaks,
     Capabilities,
     EngineError,
-    Fault,
-    Gate,
     LogprobKind,
     ScriptedEngine,
     VLLMEngine,
@@ -35,7 +33,7 @@ from tokentrace.engines.http import Connection
 @pytest.mark.parametrize("dialect", PATHS)
 def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, stream: bool) -> None:
     size = pocket().tokenizer.vocabulary.size
-    engine = ScriptedEngine(counting, vocab_size=size, piece=1)
+    engine = FaultyEngine(counting, vocab_size=size, piece=1)
     faults = {
         Fault.UNAVAILABLE: 503,
         Fault.GARBAGE: 502,
@@ -77,6 +75,7 @@ class ClosingEngine(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-length", str(len(raw)))
         self.send_header("content-type", "application/json")
+        self.send_header("connection", "close")
         self.end_headers()
         self.wfile.write(raw)
 
@@ -118,6 +117,28 @@ def test_an_engine_that_hangs_up_in_the_middle_of_its_answer(closing: str, strea
             assert refused.value.status in ((200, 502, 503) if stream else (502, 503))
         state = served.state("s")
         assert (state["turns"], len(state["incomplete"])) == (0, 3)
+
+
+def test_a_gateway_whose_engine_is_gone_is_not_ready() -> None:
+    size = pocket().tokenizer.vocabulary.size
+    told = Capabilities("vllm", vocab_size=size, streams=True, logprobs=LogprobKind.PROCESSED)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ClosingEngine)
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    with gateway_server(lambda: VLLMEngine(Connection(url), told, check_echo=False)) as served:
+        try:
+            assert served.call("GET", "/readyz") == (
+                200,
+                {"draining": False, "paused": False, "store": "ok", "engine": "ok"},
+            )
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(30)
+        status, state = served.call("GET", "/readyz")
+        assert (status, state["engine"]) == (503, "unavailable")
+        assert served.call("GET", "/healthz")[0] == 200
 
 
 # -- stores

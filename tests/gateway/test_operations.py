@@ -6,22 +6,37 @@ import asyncio
 import base64
 import dataclasses
 import json
+import logging
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.engines.faults import Breaks, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
-from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason
+from tests.gateway.talking import Agent, Refused, answer_ids, counting, pocket
+from tokentrace import create_renderer
+from tokentrace.engines import (
+    Capabilities,
+    Delta,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    FinishReason,
+    ScriptedEngine,
+)
 from tokentrace.errors import InputError
-from tokentrace.gateway.gateway import Limits
+from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
-from tokentrace.gateway.serving import ServeSettings
+from tokentrace.gateway.serving import ServeSettings, open_gateway
+from tokentrace.pocket import POCKET
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}
@@ -286,6 +301,48 @@ def test_a_budget_of_turns_holds_for_requests_at_once() -> None:
         assert served.state("few")["turns"] == 3
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool) -> None:
+    """What a request may sample is reserved before it samples, and what it did not use is free after it."""
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return ScriptedEngine(lambda prompt, sampling: answer_ids("word " * 500), piece=10, latency=gates[0])
+
+    with gateway_server(engine) as served, ThreadPoolExecutor(20) as threads:
+        served.call("POST", "/sessions", {"id": "few", "settings": {"max_sampled_tokens": 100}})
+
+        def ask(at: int) -> int:
+            try:
+                return Agent(f"agent {at}", "few", stream=stream, max_tokens=30).ask(served.url).tokens
+            except Refused as refused:
+                return -refused.status
+
+        answers = [threads.submit(ask, at) for at in range(20)]
+        served.run(gates[0].waiting(4))
+        served.run(gates[0].open())
+        assert sorted(answer.result(60) for answer in answers) == [-403] * 16 + [10, 30, 30, 30]
+        assert served.state("few")["sampled"] == 100
+
+
+def test_tokens_that_were_reserved_and_not_sampled_are_free_again() -> None:
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return ScriptedEngine(counting, piece=2, latency=gates[0])
+
+    with gateway_server(engine) as served, ThreadPoolExecutor(2) as threads:
+        served.call("POST", "/sessions", {"id": "one", "settings": {"max_sampled_tokens": 40}})
+        agents = [Agent(f"agent {at}", "one", max_tokens=1000) for at in range(2)]
+        answers = [threads.submit(agent.ask, served.url) for agent in agents]
+        served.run(gates[0].waiting(1))
+        served.run(gates[0].open())
+        assert all("That is" in answer.result(60).text for answer in answers)
+        assert not served.app.gateway.claims
+
+
 # -- load and disconnects
 
 
@@ -299,9 +356,40 @@ def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gated]) -
     until(lambda: served.app.gateway.waiting == 1)
     status, body = served.call("POST", path, SUM)
     assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+    assert served.call("POST", "/sessions/late/v1/chat/completions", SUM)[0] == 429
+    assert served.call("GET", "/sessions/late")[0] == 404, "what is refused leaves no session"
+    assert b"tokentrace_prompt_seconds_count 3.0" in served.call("GET", "/metrics")[1], "nor is its prompt made"
     let(served, engine, 20)
     assert [result()[0] for result in (*under_way, third)] == [200, 200, 200]
     assert served.state("load")["turns"] == 3
+
+
+def test_a_request_that_waited_for_a_place_does_not_begin_while_paused() -> None:
+    """With an engine that cannot pause itself: when `pause` returns, nothing samples, and nothing begins to."""
+
+    async def hold(gateway: Gateway, end: asyncio.Event) -> None:
+        async with gateway.slot():
+            await end.wait()
+
+    async def main() -> None:
+        settings = ServeSettings(dev=True, limits=Limits(concurrent=1))
+        async with open_gateway(Gated(), pocket(), settings) as app:
+            gateway, end = app.gateway, asyncio.Event()
+            first, queued = (asyncio.create_task(hold(gateway, end)) for _ in range(2))
+            await asyncio.sleep(0)
+            pausing = asyncio.create_task(gateway.pause(wait=True))
+            await asyncio.sleep(0)
+            assert (gateway.in_flight, pausing.done()) == (1, False)
+            end.set()
+            await pausing
+            await first
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert (gateway.in_flight, queued.done()) == (0, False)
+            await gateway.resume()
+            await queued
+
+    asyncio.run(main())
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -333,6 +421,39 @@ def test_an_agent_that_goes_away_ends_its_request(gated: tuple[Served, Gated], b
     assert served.rows("gone") == []
 
 
+def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "tokentrace.gateway")
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        scripted = FaultyEngine(lambda prompt, sampling: answer_ids("word " * 9), piece=1, latency=gates[0])
+        scripted.faults.extend((None, Breaks(2, EngineError("broken"))))
+        return scripted
+
+    with gateway_server(engine) as served:
+        path, body = "/sessions/ended/v1/chat/completions", {**STREAMED, "max_tokens": 4}
+        served.run(gates[0].open(4))
+        assert b"[DONE]" in served.call("POST", path, body)[1]
+        served.run(gates[0].open(3))
+        assert b'"error"' in served.call("POST", path, body)[1]
+        served.run(gates[0].open(1))
+        with urllib.request.urlopen(served.url + path, json.dumps(body).encode()) as answer:
+            assert answer.readline().startswith(b"data:")
+        until(lambda: not served.app.gateway.claims)
+        counted = served.call("GET", "/metrics")[1].decode()
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    streams = [line for line in lines if line.get("stream")]
+    assert [line["status"] for line in streams] == [200, 502, 499]
+    assert [line.get("sampled") for line in streams] == [4, None, None]
+    assert streams[1]["problem"] == "engine"
+    route = "/sessions/{session}/v1/chat/completions"
+    for status in (200, 502):
+        assert f'tokentrace_requests_total{{route="{route}",status="{status}"}} 1.0' in counted
+
+
 def test_an_engine_that_fails_in_the_middle_leaves_no_turn(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     engine.fail = EngineUnavailable("gone")
@@ -350,12 +471,40 @@ def test_an_engine_that_fails_in_the_middle_leaves_no_turn(gated: tuple[Served, 
 def test_a_retry_while_the_first_is_under_way_shares_its_answer(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     path = "/sessions/twice/v1/chat/completions"
-    first = in_thread(lambda: served.call("POST", path, SUM))
+    key = {"idempotency-key": "k"}
+    first = in_thread(lambda: served.call("POST", path, SUM, key))
     assert engine.began.acquire(timeout=60)
-    again = in_thread(lambda: served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
+    again = in_thread(lambda: served.call("POST", path, SUM, {**key, "x-stainless-retry-count": "1"}))
     let(served, engine, 10)
     assert first() == again()
     assert served.state("twice")["turns"] == 1
+
+
+def test_a_group_of_like_requests_gives_a_sample_each_whatever_is_retried(gated: tuple[Served, Gated]) -> None:
+    """The SDKs send no key: that a refused request is sent again does not say which of its like came before."""
+    served, engine = gated
+    path, sent = "/sessions/group/v1/chat/completions", {"x-stainless-retry-count": "0"}
+    first = [in_thread(lambda: served.call("POST", path, SUM, sent)) for _ in range(2)]
+    for _ in first:
+        assert engine.began.acquire(timeout=60)
+    third = in_thread(lambda: served.call("POST", path, SUM, sent))
+    until(lambda: served.app.gateway.waiting == 1)
+    assert served.call("POST", path, SUM, sent)[0] == 429
+    let(served, engine, 3 * engine.tokens)
+    group = [result() for result in (*first, third)]
+    let(served, engine, engine.tokens)
+    group.append(served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
+    assert [status for status, _ in group] == [200] * 4
+    assert len({answer["id"] for _, answer in group}) == served.state("group")["turns"] == 4
+
+
+def test_what_encodes_is_loaded_before_the_gateway_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = create_renderer(POCKET)
+    encoder = renderer.tokenizer._core.encoder
+    for name, value in {"_fast": None, "_process": None}.items():  # as where its ids were compared at an earlier time
+        monkeypatch.setattr(encoder, name, value)
+    with gateway_server(renderer=renderer):
+        assert encoder._fast is not None
 
 
 # -- weights and leaving
@@ -383,6 +532,49 @@ def test_weights_change_between_tokens_and_the_record_says_where(gated: tuple[Se
     live = served.run(served.app.gateway.sessions.get("w"))
     [turn] = live.session.trajectory.turns(0)
     assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, 1), (8, 1, 3)]
+
+
+@pytest.mark.parametrize("change", ["evicted", "edited"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_session_that_changes_while_a_turn_is_sampled_gets_the_turn_whole(change: str, stream: bool) -> None:
+    gates: list[Gate] = []
+
+    def engine() -> ScriptedEngine:
+        gates.append(Gate())
+        return ScriptedEngine(counting, piece=2, latency=gates[0])
+
+    with gateway_server(engine) as served, ThreadPoolExecutor(1) as threads:
+        served.call("POST", "/sessions", {"id": "s", "settings": {"version": 7}})
+        agent = Agent("a", "s", stream=stream)
+        first = threads.submit(agent.ask, served.url)
+        served.run(gates[0].waiting())
+        served.run(gates[0].open(1))
+        served.run(gates[0].waiting())
+        if change == "evicted":
+            served.app.gateway.sessions.kept = 0
+            assert served.call("GET", "/sessions/s")[0] == 200
+        else:
+            assert served.call("PATCH", "/sessions/s", {"settings": {"matcher": "strict"}})[0] == 200
+        served.run(gates[0].open())
+        first.result(60)
+        assert agent.ask(served.url).text
+        state = served.state("s")
+        assert [turn["goes_on_from"] for turn in state["tree"]] == [None, 0]
+        [turn, _] = served.run(served.app.gateway.sessions.get("s")).session.trajectory.turns(0)
+        assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, len(turn))]
+
+
+def test_tokens_that_came_before_a_version_was_told_are_not_said_to_be_of_it(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    result = in_thread(lambda: served.call("POST", "/sessions/w/v1/chat/completions", STREAMED))
+    assert engine.began.acquire(timeout=60)
+    let(served, engine, 1)
+    until(lambda: engine.gate._value == 0)
+    assert served.call("POST", "/admin/resume", {"version": 8})[0] == 200
+    let(served, engine, 2)
+    assert result()[0] == 200
+    [turn] = served.run(served.app.gateway.sessions.get("w")).session.trajectory.turns(0)
+    assert turn.versions == ()
 
 
 def test_draining_finishes_what_is_under_way(gated: tuple[Served, Gated]) -> None:
@@ -418,6 +610,8 @@ def test_a_session_is_sealed_exported_and_dropped() -> None:
             {},
             [],
             {"rewards": []},
+            {"half \ud83d of a pair": 1},
+            {"a\0b": 1},
         ):
             assert served.call("POST", "/sessions/life/rewards", wrong)[0] == 400, wrong
         named = [(label["name"], label["turn"], label["value"]) for label in served.state("life")["labels"]]

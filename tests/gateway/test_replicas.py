@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
+from tests.engines.faults import Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, counting, every_kind
-from tokentrace.engines import Fault, Gate, ScriptedEngine
 from tokentrace.trajectory import to_bytes
 
 
-def scripted(**rest: Any) -> ScriptedEngine:
-    return ScriptedEngine(counting, piece=2, **rest)
+def scripted(**rest: Any) -> FaultyEngine:
+    return FaultyEngine(counting, piece=2, **rest)
 
 
 @contextlib.contextmanager
 def two_gateways(
-    place: str, engine: Callable[[], ScriptedEngine] = scripted, **settings: Any
+    place: str, engine: Callable[[], FaultyEngine] = scripted, **settings: Any
 ) -> Iterator[tuple[Served, Served]]:
     with (
         gateway_server(engine, store=place, **settings) as one,
@@ -103,9 +103,9 @@ def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) 
         for dialect in ("chat", "messages", "responses"):
             for stream in (False, True):
                 first = Agent("a", f"{dialect}-{stream}", dialect, stream)
-                heard = first.ask(served[0].url, "Hello?")
+                heard = first.ask(served[0].url, "Hello?", idempotency_key="k")
                 again = Agent("a", first.session, dialect, stream)
-                assert again.ask(served[1].url, "Hello?", x_stainless_retry_count="1") == heard
+                assert again.ask(served[1].url, "Hello?", idempotency_key="k") == heard
                 assert served[0].state(first.session)["turns"] == 1
         assert len(served[0].prompts) + len(served[1].prompts) == 6
 
@@ -113,15 +113,15 @@ def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) 
 def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> None:
     gates: list[Gate] = []
 
-    def engine() -> ScriptedEngine:
+    def engine() -> FaultyEngine:
         gates.append(Gate())
         return scripted(latency=gates[-1])
 
     with two_gateways(place, engine) as (one, other), ThreadPoolExecutor(2) as threads:
-        first = threads.submit(Agent("a", "s").ask, one.url, "Hello?")
+        first = threads.submit(Agent("a", "s").ask, one.url, "Hello?", idempotency_key="k")
         one.run(gates[0].waiting())
         until(lambda: one.state("s")["incomplete"])
-        again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", x_stainless_retry_count="1")
+        again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", idempotency_key="k")
         until(lambda: other.app.gateway.under_way)
         one.run(gates[0].open())
         assert first.result(60) == again.result(60)
@@ -198,7 +198,7 @@ def test_a_session_that_is_ended_while_the_other_gateway_samples_takes_no_turn(
 ) -> None:
     gates: list[Gate] = []
 
-    def engine() -> ScriptedEngine:
+    def engine() -> FaultyEngine:
         gates.append(Gate())
         return scripted(latency=gates[-1])
 

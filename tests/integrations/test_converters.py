@@ -1,11 +1,14 @@
-"""Rows for slime, SkyRL and OpenRLHF: what the trajectory holds, in the shapes that they were recorded with."""
+"""Rows for slime, SkyRL and OpenRLHF: what the trajectory holds, in the shapes that they were recorded with.
+
+The recipes of the guide are run as its files say, with our agent for theirs and stand-ins for what they import.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import enum
-import importlib
+import functools
 import json
 import sys
 import types
@@ -15,20 +18,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.guides import GUIDES, blocks
 from tests.integrations.rollouts import QUESTION, check_rows, make_agent, pocket_rollout, random_tree
 from tokentrace import Budget, EmbeddedEngine, InputError, Task
 from tokentrace.engines.protocol import Completion, Engine, SamplingParams
 from tokentrace.errors import SampleError
 from tokentrace.integrations.rows import filled_logprobs, prompt_response
 from tokentrace.integrations.sampling import sampling_of
-from tokentrace.integrations.skyrl import AgentGenerator, generator_output
-from tokentrace.integrations.slime import generate_function, rollout_samples, slime_samples, whole_groups
+from tokentrace.integrations.trainers import (
+    openrlhf_output,
+    skyrl_output,
+    slime_samples,
+    slime_task,
+    slime_whole_groups,
+)
 from tokentrace.rollout import Rollout
 from tokentrace.rollout.ends import End
 from tokentrace.rollout.record import TurnMetrics
 from tokentrace.samples.trajectories import trajectory_samples
 from tokentrace.trajectory import Trajectory
 
+RECIPES = {block.title: block.code for block in blocks(GUIDES / "rows-for-trainers.md") if block.title}
 SHAPES = json.loads((Path(__file__).parent / "shapes.json").read_text())
 SEEDS = range(12)
 
@@ -47,6 +57,16 @@ def unanswered(end: End) -> Rollout:
     trajectory = Trajectory()
     trajectory.begin([7, 8, 9], messages=1)
     return Rollout(Task(QUESTION, name="x"), trajectory, [], QUESTION, end=end, notes=["gone"])
+
+
+def recipe(name: str, monkeypatch: pytest.MonkeyPatch, **agent: Any) -> dict[str, Any]:
+    """What a file of the guide defines, with this agent in the place of the guide's."""
+    module = types.ModuleType("my_agent")
+    module.make_agent = functools.partial(make_agent, **agent)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_agent", module)
+    names: dict[str, Any] = {}
+    exec(compile(RECIPES[name], name, "exec"), names)
+    return names
 
 
 # -- what they share
@@ -112,9 +132,10 @@ SLIME = slime_type()
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_slime_gets_each_sampled_token_once(seed: int) -> None:
-    tree = random_tree(seed)
+    rollout = rewritten(seed)
+    tree = rollout.trajectory
     given = SLIME(index=7, group_index=2, prompt="q", label="a", metadata={"k": 1})
-    made = slime_samples(tree, given, reward=0.25)
+    made = slime_samples(rollout, given)
     rows = []
     for one in made:
         assert len(one.loss_mask) == len(one.rollout_log_probs) == one.response_length <= len(one.tokens)
@@ -122,7 +143,7 @@ def test_slime_gets_each_sampled_token_once(seed: int) -> None:
         rows.append(
             (one.metadata["branch"], one.tokens, [0] * before + one.loss_mask, [0.0] * before + one.rollout_log_probs)
         )
-        assert (one.rollout_id, one.index, one.group_index, one.label, one.reward) == (7, 7, 2, "a", 0.25)
+        assert (one.rollout_id, one.index, one.group_index, one.label, one.reward) == (7, 7, 2, "a", 0.5)
         assert one.status is SLIME.Status.COMPLETED
         assert one.weight_versions
     check_rows(tree, rows)
@@ -131,43 +152,41 @@ def test_slime_gets_each_sampled_token_once(seed: int) -> None:
     )
 
 
-def test_slime_runs_an_agent_for_each_sample() -> None:
+def test_slime_connects_once_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Rollout] = []
+    connected: list[str] = []
+    names = recipe("my_slime.py", monkeypatch, kept=kept)
+    args = types.SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=30000)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 64, "stop": None, "sampling_seed": 3}
 
     async def run() -> Any:
         engine = EmbeddedEngine(seed=3)
-        asked = []
 
-        async def agent(args: Any, sampling: Any) -> Any:
-            asked.append((args, sampling))
-            return make_agent(engine, sampling, kept=kept)
+        async def connect(url: str) -> Engine:
+            connected.append(url)
+            await asyncio.sleep(0)  # others come meanwhile
+            return engine
 
-        generate = generate_function(agent)
-        sampling = {
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "top_k": -1,
-            "max_new_tokens": 64,
-            "stop": None,
-            "sampling_seed": 3,
-        }
+        monkeypatch.setattr(names["SGLangEngine"], "connect", connect)
+        given = [SLIME(index=at, prompt=QUESTION[0]["content"], label="395") for at in range(3)]
         try:
-            return await generate("args", SLIME(index=1, prompt=QUESTION[0]["content"], label="395"), sampling), asked
+            return await asyncio.gather(*(names["generate"](args, sample, sampling) for sample in given))
         finally:
             await engine.close()
 
-    made, [(args, sampling)] = asyncio.run(run())
-    [expected] = kept
-    assert (args, sampling.max_tokens) == ("args", 64)
-    before = [0] * (len(made.tokens) - made.response_length)
-    row = (0, made.tokens, before + made.loss_mask, before + made.rollout_log_probs)
-    check_rows(expected.trajectory, [row])
-    assert made.reward == expected.reward == float(expected.turns)
-    assert made.status is SLIME.Status.COMPLETED
-    assert made.response == expected.last["content"]
-    begun = SLIME(prompt="x", response_length=3)
+    samples = asyncio.run(run())
+    assert connected == ["http://127.0.0.1:30000"]
+    kept.sort(key=lambda rollout: rollout.task.name)
+    assert len(samples) == len(kept) == 3
+    for made, expected in zip(samples, kept, strict=True):
+        before = [0] * (len(made.tokens) - made.response_length)
+        row = (0, made.tokens, before + made.loss_mask, before + made.rollout_log_probs)
+        check_rows(expected.trajectory, [row])
+        assert made.reward == expected.reward == float(expected.turns)
+        assert made.status is SLIME.Status.COMPLETED
+        assert made.response == expected.last["content"]
     with pytest.raises(SampleError, match="has a response already"):
-        asyncio.run(generate_function(lambda *_: make_agent(EmbeddedEngine()))(None, begun, {"max_new_tokens": 1}))
+        slime_task(SLIME(prompt="x", response_length=3))
 
 
 @pytest.mark.parametrize(
@@ -176,32 +195,32 @@ def test_slime_runs_an_agent_for_each_sample() -> None:
 )
 def test_slime_is_told_how_a_rollout_ended(end: End, status: str) -> None:
     failed = end in (End.ABORT, End.ENGINE)
-    made = rollout_samples(rewritten(3, end), SLIME(index=1), failed_reward=-1.0)
+    made = slime_samples(rewritten(3, end), SLIME(index=1), failed_reward=-1.0)
     assert {one.status.value for one in made} == {status}
     assert {one.remove_sample for one in made} == {failed}
     assert {one.reward for one in made} == {-1.0 if failed else 0.5}, "slime's reward model is not asked"
     nothing = Rollout(Task(QUESTION), Trajectory(), [], QUESTION, end=end, notes=["gone"])
     for none, ids in ((nothing, [0, 0]), (unanswered(end), [7, 8, 9])):
-        [one] = rollout_samples(none, SLIME(index=1), failed_reward=-1.0)
+        [one] = slime_samples(none, SLIME(index=1), failed_reward=-1.0)
         assert (one.status.value, one.remove_sample, one.reward, one.tokens) == (status, True, -1.0, ids)
         assert (one.response_length, one.loss_mask, one.rollout_log_probs) == (1, [0], [0.0])
         assert one.metadata["tokentrace"] == "gone"
         with pytest.raises(SampleError, match=r"gone.*failed_reward"):
-            rollout_samples(none, SLIME(index=1))
-        assert not whole_groups(None, [rollout_samples(rewritten(3), SLIME()), one])
-        assert whole_groups(None, [rollout_samples(rewritten(3), SLIME()), SLIME()])
+            slime_samples(none, SLIME(index=1))
+        assert not slime_whole_groups(None, [slime_samples(rewritten(3), SLIME()), one])
+        assert slime_whole_groups(None, [slime_samples(rewritten(3), SLIME()), SLIME()])
 
 
 def test_slime_judges_what_the_model_said() -> None:
     rollout = pocket_rollout(budget=Budget(turns=1))
     assert rollout.last["role"] == "tool"
-    [made] = rollout_samples(rollout, SLIME())
+    [made] = slime_samples(rollout, SLIME())
     assert made.response == rollout.answer != rollout.last["content"]
 
 
 def test_slime_gets_no_row_without_logprobs() -> None:
     with pytest.raises(SampleError, match="has no logprobs"):
-        slime_samples(random_tree(1, logprobs=False), SLIME())
+        slime_samples(rewritten(1, logprobs=False), SLIME())
 
 
 # -- SkyRL
@@ -218,7 +237,7 @@ def skyrl_rows(made: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_skyrl_gets_branches_as_steps(seed: int) -> None:
     rollouts = [rewritten(seed), rewritten(seed + 100)]
-    made = generator_output(rollouts, trajectory_ids=["a", "b"], step_wise=True)
+    made = skyrl_output(rollouts, trajectory_ids=["a", "b"], step_wise=True)
     assert set(made) == set(SHAPES["skyrl"]["GeneratorOutput"])
     rows, at = skyrl_rows(made), 0
     for rollout, name in zip(rollouts, "ab", strict=True):
@@ -230,10 +249,20 @@ def test_skyrl_gets_branches_as_steps(seed: int) -> None:
         assert made["rewards"][mine] == [0.5] * len(branches)
         at += len(branches)
     assert at == len(rows)
+    assert len(made["trajectory_generation_times"]) == len(rows), "one for each row, as SkyRL flattens them"
 
 
-def test_skyrl_runs_an_agent_for_each_prompt() -> None:
+def test_skyrl_averages_our_metrics_over_groups() -> None:
+    """SkyRL 0.3.0 aggregates by the key: what has "avg" or "mean" in it is averaged, all else is added up."""
+    metrics = skyrl_output([pocket_rollout()])["rollout_metrics"]
+    assert len(metrics) == 4
+    assert all("mean" in name for name in metrics)
+
+
+def test_skyrl_runs_an_agent_for_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Rollout] = []
+
+    names = recipe("my_skyrl.py", monkeypatch, kept=kept)
 
     async def run() -> Any:
         engine = EmbeddedEngine(seed=3)
@@ -244,7 +273,7 @@ def test_skyrl_runs_an_agent_for_each_prompt() -> None:
             "trajectory_ids": ["a", "b"],
         }
         try:
-            return await AgentGenerator(lambda sampling: make_agent(engine, sampling, kept=kept)).generate(batch)
+            return await names["AgentGenerator"](engine).generate(batch)
         finally:
             await engine.close()
 
@@ -260,49 +289,43 @@ def test_skyrl_runs_an_agent_for_each_prompt() -> None:
 
 def test_skyrl_refuses_what_it_cannot_take() -> None:
     with pytest.raises(SampleError, match="takes one row"):
-        generator_output([rewritten(1)])
+        skyrl_output([rewritten(1)])
     with pytest.raises(SampleError, match="need trajectory_ids"):
-        generator_output([rewritten(1)], step_wise=True)
+        skyrl_output([rewritten(1)], step_wise=True)
     failed = pocket_rollout()
     failed.end, failed.reward = End.ENGINE, None
     with pytest.raises(SampleError, match="failed"):
-        generator_output([failed])
-    made = generator_output([failed], failed_reward=-1.0)
+        skyrl_output([failed])
+    made = skyrl_output([failed], failed_reward=-1.0)
     assert (made["rewards"], sum(made["loss_masks"][0])) == ([-1.0], 0)
     for step_wise in (False, True):
         rollouts = [pocket_rollout(), unanswered(End.ENGINE), unanswered(End.TIME), rewritten(1, End.ENGINE)]
-        made = generator_output(rollouts, failed_reward=-1.0, step_wise=step_wise, trajectory_ids=range(4))
+        made = skyrl_output(rollouts, failed_reward=-1.0, step_wise=step_wise, trajectory_ids=range(4))
         assert made["rewards"] == [rollouts[0].reward, -1.0, -1.0, -1.0]
         assert made["loss_masks"][1:] == [[0]] * 3
         assert (made["prompt_token_ids"][1], made["response_ids"][1]) == ([7, 8], [9])
         assert made["rollout_logprobs"][1:] == [[0.0]] * 3
         with pytest.raises(SampleError, match="ended before anything was sampled"):
-            generator_output([unanswered(End.TIME)])
+            skyrl_output([unanswered(End.TIME)])
     failed.end = End.ANSWER
     with pytest.raises(SampleError, match="no reward"):
-        generator_output([failed])
+        skyrl_output([failed])
     with pytest.raises(SampleError, match="has no logprobs"):
-        generator_output([rewritten(1, logprobs=False)], step_wise=True, trajectory_ids=["a"])
+        skyrl_output([rewritten(1, logprobs=False)], step_wise=True, trajectory_ids=["a"])
 
 
 # -- OpenRLHF
 
 
 @pytest.fixture
-def openrlhf(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The integration, with a base class in place of OpenRLHF's."""
-    name = "tokentrace.integrations.openrlhf"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    if importlib.util.find_spec("openrlhf") is None:
-        with pytest.raises(ImportError, match="pip install openrlhf"):
-            importlib.import_module(name)
+def openrlhf(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """With a base class in place of OpenRLHF's, which the recipe imports."""
     agent = types.ModuleType("openrlhf.utils.agent")
     agent.AgentExecutorBase = type("AgentExecutorBase", (), {})  # type: ignore[attr-defined]
     for each, module in (("openrlhf", types.ModuleType("openrlhf")), ("openrlhf.utils", types.ModuleType("utils"))):
         monkeypatch.setitem(sys.modules, each, module)
     monkeypatch.setitem(sys.modules, "openrlhf.utils.agent", agent)
-    yield importlib.import_module(name)
-    sys.modules.pop(name, None)
+    return monkeypatch
 
 
 class TrainersVLLM:
@@ -329,18 +352,17 @@ class TrainersVLLM:
 
 
 def execute(
-    openrlhf: Any,
+    openrlhf: pytest.MonkeyPatch,
     *,
     lost: int = 0,
     logprobs: int | None = 1,
-    failed: float | None = None,
     own: SamplingParams | None = None,
     asked: list[SamplingParams] | None = None,
     **options: Any,
 ) -> Any:
-    class AgentExecutor(openrlhf.AgentExecutorOf):  # type: ignore[misc]
-        make_agent = staticmethod(lambda engine, sampling: make_agent(engine, own or sampling, **options))
-        failed_reward = failed
+    names = recipe("my_openrlhf.py", openrlhf, **options)
+    if own is not None:
+        names["sampling_of"] = lambda *_, **__: own
 
     params = types.SimpleNamespace(
         temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, min_tokens=1, seed=3, logprobs=logprobs, stop=None
@@ -353,7 +375,7 @@ def execute(
         if asked is not None:
             vllm.asked = asked
         try:
-            return await AgentExecutor().execute(QUESTION[0]["content"], "395", params, 2048, None, vllm)
+            return await names["AgentExecutor"]().execute(QUESTION[0]["content"], "395", params, 2048, None, vllm)
         finally:
             await engine.close()
 
@@ -387,13 +409,13 @@ def test_openrlhfs_engine_samples_with_what_the_agent_asks_for(openrlhf: Any) ->
 def test_openrlhf_gets_no_row_without_logprobs_or_reward(openrlhf: Any) -> None:
     with pytest.raises(InputError, match="does not ask vLLM for logprobs"):
         execute(openrlhf, logprobs=None)
-    with pytest.raises(SampleError, match=r"failed \(engine.*failed_reward"):
-        execute(openrlhf, lost=1)
-    made = execute(openrlhf, lost=1, failed=-1.0)
-    assert (made["reward"], made["action_ranges"], made["truncated"]) == (-1.0, [], False)
+    made = execute(openrlhf, lost=1)
+    assert (made["reward"], made["action_ranges"], made["truncated"]) == (0.0, [], False)
     assert made["rollout_log_probs"] == [0.0] * len(made["observation_tokens"])
     assert made["extra_logs"]["failed"] == 1
+    with pytest.raises(SampleError, match=r"failed \(engine.*failed_reward"):
+        openrlhf_output(rewritten(1, End.ENGINE), "", "")
     with pytest.raises(SampleError, match="has no reward"):
         execute(openrlhf, reward=lambda rollout: None)
     with pytest.raises(SampleError, match="takes one row"):
-        openrlhf.executed(rewritten(1), "", "")
+        openrlhf_output(rewritten(1), "", "")

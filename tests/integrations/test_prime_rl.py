@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokentrace.errors import SampleError
-from tokentrace.integrations.prime_rl import training_samples
+from tokentrace.integrations.trainers import prime_rl_samples
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory
 
@@ -43,7 +43,7 @@ def recorded(**first: Any) -> Trajectory:
 
 
 def test_a_row_is_the_trajectory() -> None:
-    [fields] = training_samples(recorded(), env_name="math", advantage=[0.5, 2.0])
+    [fields] = prime_rl_samples(recorded(), env_name="math", advantage=[0.5, 2.0])
     sample = TrainingSample(**fields)
     assert sample.token_ids == [1, 2, 3, 10, 11, 4, 5, 20]
     assert sample.mask == [False, False, False, True, True, False, False, True]
@@ -53,7 +53,7 @@ def test_a_row_is_the_trajectory() -> None:
     assert sample.env_name == "math"
     for name, kind in {"token_ids": int, "mask": bool, "logprobs": float, "temperatures": float}.items():
         assert {type(value) for value in getattr(sample, name)} == {kind}
-    [plain] = training_samples(recorded(), env_name="math")
+    [plain] = prime_rl_samples(recorded(), env_name="math")
     assert TrainingSample(**plain).advantages is None
 
 
@@ -61,7 +61,7 @@ def test_branches_train_each_token_once() -> None:
     trajectory = recorded()
     trajectory.branch([1, 2, 3, 10, 99], messages=2)
     trajectory.append_completion([30], [-1.0], finish_reason="stop", sampling={"temperature": 1.0})
-    first, second = training_samples(trajectory, env_name="math")
+    first, second = prime_rl_samples(trajectory, env_name="math")
     assert sum(first["mask"]) + sum(second["mask"]) == 4
     assert second["token_ids"] == [1, 2, 3, 10, 99, 30]
     assert second["mask"] == [False] * 5 + [True]
@@ -71,12 +71,12 @@ def test_branches_train_each_token_once() -> None:
 @pytest.mark.parametrize(("sampling", "said"), [(None, "was not recorded"), ({"temperature": 0.0}, "is 0")])
 def test_no_temperature_no_row(sampling: Any, said: str) -> None:
     with pytest.raises(SampleError, match=f"tokens 3 to 5 {said}"):
-        training_samples(recorded(sampling=sampling), env_name="math")
+        prime_rl_samples(recorded(sampling=sampling), env_name="math")
 
 
 def test_no_logprobs_no_row() -> None:
     trajectory = Trajectory(logprobs=False)
     trajectory.begin([1], messages=1)
     trajectory.append_completion([2], None, finish_reason="stop", sampling={"temperature": 1.0})
-    with pytest.raises(SampleError, match="without a logprob"):
-        training_samples(trajectory, env_name="math")
+    with pytest.raises(SampleError, match="has no logprobs"):
+        prime_rl_samples(trajectory, env_name="math")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -65,6 +67,28 @@ def test_the_door_gives_our_class_with_our_settings(pocket: Any) -> None:
     for prompt in (False, True):
         given = {"tools": TOOLS, "add_generation_prompt": prompt}
         assert made.render_ids(CONVERSATION, **given) == ours.render_ids(CONVERSATION, **given)
+
+
+@pytest.mark.parametrize("create", [renderers.create_renderer, renderers_compat.create_renderer])
+def test_a_tokenizer_is_converted_once_however_many_renderers_come_and_go(create: Any) -> None:
+    given = transformers.PreTrainedTokenizerFast.from_pretrained(POCKET)
+    given.add_tokens(["<of no other test>"])
+
+    def rendered(tokenizer: Any) -> tuple[Any, list[int]]:
+        made = create(tokenizer, custom())
+        return weakref.ref(made.renderer.tokenizer.vocabulary), made.render_ids(CONVERSATION[1:2])
+
+    (first, ids), _ = rendered(given), gc.collect()
+    (second, same), _ = rendered(given), gc.collect()
+    assert first() is not None
+    assert first() is second()
+    assert ids == same
+    given.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (_, other), _ = rendered(given), gc.collect()
+    assert given.decode(other) == CONVERSATION[1]["content"], "what the tokenizer is now"
+    del given
+    gc.collect()
+    assert first() is None
 
 
 def test_wrong_settings_are_refused(pocket: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 from tests.engines.test_sampling import reference
 from tests.live.live import CONTEXT, ROOT, Recorder, llama_server, no_wheel
 from tokentrace import create_renderer
-from tokentrace.demo.rollouts import FollowUps, question_reward, question_tasks
+from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.http import Connection
 from tokentrace.engines.llamacpp import LlamaCppEngine
 from tokentrace.engines.protocol import EngineAnswerError, EngineRefusal, FinishReason, LogprobKind, SamplingParams
@@ -89,7 +89,9 @@ def roll_out(server: str, temperature: float) -> Rolled:
     async def work(engine: LlamaCppEngine) -> None:
         sampling = SamplingParams(160, temperature=temperature)
         agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), reward=question_reward)
-        await run_rollouts(agent, question_tasks(0, QUESTIONS), concurrency=4, done=rollouts.append, seed=3)
+        await run_rollouts(
+            agent, map(question_task, pick_questions(QUESTIONS)), concurrency=4, done=rollouts.append, seed=3
+        )
 
     _, recorder = use(server, work)
     return Rolled(rollouts, recorder)
@@ -112,7 +114,7 @@ def rolled(request: pytest.FixtureRequest) -> Rolled:
 
 
 def first_prompts(count: int) -> list[Any]:
-    tasks = question_tasks(0, count)
+    tasks = [question_task(question) for question in pick_questions(count)]
     schemas = [[tool.tool_schema for tool in task.tools or ()] for task in tasks]
     return [
         RENDERER.render(task.messages, tools=tools, add_generation_prompt=True).ids

@@ -20,8 +20,7 @@ import pytest
 
 from tests.live.vllm_server import vllm_server
 from tokentrace import create_renderer, trajectory_samples
-from tokentrace.demo.rollouts import FollowUps, question_reward, question_tasks
-from tokentrace.demo.tasks import make_questions
+from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.http import Connection
 from tokentrace.engines.protocol import (
     Completion,
@@ -114,7 +113,7 @@ def using(url: str, use: Callable[[VLLMEngine], Awaitable[T]], tap: Tap | None =
 
 @cache
 def prompts() -> list[list[int]]:
-    questions = make_questions(31, 8, "held_back")
+    questions = pick_questions(8, seed=1)
     return [
         RENDERER.render(question.prompt, tools=question.tools, add_generation_prompt=True).ids.tolist()
         for question in questions
@@ -235,7 +234,9 @@ def test_rows_carry_the_kind_the_settings_and_the_cached_tokens(
 
     async def use(engine: VLLMEngine) -> Any:
         agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), budget=Budget(turns=4))
-        return await run_rollouts(agent, question_tasks(7, 4), concurrency=2, done=rollouts.append, seed=1)
+        return await run_rollouts(
+            agent, map(question_task, pick_questions(4, seed=7)), concurrency=2, done=rollouts.append, seed=1
+        )
 
     using(request.getfixturevalue(mode), use)
     spans = [span for rollout in rollouts for row in trajectory_samples(rollout.trajectory) for span in row.completions]
@@ -335,7 +336,7 @@ def test_the_engine_saw_the_rows_that_are_trained(url: str, closed: str | None, 
             reward=question_reward,
             budget=Budget(turns=12, turn_tokens=160),
         )
-        tasks = question_tasks(424242, ROLLOUTS)
+        tasks = [question_task(question) for question in pick_questions(ROLLOUTS)]
         return await run_rollouts(agent, tasks, concurrency=8, done=rollouts.append, seed=1)
 
     summary = using(url, use, tap)

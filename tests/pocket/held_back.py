@@ -11,9 +11,10 @@ import sys
 from typing import Any
 
 from tokentrace import create_renderer
-from tokentrace.demo.tasks import Question, follow_up, make_questions, reward, run_tool
+from tokentrace.demo.questions import Question, follow_up, reward, run_tool
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
+from training.pocket.questions import make_questions
 
 LONGEST = 160
 TURNS = 12
@@ -64,8 +65,8 @@ def roll_out(questions: list[Question]) -> list[list[dict[str, Any]]]:
                 }
                 for call in parsed.tool_calls
             ]
-            said = follow_up(question, talk) if not new else None
-            new += [said] if said else []
+            text = follow_up(question, talk) if not new else None
+            new += [] if text is None else [{"role": "user", "content": text}]
             bridged = renderer.bridge_to_next_turn(prompts[at], completion, new, tools=question.tools) if new else None
             if bridged is not None:
                 talk += new

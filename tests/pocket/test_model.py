@@ -19,10 +19,10 @@ from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 
 from tests.support import FULL, rotating
 from tokentrace import InputError, create_renderer
-from tokentrace.demo.tasks import make_questions
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import PocketModel, load_pocket, log_softmax, read_safetensors
 from training.pocket.expert import solve
+from training.pocket.questions import make_questions
 
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4

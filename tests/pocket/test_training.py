@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -16,25 +14,19 @@ import torch
 from safetensors.torch import load_file
 
 from tokentrace import create_renderer
-from tokentrace.demo.tasks import make_questions
 from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
 from training.pocket.expert import solve
+from training.pocket.questions import make_questions
 
 FOLDER = Path(__file__).parents[2] / "training" / "pocket"
 
 
 @pytest.fixture(scope="module")
-def train() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        import train
+def train() -> ModuleType:
+    from training.pocket import train
 
-        yield train
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in ("train", "model", "expert"):
-            sys.modules.pop(name, None)
+    return train
 
 
 @pytest.fixture(scope="module")

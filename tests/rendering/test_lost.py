@@ -33,7 +33,7 @@ from tests.conversations import (
     text,
     user,
 )
-from tests.support import make_renderer, rendered, some
+from tests.support import examples, make_renderer, rendered, some
 from tokentrace import InputError, RenderedTokens, create_renderer
 from tokentrace.cli import main
 from tokentrace.data import TokenizeSettings, tokenize_rows
@@ -222,6 +222,36 @@ def test_a_part_of_a_text_can_be_lost() -> None:
     source = "{% for m in messages %}{{ m.content.split('|')[0] }}{% endfor %}"
     tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user("said | unsaid")])
     assert [(one.text, one.why) for one in tokens.lost] == [("| unsaid", "the template leaves out a part of it")]
+
+
+SLICES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=3)
+WORD = st.text(alphabet='abAB 1é\n"', min_size=1, max_size=12)
+
+
+@given(said=WORD, slices=SLICES, between=st.sampled_from(["", "-"]))
+@settings(max_examples=examples(150), deadline=None)
+def test_a_text_of_which_slices_are_written_is_lost_unless_they_hold_all_of_it(
+    said: str, slices: list[tuple[int, int]], between: str
+) -> None:
+    """However often and in which order they are written: as many characters may come out as went in, and other ones."""
+    written = between.join(f"{{{{ m.content[{start}:{stop}] }}}}" for start, stop in slices)
+    source = "{% for m in messages %}" + written + "{% endfor %}"
+    tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user(said)])
+    pieces = [said[start:stop] for start, stop in slices]
+    left_out = Counter(said) - Counter("".join(pieces))
+    if said.strip() in "".join(pieces):
+        assert tokens.lost == []
+    elif any(char.isalnum() for char in left_out):
+        assert [(one.message, one.field) for one in tokens.lost] == [(0, "content")]
+        assert set(left_out) <= set(tokens.lost[0].text) | set(" \n")
+    assert all(piece in said for one in tokens.lost for piece in one.text.split("…"))
+
+
+@pytest.mark.parametrize("twice", ["{{ m.content[:5] }}" * 2, "{{ m.content[:5] + m.content[:5] }}"])
+def test_equal_lengths_prove_nothing(twice: str) -> None:
+    source = "{% for m in messages %}" + twice + "{% endfor %}"
+    tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user("hello worl")])
+    assert [(one.text, one.why) for one in tokens.lost] == [(" worl", "the template leaves out a part of it")]
 
 
 @pytest.mark.parametrize("said", ["{{ m.content | upper }}", "{{ m.content | tojson }}", "{{ m.content.strip() }}"])

@@ -1,4 +1,4 @@
-"""The quick ways of a render give what the plain ones give: positions, trust, turns, lost text, checks, tools.
+"""The quick ways of a render give what the plain ones give: positions, trust, turns, checks, tools.
 
 A render looks at what is touched by a control token, at assistants' turns, at messages that are not of the usual form.
 The plain ways look at everything, one after another; they are written out here.
@@ -30,9 +30,7 @@ from tests.support import (
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
 from tokentrace.conversation import messages
 from tokentrace.pocket import POCKET
-from tokentrace.rendering import lost
 from tokentrace.rendering import renderer as renderer_module
-from tokentrace.rendering.lost import find_lost
 from tokentrace.study.turns import TurnSpan, turn_spans
 from tokentrace.template import jsonify
 from tokentrace.template.spans import Rendering
@@ -163,7 +161,7 @@ def forged(rendered: RenderedTokens, talk: Any, spans: list[int]) -> list[Any]:
 
 
 def differences(renderer: Renderer, key: str) -> Iterator[str]:
-    for name, talk, tools, rendered in renders(renderer, key):
+    for name, talk, _, rendered in renders(renderer, key):
         rendering, encoded = rendered.rendering, rendered._encoded
         spans = plain_spans(rendered)
         if spans is not None:
@@ -189,15 +187,6 @@ def differences(renderer: Renderer, key: str) -> Iterator[str]:
             near = encoded._near(encoded.counted, [place]) if encoded.layout.starts is None else None
             if encoded.places([place]) != [(touching, after)] or near not in (None, [(touching, after)]):
                 yield f"{name}: position {place}"
-        study = renderer.study(tools)
-        shown = renderer.adapt_messages(talk, tools=tools).messages
-        quick = find_lost(rendering, shown, study.forms, tools=tools or ())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lost._Account, "_are_written_plainly", lambda *_: False)
-            patch.setattr(lost._Account, "_is_written_plainly", lambda *_: False)
-            patch.setattr(lost, "_PLAIN", frozenset())
-            if find_lost(rendering, shown, study.forms, tools=tools or ()) != quick:
-                yield f"{name}: lost"
 
 
 @pytest.mark.parametrize("family", rotating(FAMILIES, "quick", 2))

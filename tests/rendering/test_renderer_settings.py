@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import json
 import pickle
-import subprocess
-import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -15,14 +14,15 @@ from typing import Any
 
 import pytest
 
+from tests.assets import family_dir
 from tests.formats.small import small_tokenizer
-from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, rotating
+from tests.support import JINJA_FAMILIES, PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, rotating
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer, create_renderer_pool
 from tokentrace.data.chunks import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
-from tokentrace.rendering.collector import no_collection
+from tokentrace.template import ChatTemplate
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.vocabulary import Vocabulary
 
@@ -87,6 +87,30 @@ def test_a_name_that_only_a_loop_or_a_macro_has_is_not_read() -> None:
     for name in ("row", "a", "m", "loop"):
         with pytest.raises(RendererError):
             made(source, **{name: 1})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "{% set content = m.content %}{% set content = content.strip() %}{{ content }}",
+        "{% if m.x %}{% set content = m.content %}{% if content is none %}x{% endif %}{{ content }}{% endif %}",
+        "{% if m.x %}{% set content = 1 %}{% else %}{% set content = 2 %}{% endif %}{{ content | default(3) }}",
+        "{% if m.x %}{{ raise_exception('no') }}{% else %}{% set content = 2 %}{% endif %}{{ content | default(3) }}",
+        "{% set content %}{{ m.content }}{% endset %}{{ content if content is defined }}",
+        "{% with content = m.content %}{{ content or 'none' }}{% endwith %}",
+    ],
+)
+def test_a_name_that_is_always_set_before_it_is_read_is_not_taken(setting: str) -> None:
+    source = "{% for m in messages %}" + setting + "{% endfor %}"
+    with pytest.raises(RendererError, match="does not read it"):
+        made(source, content="X")
+    made("{{ content }}" + source, content="X")
+
+
+@pytest.mark.parametrize("family", JINJA_FAMILIES)
+def test_no_family_takes_its_own_loop_variables_for_settings(family: str) -> None:
+    names = ChatTemplate((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")).variables
+    assert names.isdisjoint({"content", "message", "tool_call", "tool_calls", "c", "first_user_message"})
 
 
 def test_python_formats_say_what_they_read() -> None:
@@ -304,65 +328,15 @@ def test_the_first_forged_token_needs_no_second_vocabulary(monkeypatch: pytest.M
 # -- the garbage collector
 
 
-def test_the_collector_rests_until_the_last_render_is_done() -> None:
-    import gc
+def test_the_garbage_collector_stays_on_during_a_render(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = create_renderer(POCKET)
+    render, enabled = Renderer._render, []
 
-    begun, done = threading.Event(), threading.Event()
+    def watched(self: Renderer, *arguments: Any, **options: Any) -> RenderedTokens:
+        enabled.append(gc.isenabled())
+        return render(self, *arguments, **options)
 
-    def other() -> None:
-        with no_collection():
-            begun.set()
-            done.wait()
-
+    monkeypatch.setattr(Renderer, "_render", watched)
+    renderer.render(CHAT)
+    assert enabled == [True]
     assert gc.isenabled()
-    thread = threading.Thread(target=other)
-    thread.start()
-    begun.wait()
-    with no_collection():
-        assert not gc.isenabled()
-        done.set()
-        thread.join()
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with no_collection():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-
-
-FORKING = """
-import gc, os, sys, threading, warnings
-warnings.simplefilter("ignore")
-from tokentrace import create_renderer
-from tokentrace.pocket import POCKET
-renderer = create_renderer(POCKET)
-begun, done = threading.Event(), threading.Event()
-real = renderer._render
-def slow(*given, **named):
-    begun.set()
-    done.wait()
-    return real(*given, **named)
-renderer._render = slow
-chat = [{"role": "user", "content": "x"}]
-thread = threading.Thread(target=renderer.render, args=(chat,))
-thread.start()
-begun.wait()
-child = os.fork()
-if not child:
-    renderer._render = real
-    before = gc.isenabled()
-    renderer.render(chat)
-    os._exit(0 if before and gc.isenabled() else 1)
-code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-done.set()
-thread.join()
-sys.exit(code if gc.isenabled() else 2)
-"""
-
-
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="there is no fork here")
-def test_a_process_forked_during_a_render_collects_garbage() -> None:
-    assert subprocess.run([sys.executable, "-c", FORKING], check=False).returncode == 0

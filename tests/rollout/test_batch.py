@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.engines.faults import Fault, FaultyEngine
 from tokentrace import InputError, create_renderer
 from tokentrace.engines.protocol import SamplingParams
-from tokentrace.engines.scripted import Fault, ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import Summary, grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
@@ -25,8 +25,8 @@ ANSWER = RENDERER.tokenizer.encode("It is 42.<|end|>")
 TASKS = [Task(QUESTION, name=f"q{number}", metadata={"level": number}) for number in range(5)]
 
 
-def scripted(**options: Any) -> ScriptedEngine:
-    return ScriptedEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
+def scripted(**options: Any) -> FaultyEngine:
+    return FaultyEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
 
 
 def test_groups_share_a_prompt_and_have_names_of_their_own() -> None:
@@ -175,7 +175,7 @@ def test_functions_that_hang_hold_up_neither_other_calls_nor_the_end(tmp_path: P
     def script(prompt: Any, _: SamplingParams) -> Any:
         return ANSWER if "longer than" in RENDERER.tokenizer.decode(prompt) else call
 
-    engine = ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
+    engine = FaultyEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
     agent = Agent(engine, RENDERER, tools=as_tools([hang]), budget=Budget(tool_timeout=0.01))
     store = RolloutStore(tmp_path)
     tasks = list(grouped(TASKS, 16))  # more than the threads that an event loop shares
@@ -196,7 +196,7 @@ def test_a_function_that_exits_or_stops_is_a_result_like_any_other() -> None:
 
     calls = "".join(f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>' for name in ("leave", "stop"))
     turns = iter([RENDERER.tokenizer.encode(f"{calls}<|end|>"), ANSWER])
-    engine = ScriptedEngine(lambda *_: next(turns), vocab_size=RENDERER.tokenizer.vocabulary.size)
+    engine = FaultyEngine(lambda *_: next(turns), vocab_size=RENDERER.tokenizer.vocabulary.size)
     rollout = asyncio.run(Agent(engine, RENDERER, tools=as_tools([leave, stop])).run(TASKS[0]))
     assert rollout.end is End.ANSWER
     assert rollout.messages[2]["content"] == "error: RuntimeError: SystemExit: 3"

@@ -276,7 +276,7 @@ def test_whatever_ray_calls_a_death_is_one(ray: Any, error: str, expected: Strea
     gone = getattr(ray.exceptions, error)(*(("out of memory",) if error == "OutOfMemoryError" else arguments))
     workers = iter([FakeWorker(gone), FakeWorker(None)])
     store = RolloutStore(tmp_path)
-    fake = SimpleNamespace(exceptions=ray.exceptions, kill=lambda _: None)
+    fake = SimpleNamespace(exceptions=ray.exceptions, kill=lambda _: None, cluster_resources=lambda: {"CPU": 2.0})
     queue = cluster._Queue([[n] for n in range(6)])
     run = cluster._Run(fake, lambda: next(workers), tasks(), queue, 1, SEED, store, None, None, Summary())
     asyncio.run(run.all(1))

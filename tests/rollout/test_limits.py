@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.faults import Fault, FaultyEngine
 from tokentrace import InputError, create_renderer
 from tokentrace.engines.protocol import Completion, SamplingParams
-from tokentrace.engines.scripted import Fault, ScriptedEngine
 from tokentrace.errors import LostTextWarning
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, named, row_task, run_rollouts
@@ -31,7 +31,7 @@ ANSWER = "It is 42.<|end|>"
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
 
 
-class Engine(ScriptedEngine):
+class Engine(FaultyEngine):
     """Says these turns of each rollout one after another, then the last again, and how much it had cached."""
 
     def __init__(self, *turns: str, **options: Any) -> None:

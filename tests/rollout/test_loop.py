@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.faults import Fault, FaultyEngine
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.engines.protocol import SamplingParams
-from tokentrace.engines.scripted import Fault, ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.cutting import Keep, cut_text
@@ -32,24 +32,24 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-def scripted(*turns: str, **options: Any) -> ScriptedEngine:
+def scripted(*turns: str, **options: Any) -> FaultyEngine:
     """An engine that says these turns one after another, then the last again."""
     said = iter(turns)
 
     def script(_: Any, __: SamplingParams) -> Any:
         return RENDERER.tokenizer.encode(next(said, turns[-1]))
 
-    return ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
+    return FaultyEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
 
 
 def run(
-    engine: ScriptedEngine, *, tools: Sequence[Any] = (multiply,), task: Task | None = None, **options: Any
+    engine: FaultyEngine, *, tools: Sequence[Any] = (multiply,), task: Task | None = None, **options: Any
 ) -> Rollout:
     agent = Agent(engine, RENDERER, tools=as_tools(tools), **options)
     return asyncio.run(agent.run(task or Task(QUESTION, name="one")))
 
 
-def check_exact(rollout: Rollout, engine: ScriptedEngine) -> None:
+def check_exact(rollout: Rollout, engine: FaultyEngine) -> None:
     """Each prompt the engine saw is a prefix of the stream, and one row trains exactly what was sampled."""
     stream = rollout.trajectory.stream()
     for request in engine.requests:

@@ -237,8 +237,11 @@ def test_a_file_of_servers_as_clients_share_it(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=problem):
             load_tools(file)
 
-    theirs = {"class_name": "verl.tools.mcp_search_tool.MCPSearchTool", "config": {"type": "mcp"}, "mcp": shape}
-    refused(theirs, "tools.0.class_name: the tools of an MCP server need no class")
+    theirs = {"class_name": "verl.tools.mcp_search_tool.MCPSearchTool", "config": {"rate_limit": 120}, "mcp": shape}
+    file.write_text(json.dumps({"tools": [theirs]}), encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"tools.yaml, line 1: tools.0.class_name: verl.*MCPSearchTool is ignored"):
+        assert [tool.name for tool in load_tools(file)] == ["add", "bump"]
+    refused({**theirs, "tool_schema": {}}, "tools.0.tool_schema: no such setting")
     refused({"mcp": {"url": "x", "command": "y"}}, "tools.0.mcp: an MCP server has a command or a url")
     refused({"mcp": {"file": "none.json"}}, "tools.0.mcp.file: .*is no file of MCP servers")
     (tmp_path / "servers.json").write_text('{"mcpServers": {"a": {"url": "x", "auth_token": "y"}}}', encoding="utf-8")

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tokentrace import InputError, Trajectory, create_renderer
 from tokentrace.data.tables import read_metadata
@@ -28,6 +35,7 @@ from tokentrace.rollout.store import (
     ROWS,
     RUN,
     TRAJECTORIES,
+    JournalWarning,
     RolloutStore,
     check_run,
     discard_run,
@@ -80,26 +88,109 @@ def test_a_rollout_is_on_the_disk_before_the_journal_says_so(tmp_path: Path, mon
     again.close()
 
 
-def test_a_journal_may_end_anywhere(tmp_path: Path) -> None:
-    stored(tmp_path, a_rollout("é one"), a_rollout("two")).close()
-    whole = (tmp_path / JOURNAL).read_bytes()
-    lines = whole.splitlines(keepends=True)
-    ends = [at for at, byte in enumerate(whole, 1) if byte == ord("\n")]
-    for cut in sorted({*range(0, len(whole), 11), *ends, *(end - 1 for end in ends)}):
-        (tmp_path / JOURNAL).write_bytes(whole[:cut])
-        store = RolloutStore(tmp_path)
-        left = whole[:cut].count(b"\n")
-        assert len(store.finished) == left // 2
-        assert len(store.unfinished) == left % 2
+@functools.cache
+def journal_lines() -> list[bytes]:
+    """The journal of two finished rollouts, one that was run again, and one that was only started."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = stored(Path(folder), a_rollout("é one"), a_rollout("two", None, End.ENGINE), a_rollout("three"))
+        store.run_again(["engine"])
+        store.start("four")
+        store.close()
+        return (Path(folder) / JOURNAL).read_bytes().splitlines(keepends=True)
+
+
+def records(store: RolloutStore) -> tuple[list[str], list[str]]:
+    return sorted(str(row["name"]) for row in store.finished), sorted(store.unfinished)
+
+
+def reopened(folder: Path, lines: Sequence[bytes]) -> RolloutStore:
+    (folder / JOURNAL).write_bytes(b"".join(lines))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return RolloutStore(folder)
+
+
+@given(data=st.data())
+def test_a_torn_line_costs_its_own_record_alone_and_is_reported(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        lines = journal_lines()
+        victim = data.draw(st.integers(0, len(lines) - 1), "line")
+        others = [*lines[:victim], *lines[victim + 1 :]]
+        store = reopened(path, others)
+        expected = records(store)
+        store.close()
+
+        line = lines[victim]
+        at = data.draw(st.integers(1, len(line) - 2), "byte")
+        torn = line[:at]
+        if data.draw(st.booleans(), "interleaved"):  # a part of another record inside of it
+            other = data.draw(st.sampled_from(lines), "other")
+            torn += other[: data.draw(st.integers(2, len(other) - 2), "part")] + line[at:-1]
+        is_last = victim == len(lines) - 1
+        ended = b"" if is_last and data.draw(st.booleans(), "cut off") else b"\n"
+        store = reopened(path, [*lines[:victim], torn + ended, *lines[victim + 1 :]])
+        assert records(store) == expected
+        assert [problem.line for problem in store.unreadable] == [victim + 1]
         store.start("next")
         store.close()
-        assert (tmp_path / JOURNAL).read_bytes() == b"".join(lines[:left]) + b'{"event": "started", "name": "next"}\n'
+        with pytest.warns(JournalWarning, match=rf"1 line cannot be read.*line {victim + 1}\b"):
+            again = RolloutStore(path)
+        assert records(again) == (expected[0], sorted([*expected[1], "next"]))
+        again.close()
 
 
-def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_text('{"event": "started", "name": "a"}\n{"event": "eaten"}\n', encoding="utf-8")
-    with pytest.raises(InputError, match=r"rollouts.jsonl, line 2: not a line"):
-        RolloutStore(tmp_path)
+class ShortWrites:
+    """A journal on a disk that is full after so many bytes, until there is room again."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file, self.room = file, room
+
+    def write(self, text: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        count = int(self._file.write(text[: self.room]))
+        self.room -= count
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@given(room=st.integers(0, 700))
+def test_a_writer_goes_on_with_a_fresh_line_after_a_short_write(room: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        path = Path(folder)
+        patched.setattr("tokentrace.rollout.store.save_trajectory", lambda *_: None)  # slow, and not what this is about
+        patched.setattr("os.fsync", lambda _: None)
+        store = stored(path, a_rollout("one"))
+        store._journal = ShortWrites(store._journal, room)  # type: ignore[assignment]
+        acknowledged = ["one"]
+        for name in ("two", "three"):
+            try:
+                store.start(name)
+                store.finish(a_rollout(name))
+                acknowledged.append(name)
+            except OSError:
+                assert not store.is_finished(name)
+        store._journal.room = 1 << 20  # type: ignore[attr-defined]
+        store.finish(a_rollout("four"))
+        acknowledged.append("four")
+        assert [row["name"] for row in store.finished] == acknowledged
+        store.close()
+        again = reopened(path, [(path / JOURNAL).read_bytes()])
+        assert set(acknowledged) <= {row["name"] for row in again.finished}
+        assert len(again.unreadable) <= 1
+        again.close()
+
+
+def test_what_is_no_record_is_not_read_and_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_text('{"event": "started", "name": "a"}\n{"event": "eaten"}\n[]\n', encoding="utf-8")
+    with pytest.warns(JournalWarning, match=r"rollouts.jsonl: 2 lines cannot be read.*lines 2, 3"):
+        store = RolloutStore(tmp_path)
+    assert [problem.line for problem in store.unreadable] == [2, 3]
+    assert store.unfinished == ["a"]
+    store.close()
 
 
 NAMES = [
@@ -155,8 +246,10 @@ def test_a_journal_names_no_file_outside_of_its_folder(file: Any, tmp_path: Path
     lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
     lines[1]["file"] = file
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    with pytest.raises(InputError, match=r"rollouts.jsonl, line 2: not a line"):
-        RolloutStore(tmp_path)
+    with pytest.warns(JournalWarning, match=r"line 2"):
+        store = RolloutStore(tmp_path)
+    assert (store.finished, store.unfinished) == ([], ["one"])
+    store.close()
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -269,4 +268,13 @@ def test_the_modules_make_one_script() -> None:
 def test_a_page_can_be_saved(tmp_path: Path) -> None:
     page = show(rendering(), title="mine")
     assert page.save(tmp_path / "page.html").read_text(encoding="utf-8") == page.html
-    assert dataclasses.replace(page.document, title="").to_json() == document_of(rendering()).to_json() | {"title": ""}
+    assert page.document.to_json() == document_of(rendering()).to_json() | {"title": "mine · pocket"}
+
+
+def test_titles_name_what_is_shown_and_the_template() -> None:
+    assert read_page(html_page(rendering(), "chat.json"))["title"] == "chat.json · pocket"
+    assert read_page(html_page(rendering()))["title"] == f"Conversation of {len(MESSAGES)} messages · pocket"
+    assert read_page(html_page(histories()))["title"] == "Histories · pocket"
+    assert read_page(html_page([RESULTS["supervised"]()], tokenizer=RENDERER))["title"] == "1 row · pocket"
+    assert read_page(html_page(trajectory(), tokenizer=RENDERER))["title"] == "rollout · pocket"
+    assert read_page(html_page(trajectory()))["title"] == "rollout", "nobody says which it is"

@@ -15,12 +15,13 @@ from tests.browser import Chromium
 from tests.browser import Page as Tab
 from tests.guides import ROOT
 from tests.pages import EVIL
-from tests.show.results import RENDERER, RESULTS, histories, rendering, trajectory
+from tests.show.results import LAST_ONLY, RENDERER, RESULTS, histories, rendering, trajectory
 from tests.show.test_views import hostile
-from tokentrace import Trajectory
+from tokentrace import Trajectory, create_renderer
+from tokentrace.pocket import POCKET
 from tokentrace.show import show
 from tokentrace.tokens.visible import visible
-from tokentrace.viewer.document import Cell, Document, Table, Track
+from tokentrace.viewer.document import Cell, Document, StreamBars, Table, Track
 from tokentrace.viewer.page import page_html
 
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
@@ -69,6 +70,34 @@ def test_every_result_is_shown_whole(opened: Callable[..., Tab], name: str) -> N
     page.until("document.querySelector('.tokens .row s > *')")
     assert page.evaluate("document.querySelector('h1').textContent").startswith("</script><img src=x onerror=alert(1)>")
     assert page.evaluate("document.querySelectorAll('img, iframe').length") == 0
+
+
+def test_a_page_begins_with_its_picture_then_numbers_then_notes(opened: Callable[..., Tab]) -> None:
+    table = Table("numbers", ["", "one"], [["breaks", "1"]])
+    lanes = [StreamBars("one", "a break", [(9, [(2, 5)], [4])])]
+    page = opened(Document("title", lead="a line", notes=["a note"], tables=[table], lanes=lanes))
+    parts = page.evaluate("[...document.querySelector('main').children].map((part) => part.className || part.tagName)")
+    assert [part for part in parts if part in ("streams", "table", "notes")] == ["streams", "table", "notes"]
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_heading_in_a_table_is_shaded_across_the_row(opened: Callable[..., Tab], width: int) -> None:
+    rows = [[Cell("a group", small="of rows")], ["a name", "1", "2"]]
+    page = opened(Document("title", tables=[Table("numbers", ["", "one", "two"], rows)]), width=width)
+    widths = page.evaluate(
+        "['tr.group th', 'tbody'].map((name) => document.querySelector(name).getBoundingClientRect().width)"
+    )
+    assert widths[0] == widths[1]
+
+
+def test_changes_that_a_template_needs_are_no_warning(opened: Callable[..., Tab]) -> None:
+    text = [{"type": "text", "text": "What is 2 + 2?"}]
+    rendered = create_renderer(POCKET, chat_template=LAST_ONLY).render([{"role": "user", "content": text}])
+    assert rendered.changes
+    page = opened(rendered)
+    assert page.evaluate("document.querySelectorAll('.notes').length") == 0
+    assert page.evaluate("document.querySelector('.edits').open") is False
+    assert "of none" not in page.evaluate("document.body.textContent")
 
 
 def test_the_tokens_on_the_page_are_those_of_the_rendering(opened: Callable[..., Tab]) -> None:

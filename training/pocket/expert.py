@@ -7,12 +7,13 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from tokentrace.demo.script import ExpertReply
-from tokentrace.demo.tasks import Question, run_tool
-from tokentrace.demo.words import WORDS
+from tokentrace.demo.questions import run_tool
+from training.pocket.questions import Lesson
+from training.pocket.script import ExpertReply
+from training.pocket.words import WORDS
 
 
-def solve(question: Question, *, seed: int = 0, think: bool = True, slips: float = 0.0) -> list[dict[str, Any]]:
+def solve(question: Lesson, *, seed: int = 0, think: bool = True, slips: float = 0.0) -> list[dict[str, Any]]:
     """The whole conversation as the expert leads it: reasoning, calls, the tools' own results, the answer.
 
     `seed` varies the words. Without `think` there is no reasoning. `slips` is how likely a reply with a call is
@@ -32,7 +33,7 @@ def solve(question: Question, *, seed: int = 0, think: bool = True, slips: float
     return messages
 
 
-def _reply(question: Question, rng: random.Random, step: ExpertReply, thought: str) -> Iterator[dict[str, Any]]:
+def _reply(question: Lesson, rng: random.Random, step: ExpertReply, thought: str) -> Iterator[dict[str, Any]]:
     message: dict[str, Any] = {"role": "assistant"}
     if thought:
         message["reasoning_content"] = thought
@@ -40,7 +41,7 @@ def _reply(question: Question, rng: random.Random, step: ExpertReply, thought: s
     if not step.calls:
         yield message
         return
-    by_use = {use: (name, parameter) for name, (use, parameter) in question.uses.items()}
+    by_use = {one.purpose: (one.name, one.parameter) for one in question.functions}
     calls = [(by_use[use], value) for use, value in step.calls]
     message["tool_calls"] = [
         {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": {parameter: value}}}
@@ -52,7 +53,7 @@ def _reply(question: Question, rng: random.Random, step: ExpertReply, thought: s
         yield {"role": "tool", "tool_call_id": f"call_{at}", "content": result}
 
 
-def _slip(question: Question, rng: random.Random, step: ExpertReply, thought: str) -> Iterator[dict[str, Any]]:
+def _slip(question: Lesson, rng: random.Random, step: ExpertReply, thought: str) -> Iterator[dict[str, Any]]:
     """A reply that goes wrong and what comes back: a slip of the pen, a call that is not JSON, a tool that fails."""
     use, value = step.calls[0]
     at = rng.randrange(len(value))

@@ -1,9 +1,9 @@
 """Train the pocket model on the expert's conversations.
 
-    python training/pocket/train.py                       # as shipped: one GPU
-    python training/pocket/train.py --steps 30 --rows 8 --workers 1 --questions 12 --out pocket-try    # a try on a CPU
+    python -m training.pocket.train                       # as shipped: one GPU
+    python -m training.pocket.train --steps 30 --rows 8 --workers 1 --questions 12 --out pocket-try    # a try on a CPU
 
-The data is made while training, by ``tokentrace`` itself: questions from ``tokentrace.demo.tasks``, the expert's
+The data is made while training, by ``tokentrace`` itself: questions from ``questions.py``, the expert's
 conversation, one `build_supervised_sample` each, loss on what the assistant says. The same settings give the same
 rows in the same order. At the end the weights are rounded to what is shipped, and those are evaluated: greedy rollouts
 with tools on held-back questions.
@@ -26,12 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from expert import solve
-from model import SHIPPED, Cache, Pocket, Shape, save
 
 from tokentrace import Renderer, build_supervised_sample, create_renderer
-from tokentrace.demo.tasks import Question, follow_up, make_questions, reward, run_tool
+from tokentrace.demo.questions import Question, follow_up, reward, run_tool
 from tokentrace.pocket import NOISE, POCKET
+from training.pocket.expert import solve
+from training.pocket.model import SHIPPED, Cache, Pocket, Shape, save
+from training.pocket.questions import Lesson, make_questions
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 1024
@@ -84,7 +85,7 @@ def resegment(ids: np.ndarray, mask: np.ndarray, rng: random.Random) -> Row:
     return np.asarray(new_ids, np.int16), np.asarray(new_mask, np.bool_)
 
 
-def make_row(question: Question, seed: int) -> Row:
+def make_row(question: Lesson, seed: int) -> Row:
     """A conversation as ids and loss mask."""
     rng = random.Random(f"row/{question.id}/{seed}")
     thinking = rng.random() >= UNTHINKING
@@ -282,8 +283,8 @@ def roll_out(questions: Sequence[Question], generate: Generate, turns: int = 12)
                 seen["calls that a tool refused"] += call.ok and answered.startswith("Error")
                 new.append({"role": "tool", "tool_call_id": call.id or "call", "content": answered})
             if not new and parsed.stop_token is not None:
-                said = follow_up(question, conversations[at])
-                new = [said] if said else []
+                text = follow_up(question, conversations[at])
+                new = [] if text is None else [{"role": "user", "content": text}]
             if not new or len(prompts[at]) + len(completion) > LONGEST:
                 continue
             bridged = speak.bridge_to_next_turn(prompts[at], completion, new, tools=question.tools)

@@ -297,10 +297,14 @@ def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> tup
         if turn is Said.INLINE and name in found and is_written(ANSWER, own):
             found[found.index(name)] = str(Said.INLINE)
         elif name not in found and not all(is_written(part, own) for part in parts):
-            found.append(f"{name} as it was given")
+            found.append(f"{name}{ALTERED}")
         elif name not in found and turn is Said.SPACED and not is_written(given, own):
             found.append(f"white space around {name}")
     return tuple(found)
+
+
+ALTERED: Final = " is not written as it was given"
+"""Follows the name of a field that is written otherwise."""
 
 
 def _parting(one: Encoded, other: Encoded) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -19,9 +20,9 @@ from .lines import LineTracer
 from .readback import find_writing
 from .remedies import Remedies, remedy, try_remedies
 from .report import AuditReport, SettingAudit
-from .running import Defaults, changes_by_itself, find_cost, find_defaults
+from .running import Changes, Defaults, changes_by_itself, find_cost, find_defaults
 from .settings import find_settings, other_than_truths
-from .texts import Altered, find_altered
+from .texts import Altered, find_altered, find_indent
 from .verdicts import Grade, Use, Verdict, judged, verdict, with_ends, with_texts
 
 _MOST_TEXT: Final = 200_000
@@ -79,7 +80,7 @@ class _Audit:
         reading, prompting = find_reading(study), find_prompting(study)
         defaults = find_defaults(study, tracer)
         remedies = try_remedies(renderer, judged(cells, reading, prompting))
-        stops, writing = find_stops(renderer), find_writing(renderer)
+        stops, writing = find_stops(renderer), replace(find_writing(renderer), indent=find_indent(study, tracer))
         altered = find_altered(study, tracer, writing.altered)
         facts = {
             "stops": stops,
@@ -89,7 +90,7 @@ class _Audit:
             "cost": find_cost(renderer, tracer),
         }
         self.progress("facts", 1, 1)
-        itself = defaults.clock, defaults.random
+        itself = defaults.changes
         switches, unchanged = self._switches(cells, defaults, (prompting, itself, altered, stops))
         found = _verdicts(judged(cells, reading, prompting), itself, altered, stops)
         verdicts = [_with_remedies(one, remedies, switches, altered) for one in found]
@@ -157,11 +158,11 @@ class _Audit:
 
 
 def _verdicts(
-    cells: Sequence[AppendCell], itself: tuple[bool, bool], altered: Sequence[Altered], stops: Stops
+    cells: Sequence[AppendCell], itself: Changes, altered: Sequence[Altered], stops: Stops
 ) -> Iterator[Verdict]:
     """The verdict on each use."""
     for use in Use:
-        yield with_ends(with_texts(verdict(use, cells, *itself), altered), stops)
+        yield with_ends(with_texts(verdict(use, cells, itself), altered), stops)
 
 
 def _with_remedies(

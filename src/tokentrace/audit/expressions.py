@@ -47,12 +47,11 @@ def written_out(node: nodes.Node | None) -> str:
             rest = (f" {_WORDS.get(one.op, operators[one.op])} {_tight(one.expr)}" for one in node.ops)
             return _tight(node.expr) + "".join(rest)
         case nodes.Test():
-            return f"{_tight(node.node)} is {node.name}{_arguments(node.args)}"
+            return f"{_tight(node.node)} is {node.name}{_arguments(node)}"
         case nodes.Filter():
-            return f"{_tight(node.node)}|{node.name}{_arguments(node.args)}"
+            return f"{_tight(node.node)}|{node.name}{_arguments(node)}"
         case nodes.Call():
-            named = [f"{one.key}={written_out(one.value)}" for one in node.kwargs]
-            return f"{_tight(node.node)}({', '.join([*map(written_out, node.args), *named])})"
+            return f"{_tight(node.node)}{_arguments(node) or '()'}"
         case nodes.CondExpr():
             other = f" else {written_out(node.expr2)}" if node.expr2 is not None else ""
             return f"{written_out(node.expr1)} if {written_out(node.test)}{other}"
@@ -71,12 +70,14 @@ def written_out(node: nodes.Node | None) -> str:
 
 def _negated(node: nodes.Node) -> str:
     if isinstance(node, nodes.Test):
-        return f"{_tight(node.node)} is not {node.name}{_arguments(node.args)}"
+        return f"{_tight(node.node)} is not {node.name}{_arguments(node)}"
     return f"not {_tight(node)}"
 
 
-def _arguments(given: list[nodes.Expr]) -> str:
-    return f"({', '.join(map(written_out, given))})" if given else ""
+def _arguments(node: nodes.Call | nodes.Filter | nodes.Test) -> str:
+    named = [f"{one.key}={written_out(one.value)}" for one in node.kwargs]
+    given = [*map(written_out, node.args), *named]
+    return f"({', '.join(given)})" if given else ""
 
 
 def _tight(node: nodes.Node | None) -> str:

@@ -22,7 +22,7 @@ from ..study.probes import (
     result,
     role_turn,
 )
-from ..study.prompts import searched_words
+from ..study.seams import searched_words
 from ..study.study import TemplateStudy
 from .cases import ANSWER as TEXT
 from .cases import THINK, TOOLS
@@ -151,7 +151,7 @@ def _words(study: TemplateStudy, tracer: LineTracer) -> Iterator[str]:
             run = tracer.run(said, add_generation_prompt=True, variables=study.variables)
             yield None if run is None else [(one.place, one.value) for one in run.events if one.kind is EventKind.TEST]
 
-    words = searched_words(study)
+    words = searched_words(study.template)
     for word in words:
         if any(
             list(answers(f"{one} a {other}")) != list(answers(f"{plain} a {rest}"))

@@ -1,17 +1,13 @@
-"""Which lines of a template run: an instrumented copy of it, run by plain Jinja.
+"""Which lines of a template run: an instrumented copy of it.
 
-The copy tells, in order, each truth that a branch was decided by, each round of a loop, each value that was assigned
-and each piece of text that was written, with the place in the output where that happened. The engine that renders knows
-nothing of it, so it costs nothing where nobody asks; and as it is plain Jinja with transformers' settings, its text is
-an independent check of what the tracing engine wrote.
-
-A template may run without end: a run that does too much is given up. What one expression makes has no limit here, so
-give only conversations that the tracing engine, which has limits, has rendered.
+The copy reports, in order, each test that a branch depends on, each round of a loop, each value that was assigned and
+each piece of text that was written, with the place in the output where that happened. It runs in the same environment
+and within the same limits as any template.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +15,15 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, cast
 
-import jinja2
 from jinja2 import nodes
-from jinja2.ext import LoopControlExtension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..study.holes import GenerationTag, tojson
+from ..errors import TokentraceError
 from ..template.budget import RenderBudget
-from ..template.chat_template import REASONING_FIELDS
+from ..template.chat_template import compile_template, name_reasoning, parse_template, run_template, wrap_tools
+from ..template.environment import Proven, strftime_now
+from ..template.strings import plain_text
+from ..template.trace import Trace
+from ..template.traced import TracedDict, plain, text_of
 from .expressions import written_out
 
 _HOOK: Final = "tokentrace_saw"
@@ -89,15 +86,12 @@ class LineTracer:
         self.lines = (source or "").split("\n")
         self.places: list[TemplatePart] = []
         self._run = TracedRun()
-        self._budget = RenderBudget(steps=_STEPS)
+        self._trace = Trace(0)
+        self._read = 0
         self._forced: Mapping[int, bool] = {}
-        self._messages: list[int] = []
-        environment = chat_environment()
-        environment.globals[_HOOK] = self._saw
-        tree = environment.parse(source or "")
+        tree = parse_template(source or "")
         _Instrument(self.places).body(tree)
-        code = environment.compile(tree)
-        self._template = jinja2.Template.from_code(environment, code, environment.globals)
+        self._template = compile_template(tree)
 
     def line(self, number: int) -> str:
         """A line of the source, without the space around it."""
@@ -119,60 +113,58 @@ class LineTracer:
         """
         if not self.has_lines:
             return None
-        given = [_named_reasoning(json.loads(json.dumps(message))) for message in messages]
-        self._run, self._forced, self._messages = TracedRun(), forced or {}, list(map(id, given))
-        self._budget = RenderBudget(steps=_STEPS)
-        self._template.environment.globals["strftime_now"] = (now or datetime.now()).strftime
-        values = {
+        given = name_reasoning(messages)
+        self._trace = trace = Trace(len(given), given)
+        trace.budget = RenderBudget(steps=_STEPS)
+        self._run, self._forced, self._read = TracedRun(), forced or {}, 0
+        names = {
             "messages": given,
-            "tools": [dict(tool) for tool in tools] if tools is not None else None,
-            "documents": None,
+            "tools": wrap_tools(tools) if tools is not None else None,
             "add_generation_prompt": add_generation_prompt,
-            **{name: str(value) if isinstance(value, str) else value for name, value in (variables or {}).items()},
+            "strftime_now": functools.partial(strftime_now, now=now),
+            **(variables or {}),
+            _HOOK: Proven(self._report),
         }
-        state, run, pieces = random.getstate(), self._run, []
+        run, state = self._run, random.getstate()
         random.seed(0)
         seeded = random.getstate()
         try:
-            at = 0
-            for piece in self._template.root_render_func(self._template.new_context(values)):
-                if piece:
-                    pieces.append(piece)
-                    at += len(piece)
-                    self._budget.make(len(piece))
-                    run.ends.append(at)
-        except Exception:  # whatever a template raises is its refusal
+            run.text = run_template(self._template, names, trace).text
+            self._measure()
+        except TokentraceError:
             return None
         finally:
             run.drew = random.getstate() != seeded
             random.setstate(state)
-        run.text = "".join(pieces)
         return run
 
-    def _saw(self, kind: str, place: int, value: Any = None) -> Any:
-        self._budget.step()
+    def _measure(self) -> int:
+        """The length of the output so far; notes where each new piece of it ends."""
+        ends, out = self._run.ends, self._trace.out
+        end = ends[-1] if ends else 0
+        for value in out[self._read :: 2]:
+            if size := len(value if isinstance(value, str) else str(value)):
+                end += size
+                ends.append(end)
+        self._read = len(out)
+        return end
+
+    def _report(self, kind: str, place: int, value: Any = None) -> Any:
         run = self._run
-        noted = value
+        noted = plain(value)
         if kind == EventKind.TEST:
             noted = self._forced.get(len(run.events), bool(value))
             value = noted if len(run.events) in self._forced else value
         elif kind == EventKind.ROUND:
-            noted = self._messages.index(id(value)) if id(value) in self._messages else -1
+            origin = value.origin if isinstance(value, TracedDict) else None
+            noted = -1 if origin is None or origin.message is None or origin.path else origin.message
             value = ""
         elif kind == EventKind.WRITE:
-            noted = str(value)
-        elif not isinstance(value, (str, int, float, bool, type(None))):
-            noted = type(value).__name__
-        run.events.append(Event(EventKind(kind), place, noted, run.ends[-1] if run.ends else 0))
+            noted = plain_text(text_of(value))
+        elif not isinstance(noted, (str, int, float, bool, type(None))):
+            noted = type(value).__name__.removeprefix("Traced").lower()
+        run.events.append(Event(EventKind(kind), place, noted, self._measure()))
         return value
-
-
-def _named_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose reasoning is there under each of its names, as transformers offers it."""
-    for name in REASONING_FIELDS:
-        if message.get(name) is not None:
-            return {**message, "thinking": message.get("thinking", message[name]), "reasoning_content": message[name]}
-    return message
 
 
 class _Instrument:
@@ -239,17 +231,3 @@ def _leaves(node: nodes.Node | None) -> list[str]:
 
 def _plain(node: nodes.Expr) -> nodes.Expr:
     return nodes.Const(node.data, lineno=node.lineno) if isinstance(node, nodes.TemplateData) else node
-
-
-def chat_environment() -> jinja2.Environment:
-    """Jinja as transformers sets it up for chat templates."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControlExtension]
-    )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = _raise_exception
-    return made
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)

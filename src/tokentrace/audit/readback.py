@@ -11,7 +11,7 @@ from ..formats.dialects import dialect_of
 from ..rendering.renderer import Renderer
 from ..study.probes import ANSWER, THOUGHT, USER, call, calling
 from .cases import TOOLS
-from .texts import call_ids
+from .texts import Indent, call_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Writing:
     notes: tuple[str, ...]
     tried: int
     unreadable: tuple[str, ...]
+    indent: Indent | None = None
+    """How arguments are indented; None where they are not."""
 
     @property
     def altered(self) -> tuple[str, ...]:

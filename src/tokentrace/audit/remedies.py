@@ -111,7 +111,9 @@ def _remedy(verdict: Verdict, all_broken: Remedies) -> str:
                 'a warning names each turn and field (lost="error" refuses them); the mask begins at the prompt\'s end'
             )
         case Use.PRODUCTION_PARITY:
-            return 'history="inference" begins a new row where production rewrites; `tokentrace histories` shows where'
+            if not n:
+                return "nothing is rewritten; a date is best given as a variable of the template, or left out"
+            return 'history="inference" begins a new row where production rewrites; `audit --on FILE` shows where'
         case _:
             why = "; ".join(f"{reason} ({count})" for reason, count in all_broken.refused)
             rest = f"; it refuses the others: {why}" if why else ""

@@ -11,6 +11,7 @@ from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .appends import AppendBreak, AppendCell, AppendOutcome
 from .cases import Append
+from .conclusion import Conclusion, conclude
 from .facts import Forging, Prompting, Reading, Stops
 from .readback import Writing
 from .remedies import Remedies
@@ -93,6 +94,11 @@ class AuditReport(ShowsItself):
             )
         return made
 
+    @property
+    def conclusion(self) -> Conclusion:
+        """What it comes to, in one line, and the commands to type."""
+        return conclude(self)
+
     def to_json(self) -> dict[str, Any]:
         """The report as plain data that ``json.dumps`` takes."""
         fields = {
@@ -110,7 +116,12 @@ class AuditReport(ShowsItself):
             }
             for one in self.switches
         ]
-        return {**fields, "cells": [_cell(cell) for cell in self.cells], "switches": switches}
+        return {
+            "conclusion": _plain(self.conclusion),
+            **fields,
+            "cells": [_cell(cell) for cell in self.cells],
+            "switches": switches,
+        }
 
     def __repr__(self) -> str:
         return f"AuditReport({self.name!r}, {', '.join(f'{one.use}: {one.grade}' for one in self.verdicts)})"

@@ -16,7 +16,7 @@ from ..study.probes import ANSWER, CONTINUED, RETURNED, SYSTEM, THOUGHT, USER
 from ..study.study import TemplateStudy
 from ..study.turns import turn_spans
 from .cases import TOOLS
-from .lines import LineTracer
+from .lines import EventKind, LineTracer, TracedRun
 
 _PROBE: Final = "PROBEVALUE"
 _SHORT: Final = 200
@@ -32,14 +32,31 @@ _TRIED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What changes by itself: whether the clock, and whether chance, changes what is written."""
+
+    clock: bool = False
+    random: bool = False
+    line: int | None = None
+    """The line that writes the date, and what stands there."""
+    source: str = ""
+
+    @property
+    def by(self) -> str:
+        return f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
+
+
+STEADY: Final = Changes()
+
+
+@dataclass(frozen=True, slots=True)
 class Defaults:
     """What stands in a prompt that nobody gave, and what changes by itself."""
 
     system: str
     variables: Mapping[str, str]
     """Variables whose value is written, with the text that stands there without one."""
-    clock: bool
-    random: bool
+    changes: Changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +91,7 @@ def find_defaults(study: TemplateStudy, tracer: LineTracer) -> Defaults:
                 if plain.text[:at] == changed.text[:at] and end >= at:
                     found[name] = plain.text[at:end][:_SHORT]
                     break
-    return Defaults(_system(study), found, *changes_by_itself(study, tracer))
+    return Defaults(_system(study), found, changes_by_itself(study, tracer))
 
 
 def _system(study: TemplateStudy) -> str:
@@ -89,19 +106,32 @@ def _system(study: TemplateStudy) -> str:
     return said if any(char.isalpha() for char in said) else ""
 
 
-def changes_by_itself(study: TemplateStudy, tracer: LineTracer) -> tuple[bool, bool]:
-    """Whether the clock, and whether chance, changes what is written."""
+def changes_by_itself(study: TemplateStudy, tracer: LineTracer) -> Changes:
+    """What two runs at different times write otherwise, and by which line."""
     times = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
     clock = chance = False
+    line, source = None, ""
     for messages, tools in itertools.product(_TRIED, (None, TOOLS)):
         if study.probe(messages, tools is not None, True) is None:
             continue
         given: dict[str, Any] = {"add_generation_prompt": True, "variables": study.variables}
         runs = [tracer.run(messages, tools, **given, now=now) for now in times]
         texts = [None if run is None else run.text for run in runs]
-        clock |= texts[0] != texts[1]
         chance |= any(run is not None and run.drew for run in runs)
-    return clock, chance
+        if texts[0] != texts[1]:
+            clock = True
+            if line is None and None not in runs:
+                line, source = _dated_line(tracer, *runs)  # type: ignore[arg-type]
+    return Changes(clock, chance, line, source)
+
+
+def _dated_line(tracer: LineTracer, one: TracedRun, other: TracedRun) -> tuple[int | None, str]:
+    """The first line that assigns or writes another text in one run than in the other."""
+    for event, later in zip(one.events, other.events, strict=False):
+        if event.kind in (EventKind.SET, EventKind.WRITE) and event.what != later.what:
+            place = tracer.places[event.place]
+            return place.line, place.text
+    return None, ""
 
 
 class _Counted:

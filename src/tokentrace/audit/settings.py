@@ -10,8 +10,7 @@ from jinja2 import nodes
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
 from ..study.probes import STAND_IN_TOOL, SYSTEM, USER
-from ..template.chat_template import ChatTemplate, wrap_tools
-from .lines import chat_environment
+from ..template.chat_template import ChatTemplate, parse_template, wrap_tools
 
 _MOST: Final = 24
 """Settings that are tried of one template."""
@@ -24,7 +23,7 @@ def find_settings(renderer: Renderer, printed: Mapping[str, str]) -> list[dict[s
     no switch; any other is tried as true and as false.
     """
     template = renderer.study().template
-    tree = chat_environment().parse(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
+    tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     compared, own = dict(_compared(tree)), _of_loops(tree)
     found: list[dict[str, Any]] = []
     others = {*compared, *printed, *own, *other_than_truths(renderer)}

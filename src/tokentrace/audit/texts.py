@@ -8,6 +8,7 @@ otherwise, or the condition that leaves it out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -40,6 +41,7 @@ _TEXTS: Final[Mapping[str, str]] = {
 _SIMPLE: Final = "value"
 _KEY: Final = "someKey"
 _LATER: Final = "later system"
+_INDENTED: Final = re.compile(rf'^(?P<brace>[ \t]*).*\n(?P<key>[ \t]+)"{_KEY}"', re.MULTILINE)
 
 Said = tuple[list[dict[str, Any]], int]
 """A conversation, and which of its messages has the text."""
@@ -97,8 +99,8 @@ def call_ids(study: TemplateStudy) -> tuple[str, str]:
 def find_altered(study: TemplateStudy, tracer: LineTracer, unread: Sequence[str] = ()) -> tuple[Altered, ...]:
     """The fields that do not arrive as given, each once, with the first kind of texts that shows it.
 
-    `unread` says which arguments are not read back as they were given, though the template writes them. What the matrix
-    tells already is left out: turns of the assistant of which no text is written as it was given.
+    `unread` says which arguments are not read back as they were given, though the template writes them. Fields of the
+    assistant that are never written are left out: the matrix tells of them.
     """
     found: dict[tuple[str, str], Altered] = {}
     for role, field, said in _places(call_ids(study)):
@@ -170,8 +172,8 @@ class _Place:
     def altered(self) -> Altered | None:
         """What becomes of texts in it; None where all arrive, or the template refuses the conversation."""
         plain = self._written(_SIMPLE if self.field == "arguments" else ANSWER)
-        if self.role == "assistant" and plain is not None and not is_written(*plain):
-            return None  # which the matrix tells
+        if self.role == "assistant" and plain is not None and not plain[1].strip():
+            return None
         for texts, given in _TEXTS.items():
             if self._arrives(given):
                 continue
@@ -243,6 +245,40 @@ class _Place:
             "tools": TOOLS if self._tools(messages) else None,
             "variables": self.study.variables,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Indent:
+    """How arguments of calls are indented: by so many characters, by this line of the template."""
+
+    width: int
+    line: int | None = None
+    source: str = ""
+
+    def __str__(self) -> str:
+        by = f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
+        return f"arguments are indented by {self.width}{by}"
+
+
+def find_indent(study: TemplateStudy, tracer: LineTracer) -> Indent | None:
+    """The indentation of arguments, where the template writes each on a line of its own."""
+    places = {field: said for _, field, said in _places(call_ids(study))}
+    messages, _ = places["arguments"](_SIMPLE)
+    adapted, tools = adapt(messages, study.forms).messages, wrap_tools(TOOLS)
+    try:
+        match = _INDENTED.search(study.run(adapted, tools, False).text)
+    except TokentraceError:
+        return None
+    if match is None:
+        return None
+    width = len(match["key"]) - len(match["brace"])
+    run = tracer.run(adapted, TOOLS, variables=study.variables)
+    writes = (EventKind.SET, EventKind.WRITE)
+    for event in run.events if run is not None else ():
+        if event.kind in writes and isinstance(event.value, str) and _INDENTED.search(event.value):
+            place = tracer.places[event.place]
+            return Indent(width, place.line, place.text)
+    return Indent(width)
 
 
 def is_of(origin: Origin | None, message: int, field: str) -> bool:

@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Final
 
 from ..tokens.visible import listed
-from .appends import AppendCell, AppendOutcome
+from .appends import ALTERED, AppendCell, AppendOutcome
 from .cases import Append, Arguments, Said, TurnForm
 from .facts import Prompting, Reading, Stops
+from .running import STEADY, Changes
 from .texts import Altered
 
 
@@ -89,8 +90,8 @@ def judged(cells: Iterable[AppendCell], reading: Reading, prompting: Prompting) 
     ]
 
 
-def verdict(use: Use, cells: Sequence[AppendCell], clock: bool = False, chance: bool = False) -> Verdict:
-    """The verdict on a use; `clock` and `chance` say whether what is written depends on the day, or on luck.
+def verdict(use: Use, cells: Sequence[AppendCell], itself: Changes = STEADY) -> Verdict:
+    """The verdict on a use; `itself` says whether what is written depends on the day, or on luck.
 
     It fails where some append goes wrong, unseen, for every turn, or where nothing holds at all. An append that the
     template refuses is an error that somebody sees: if others hold, the use holds partly.
@@ -120,14 +121,14 @@ def verdict(use: Use, cells: Sequence[AppendCell], clock: bool = False, chance: 
         grade = Grade.FAILS
     else:
         grade = Grade.PARTLY
-    itself = [_DATED] if clock and use is Use.PRODUCTION_PARITY else []
-    itself += [_BY_CHANCE] if chance else []
-    if itself and grade is Grade.HOLDS:
+    unsteady = [f"the prompt holds the date of the day it is rendered on{itself.by}"] if itself.clock else []
+    unsteady = unsteady if use is Use.PRODUCTION_PARITY else []
+    unsteady += [_BY_CHANCE] if itself.random else []
+    if unsteady and grade is Grade.HOLDS:
         grade = Grade.PARTLY
-    return Verdict(use, grade, (*against, *itself))
+    return Verdict(use, grade, (*against, *unsteady))
 
 
-_DATED: Final = "the prompt holds the date of the day it is rendered on"
 _BY_CHANCE: Final = "the template draws at random: the same conversation is not always written the same"
 
 
@@ -232,7 +233,9 @@ def _cause(cell: AppendCell, in_turn: bool) -> str:
     if said and cell.case.given:
         said[-1] += f", {cell.case.given}"
     lost = dict.fromkeys([*_lost(cell.lost), *(() if in_turn else cell.lost_after)])
-    said += [f"{', '.join(lost)} reaches no token"] if lost else []
+    gone = [field for field in lost if not field.endswith(ALTERED)]
+    said += [field for field in lost if field.endswith(ALTERED)]
+    said += [f"{', '.join(gone)} reaches no token"] if gone else []
     said += [_NO_END] * (in_turn and not cell.ends)
     return "; ".join(dict.fromkeys(said))
 

@@ -15,17 +15,13 @@ from .options import DEBUG, debug_option
 COMMANDS: Final = {
     "render": "Render a conversation to tokens that know their origin.",
     "view": "Show trajectories or rows in a browser.",
-    "histories": "Show where production, rollout and training differ.",
-    "explain": "Say where and why a prompt does not extend a stream.",
-    "grammar": "Show what a model writes in its turn.",
     "audit": "Certify a tokenizer and its template.",
     "tokenize": "Turn files of conversations into training rows.",
     "rollout": "Run agents on an engine and keep exact training rows.",
     "serve": "Record agents that speak OpenAI's or Anthropic's API.",
     "export": "Write the rows of recorded sessions.",
     "keys": "Make keys for the gateway.",
-    "inspect": "Check the tokens of rollouts, whoever wrote them.",
-    "check": "Compare rows of ids with what a model's template makes.",
+    "check": "Check recorded tokens: rows, rollouts, dumps, a prompt.",
     "families": "Show what is known of each family of models.",
     "demo": "Run rollouts by three client paths and compare them.",
 }
@@ -106,8 +102,7 @@ def main() -> None:
       tokentrace render chat.json --tokenizer ./Qwen3-8B
       tokentrace render chat.json --format html -o report.html --open
       tokentrace audit ./Qwen3-8B
-      tokentrace histories chat.json --tokenizer ./Qwen3-8B
-      tokentrace explain rollout.tt next_prompt.json --tokenizer ./Qwen3-8B
+      tokentrace check rows.parquet --tokenizer ./Qwen3-8B
       tokentrace tokenize chats.jsonl -o rows.parquet --tokenizer ./Qwen3-8B
       tokentrace serve --dev
       tokentrace families

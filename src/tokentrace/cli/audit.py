@@ -7,20 +7,68 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import InputError
 from . import command
-from .options import ResultFile, audit_options, complete_folders, complete_uses, json_option, page_option
-from .output import ProgressBars, note, show_view, write_file
+from .options import (
+    OneOf,
+    ResultFile,
+    audit_options,
+    complete_dialects,
+    complete_folders,
+    complete_uses,
+    index_option,
+    json_option,
+    page_option,
+    together,
+    tools_option,
+)
+from .output import ProgressBars, make_console, note, show_view, working, write_file
 
 if TYPE_CHECKING:
     from ..audit.report import AuditReport
     from ..rendering.renderer import Renderer
 
+_on_options = together(
+    click.option(
+        "--on",
+        type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+        metavar="FILE",
+        help="Compare what production, rollout and training show of this conversation instead.",
+    ),
+    index_option,
+    tools_option,
+    click.option("--step", type=click.IntRange(min=0), metavar="N", help="With --on: all that differs at step N only."),
+    click.option(
+        "--history",
+        type=OneOf(["train", "inference"]),
+        default="train",
+        show_default=True,
+        help="With --on: what the rollout does where the template would rewrite the past: keep it, or break.",
+    ),
+    click.option("--preserve-all-thinking", is_flag=True, help="With --on: training keeps all reasoning."),
+    click.option("--preserve-thinking-between-tool-calls", is_flag=True, help="With --on: that after the last user."),
+    click.option("--use-patched", is_flag=True, help="With --on: training shows past turns as they were sampled."),
+)
+_grammar_options = together(
+    click.option("--grammar", is_flag=True, help="Show what the model writes in its turn instead."),
+    click.option(
+        "--tool-parser",
+        metavar="NAME",
+        shell_complete=complete_dialects,
+        help="With --grammar: the dialect of tool calls, instead of the template's own.",
+    ),
+    click.option("--reasoning-parser", metavar="NAME", help="With --grammar: how reasoning is set off."),
+)
+
 
 @command
 @click.argument("tokenizers", nargs=-1, metavar="TOKENIZER...", shell_complete=complete_folders)
+@click.option("-t", "--tokenizer", "more", multiple=True, metavar="PATH", help="Another way to name one.")
 @audit_options
+@_on_options
+@_grammar_options
 @click.option(
     "--require",
     metavar="USES",
@@ -39,9 +87,12 @@ def audit(
     /,
     *,
     tokenizers: tuple[str, ...],
+    more: tuple[str, ...],
     kwargs: tuple[str, ...],
     renderer: str,
     chat_template: str | None,
+    on: str | None,
+    grammar: bool,
     require: str | None,
     allow_partly: bool,
     against: str | None,
@@ -49,8 +100,11 @@ def audit(
     html: Path | None,
     markdown: Path | None,
     quiet: bool,
+    **given: Any,
 ) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
+
+    The first line says what to do, and is followed by commands to type.
 
     Every append (a tool's result, several, a user, a system message, another turn) is rendered after every kind of
     turn and compared, id for id, with what a rollout holds. Where that breaks, the smallest conversation that shows it
@@ -60,7 +114,12 @@ def audit(
     TOKENIZER is a model's folder or hub name (name@revision for one of its revisions), or a .jinja file in a model's
     folder. Without one, the embedded pocket model is audited.
 
-    The exit code is 0, or 1 if a use that --require names is not met, or --against finds a difference; 2 on errors.
+    With --on, one conversation is compared instead, turn by turn: what the shipped template shows in production, the
+    stream of a rollout that is only appended to, and one training row. With --grammar, what the model writes in its
+    turn is shown: how reasoning, content and calls are set off, and which delimiters are control tokens.
+
+    The exit code is 0, 1 if problems were found (a use that does not hold, or that --require names and is not met; a
+    difference that --against or --on shows), 2 on errors.
 
     \b
     Examples:
@@ -70,6 +129,8 @@ def audit(
       tokentrace audit ./Qwen3-8B --against ./my-finetune
       tokentrace audit ./Qwen3-8B --against mine.jinja
       tokentrace audit models/* --html report.html
+      tokentrace audit ./Qwen3-8B --on chat.json --step 2
+      tokentrace audit ./Qwen3-8B --grammar --json | jq .stop_token_ids
       tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
     """
     from ..audit.differences import differences
@@ -79,8 +140,20 @@ def audit(
     from ..viewer.page import page_html
     from .inputs import chosen_tokenizer, split_list
 
-    if quiet and require is None and against is None:
-        raise click.UsageError("--quiet says nothing but what is not met: name that with --require or --against")
+    tokenizers += more
+    _check_used(ctx, given, on is not None, grammar)
+    if on is not None or grammar:
+        if grammar and on is not None:
+            raise click.UsageError("--on and --grammar show two things: give one of them")
+        if len(tokenizers) > 1 or require is not None or against is not None or markdown is not None:
+            raise click.UsageError(f"{'--grammar' if grammar else '--on'} is about one tokenizer, and says no verdict")
+        name, source = _named(tokenizers[0], chat_template) if tokenizers else (None, chat_template)
+        template = {"tokenizer": name, "kwargs": kwargs, "renderer": renderer, "chat_template": source}
+        ctx.exit(
+            _show_grammar(template, given, as_json)
+            if on is None
+            else _show_conversation(template, on, given, html, as_json)
+        )
     if require is not None and not tokenizers:
         raise click.UsageError("--require needs to know of what: name the tokenizer")
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
@@ -112,37 +185,93 @@ def audit(
         show_view(views.differences_view, views.plain_differences, (other, reports[0], changed))
     elif not quiet:
         show_view(views.text_view, views.plain_view, reports, fold=True)
-    unmet = [(report, one) for report in reports for one in report.unmet(uses, partly=allow_partly)]
-    for report, one in unmet:
-        click.secho(f"{report.name}: {one.use} is required, and {one.grade}", fg="red", err=True)
+    unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=allow_partly)]
+    for report, one in unmet if uses or quiet else ():
+        click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
         for words in one.against:
             click.echo(f"  {words}", err=True)
-    ctx.exit(1 if unmet or changed else 0)
+    ctx.exit(1 if changed or (unmet and (uses or other is None)) else 0)
+
+
+def _show_grammar(template: dict[str, Any], given: dict[str, Any], as_json: bool) -> int:
+    from ..show.grammar import json_view, plain_view, text_view
+    from ..show.sheet import make_sheet
+    from .inputs import make_renderer, read_tools
+
+    parsers = {name: given[name] for name in ("tool_parser", "reasoning_parser")}
+    renderer = make_renderer(template, **parsers)
+    with working("reading the template"):
+        sheet = make_sheet(renderer, read_tools(given["tools"]))
+    if as_json:
+        click.echo(json.dumps(json_view(sheet), indent=2, ensure_ascii=False))
+    else:
+        show_view(text_view, plain_view, sheet, width=make_console().width)
+    return 0
+
+
+def _show_conversation(
+    template: dict[str, Any], conversation: str, given: dict[str, Any], html: Path | None, as_json: bool
+) -> int:
+    """Show what production, rollout and training hold of a conversation; 1 where they differ."""
+    from ..compare.histories import compare_histories
+    from ..show.histories import history_document, plain_view, text_view
+    from ..viewer.page import page_html
+    from .inputs import conversation_title, make_renderer, read_conversation, read_tools
+
+    names = ("history", "preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched")
+    messages, own_tools = read_conversation(conversation, given["index"])
+    renderer = make_renderer(template, **{name: given[name] for name in names})
+    with working("comparing"):
+        report = compare_histories(renderer, messages, tools=read_tools(given["tools"], own_tools))
+    step = given["step"]
+    if step is not None and step >= len(report.steps):
+        raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+    else:
+        show_view(text_view, plain_view, report, step=step)
+    if html is not None:
+        write_file(html, page_html(history_document(report, conversation_title(conversation), step=step)))
+    return 0 if report.equal else 1
+
+
+def _check_used(ctx: click.Context, given: dict[str, Any], on: bool, grammar: bool) -> None:
+    """Refuse options of --on and --grammar without these."""
+    for name in given:
+        used = (on or grammar) if name == "tools" else grammar if name.endswith("_parser") else on
+        if not used and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            needs = "--grammar" if name.endswith("_parser") else "--on"
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with {needs}")
+
+
+def _named(name: str, template: str | None) -> tuple[str, str | None]:
+    """The tokenizer and the template that a name stands for: a template's file is that of the model beside it."""
+    path = Path(name)
+    if path.suffix != ".jinja":
+        return name, template
+    if template is not None:
+        raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
+    if not path.is_file():
+        raise InputError(f"there is no file {name}")
+    if not _has_tokenizer(path):
+        raise InputError(
+            f"{name} has no tokenizer.json beside it: name the model whose template it is to be, as in "
+            f"tokentrace audit MODEL --chat-template {name}"
+        )
+    return str(path.parent), name
 
 
 def _loaded(name: str, options: dict[str, Any], bars: ProgressBars, label: str) -> tuple[Renderer, str]:
     """The renderer of what is audited, and what to call it."""
     from ..rendering.factory import create_renderer
-    from .inputs import parse_kwargs, read_template
+    from .inputs import parse_kwargs
 
     path = Path(name)
-    template = options["chat_template"]
-    if path.suffix == ".jinja":
-        if template is not None:
-            raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
-        if not path.is_file():
-            raise InputError(f"there is no file {name}")
-        if not _has_tokenizer(path):
-            raise InputError(
-                f"{name} has no tokenizer.json beside it: name the model whose template it is to be, as in "
-                f"tokentrace audit MODEL --chat-template {name}"
-            )
-        template, name = name, str(path.parent)
+    name, template = _named(name, options["chat_template"])
+    audited = path.absolute().name if template is None else f"{Path(template).name} of {Path(name).absolute().name}"
     bars.show(label, 0, 1, f"loading {name}", f"{label}: loading {name}")
-    renderer = create_renderer(
-        name, options["renderer"], chat_template=read_template(template), **parse_kwargs(options["kwargs"])
-    )
-    return renderer, path.name or name
+    renderer = create_renderer(name, options["renderer"], chat_template=template, **parse_kwargs(options["kwargs"]))
+    return renderer, audited
 
 
 def _audited(renderer: Renderer, name: str, bars: ProgressBars, label: str) -> AuditReport:

@@ -55,14 +55,14 @@ def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, 
 def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     import asyncio
 
-    from ..demo.trials import run_demo
-    from ..demo.views import demo_json, demo_page, demo_text
+    from ..demo.paths import run_demo
+    from ..demo.report import demo_document, demo_json, demo_text
     from ..pocket import POCKET
     from ..rendering.factory import create_renderer
+    from ..viewer.page import page_html
 
-    renderer = create_renderer(POCKET)
     with ProgressBars(transient=True, counts=True) as bars:
-        found = asyncio.run(run_demo(renderer, rollouts=rollouts, seed=seed, progress=bars.show))
+        found = asyncio.run(run_demo(rollouts=rollouts, seed=seed, progress=bars.show))
     table = json.dumps(demo_json(found), indent=1)
     if as_json:
         click.echo(table)
@@ -73,7 +73,7 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
         click.echo(wrote, err=as_json)
     (output / "summary.json").write_text(table + "\n", encoding="utf-8")
     page = output / "report.html"
-    page.write_text(demo_page(found, renderer), encoding="utf-8")
+    page.write_text(page_html(demo_document(found, create_renderer(POCKET))), encoding="utf-8")
     click.echo(f"Table         {output / 'summary.json'}", err=as_json)
     click.secho(f"Report        {page}", bold=True, err=as_json)
     return page
@@ -82,9 +82,11 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
 def _write_rows(output: Path, reports: Sequence[PathReport], seed: int) -> str:
     """The training rows of tokentrace's path; as JSON lines where there is no pyarrow."""
     from ..data.tables import write_samples
-    from ..demo.paths import ClientPath, path_samples
+    from ..demo.paths import ClientPath
+    from ..samples.trajectories import trajectory_samples
 
-    samples = [row for one in reports if one.path is ClientPath.TOKENTRACE for row in path_samples(one)]
+    rollouts = [rollout for one in reports if one.path is ClientPath.TOKENTRACE for rollout in one.rollouts]
+    samples = [row for one in rollouts for row in trajectory_samples(one.trajectory, reward=one.reward)]
     if importlib.util.find_spec("pyarrow") is not None:
         path = output / "rows.parquet"
         write_samples(path, samples, {"made_by": "tokentrace demo", "seed": seed})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
 @click.option("--state", type=OneOf(["open", "sealed", "exported"]), help="Only sessions that are in this state.")
 @click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
-@click.option("--overwrite", is_flag=True, help="Replace a folder that is there already; files are always replaced.")
+@click.option("--overwrite", is_flag=True, help="Replace an output that is there already.")
 @click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")
 @json_option("Print what was written as JSON.")
 @quiet_option
@@ -58,6 +58,8 @@ def export(
     what is added to them later is not in the file. With --for, a file for supervised training: ids and labels alone,
     of every row, whatever its reward.
 
+    A file that is there already is replaced only with --overwrite, and never by one without rows.
+
     \b
     Examples:
       tokentrace export store.db -o rows.parquet
@@ -65,14 +67,12 @@ def export(
       tokentrace export store.db -o one.jsonl --session run-7 --keep-state
       tokentrace export postgresql://gateway@db/traces -o rows.arrow --search batch-17
     """
-    from ..data.tables import check_name
+    from ..data.tables import check_target
     from ..data.trainers import find_trainer
     from ..gateway.store import State
 
     target = None if trainer is None else find_trainer(trainer)
-    check_name(output, target, overwrite=overwrite)
-    if not output.parent.is_dir():
-        raise InputError(f"there is no folder {str(output.parent)!r} to write to")
+    check_target(output, target, overwrite=overwrite)
     if sessions and (state or search):
         raise click.UsageError("--session names the sessions: leave out --state and --search, or --session")
     if "://" not in store and not Path(store).is_file():
@@ -121,6 +121,8 @@ async def _export(
                     done = made.done
                     said = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
                     bars.show("sessions", done.sessions, total, said, f"{done.sessions:,} sessions, {said}")
+                if not made.done.rows and output.exists():
+                    raise InputError(f"no session matches, so there are no rows: {output} stays as it is")
             bars.show("sessions", made.done.sessions, made.done.sessions)
             if not keep_state:
                 await made.mark()

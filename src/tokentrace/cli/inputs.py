@@ -22,12 +22,10 @@ _PYTHON: Final = {"True": True, "False": False, "None": None}
 
 
 def chosen_tokenizer(tokenizer: str | None) -> str:
-    """What ``--tokenizer`` names; the embedded model if nothing, which is said."""
-    from ..pocket import POCKET
-
+    """What ``--tokenizer`` names; without it the embedded model, with a note."""
     if tokenizer is None:
         note("no --tokenizer given: using the embedded pocket model")
-    return str(POCKET) if tokenizer is None else tokenizer
+    return "pocket" if tokenizer is None else tokenizer
 
 
 def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
@@ -35,19 +33,11 @@ def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
     from ..rendering.factory import create_renderer
 
     name = chosen_tokenizer(template["tokenizer"])
-    source, variables = read_template(template["chat_template"]), parse_kwargs(template["kwargs"])
+    variables = parse_kwargs(template["kwargs"])
     with working(f"loading {name}"):
-        return create_renderer(name, template["renderer"], chat_template=source, **settings, **variables)
-
-
-def read_template(given: str | None) -> str | None:
-    """The source of a template, if a file is named; else the name of one that the tokenizer carries."""
-    if given is None or not Path(given).is_file():
-        return given
-    source = Path(given).read_text(encoding="utf-8")
-    if not any(mark in source for mark in ("{{", "{%", "{#")):
-        raise InputError(f"{given} is not a chat template: nothing in it begins with {{{{, {{% or {{#")
-    return source
+        return create_renderer(
+            name, template["renderer"], chat_template=template["chat_template"], **settings, **variables
+        )
 
 
 def conversation_title(source: str | None) -> str:
@@ -169,12 +159,13 @@ def split_list(names: str) -> list[str]:
 def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """What options say of how rows are made, by the names of `TokenizeSettings.described`."""
     from ..conversation.messages import check_tools
+    from ..rendering.factory import template_source
 
     readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "parts": ("parts", split_list),
         "roles": ("roles", split_list),
         "kwargs": ("template_kwargs", parse_kwargs),
-        "chat_template": ("chat_template", read_template),
+        "chat_template": ("chat_template", template_source),
         "tools": ("tools", lambda path: check_tools(read_tools(path))),
         "max_row_bytes": ("row_bytes", int),
     }

@@ -187,7 +187,7 @@ _chat_template_option: Final = click.option(
     shell_complete=complete_files,
     help="A Jinja file instead of the tokenizer's own template, or the name of one that it carries.",
 )
-_tools_option: Final = click.option(
+tools_option: Final = click.option(
     "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
 )
 audit_options: Final = together(_kwargs_option, _renderer_option, _chat_template_option)
@@ -196,7 +196,7 @@ renderer_options: Final = together(tokenizer_option, audit_options)
 """What a renderer is made of: see `inputs.make_renderer`."""
 
 template_options: Final = together(
-    tokenizer_option, _tools_option, _kwargs_option, _renderer_option, _chat_template_option
+    tokenizer_option, tools_option, _kwargs_option, _renderer_option, _chat_template_option
 )
 """What a conversation is rendered with: see `inputs.make_renderer`."""
 

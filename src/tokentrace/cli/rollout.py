@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -86,10 +87,18 @@ def rollout(
       tokentrace rollout /shared/agents.yaml --output /shared/runs/7 --ray auto
     """
     one_blas_thread()
-    from ..demo.rollouts import SOURCES
+    from ..demo.questions import SOURCES
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
-    from ..rollout.store import RolloutStore, check_run, compared, discard_run
+    from ..rollout.store import (
+        JOURNAL,
+        JournalWarning,
+        RolloutStore,
+        check_run,
+        compared,
+        discard_run,
+        unreadable_lines,
+    )
 
     if workers is not None and ray is None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
@@ -100,7 +109,11 @@ def rollout(
         run = read_run(config, output=output, **options)
     if fresh:
         discard_run(run.output)
-    store = RolloutStore(run.output)  # it holds the folder: from here on no other process changes what is there
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JournalWarning)  # reported below, without the line of code that a warning shows
+        store = RolloutStore(run.output)  # it holds the folder: from here on no other process changes what is there
+    if store.unreadable:
+        click.secho(f"{run.output / JOURNAL}: {unreadable_lines(store.unreadable)}", fg="yellow", err=True)
     try:
         try:
             check_run(run.output, run.settings)
@@ -108,6 +121,7 @@ def rollout(
             raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
         again = store.run_again(_FAILED if retry else [End.ABORT] if continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
+        before["unreadable_lines"] = len(store.unreadable)
         if not quiet:
             _announce(run, store, before)
         try:

@@ -79,7 +79,7 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
         raise InputError(f'the gateway needs more: pip install "tokentrace[gateway]" ({error})') from None
     from .inputs import make_renderer
 
-    if engine == "embedded" and given["tokenizer"] is not None:
+    if engine == "embedded" and given["tokenizer"] not in (None, "pocket"):
         raise InputError("the embedded engine has a tokenizer of its own: leave out --tokenizer, or give --engine URL")
     if engine != "embedded" and given["tokenizer"] is None:
         raise InputError("say which model the engine serves: --tokenizer PATH, the folder with its tokenizer")

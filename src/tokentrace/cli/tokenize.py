@@ -6,13 +6,13 @@ import itertools
 import json
 import re
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..errors import InputError
 from ..tokens.visible import counted
 from . import command
 from .options import (
@@ -34,6 +34,9 @@ from .output import ProgressBars, advice_json, make_console, short_number, show_
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
     from ..data.tokenizing import RowResult, TokenizeSettings
+
+_REASONS: Final = 5
+"""Reasons of rejected rows that the summary tells."""
 
 
 @command
@@ -111,6 +114,9 @@ def tokenize(
     stdin; packed files are unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's
     shape), or "prompt" and "completion"; and perhaps "tools". See docs/rows.md.
 
+    A file that is there already is replaced only with --overwrite, and never by one without rows. There is no default
+    tokenizer for a file of rows: "-t pocket" is the embedded toy model.
+
     Rows that cannot be used go to OUT.bad.jsonl with their line and the reason, and the run goes on. A run that was
     interrupted goes on where it stopped. The result is the same for any number of workers.
 
@@ -121,7 +127,7 @@ def tokenize(
       tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --stats
       tokentrace tokenize chats.jsonl -t ./Qwen3-8B --show 3
       tokentrace tokenize data/*.parquet -o rows.parquet -t ./Qwen3-8B --past expand --max-length 32768
-      tokentrace tokenize chats.jsonl -o rows.parquet --turns last --parts content,tool_calls,stop
+      tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --turns last --parts content,stop
       tokentrace tokenize chats.jsonl -o rows.parquet -t ./Qwen3-8B --for axolotl
       tokentrace tokenize big/ -o /shared/rows.parquet -t /shared/Qwen3-8B --ray
     """
@@ -135,15 +141,16 @@ def tokenize(
     if trainer is not None and (output is None or stats):
         what = "it has no columns for --stats" if stats else "name it with -o"
         raise click.UsageError(f"--for {trainer} is about the file that is written: {what}")
-    name = chosen_tokenizer(options.pop("tokenizer"))
+    tokenizer = options.pop("tokenizer")
+    if output is not None and tokenizer is None:
+        raise click.UsageError("rows are for one model: name it with -t (-t pocket is the embedded toy model)")
+    name = chosen_tokenizer(tokenizer)
     job = TokenizeSettings.read(row_settings(options), name)
     bad = 0
     if output is not None:
         how = {"workers": workers, "split": split, "overwrite": overwrite, "restart": restart, "trainer": trainer}
         try:
             finished, seconds = _run(inputs, output, job, ray, how, quiet)
-        except InputError as error:
-            raise _with_options(error) from error
         except KeyboardInterrupt:
             click.secho("\ninterrupted: what is done is kept; the same command goes on with it", fg="yellow", err=True)
             ctx.exit(130)
@@ -160,14 +167,6 @@ def tokenize(
     if show is not None or html is not None:
         _show_rows(inputs, split, job, show or 10, html)
     ctx.exit(1 if bad else 0)
-
-
-def _with_options(error: Exception) -> Exception:
-    """The error with the options that help."""
-
-    said = str(error)
-    said = said.replace("or overwrite it", "or replace it with --overwrite")
-    return InputError(said.replace("restart to discard it", "--restart discards it"))
 
 
 def _run(
@@ -256,6 +255,23 @@ def _summarize(finished: Finished, seconds: float) -> None:
         more = f"; {counts.left_out:,} samples of other rows left out" if counts.left_out else ""
         rows = counted(counts.bad_rows, "row")
         click.secho(f"  {rows} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
+        for reason, count, place in _reasons(finished.bad_rows):
+            click.echo(f"    {count:,} × {_as_options(reason)} (first: {place})")
+
+
+def _reasons(bad_rows: Path) -> list[tuple[str, int, str]]:
+    """The most frequent reasons of rejected rows: the first of its kind, how many there are, and where that one is.
+
+    Reasons that differ in numbers alone, or in what is quoted, are one.
+    """
+    counts: Counter[str] = Counter()
+    first: dict[str, tuple[str, str]] = {}
+    with bad_rows.open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"])
+            counts[kind] += 1
+            first.setdefault(kind, (row["reason"], f"{row['source']}, row {row['row']}"))
+    return [(first[kind][0], count, first[kind][1]) for kind, count in counts.most_common(_REASONS)]
 
 
 def _as_options(note: str) -> str:

@@ -18,6 +18,7 @@ from ..rendering.renderer import Renderer
 from ..settings import whole
 from ..study.seams import BridgeRefusal, RefusalReason
 from ..tokens.ids import check_ids
+from ..tokens.tokenizer import Ids
 from .breaks import explain_break
 from .causes import Cause
 
@@ -65,9 +66,8 @@ def splice_prefix(
     check_ids(completion, COMPLETION_IDS)
     spliced = renderer.bridge_after(prompt, completion, checked, at, tools=tools)
     if check and isinstance(spliced, BridgedTokens):
-        refusal = _rewritten(renderer, spliced, checked[: at + 1], tools)
-        if refusal is not None:
-            return refusal
+        refusal = _rewritten(renderer.silent(), spliced, checked, at, tools)
+        return spliced if refusal is None else refusal
     return spliced
 
 
@@ -95,18 +95,16 @@ def _tokenized(
 
 
 def _rewritten(
-    renderer: Renderer, spliced: BridgedTokens, messages: Sequence[Mapping[str, Any]], tools: Any
+    renderer: Renderer, spliced: BridgedTokens, messages: Sequence[Mapping[str, Any]], at: int, tools: Any
 ) -> BridgeRefusal | None:
-    """Whether the messages say something else than the ids. They are rendered as they were when these were sampled:
-    what the template alone changes about the past later on does not count."""
-    renderer = renderer.silent()
-    try:
-        asked = renderer.render(messages[:-1], tools=tools, add_generation_prompt=True)
-        answered = renderer.render(messages, tools=tools)
-    except (TemplateError, InputError):
-        return None
-    turns = [answered.ids[turn.start : turn.stop] for turn in answered.turns if turn.message == len(messages) - 1]
-    expected = np.concatenate([asked.ids, *turns])
+    """A refusal if the messages up to message `at` say something else than the ids, or if that cannot be told."""
+    expected = _expected(renderer, messages, at, tools)
+    if expected is None:
+        return BridgeRefusal(
+            RefusalReason.NO_TURN_END,
+            "the messages cannot be compared with the ids: the template writes no turn for this message; "
+            "pass check=False if they are known to agree",
+        )
     sampled = np.zeros(spliced.stream_length, np.bool_)
     sampled[len(spliced.prompt) :] = True
     found = explain_break(spliced.ids[: spliced.stream_length], expected, renderer, sampled=sampled)
@@ -119,3 +117,20 @@ def _rewritten(
         f"the messages are not those that the ids were sampled for ({found.cause}: {found.detail}); "
         "start a new branch, or pass check=False",
     )
+
+
+def _expected(renderer: Renderer, messages: Sequence[Mapping[str, Any]], at: int, tools: Any) -> Ids | None:
+    """What the template writes up to the end of message `at`, an assistant's.
+
+    The message is rendered as the last one, as it was when its ids were sampled: what the template changes about the
+    past later on does not count. A template that rejects such a conversation is asked for the whole one instead.
+    """
+    for count, prompt in ((at + 1, False), (len(messages), True)):
+        try:
+            asked = renderer.render(messages[:at], tools=tools, add_generation_prompt=True)
+            answered = renderer.render(messages[:count], tools=tools, add_generation_prompt=prompt)
+        except (TemplateError, InputError):
+            continue
+        if turns := [answered.ids[turn.start : turn.stop] for turn in answered.turns if turn.message == at]:
+            return np.concatenate([asked.ids, *turns])
+    return None

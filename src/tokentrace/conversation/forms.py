@@ -258,6 +258,8 @@ class _Shaper:
             if not forms.content(role).mapping:
                 text = self._json(content, "content")
                 self._set("content", text, "written as JSON", content, text)
+            elif (plain := plain_json(content, self.place.at("content"))) is not content:
+                self.made = {**self.made, "content": plain}
         elif role in RESULT_ROLES and content and not any(map(_is_part, content)):
             text = self._json(list(content), "content")
             self._set("content", text, "written as JSON", content, text)
@@ -364,7 +366,7 @@ def parsed_arguments(text: str, place: Place) -> dict[str, Any]:
     """The mapping that JSON text stands for. What would be lost or changed on the way is refused."""
     if not text.strip():
         return {}
-    reads = "this template reads arguments as a mapping; give a JSON object"
+    reads = "arguments are read as a mapping; give a JSON object"
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite, strict=False)
     except RecursionError:
@@ -376,6 +378,28 @@ def parsed_arguments(text: str, place: Place) -> dict[str, Any]:
         raise place.error(f"is JSON of {kind_of(value)}, and {reads}")
     check_depth(value, place)
     return value
+
+
+def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Checked messages with the arguments of calls parsed where they are text. Raises InputError if it is not JSON."""
+    return [
+        {
+            **message,
+            "tool_calls": [_parsed_call(Place(index, f"tool_calls.{at}"), call) for at, call in enumerate(calls)],
+        }
+        if (calls := message.get("tool_calls"))
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _parsed_call(place: Place, call: Any) -> Mapping[str, Any]:
+    made = place.mapping(call)
+    if isinstance(made.get("function"), Mapping):
+        return {**made, "function": _parsed_call(place.at("function"), made["function"])}
+    if not isinstance(made.get("arguments"), str):
+        return made
+    return {**made, "arguments": parsed_arguments(made["arguments"], place.at("arguments"))}
 
 
 def _written(value: Any) -> str:

@@ -87,9 +87,9 @@ def check_messages(
     `more_roles` are those that the template knows; `any_role` is asked whether it takes another one as well.
     """
     if not is_list(messages):
-        raise InputError(
-            f"messages must be a list of messages, not {kind_of(messages)}; wrap a single message in a list"
-        )
+        is_row = isinstance(messages, Mapping) and "messages" in messages
+        advice = 'pass its "messages"' if is_row else "wrap a single message in a list"
+        raise InputError(f"messages must be a list of messages, not {kind_of(messages)}; {advice}")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
     return [

@@ -83,7 +83,8 @@ def from_responses(
 
     - Reasoning is the ``reasoning_content`` of the turn it belongs to: the item's content, else what `sealed` put into
       its ``encrypted_content``, else its summary. Encrypted content that others made cannot be read, and is left out.
-    - Texts of a turn's messages are one content, with nothing in between. Of other messages several parts stay parts.
+    - Texts of a turn's messages are one content if their ids say that one response wrote them; others are parts of it,
+      for the template to separate. Of other messages several parts stay parts.
     - The result of a function is a tool message. It has to answer a call that came before, unless `open_calls` says
       that there is more of the conversation than this.
     - A function in a namespace is called by the name that `in_namespace` makes.
@@ -126,6 +127,8 @@ class _Reading:
         """Which response that message is from, as far as its items say."""
         self._answered = False
         """Whether results came after it."""
+        self._known = False
+        """Whether the id of its last text says which response wrote it."""
 
     def take(self, place: Place, item: Mapping[str, Any]) -> None:
         match _type(place, item):
@@ -161,7 +164,9 @@ class _Reading:
         for at, part in enumerate(parts):
             if part["type"] != "text":
                 raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
-        self._own(item)["content"] += "".join(part["text"] for part in parts)
+        turn, known = self._own(item), response_of_item(item.get("id")) is not None
+        turn["content"] = _joined(turn["content"], "".join(part["text"] for part in parts), known and self._known)
+        self._known = known
 
     def _result(self, place: Place, item: Mapping[str, Any]) -> None:
         made: dict[str, Any] = {"role": "tool"}
@@ -241,6 +246,16 @@ def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
     if len(parts) == 1 and parts[0]["type"] == "text":
         return str(parts[0]["text"])
     return parts
+
+
+def _joined(before: str | list[Mapping[str, Any]], text: str, directly: bool) -> str | list[Mapping[str, Any]]:
+    """A turn's content with the text of one more message, in one piece or as a part of its own."""
+    if not before or not text:
+        return before or text
+    if isinstance(before, str):
+        return before + text if directly else [{"type": "text", "text": each} for each in (before, text)]
+    last = {"type": "text", "text": before[-1]["text"] + text}
+    return [*before[:-1], last] if directly else [*before, {"type": "text", "text": text}]
 
 
 def _parts(place: Place, content: Any) -> list[Mapping[str, Any]]:

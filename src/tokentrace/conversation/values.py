@@ -19,7 +19,8 @@ MAX_DEPTH: Final = 128
 MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
-_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+_SCALARS: Final = frozenset({str, int, bool, type(None)})
+"""Types whose values JSON all has. Of floats it has the finite ones."""
 _TEXT: Final = frozenset({str})
 _USUAL: Final = 100
 """How many values `is_usual` looks at, so that none is nested too deeply; larger ones are counted."""
@@ -55,26 +56,30 @@ def is_usual(value: Any) -> bool:
         if left < 0 or not _TEXT.issuperset(map(type, keys)):
             return False
         for item in items:
-            if type(item) not in _SCALARS:
-                if type(item) is not dict and type(item) is not list:
-                    return False
+            if type(item) is dict or type(item) is list:
                 containers.append(item)
+            elif not _is_scalar(item):
+                return False
     return True
 
 
+def _is_scalar(value: Any) -> bool:
+    return type(value) in _SCALARS or (type(value) is float and math.isfinite(value))
+
+
 def is_plain(value: Any) -> bool:
-    """Whether a value, which does not contain itself, is made of dicts, lists, tuples and scalars and no subclass."""
+    """True for dicts, lists, tuples and scalars of JSON, without subclasses. The value must not contain itself."""
     kind = type(value)
     if kind is dict:
-        return all(type(key) in _SCALARS for key in value) and all(map(is_plain, value.values()))
-    return kind in _SCALARS or ((kind is list or kind is tuple) and all(map(is_plain, value)))
+        return _TEXT.issuperset(map(type, value)) and all(map(is_plain, value.values()))
+    return _is_scalar(value) or ((kind is list or kind is tuple) and all(map(is_plain, value)))
 
 
 def plain_json(value: Any, place: Place) -> Any:
     """`value` made of dicts, lists, strings and numbers; the same object if it is made of them already.
 
-    InputError for what JSON does not have (sets, arrays, bytes, keys that are not strings), for what contains itself,
-    and for what is nested deeper than anything that is meant.
+    Raises InputError for what JSON does not have (sets, arrays, bytes, NaN, keys that are not strings), for a value
+    that contains itself, and for one that is nested too deeply.
     """
     if is_usual(value):
         return value
@@ -99,8 +104,10 @@ class _Plain:
         self._left -= 1
         if self._left < 0:
             raise self._refused(f"holds more than {MAX_VALUES} values", ())
-        if type(value) in _SCALARS:
+        if _is_scalar(value):
             return value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self._refused(f"holds {value}, which JSON does not have", path)
         if id(value) in self._around or len(path) > MAX_DEPTH:
             raise self._refused(f"contains itself, or is nested more than {MAX_DEPTH} deep", path)
         self._around.add(id(value))
@@ -123,9 +130,9 @@ class _Plain:
         raise self._refused(f"holds {kind_of(value)}, which JSON does not have{hint}", path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(key, (str, int, float)) or key is None:
+        if isinstance(key, str):
             return key
-        raise self._refused(f"has a key that is not a string but {kind_of(key)}", path)
+        raise self._refused(f"has a key that is {kind_of(key)}, which JSON does not have; keys are strings", path)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:

@@ -1,7 +1,7 @@
 """A row of a dataset as a conversation: which columns hold it, and in which shape.
 
-Rows are mappings of columns, as JSON lines, Parquet and the Hub's datasets give them. A row that was read from Parquet
-goes through `without_nulls` first.
+Rows are mappings of columns, as JSON lines, Parquet and the Hub's datasets give them. A row that was not read from JSON
+text goes through `table_row` first.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Conversation:
     tools: list[dict[str, Any]] | None
     completion_from: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What to know about the row before it is trained on."""
 
 
 def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | None = None) -> Conversation:
@@ -96,18 +98,62 @@ def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | No
     )
 
 
+NULLS_REMOVED: Final = (
+    "null values in tool-call arguments or tool schemas were left out: a table cannot tell them from missing keys; "
+    "arguments and tools as JSON text keep them"
+)
+_MEANT: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
+"""Keys of values in which a null says something to the model: arguments of calls, and schemas."""
+
+
+def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
+    """A row without the nulls that a table may have filled in, and a note where that may have changed its meaning.
+
+    An Arrow table (Parquet, `datasets`, Ray) has one set of keys for all rows, and fills in None where a message, a
+    call's arguments or a tool schema lacks a key. Such a None cannot be told from one that was meant, so a column loses
+    all of its None values (see `without_nulls`), and the note says so if arguments or schemas had some. A column in
+    which the items of a list differ in their keys was made in Python, not by a table: it stays as it is.
+    """
+    if not isinstance(row, Mapping):
+        return row, ()
+    try:
+        filled = {name for name, value in row.items() if _may_be_struct(value)}
+        made = {name: _without_nulls(value) if name in filled else value for name, value in row.items()}
+        lost = any(_has_null(row[name], name in TOOLS) for name in filled)
+    except RecursionError as error:
+        raise InputError("the row is nested too deeply") from error
+    return made, (NULLS_REMOVED,) if lost else ()
+
+
 def without_nulls(value: Any) -> Any:
     """`value` without the keys of mappings that are None, at any depth; lists keep their elements.
 
-    Parquet has one set of keys for all rows, and fills in None where a message, a call's arguments or a tool schema
-    lacks a key. Such a None cannot be told from one that was meant, so all are removed: an argument that is null on
-    purpose is lost, unless the arguments are JSON text, which is left alone. An assistant's content of None is removed
-    too: it means the same as no content, and a template that would write the word None then writes nothing.
+    JSON text is left alone. An assistant's content of None is removed too: it means the same as no content, and a
+    template that would write the word None then writes nothing.
     """
     try:
         return _without_nulls(value)
     except RecursionError as error:
         raise InputError("the row is nested too deeply") from error
+
+
+def _may_be_struct(value: Any) -> bool:
+    """False if the items of some list differ in their keys, which those of an Arrow list cannot."""
+    if isinstance(value, Mapping):
+        return all(map(_may_be_struct, value.values()))
+    if not isinstance(value, (list, tuple)):
+        return True
+    keys = {frozenset(item) if isinstance(item, Mapping) else None for item in value if item is not None}
+    return len(keys) < 2 and all(map(_may_be_struct, value))
+
+
+def _has_null(value: Any, is_meant: bool) -> bool:
+    """True if a mapping in arguments or a schema has a value that is None."""
+    if isinstance(value, Mapping):
+        return any(
+            is_meant if inner is None else _has_null(inner, is_meant or key in _MEANT) for key, inner in value.items()
+        )
+    return isinstance(value, (list, tuple)) and any(_has_null(inner, is_meant) for inner in value)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -22,7 +22,7 @@ from ..files import lock, write_whole, writing
 from ..settings import flat, instance, whole
 from .chunks import Chunk, chunk_size, plan
 from .sources import Source, file_digest, find_sources, pyarrow
-from .tables import Layout, check_name, named_path, sample_writer
+from .tables import Layout, check_target, named_path, sample_writer
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .trainers import Trainer, find_trainer
 from .workers import part_file, read_part, run_chunks
@@ -96,7 +96,8 @@ def tokenize_files(
 
     With a `trainer` ("trl", "axolotl", …: `data.trainers`) the file has what that trainer reads, and nothing else.
 
-    An existing file is replaced only with `overwrite`. An unfinished run with the same input and settings is continued;
+    An existing file is replaced only with `overwrite`, and only if some row gave a sample: otherwise the bad rows are
+    written and InputError is raised. An unfinished run with the same input and settings is continued;
     the parts of another run are an InputError, unless `restart` discards them. Rows that give no sample go to the
     file of bad rows, with their line and the reason. `run` works through the chunks: on processes of this machine, or
     on Ray (`data.cluster`). Where the system refuses to write, WriteError names the file and how many rows are safe:
@@ -105,15 +106,11 @@ def tokenize_files(
     pyarrow()
     path = named_path(output)
     target = None if trainer is None else find_trainer(trainer)
-    check_name(path, target, overwrite=overwrite)
+    check_target(path, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
     if target is not None and not settings.labels:
         raise InputError(f"{target.title} reads labels: leave them in")
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
-    if path.exists() and not overwrite:
-        raise InputError(f"{path} is there already: give another name, or overwrite it")
-    if not path.parent.is_dir():
-        raise InputError(f"there is no folder {str(path.parent)!r} to write to")
     parts = parts_path(path)
     with writing(parts):
         parts.mkdir(exist_ok=True)
@@ -162,7 +159,8 @@ def _check_unchanged(sources: Sequence[Source], seen: Sequence[tuple[int, int]],
     for source, before in zip(sources, seen, strict=True):
         if _seen(source) != before and file_digest(source.path) != source.digest:
             raise InputError(
-                f"{source.name} changed while it was read, and {parts} holds rows of both: restart to discard it"
+                f"{source.name} changed while it was read, and {parts} holds rows of both: restart=True (--restart) "
+                "discards it"
             )
 
 
@@ -220,8 +218,8 @@ def _check_manifest(parts: Path, described: dict[str, Any]) -> None:
             old, new = flat(json.loads(before)), flat(json.loads(now))
             changed = ", ".join(key for key in sorted({*old, *new}) if old.get(key) != new.get(key)) or "something"
             raise InputError(
-                f"{parts} is left from an unfinished run with other input or settings ({changed}): restart to discard "
-                "it, or give another output"
+                f"{parts} is left from an unfinished run with other input or settings ({changed}): restart=True "
+                "(--restart) discards it, or give another output"
             )
         return
     with writing(path):
@@ -304,6 +302,11 @@ class _Work:
                     os.replace(draft, side)
                 else:
                     side.unlink(missing_ok=True)
+                if not counts.samples:
+                    shutil.rmtree(self.parts)
+                    with side.open(encoding="utf-8") as bad_rows:
+                        reason = json.loads(bad_rows.readline())["reason"]
+                    raise InputError(f"{path} was not written: no row gave a sample ({side} says why; first: {reason})")
         finally:
             draft.unlink(missing_ok=True)
         return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks, longest)

@@ -19,8 +19,10 @@ def import_ray() -> Any:
     try:
         import ray
         import ray.data
-    except ImportError:
+    except ModuleNotFoundError:
         raise InputError("clusters are worked on with Ray: install tokentrace[ray]") from None
+    except Exception as error:  # an installation that does not fit together
+        raise InputError(f"Ray is installed and cannot be imported: {first_line(error)}") from error
     return ray
 
 
@@ -48,7 +50,9 @@ def connected(ray: Any, address: str | None) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises all kinds, plain Exception among them, when a part of it does not start
+        with contextlib.suppress(Exception):
+            ray.shutdown()  # what it had started by then
         at = f" at {where!r}" if where else ""
         raise InputError(f"there is no Ray{at}: {first_line(error)}") from error
     try:

@@ -28,6 +28,11 @@ _LINES: Final = (".jsonl", ".ndjson")
 _TABLES: Final = (".parquet", ".arrow", ".feather")
 _PACKED: Final = (".gz", ".bz2", ".xz", ".zst")
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
+_TRAINING: Final = frozenset({"train", "training"})
+_SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
+"""Words in the names of files and folders that say which split of a dataset they are."""
+_FIRST_LINE: Final = 64 << 20
+"""How much of a first line is read to tell JSON Lines from one JSON value."""
 
 
 class Format(StrEnum):
@@ -38,7 +43,7 @@ class Format(StrEnum):
     ELEMENTS = "elements"
     """One JSON array of rows."""
     OBJECT = "object"
-    """One JSON object, which is a row."""
+    """One JSON value that is a row: an object, or the list of a conversation's messages."""
     PARQUET = "parquet"
     ARROW = "arrow"
     """Arrow's own format, as ``datasets`` saves it."""
@@ -148,18 +153,29 @@ def _files(folder: Path, given: str, split: str | None) -> list[Path]:
             raise InputError(f"{given}: state.json does not say which files the dataset has") from None
         return [folder / name for name in names]
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path))
-    if split is not None:
-        files = [path for path in files if _of_split(path.relative_to(folder), split)]
+    words = {path: _words(path.relative_to(folder)) for path in files}
+    if split is None:
+        _check_one_split(words, given)
+    else:
+        files = [path for path in files if set(_words(Path(split))) <= set(words[path])]
     if not files:
         of = f" of split {split!r}" if split is not None else ""
         raise InputError(f"{given}: there is no file with rows{of}: .jsonl, .json, .parquet or .arrow")
     return files
 
 
-def _of_split(path: Path, split: str) -> bool:
-    """Whether a file belongs to a split, by the usual names: ``train-00000-of-00001.parquet``, ``train/x.jsonl``."""
-    words = [re.split(r"[-_.]", part)[0] for part in path.parts]
-    return split in words
+def _words(path: Path) -> list[str]:
+    """The words in a path. They name its split: ``train-00000-of-00001.parquet``, ``train/x.jsonl``."""
+    return re.split(r"[-_./]", path.as_posix().lower())
+
+
+def _check_one_split(files: Mapping[Path, list[str]], folder: str) -> None:
+    """Raises InputError if some files are a test or validation split and others are not."""
+    splits = [next((word for word in words if word in _SPLITS), None) for words in files.values()]
+    named = sorted({split for split in splits if split is not None})
+    if len(set(splits)) > 1 and not _TRAINING.issuperset(named):
+        others = ", and files of none" if None in splits else ""
+        raise InputError(f"{folder} holds several splits: {', '.join(named)}{others}; choose one with --split (split=)")
 
 
 def _choose_split(splits: list[str], split: str | None, given: str) -> str:
@@ -216,26 +232,41 @@ def _source(path: Path, name: str, spool: Path, count: int) -> Source:
 
 
 def _text_format(path: Path) -> Format:
-    """Lines, an array or an object: by the name, or by how it begins."""
+    """Lines, an array or one row: by the name, or by how it begins."""
     if path.suffix in _LINES:
         return Format.LINES
     with path.open("rb") as file:
-        head = file.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip()
-        if head.startswith(b"["):
-            return Format.LINES if _is_lines(head) else Format.ELEMENTS
-    return Format.LINES if _is_lines(head) or not head.startswith(b"{") else Format.OBJECT
+        line = file.readline(_FIRST_LINE).removeprefix(b"\xef\xbb\xbf")
+        while line and not line.strip():
+            line = file.readline(_FIRST_LINE)
+        has_more = bool(file.read(1 << 16).strip())
+    if (line := line.lstrip())[:1] not in (b"[", b"{") or (has_more and _is_json(line)):
+        return Format.LINES
+    if line.startswith(b"["):
+        return Format.OBJECT if _is_conversation(path) else Format.ELEMENTS
+    return Format.LINES if has_more and not line.endswith(b"\n") else Format.OBJECT
 
 
-def _is_lines(head: bytes) -> bool:
-    """Whether the first line is JSON on its own, and others follow."""
-    line, newline, rest = head.partition(b"\n")
-    if not newline or not rest.strip():
-        return False
+def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _is_conversation(path: Path) -> bool:
+    """True if the first element of a JSON array is a message, so that the array is one conversation."""
+    with path.open("rb") as file:
+        for size in (1 << 12, 1 << 16, _FIRST_LINE):
+            file.seek(0)
+            text = file.read(size).decode("utf-8-sig", "ignore").lstrip()
+            try:
+                first, _ = json.JSONDecoder().raw_decode(text[1:].lstrip())
+            except (ValueError, RecursionError):
+                continue
+            return isinstance(first, dict) and (isinstance(first.get("role"), str) or {"from", "value"} <= set(first))
+    return False
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -219,6 +219,15 @@ def check_name(path: Path, trainer: Trainer | None = None, *, overwrite: bool = 
         raise InputError(f"{path} is a folder: name a file to write")
 
 
+def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
+    """Check that rows may be written here. Raises InputError if a file is there, unless `overwrite` is set."""
+    check_name(path, trainer, overwrite=overwrite)
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} is there already: give another name, or replace it with --overwrite (overwrite=True)")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {str(path.parent)!r} to write to")
+
+
 _LEGEND: Final = {
     "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
     "parts": {str(part.value): part.name.lower() for part in Part},

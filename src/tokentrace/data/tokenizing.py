@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import check_tools
 from ..errors import InputError, SampleError, TemplateError, TokentraceError, place, shown
 from ..rendering.factory import create_renderer
-from ..rendering.history import parsed_arguments
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
@@ -25,7 +25,7 @@ from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .chunks import ROW_BYTES, Row
-from .conversations import Columns, Conversation, conversation_of, plain_values, without_nulls
+from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
 from .sources import Format
 
 _MANY_SETTINGS: Final = 32
@@ -229,7 +229,7 @@ class RowTokenizer:
         samples: list[Sample] = []
         problems: list[BadRow] = []
         for sample in built:
-            kept, reason = self._fitted(sample)
+            kept, reason = self._fitted(sample, conversation.notes)
             if kept is not None:
                 samples.append(kept)
                 continue
@@ -237,8 +237,10 @@ class RowTokenizer:
             problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{reason}"))
         return RowResult(row, tuple(samples), len(conversation.messages), tuple(problems))
 
-    def _fitted(self, sample: Sample) -> tuple[Sample | None, str | None]:
-        """The sample as it is written, or why it is left out."""
+    def _fitted(self, sample: Sample, notes: Sequence[str]) -> tuple[Sample | None, str | None]:
+        """The sample as it is written, with the notes of its row, or why it is left out."""
+        if notes:
+            sample = sample.replace(notes=(*sample.notes, *notes))
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(one.message, one.field)}{one.why}" for one in sample.rendered.lost)
             sample = sample.replace(notes=(*sample.notes, *dict.fromkeys(lost)))
@@ -251,8 +253,9 @@ class RowTokenizer:
 
     def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
         """The conversation of a row, as the template will be shown it."""
+        notes: tuple[str, ...] = ()
         if form in (Format.PARQUET, Format.ARROW):
-            value = without_nulls(value)
+            value, notes = table_row(value)
         found = conversation_of(value, self.settings.columns)
         tools = found.tools
         if tools is None and self.settings.tools is not None:
@@ -260,8 +263,8 @@ class RowTokenizer:
         messages = found.messages
         if self.settings.parse_arguments:
             checked = self.renderer.check_messages(messages, tools=tools)
-            messages = [dict(message) for message in parsed_arguments(checked)]
-        return Conversation(messages, tools, found.completion_from, found.variables)
+            messages = with_parsed_arguments(checked)
+        return Conversation(messages, tools, found.completion_from, found.variables, notes)
 
     def described(self) -> dict[str, Any]:
         """What made the samples: for the metadata of a file, and to tell whether a run can be continued."""
@@ -348,7 +351,10 @@ def without_place(note: str) -> str:
 
 
 def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -> Iterator[RowResult]:
-    """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1."""
+    """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1.
+
+    Any of them may come from a table, which fills in nulls: they are treated as `data.conversations.table_row` says.
+    """
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {shown(rows)}")
@@ -357,4 +363,4 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -
             row = Row(number, None, plain_values(value))
         except RecursionError:
             row = Row(number, None, problem="the row is nested too deeply")
-        yield tokenizer.tokenize(row, "rows")
+        yield tokenizer.tokenize(row, "rows", Format.ARROW)

@@ -49,7 +49,9 @@ class Trainer:
             what = "is not a dataset that was saved to disk, or holds other files as well"
             raise InputError(f"{path} is there, and {what}: give another name")
         elif path.exists() and not overwrite:
-            raise InputError(f"{path} is there already: give another name, or overwrite it")
+            raise InputError(
+                f"{path} is there already: give another name, or replace it with --overwrite (overwrite=True)"
+            )
 
     def schema(self, schema: Any) -> Any:
         """Of the fields of a table of samples those that it reads, with the metadata of all."""

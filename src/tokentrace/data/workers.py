@@ -65,7 +65,9 @@ def read_part(path: Path, *, rows: bool = True) -> tuple[Any, dict[str, Any]]:
             about = json.loads(reader.schema.metadata[METADATA_KEY.encode()])
             return (reader.read_all() if rows else None), about
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a part of a run: {error}; restart to discard what is there") from error
+        raise InputError(
+            f"{path} is not a part of a run: {error}; restart=True (--restart) discards what is there"
+        ) from error
 
 
 # -- processes

@@ -1,347 +1,251 @@
-"""What pocket is asked: for each kind of question a function that writes it, its table, and the expert's way to it."""
+"""Pocket's questions as tasks: what is asked, the tools that answer, a user who asks on, and the reward.
+
+`questions.json` holds questions that pocket's training never saw; ``training/pocket/questions.py`` wrote it. Every
+question has a small table of its own, which only its look-up tool can read.
+
+>>> question = pick_questions(1, kinds=["lookup"])[0]
+>>> question.prompt[-1]["content"], question.answer
+('What does the round clock cost?', 678)
+>>> reward(question, [*question.prompt, {"role": "assistant", "content": "It costs 678."}])
+1.0
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import functools
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib import resources
+from typing import Any, Final, NamedTuple
 
-from ..tokens.visible import listed
-from .calculator import calculate
-from .script import GIVES, LOOKING, Purpose, Script, spread
-from .words import TOPICS, WORDS, Topic, plural, words
+from ..rollout.config import Section
+from ..rollout.interactions import BaseInteraction, Reply
+from ..rollout.loop import Rollout, Task
+from ..rollout.setup import TaskSet, TaskSource
+from ..rollout.tools import BaseTool
+from .calculator import CalculatorError, calculate
 
-PRICE: Final = TOPICS["price"]
+FILE: Final = "questions.json"
+KINDS: Final = (
+    *("direct", "arithmetic", "lookup", "missing", "singular", "word_problem"),
+    *("parallel", "compare", "checked", "total", "chain", "follow_up"),
+)
+"""Kinds of questions, from one that needs no tool to several replies that build on one another."""
+UNKNOWN: Final = "could not find"
+"""What a reply has to say if there is no answer."""
 
-
-def lookup(script: Script) -> None:
-    """One look-up."""
-    rng = script.rng
-    if rng.random() < 0.15:
-        stock(script, known=True)
-        return
-    topic = rng.choice(list(TOPICS.values()))
-    (name,) = script.draw_names(topic.sort, 1)
-    (value,) = script.fill(topic, [name])
-    the = topic.the(name)
-    script.ask(*topic.ask, n=the)
-    script.look_up(topic, name, together=False)
-    script.tell(value, (script.told(topic, name), "The answer is {v}.", ""), topic.tell, n=the)
-    if rng.random() < 0.2:
-        script.uses = (Purpose.LOOK_UP,)
-
-
-def stock(script: Script, known: bool) -> None:
-    """A look-up of a plural, which the table may have only as a singular."""
-    (name,) = script.draw_names("item", 1)
-    many = plural(name)
-    key = many if known else name
-    script.field_name = "stock"
-    for row in script.draw_names("item", 3):
-        script.table[row if not known else plural(row)] = spread(script.rng, 2, 900)
-    script.table.pop(name, None)
-    script.table.pop(many, None)
-    script.table[key] = value = spread(script.rng, 2, 900)
-    script.ask(*WORDS["stock"]["ask"], n=many)
-    script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Purpose.LOOK_UP, many))
-    if not known:
-        retry(script, many, name)
-    script.tell(value, ("There are {v}.", "The answer is {v}.", ""), WORDS["stock"]["tell"])
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)")
 
 
-def retry(script: Script, many: str, name: str) -> None:
-    """The expert's second try."""
-    thoughts = (f"There is no entry for {many}. I try {name}.", f"{many} is not there. Maybe {name} is.")
-    script.step(thoughts, ("", "", "Let me try again."), (Purpose.LOOK_UP, name))
+class Purpose(StrEnum):
+    """What a tool is for; its name differs between questions."""
+
+    CALCULATE = "calculate"
+    LOOK_UP = "look_up"
+    CHECK = "check"
 
 
-def singular(script: Script) -> None:
-    """A look-up that fails, and is tried again with the singular."""
-    stock(script, known=False)
+class Function(NamedTuple):
+    """A tool of a question: what it is for, and how the model sees it."""
+
+    purpose: Purpose
+    name: str
+    parameter: str
+    about: str
 
 
-def missing(script: Script) -> None:
-    """Something that cannot be found: the expert says so."""
-    rng = script.rng
-    way = rng.choice(("one", "one", "two", "stock"))
-    if way == "stock":
-        (name,) = script.draw_names("item", 1)
-        many = plural(name)
-        script.field_name = "stock"
-        script.table = {row: spread(rng, 2, 900) for row in script.draw_names("item", 4) if row != name}
-        script.ask(*WORDS["stock"]["ask"], n=many)
-        script.step((f"I look up {many}.", f"I need the stock of {many}."), LOOKING, (Purpose.LOOK_UP, many))
-        retry(script, many, name)
-        lost, the = many, many
-    else:
-        topic = rng.choice(list(TOPICS.values()))
-        wanted = script.draw_names(topic.sort, 2 if way == "two" else 1)
-        script.fill(topic, wanted)
-        lost = rng.choice(wanted)
-        del script.table[lost]
-        the = topic.the(lost)
-        everyone = [topic.the(name) for name in wanted]
-        if way == "two":
-            script.ask(*topic.ask_sum, all=listed(everyone))
-            script.look_up(topic, *wanted, together=True)
-        else:
-            script.ask(*topic.ask, n=the)
-            script.look_up(topic, lost, together=False)
-    thoughts = (f"There is no entry for {lost}.", f"{lost} is not there. I say so.")
-    script.step(thoughts, (f"I could not find {the}.", f"Sorry, I could not find {the}."))
-    script.answer, script.mentions = None, lost
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, what the tools know, and the answer."""
+
+    id: str
+    kind: str
+    prompt: list[dict[str, Any]]
+    """The first messages: perhaps a system message, then the user's."""
+    follow_ups: tuple[str, ...]
+    """What the user asks after each answer but the last."""
+    functions: tuple[Function, ...]
+    table: dict[str, int]
+    """What can be looked up."""
+    field: str
+    """What the table is of: prices, ages, …"""
+    style: str
+    """How the look-up writes a result: ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``."""
+    answer: int | None
+    """The last answer; None if the thing cannot be found."""
+    mentions: str
+    """What the answer has to name besides."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """The tools as OpenAI's clients declare them."""
+        return [_schema(one) for one in self.functions]
 
 
-def amounts(script: Script, topic: Topic, count: int) -> tuple[list[str], str, str]:
-    """Names with quantities; how the user says them; the expression of their total."""
-    wanted = script.draw_names(topic.sort, count)
-    values = script.fill(topic, wanted)
-    many = [script.rng.randint(2, 12) for _ in wanted]
-    said = listed([f"{n} {plural(name)}" for n, name in zip(many, wanted, strict=True)])
-    return wanted, said, " + ".join(f"{n} * {value}" for n, value in zip(many, values, strict=True))
+def _schema(one: Function) -> dict[str, Any]:
+    properties = {one.parameter: {"type": "string"}}
+    parameters = {"type": "object", "properties": properties, "required": [one.parameter]}
+    return {"type": "function", "function": {"name": one.name, "description": one.about, "parameters": parameters}}
 
 
-def total(script: Script) -> None:
-    """Two or three look-ups, one after the other, then one calculation."""
-    rng = script.rng
-    topic = rng.choice((PRICE, PRICE, TOPICS["weight"]))
-    wanted, said, expression = amounts(script, topic, rng.choice((1, 2, 2, 3)))
-    script.ask(*topic.ask_sum, all=said)
-    script.look_up(topic, *wanted, together=False)
-    told = script.told(topic, wanted[-1])
-    value = script.calculate(expression, told + " The total is {e}.", told + " So I need {e}.")
-    script.tell(value, GIVES, topic.tell_sum)
+@functools.cache
+def all_questions() -> tuple[Question, ...]:
+    """Every question that ships, in the order in which the demo asks them."""
+    rows = json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))
+    return tuple(_question(row) for row in rows)
 
 
-def parallel(script: Script) -> None:
-    """Two or three look-ups in one reply, then one calculation."""
-    rng = script.rng
-    topic = rng.choice(list(TOPICS.values()))
-    wanted = script.draw_names(topic.sort, rng.choice((2, 2, 3)))
-    values = script.fill(topic, wanted)
-    script.ask(*topic.ask_sum, all=listed([topic.the(name) for name in wanted]))
-    script.look_up(topic, *wanted, together=True)
-    told = script.told(topic, *wanted)
-    value = script.calculate(" + ".join(map(str, values)), told + " The sum is {e}.", told + " I add them: {e}.", told)
-    script.tell(value, GIVES, topic.tell_sum)
+def _question(row: dict[str, Any]) -> Question:
+    functions = tuple(Function(Purpose(purpose), *words) for purpose, *words in row.pop("functions"))
+    return Question(**row | {"follow_ups": tuple(row["follow_ups"])}, functions=functions)
 
 
-def compare(script: Script) -> None:
-    """Which of two is less or more, and by how much: the sign of the difference tells."""
-    rng = script.rng
-    topic = rng.choice(list(TOPICS.values()))
-    one, two = wanted = script.draw_names(topic.sort, 2)
-    first, second = script.fill(topic, wanted)
-    if first == second:
-        script.table[two] = second = second + rng.randint(1, 9)
-    least = rng.random() < 0.5
-    word = rng.choice(topic.less if least else topic.more)
-    script.ask(*topic.ask_less, word=word, a=topic.the(one), b=topic.the(two))
-    script.look_up(topic, *wanted, together=rng.random() < 0.6)
-    told = script.told(topic, *wanted)
-    difference = script.calculate(f"{first} - {second}", told + " The difference is {e}.", told + " I need {e}.")
-    above, below = (one, two) if difference > 0 else (two, one)
-    larger, smaller = (topic.more[0], word) if least else (word, topic.less[0])
-    sign = "positive" if difference > 0 else "negative"
-    # Both are named, the answer in its own words: to tell which was asked for then is to find the word again.
-    thought = (
-        f"{difference} is {sign}, so the {larger} one is {topic.the(above)} "
-        f"and the {smaller} one is {topic.the(below)}."
+def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Question]:
+    """`count` questions of some kinds, with another seed others. After the last comes the first, under another id."""
+    known = [question for question in all_questions() if question.kind in kinds]
+    picked = itertools.islice(itertools.cycle(known), seed * count % len(known), None)
+    rounds = ((at // len(known), next(picked)) for at in range(count))
+    return [replace(question, id=f"{question.id}.{at}") if at else question for at, question in rounds]
+
+
+# -- the tools
+
+
+def run_tool(question: Question, name: str, arguments: Any) -> str:
+    """What a tool answers. It never raises: whatever is wrong with a call comes back as text."""
+    function = next((one for one in question.functions if one.name == name), None)
+    if function is None:
+        names = ", ".join(one.name for one in question.functions)
+        return f"Error: there is no tool {str(name)[:40]!r}; there are {names}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return "Error: the arguments are not JSON"
+    value = arguments.get(function.parameter) if isinstance(arguments, Mapping) else None
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**20:
+        value = str(value)
+    if not isinstance(value, str):
+        return f"Error: {name} needs {function.parameter!r}, a string"
+    match function.purpose:
+        case Purpose.CALCULATE:
+            try:
+                return str(calculate(value))
+            except CalculatorError as error:
+                return f"Error: {error}"
+        case Purpose.CHECK:
+            right = question.answer is not None and _last_number(value) == question.answer
+            if name == "check_answer":
+                return "correct" if right else "wrong"
+            return f"Current parsed answer={value[:40]!r} reward={float(right)}"
+        case _:
+            return _look_up(question, value)
+
+
+def _look_up(question: Question, text: str) -> str:
+    wanted = " ".join(text.split()).casefold()
+    name = next((name for name in question.table if name.casefold() == wanted), None)
+    if name is None:
+        return f"Error: no entry for {text[:40]!r}"
+    value = question.table[name]
+    sentence = f"The {question.field} of {name} is {value}."
+    return {"number": str(value), "pair": f"{name}: {value}", "json": json.dumps({name: value})}.get(
+        question.style, sentence
     )
-    found = below if least else above
-    script.tell(abs(difference), (thought,), topic.tell_less, n=topic.the(found), word=word)
-    script.mentions = found
 
 
-def chain(script: Script) -> None:
-    """A calculation whose result goes into the next one."""
-    chains = WORDS["chains"]
-    one = script.rng.choice([chains[0], *chains])  # the first is twice as likely
-    result, number = {"bought": _bought, "driven": _driven, "summed": _summed}[one["kind"]](script, one)
-    second = one["second"].format(result=result, k=number)
-    value = script.calculate(second, f"That is {result}. Now {{e}}.", f"The result is {result}. So {{e}}.")
-    script.tell(value, GIVES, one["tell"])
+class QuestionTool(BaseTool):
+    """A tool of one question."""
+
+    def __init__(self, question: Question, tool_schema: Mapping[str, Any]) -> None:
+        super().__init__(tool_schema=tool_schema)
+        self._question = question
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> str:
+        return run_tool(self._question, self.name, parameters)
 
 
-def _bought(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
-    """What several things come to, and a number that the user gives."""
-    rng, topic = script.rng, TOPICS[one["topic"]]
-    wanted, said, expression = amounts(script, topic, rng.choice((1, 2)))
-    whole = calculate(expression).numerator
-    if one["shared"]:
-        number = rng.choice([n for n in range(2, 13) if whole % n == 0] or [1])
-    else:
-        number = whole + spread(rng, 1, 1000)
-    script.ask(*one["ask"], all=said, k=number)
-    script.look_up(topic, *wanted, together=len(wanted) > 1 and rng.random() < 0.5)
-    told = script.told(topic, *wanted)
-    return script.calculate(expression, told + " First the total: {e}.", told + " All of it: {e}."), number
+# -- the user and the reward
 
 
-def _driven(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
-    """How far there and back is, and how often."""
-    topic = TOPICS[one["topic"]]
-    (name,) = script.draw_names(topic.sort, 1)
-    (value,) = script.fill(topic, [name])
-    times = script.rng.randint(2, 20)
-    script.ask(*one["ask"], n=name, k=times)
-    script.look_up(topic, name, together=False)
-    told = script.told(topic, name)
-    return script.calculate(f"2 * {value}", told + " There and back is {e}.", told + " One trip is {e}."), times
+def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the user asks next, after an answer; None after the last."""
+    asked = sum(message["role"] == "user" for message in messages)
+    return question.follow_ups[asked - 1] if asked <= len(question.follow_ups) else None
 
 
-def _summed(script: Script, one: Mapping[str, Any]) -> tuple[int, int]:
-    """The sum of two values, and a number that the user gives."""
-    rng, topic = script.rng, TOPICS[one["topic"]]
-    number = rng.randint(2, 30)
-    wanted = script.draw_names(topic.sort, 2)
-    first, second = script.fill(topic, wanted)
-    script.ask(*one["ask"], all=listed(wanted), k=number)
-    script.look_up(topic, *wanted, together=rng.random() < 0.6)
-    told = script.told(topic, *wanted)
-    return script.calculate(f"{first} + {second}", told + " The sum is {e}.", told + " Together: {e}."), number
+class FollowUps(BaseInteraction):
+    """A user who asks what else the question has, and then is content."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self._questions: dict[str, Question] = {}
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        self._questions[instance_id] = kwargs["question"]
+
+    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
+        text = follow_up(self._questions[instance_id], messages)
+        return Reply(done=True) if text is None else Reply(text)
+
+    async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        self._questions.pop(instance_id, None)
 
 
-def arithmetic(script: Script) -> None:
-    """An expression, in signs or in words."""
-    rng = script.rng
-    a, b, c, d = (spread(rng, 2, 1000) for _ in range(4))
-    small = rng.randint(2, 20)
-    values = {"a": a, "b": b, "c": c, "d": d, "small": small, "whole": a * small}
-    signs, said = (text.format(**values) for text in rng.choice(WORDS["arithmetic"]["expressions"]))
-    if a < 10 and b < 10:  # those need no tool
-        signs, said = f"{a} * {b} * {c}", f"{a} times {b} times {c}"
-    script.ask(
-        *("What is {e}?", "How much is {e}?", "Please compute {e}.", "Calculate {e}."),
-        e=said if said and rng.random() < 0.5 else signs,
+def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
+    """1.0 if the conversation came to its end and its last number is the answer, else 0.0.
+
+    If there is no answer, the last reply has to say that the thing could not be found, and give no number.
+    """
+    if not messages or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
+        return 0.0
+    content = messages[-1].get("content")
+    if follow_up(question, messages) is not None or not isinstance(content, str):
+        return 0.0
+    if question.mentions.casefold() not in content.casefold():
+        return 0.0
+    number = _last_number(content)
+    return float(UNKNOWN in content and number is None if question.answer is None else number == question.answer)
+
+
+def _last_number(text: str) -> int | None:
+    numbers = _NUMBER.findall(text)
+    return int(numbers[-1].replace(",", "")) if numbers and len(numbers[-1]) < 40 else None
+
+
+# -- as tasks of rollouts
+
+
+def question_task(question: Question) -> Task:
+    """A question as a task; `question_reward` knows its answer."""
+    return Task(
+        messages=question.prompt,
+        name=question.id,
+        tools=[QuestionTool(question, schema) for schema in question.tools],
+        interaction_settings={"question": question},
+        metadata={"kind": question.kind, "answer": question.answer},
     )
-    value = script.calculate(signs)
-    script.tell(value, GIVES, ("The answer is {v}.", f"{signs} = {{v}}", "It is {v}."))
-    if rng.random() < 0.3:
-        script.uses = (Purpose.CALCULATE,)
 
 
-def word_problem(script: Script) -> None:
-    """A small word problem: one or two calculations, nothing to look up."""
-    rng = script.rng
-    one, two = rng.sample(words("first"), 2)
-    goods = rng.choice(words("goods"))
-    a, b, c = spread(rng, 2, 500), spread(rng, 2, 500), rng.randint(2, 20)
-    sums = {"ab": a + b, "ac": a * c, "bc": b * c, "acb": a * c + b, "least": min(a, b)}
-    values = {"one": one, "two": two, "goods": goods, "a": a, "b": b, "c": c, **sums}
-    text, first, second = (part.format(**values) for part in rng.choice(WORDS["problems"]).values())
-    script.ask(text)
-    result = script.calculate(first, "First {e}.", "I start with {e}.", "First step: {e}.")
-    value = script.calculate(second, f"That is {result}. Now {{e}}.", f"So {result}. Then {{e}}.")
-    script.tell(value, GIVES, ("The answer is {v}.", "So the answer is {v}."))
-    if rng.random() < 0.4:
-        script.uses = (Purpose.CALCULATE,)
+def question_reward(rollout: Rollout) -> float:
+    """1.0 for the right answer."""
+    return reward(rollout.task.interaction_settings["question"], rollout.messages)
 
 
-def direct(script: Script) -> None:
-    """A question that needs no tool."""
-    rng = script.rng
-    if rng.random() < 0.3:
-        script.uses = ()
-    way = rng.choice(("fact", "fact", "sum", "larger", "next"))
-    a, b = rng.randint(1, 9), rng.randint(1, 9)
-    thoughts: tuple[str, ...] = ("I know this.", "This needs no tool.", "")
-    if way == "fact":
-        said, value = rng.choice(WORDS["facts"]["known"])
-        script.ask(*WORDS["facts"]["ask"], f=said)
-        script.tell(value, thoughts, ("{v}.", "The answer is {v}.", "It is {v}."))
-        return
-    if way == "sum":
-        a, b = max(a, b), min(a, b)
-        sign, word, value = rng.choice((("+", "plus", a + b), ("-", "minus", a - b)))
-        script.ask(f"What is {a} {sign} {b}?", f"What is {a} {word} {b}?", f"How much is {a} {word} {b}?")
-    elif way == "larger":
-        a, b = spread(rng, 1, 1000), spread(rng, 1, 1000)
-        b += a == b
-        value, word = rng.choice(((max(a, b), "larger"), (min(a, b), "smaller")))
-        script.ask(f"Which number is {word}, {a} or {b}?", f"Which is the {word} number: {a} or {b}?")
-    else:
-        a = spread(rng, 1, 999)
-        value = a + 1
-        script.ask(f"Which number comes after {a}?", f"I count: {a}. What comes next?")
-    script.tell(value, thoughts, ("{v}.", "The answer is {v}.", "It is {v}."))
+def question_source(section: Section, limit: int | None) -> TaskSet:
+    """The tasks of ``data: {questions: …}`` in a rollout's configuration."""
+    section.check_keys(["count", "seed", "kinds"])
+    kinds = section.read("kinds", list, default=list(KINDS)) or KINDS
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise section.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}", "kinds")
+    count = section.count("count", 64)
+    picked = pick_questions(count if limit is None else min(count, limit), section.read("seed", int, default=0), kinds)
+    return TaskSet([question_task(question) for question in picked], FollowUps(), question_reward)
 
 
-def follow_up(script: Script) -> None:
-    """A question, and one or two more that build on its answer."""
-    rng = script.rng
-    rng.choice((lookup_price, parallel, total, arithmetic, word_problem))(script)
-    script.mentions = ""
-    for _ in range(rng.choice((1, 1, 1, 2))):
-        assert script.answer is not None
-        before = script.answer
-        ways = ["add", "take", "times", "double", "sure"]
-        if script.known is PRICE:
-            ways += ["also", "also", "each"]
-        way = rng.choice(ways)
-        x, k = spread(rng, 2, 500), rng.randint(2, 12)
-        if way == "sure":
-            again = script.steps[-1][-2]
-            script.ask("Are you sure?", "Is that right?", "Please check that again.")
-            script.step(("I check it again.", "Let me check."), LOOKING, again.calls[-1])
-            script.tell(before, ("It is {v} again.", "The same: {v}."), ("Yes, it is {v}.", "Yes. It is {v}."))
-            continue
-        if way == "also":
-            name = next(name for name in script.draw_names("item", 20) if name not in script.table)
-            script.table[name] = spread(rng, PRICE.low, PRICE.high)
-            script.ask("And if I also buy {n}?", "How much is it with {n} added?", n=PRICE.the(name))
-            script.look_up(PRICE, name, together=False)
-            told = script.told(PRICE, name)
-            result = script.calculate(f"{before} + {script.table[name]}", told + " Then it is {e}.")
-        else:
-            texts, expression = {
-                "add": (("Now add {x} to that.", "Add {x}.", "What is that plus {x}?"), f"{before} + {x}"),
-                "take": (("Now take {x} away from that.", "What is that minus {x}?"), f"{before} - {x}"),
-                "times": (("And {k} times that?", "What is that times {k}?"), f"{before} * {k}"),
-                "double": (("Now double it.", "And twice that?"), f"{before} * 2"),
-                "each": (("And if I do that {k} times?", "What do I pay for that {k} times?"), f"{before} * {k}"),
-            }[way]
-            script.ask(*texts, x=x, k=k)
-            result = script.calculate(expression, f"The last answer was {before}. Now {{e}}.", "That is {e}.", "{e}.")
-        script.tell(result, GIVES, ("That makes {v}.", "Then it is {v}.", "The answer is {v}."))
-    script.uses = (Purpose.CALCULATE, Purpose.LOOK_UP)
-
-
-def lookup_price(script: Script) -> None:
-    """One look-up of a price."""
-    (name,) = script.draw_names("item", 1)
-    (value,) = script.fill(PRICE, [name])
-    script.ask(*PRICE.ask, n=PRICE.the(name))
-    script.look_up(PRICE, name, together=False)
-    script.tell(value, (script.told(PRICE, name), "The answer is {v}."), PRICE.tell, n=PRICE.the(name))
-
-
-def checked(script: Script) -> None:
-    """A calculation whose result has to be checked with a tool before it is given."""
-    script.rng.choice((arithmetic, word_problem))(script)
-    script.uses = (Purpose.CALCULATE, Purpose.CHECK)
-    script.asked[-1] += script.rng.choice(
-        (" Check your answer before you give it.", " Use the tool to check your answer.")
-    )
-    last = script.steps[-1].pop()
-    value = script.answer
-    assert value is not None
-    thoughts = [f"That gives {value}. I check it.", f"The result is {value}. Now I check it."]
-    script.step(thoughts, ("",), (Purpose.CHECK, str(value)))
-    script.step(("It is correct.", f"{value} is correct."), last.says)
-
-
-KINDS: Final[dict[str, tuple[Callable[[Script], None], int]]] = {
-    "direct": (direct, 0),
-    "arithmetic": (arithmetic, 1),
-    "lookup": (lookup, 1),
-    "missing": (missing, 1),
-    "singular": (singular, 2),
-    "word_problem": (word_problem, 2),
-    "parallel": (parallel, 2),
-    "compare": (compare, 2),
-    "checked": (checked, 2),
-    "total": (total, 3),
-    "chain": (chain, 3),
-    "follow_up": (follow_up, 3),
-}
-"""Each kind's writer, and its difficulty: from 0, no tool at all, to 3, several replies that build on one another."""
+SOURCES: Final[dict[str, TaskSource]] = {"questions": question_source}
+"""What a configuration of rollouts may name under ``data``."""

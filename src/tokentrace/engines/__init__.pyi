@@ -1,5 +1,7 @@
 """The public names of engines and where each is defined."""
 
+from .callback import CallbackEngine as CallbackEngine
+from .callback import EngineReply as EngineReply
 from .embedded import EmbeddedEngine as EmbeddedEngine
 from .http import Connection as Connection
 from .http import HTTPSettings as HTTPSettings
@@ -19,9 +21,6 @@ from .protocol import LogprobKindError as LogprobKindError
 from .protocol import SamplingParams as SamplingParams
 from .protocol import collected as collected
 from .routing import Router as Router
-from .scripted import Breaks as Breaks
-from .scripted import Fault as Fault
-from .scripted import Gate as Gate
 from .scripted import Sampled as Sampled
 from .scripted import ScriptedEngine as ScriptedEngine
 from .servers import connect as connect

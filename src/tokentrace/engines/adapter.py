@@ -56,6 +56,10 @@ class HTTPEngine(Engine):
         """What reads the answer to a request whose prompt was sent as this JSON text."""
         raise NotImplementedError
 
+    async def check(self) -> None:
+        """Ask for ``/health``, which all servers have; one that answers without knowing the path is there, too."""
+        await self._connection.reach("/health")
+
     async def _generate(self, request: GenerateRequest) -> Completion:
         request = checked_request(request, self.capabilities)
         text = json_prompt(request)

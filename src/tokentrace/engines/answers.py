@@ -72,6 +72,8 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
             f"not sent: {capabilities.engine} cannot be held to JSON; ask for it in the prompt, or use vLLM, SGLang or "
             "llama.cpp"
         )
+    if sampling.seed is not None and not capabilities.seeds:
+        raise EngineRefusal(f"not sent: {capabilities.engine} takes no seed for a request: leave it out")
     for name in sampling.optional:
         if name not in capabilities.sampling:
             why = _WHY_NOT.get((capabilities.engine, name), f"{capabilities.engine} has no such setting")

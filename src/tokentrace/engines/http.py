@@ -12,7 +12,7 @@ A request is sent again only while nothing of its answer was accepted:
 A stream of which bytes arrived but no token counts as not accepted.
 
 What a server may send is bounded: a whole answer by `HTTPSettings.longest_answer`, an event of a stream by
-`longest_event`, the words of a refusal by `_ERROR_BYTES`. Packed answers (gzip and the like) are not asked for and not
+`_EVENT_BYTES`, the words of a refusal by `_ERROR_BYTES`. Packed answers (gzip and the like) are not asked for and not
 read: a few kilobytes of them may unpack to gigabytes.
 
 No error, repr or log names a secret: the user and password of an address become an ``Authorization`` header and are
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ..errors import shown
-from ..settings import limit, number, whole
+from ..settings import limit, whole
 from .answers import AnswerReader
 from .protocol import Delta, EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .sse import EventReader
@@ -49,9 +49,20 @@ _SHOWN: Final = 300
 """How many characters of a server's own words an error quotes."""
 _ERROR_BYTES: Final = 1 << 16
 """How much of a refusal's body is read."""
+_EVENT_BYTES: Final = 16 << 20
+"""How large one event of a stream may be. A stream as a whole is bounded by the tokens that were asked for."""
+_CONNECT_SECONDS: Final = 10.0
+_BACKOFF: Final = 0.5
+"""Seconds before the first retry; the pause doubles with each, up to `_LONGEST_BACKOFF`, and is cut by up to a half at
+random."""
+_LONGEST_BACKOFF: Final = 30.0
+_LONGEST_RETRY_AFTER: Final = 120.0
+"""A server that asks to be left alone for longer counts as unavailable."""
 _DONE: Final = b"[DONE]"
 _LINGER: Final = 1.0
 """How many seconds the end of a body is waited for, after the event that says that there is no more."""
+_SOON: Final = 5.0
+"""How many seconds a server has to say that it is there."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]*")
 _HIDDEN: Final = "[hidden]"
@@ -63,7 +74,6 @@ _SECRET_LENGTH: Final = 4
 class HTTPSettings:
     """How to talk to a server. Times are seconds; None is no limit."""
 
-    connect_timeout: float | None = 10.0
     read_timeout: float | None = 600.0
     """The longest silence. A whole answer is silent until the last token is sampled."""
     total_timeout: float | None = 3600.0
@@ -71,27 +81,15 @@ class HTTPSettings:
     connections: int | None = 1000
     """How many requests may be under way at once; others wait for their turn."""
     retries: int = 5
-    backoff: float = 0.5
-    """The pause before the first retry; it doubles with each, and is cut by up to a half at random."""
-    longest_backoff: float = 30.0
-    longest_retry_after: float = 120.0
-    """A server that asks to be left alone for longer counts as unavailable."""
     longest_answer: int | None = 64 << 20
     """Bytes of a whole answer. A sampled token takes some 100 of them, an id of the prompt that is sent back some 7."""
-    longest_event: int | None = 16 << 20
-    """Bytes of one event of a stream. A stream as a whole is bounded by the tokens that were asked for."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with every request, such as ``Authorization``. Their values are never shown."""
-    trust_env: bool = False
-    """Whether to use the proxies that the environment names."""
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "read_timeout", "total_timeout"):
+        for name in ("read_timeout", "total_timeout"):
             limit(name, getattr(self, name), error=EngineError)
-        for name in ("longest_answer", "longest_event"):
-            limit(name, getattr(self, name), unit="bytes", error=EngineError)
-        for name in ("backoff", "longest_backoff", "longest_retry_after"):
-            number(name, getattr(self, name), 0, 2**63, EngineError)
+        limit("longest_answer", self.longest_answer, unit="bytes", error=EngineError)
         whole("retries", self.retries, least=0, most=2**31, error=EngineError)
         if self.connections is not None:
             whole("connections", self.connections, least=1, most=2**31, error=EngineError)
@@ -149,7 +147,7 @@ class Connection:
         self._httpx: Final = httpx2
         limits = httpx2.Limits(max_connections=self.settings.connections, max_keepalive_connections=None)
         timeout = httpx2.Timeout(
-            connect=self.settings.connect_timeout,
+            connect=_CONNECT_SECONDS,
             read=self.settings.read_timeout,
             write=self.settings.read_timeout,
             pool=None,
@@ -160,7 +158,7 @@ class Connection:
                 limits=limits,
                 timeout=timeout,
                 transport=transport,
-                trust_env=self.settings.trust_env,
+                trust_env=False,
             )
             self._client.build_request("GET", self.base_url)
         except (httpx2.InvalidURL, ValueError) as error:
@@ -184,6 +182,15 @@ class Connection:
             return await self.get(path)
         except EngineRefusal:
             return None
+
+    async def reach(self, path: str) -> None:
+        """Ask for a path, once. Raises `EngineUnavailable` unless the server answers soon, with a status below 500."""
+        try:
+            async with asyncio.timeout(_SOON), self._opened("GET", path, None) as (response, _):
+                if response.status_code >= 500:
+                    raise _Lost(f"the server said {response.status_code}")
+        except (TimeoutError, _Lost) as error:
+            raise EngineUnavailable(f"{self.base_url}{path}: {error or f'no answer in {_SOON:g} s'}") from error
 
     async def stream(self, path: str, body: bytes, make: Callable[[], AnswerReader]) -> AsyncGenerator[Delta]:
         """The pieces of a streamed answer. Closing the iterator closes the connection."""
@@ -235,7 +242,7 @@ class Connection:
         raise AssertionError("the last try raises")
 
     async def _events(self, path: str, body: bytes, read: Callable[[bytes], Any]) -> AsyncGenerator[Any]:
-        reader = EventReader(self.settings.longest_event)
+        reader = EventReader(_EVENT_BYTES)
         began = False
         async with self._opened("POST", path, body) as (response, deadline):
             if not response.is_success:
@@ -297,13 +304,13 @@ class Connection:
 
     async def _rest(self, path: str, tries: int, lost: _Lost) -> None:
         """Wait before the next try; `EngineUnavailable` where there will be none."""
-        settings = self.settings
         asked = lost.wait or 0.0
-        if not lost.again or tries >= settings.retries or asked > settings.longest_retry_after:
+        too_long = asked > _LONGEST_RETRY_AFTER
+        if not lost.again or tries >= self.settings.retries or too_long:
             times = f", {tries + 1} times" if tries else ""
-            later = f"; it asks to be left alone for {asked:g} s" if asked > settings.longest_retry_after else ""
+            later = f"; it asks to be left alone for {asked:g} s" if too_long else ""
             raise EngineUnavailable(f"{self.base_url}{path}: {lost}{times}{later}") from lost
-        backoff = min(settings.backoff * 2**tries, settings.longest_backoff) * (1 - self._jitter() / 2)
+        backoff = min(_BACKOFF * 2**tries, _LONGEST_BACKOFF) * (1 - self._jitter() / 2)
         await self._sleep(max(backoff, asked))
 
     # -- what the server says

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -167,7 +167,8 @@ class SamplingParams:
 
     def described(self) -> dict[str, Any]:
         """As JSON can hold it: what a trajectory records. What was not asked for is left out."""
-        values = asdict(self) | {"stop_token_ids": list(self.stop_token_ids), "stop": list(self.stop)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        values |= {"stop_token_ids": list(self.stop_token_ids), "stop": list(self.stop)}
         asked = {*self.optional, *(name for name in ("top_logprobs", "structure") if values[name])}
         return {
             name: value
@@ -344,6 +345,8 @@ class Capabilities:
     """Whether it can be held to JSON: see `SamplingParams.structure`."""
     sampling: frozenset[str] = frozenset()
     """Which of `min_p`, the penalties and `stop` of `SamplingParams` it has."""
+    seeds: bool = True
+    """Whether it samples with `SamplingParams.seed`; a request with one is refused where it does not."""
     weights: bool = False
     """Whether it can be given other weights: see `Engine.update_weights`."""
 
@@ -402,6 +405,9 @@ class Engine:
 
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         raise NotImplementedError
+
+    async def check(self) -> None:
+        """Raise `EngineUnavailable` unless the engine answers. One in this process always does."""
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
         """The model's logprob of each id given all before it, at temperature 1; NaN for the first."""

@@ -22,7 +22,7 @@ from .protocol import (
     Weights,
 )
 
-_ALL_CAN: Final = ("streams", "aborts", "pauses", "versions", "structures", "weights")
+_ALL_CAN: Final = ("streams", "aborts", "pauses", "versions", "structures", "seeds", "weights")
 GROUP_LEAD: Final = 16
 """By how many requests the endpoint of a group may be ahead of the one where the fewest run."""
 
@@ -156,6 +156,13 @@ class Router(Engine):
                         yield delta
                 return
         raise _all_failed(failures)
+
+    async def check(self) -> None:
+        """Raise `EngineUnavailable` unless one of the endpoints answers."""
+        done = await asyncio.gather(*(one.engine.check() for one in self._endpoints), return_exceptions=True)
+        failures = [error for error in done if isinstance(error, EngineUnavailable)]
+        if len(failures) == len(done):
+            raise _all_failed(failures)
 
     async def abort(self, request_id: str) -> None:
         """End a request where it runs; one that is not known here, wherever it may run."""

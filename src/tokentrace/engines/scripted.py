@@ -1,13 +1,10 @@
-"""An engine whose completions come from a function, for tests and benchmarks. It fails where it is told to."""
+"""An engine whose completions come from a function, for tests and benchmarks."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,8 +24,6 @@ from .protocol import (
     Delta,
     Engine,
     EngineAnswerError,
-    EngineError,
-    EngineUnavailable,
     GenerateRequest,
     LogprobKind,
     Logprobs,
@@ -56,62 +51,6 @@ class Sampled(NamedTuple):
 
 Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | Sampled]
 """The ids that follow a prompt, or those and their logprobs."""
-
-
-class Fault(StrEnum):
-    """What goes wrong with a request."""
-
-    UNAVAILABLE = "unavailable"
-    """It cannot be reached: `EngineUnavailable`."""
-    DIES = "dies"
-    """It ends after the first piece of a stream: `EngineError`. Where nothing was streamed: `EngineUnavailable`."""
-    GARBAGE = "garbage"
-    """Its answer is not JSON: `EngineAnswerError`."""
-    FEW_LOGPROBS = "few_logprobs"
-    """One logprob is missing: `EngineAnswerError`."""
-    WRONG_IDS = "wrong_ids"
-    """One id is outside of the vocabulary: `EngineAnswerError`."""
-
-
-class Breaks(NamedTuple):
-    """A request goes wrong in its middle: instead of the piece after so many, the error is raised."""
-
-    after: int
-    error: Exception
-
-
-class Gate:
-    """Lets the pieces of scripted completions pass one by one: ``ScriptedEngine(script, piece=1, latency=gate)``.
-
-    It is closed at first. A test waits until requests stand before it (`waiting`), and lets pieces pass (`open`): what
-    has arrived in between is then certain, without any clock.
-    """
-
-    def __init__(self) -> None:
-        self._allowed: float = 0
-        self._before = 0
-        self._changed = asyncio.Condition()
-
-    async def __call__(self, count: int) -> None:
-        async with self._changed:
-            self._before += 1
-            self._changed.notify_all()
-            try:
-                await self._changed.wait_for(lambda: self._allowed > 0)
-                self._allowed -= 1
-            finally:
-                self._before -= 1
-
-    async def open(self, pieces: float = math.inf) -> None:
-        """Let so many more pieces pass, of whichever requests; without a number, all from now on."""
-        async with self._changed:
-            self._allowed += pieces
-            self._changed.notify_all()
-
-    async def waiting(self, requests: int = 1) -> None:
-        """Wait until as many requests stand before the gate, and none may pass."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._before >= requests and not self._allowed)
 
 
 class ScriptedEngine(Engine):
@@ -160,8 +99,6 @@ class ScriptedEngine(Engine):
         )
         self.requests: Final[list[GenerateRequest]] = []
         """What was asked; wire texts are not kept."""
-        self.faults: Final[deque[Fault | Breaks | None]] = deque()
-        """What goes wrong with the next requests, one each; None lets one pass."""
         self.left: Final[list[GenerateRequest]] = []
         """The requests whose reader went away before they ended; kept as `requests` are."""
         self.running = 0
@@ -218,17 +155,14 @@ class ScriptedEngine(Engine):
         kept = replace(request, prompt_ids=prompt.copy(), wire=None)
         if self._record:
             self.requests.append(kept)
-        fault = self.faults.popleft() if self.faults else None
-        if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not streamed):
-            raise EngineUnavailable("the script says that the engine cannot be reached")
         name = request.request_id or ""
-        ids, logprobs, channels, reason, text = self._answer(prompt, request.sampling, fault)
+        ids, logprobs, channels, reason, text = self._answer(prompt, request.sampling)
         self._names.add(name)
         self.running += 1
         try:
             reader, spans = AnswerReader(request, self.capabilities), list[VersionSpan]()
             size = self._piece or len(ids) or 1
-            for given, start in enumerate(range(0, len(ids) or 1, size)):
+            for start in range(0, len(ids) or 1, size):
                 stop = min(start + size, len(ids))
                 told = {channel: entries[start:stop] for channel, entries in channels.items()}
                 if self._latency is not None:
@@ -239,14 +173,9 @@ class ScriptedEngine(Engine):
                     break
                 if self.version is not None and stop:
                     add_version(spans, self.version, stop)
-                if isinstance(fault, Breaks) and given == fault.after:
-                    raise fault.error
-                if stop == len(ids) and fault is not Fault.DIES:
+                if stop == len(ids):
                     reader.end(ids[start:], logprobs[start:], reason, text, _told(spans), told)
                     break
-                if fault is Fault.DIES and (reader.count or stop == len(ids)):
-                    words = f"the script says that the engine died after {reader.count} tokens had arrived"
-                    raise EngineError(words) if reader.count else EngineUnavailable(words)
                 delta = reader.take(ids[start:stop], logprobs[start:stop], told)
                 if delta is not None:
                     yield delta
@@ -260,12 +189,8 @@ class ScriptedEngine(Engine):
             self._names.discard(name)
             self._aborted.discard(name)
 
-    def _answer(
-        self, prompt: Ids, sampling: SamplingParams, fault: Fault | Breaks | None
-    ) -> tuple[Ids, Logprobs, Channels, str, str | None]:
+    def _answer(self, prompt: Ids, sampling: SamplingParams) -> tuple[Ids, Logprobs, Channels, str, str | None]:
         """The ids, their logprobs and channels, why they end, and the stop text that they end with."""
-        if fault is Fault.GARBAGE:
-            raise EngineAnswerError("the script says that the answer is not JSON")
         given = self._script(prompt, sampling)
         told = given if isinstance(given, Sampled) else None
         sampled = items("the script's ids", given if told is None else told.ids, EngineAnswerError)
@@ -286,10 +211,6 @@ class ScriptedEngine(Engine):
         stops = bool(end) and (end in ends or text is not None or end < sampling.max_tokens)
         sampled, values = sampled[:end], values[:end]
         channels = {name: entries[:end] for name, entries in channels.items()}
-        if fault is Fault.WRONG_IDS:
-            sampled[-1:] = [-1 if self.capabilities.vocab_size is None else self.capabilities.vocab_size]
-        if fault is Fault.FEW_LOGPROBS:
-            values = values[:-1]
         ids = answered_ids(sampled, "ids", self.capabilities.vocab_size)
         return ids, answered_logprobs(values, ids, "logprobs"), channels, "stop" if stops else "length", text
 

@@ -45,4 +45,4 @@ class EventReader:
 
     def _check(self, part: bytes) -> None:
         if self._longest is not None and self._size + len(self._line) + len(part) > self._longest:
-            raise EngineAnswerError(f"an event of the stream has more than {self._longest} bytes (longest_event)")
+            raise EngineAnswerError(f"an event of the stream has more than {self._longest} bytes")

@@ -19,7 +19,7 @@ from .keys import hash_key, new_key
 from .reading import Endpoint, json_response, read_json, read_state
 from .requests import Body, RequestError, one_of
 from .sessions import ID, Live, SessionSettings
-from .store import Label, SessionInfo, State
+from .store import Label, SessionInfo, State, is_storable
 
 _LISTED: Final = 200
 _FORMAT: Final = ("format", "keep_state")
@@ -229,9 +229,11 @@ def _labels(value: Any, turns: int) -> list[Label]:
         if not named:
             raise RequestError('has no value: {"reward": 1.0}, or another name', field=f"rewards.{at}")
         for name, label in named.items():
+            if not is_storable(name):
+                raise RequestError(f"the name {shown(name)} has a NUL or a lone surrogate", field=f"rewards.{at}")
             if name == "reward" and not (is_number(label) and as_float(label) is not None):
                 raise RequestError(f"must be a number, not {shown(label)}", field=f"rewards.{at}.reward")
-            labels.append(Label(str(name)[:200], label, turn))
+            labels.append(Label(name[:200], label, turn))
     return labels
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -44,38 +44,32 @@ _FIRST = 8
 Feed = Callable[[int, Sequence[Event], Delta | None], None]
 """Takes what a choice says, as it arrives."""
 Answered: TypeAlias = tuple[Head, list[Replied]]
-UnderWay: TypeAlias = dict[tuple[str, str], "asyncio.Future[Answered]"]
-"""Answers that are being sampled, by session and the names of their requests."""
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One request that is being answered. Whoever makes a claim has to `end` it, whatever happens."""
+    """A request, from when it is admitted until it is answered or given up. Whoever makes a claim must `end` it."""
 
-    under_way: UnderWay
-    keys: list[tuple[str, str]]
-    future: asyncio.Future[Answered]
+    gateway: Gateway
+    session: str
+    key: tuple[str, str] | None = None
+    """Where others wait for its answer: its session and its name."""
 
-    @classmethod
-    def make(cls, under_way: UnderWay, session: str, names: Iterable[str]) -> Claim:
-        """Say that the request of these names is being answered from now on."""
-        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody has to wait for it
-        claim = cls(under_way, [(session, name) for name in names], future)
-        under_way.update(dict.fromkeys(claim.keys, claim.future))
-        return claim
+    def __post_init__(self) -> None:
+        self.gateway.claims.add(self)
+
+    def take(self, name: str) -> None:
+        """Answer the request of this name: whoever sends it again waits for this answer."""
+        self.key = (self.session, name)
+        self.gateway.under_way[self.key] = asyncio.get_running_loop().create_future()
 
     def end(self, answered: Answered | None = None) -> None:
-        """Give the answer to those who wait; without one they look for themselves. Only the first time counts."""
-        if self.future.done():
-            return
-        for key in self.keys:
-            if self.under_way.get(key) is self.future:
-                del self.under_way[key]
-        if answered is None:
-            self.future.set_exception(RequestError("the first request was given up"))
-        else:
-            self.future.set_result(answered)
+        """Give the answer to those who wait; without one, one of them is answered anew. Only the first end counts."""
+        self.gateway.claims.discard(self)
+        self.gateway.ended.set()
+        if self.key is not None:
+            self.gateway.under_way.pop(self.key).set_result(answered)
+            self.key = None
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +83,10 @@ class Answer:
     head: Head
     placed: Placement | None = None
     sampling: SamplingParams | None = None
-    names: tuple[str, ...] = ()
+    version: str | int | None = None
+    """Which weights sample, as the session's settings had it when the request came."""
+    name: str = ""
+    """What identifies the request if it is sent again."""
     replies: list[Replied] | None = None
     """The answer, where the request was answered before."""
     turns: list[Recorded] = field(default_factory=list)
@@ -106,8 +103,12 @@ class Answer:
         if self.replies is not None:
             self._tell_again(feed)
             return self.replies
+        assert self.sampling is not None
+        reserving = self.gateway.within_budget(self.session, self.request.n, self.sampling.max_tokens)
         try:
-            async with self.gateway.slot(), self.gateway.within_budget(self.session, self.request.n):
+            async with reserving as max_tokens, self.gateway.slot():
+                if max_tokens < self.sampling.max_tokens:
+                    self.sampling = replace(self.sampling, max_tokens=max_tokens)
                 self.replies = await self._sampled(feed)
             if self.claim is not None:
                 self.claim.end((self.head, self.replies))
@@ -136,7 +137,8 @@ class Answer:
         store, request_id = self.gateway.store, self.head.id
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
-        about["names"] = list(self.names)
+        if self.name:
+            about["names"] = [self.name]
         beginning = asyncio.ensure_future(store.begin(self.session, request_id, about))
         began = time.perf_counter()
         try:
@@ -178,6 +180,7 @@ class Answer:
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
         last: Delta | None = None
+        labelled = self._weights is not None  # a version that is set later says nothing of the tokens before
         count, began = 0, time.perf_counter()
         async with contextlib.aclosing(self._deltas(choice, placed, sampling)) as stream:
             async for delta in stream:
@@ -193,9 +196,8 @@ class Answer:
                             kept = at
                             break
                 count += kept
-                version = gateway.version if gateway.version is not None else self._version
-                if version is not None and kept:
-                    add_version(versions, version, count)
+                if labelled and self._weights is not None and kept:
+                    add_version(versions, self._weights, count)
                 piece = delta if kept == len(delta.ids) else _cut(delta, kept)
                 pieces.append(piece)
                 feed(choice, events, piece)
@@ -236,8 +238,8 @@ class Answer:
         engine, request = self.gateway.engine, self.request
         name = f"{self.head.id}-{choice}"
         asking: dict[str, Any] = {"request_id": name, "session": self.session, "wire": placed.wire}
-        told = engine.capabilities.versions or (self.gateway.version is None and self._version is None)
-        if request.stream or request.stop or not told:  # which weights sampled a token is known when it arrives
+        labelled = self._weights is not None and not engine.capabilities.versions
+        if request.stream or request.stop or labelled:  # which weights sampled a token is known when it arrives
             return engine.stream(placed.ids, sampling, **asking)
 
         async def whole() -> AsyncGenerator[Delta]:
@@ -246,9 +248,9 @@ class Answer:
         return whole()
 
     @property
-    def _version(self) -> str | int | None:
-        live = self.gateway.sessions.peek(self.session)
-        return None if live is None else live.settings.version
+    def _weights(self) -> str | int | None:
+        """Which weights sample now, where the engine does not say."""
+        return self.version if self.gateway.version is None else self.gateway.version
 
     # -- storing
 
@@ -282,7 +284,7 @@ class Answer:
         }
         if late := written_ids(reply.response, reply.call_id):
             notes["written_ids"] = late
-        names = [f"{name}#{choice}" for name in self.names]
+        names = [f"{self.name}#{choice}"] if self.name else []
         if self.request.stored:
             names.append(response_name(self.head.id))
         for attempt in range(_ATTEMPTS):
@@ -307,7 +309,7 @@ class Answer:
                         continue
                     raise
                 gateway.metrics.stored(self.dialect.name, turn, time.perf_counter() - began)
-                live.info = replace(live.info, turns=turn.number + 1)
+                live.info = live.info.grown(record)
                 self.turns.append(turn)
                 return
         raise StoreError(f"session {self.session} is written to by too many at once; nothing was recorded")

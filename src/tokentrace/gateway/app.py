@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -13,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import EngineError
 from ..errors import InputError, TokentraceError, shown
@@ -20,7 +22,7 @@ from .access import Access, require_admin
 from .admin import AdminRoutes
 from .answering import Answer, request_error
 from .chat import CHAT
-from .dialect import AgentDialect
+from .dialect import AgentDialect, Replied
 from .gateway import Gateway
 from .keys import Caller, Role
 from .messages import MESSAGES, count_answer, read_count
@@ -77,33 +79,21 @@ class App:
         return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
 
     def _route(self, path: str, endpoint: Answering, method: str, dialect: AgentDialect, public: bool = False) -> Route:
-        """A route that says who asks before anything else, and that answers every error in the dialect's shape."""
+        return Route(path, _Handler(self, path, endpoint, method, dialect, public), methods=[method])
 
-        async def handle(request: HTTPRequest) -> Response:
-            began, status, details = time.perf_counter(), 500, {}
-            try:
-                with self.gateway.tracing.request(f"{method} {path}", request.headers):
-                    caller = await self._caller(request, public)
-                    response = await endpoint(request, caller)
-                    status = response.status_code
-                    details = request.scope.get("tokentrace", {})
-                    self.gateway.tracing.note(status=status, **details)
-                return response
-            except ClientDisconnect:
-                status = 499
-                return Response(status_code=499)
-            except Exception as error:
-                known = self._failed(error)
-                status = known.status
-                details = {**request.scope.get("tokentrace", {}), "problem": known.code or type(error).__name__}
-                details |= {"field": known.field} if known.field else {}
-                details |= {"session": request.path_params["session"]} if "session" in request.path_params else {}
-                return self._error(known, dialect, request)
-            finally:
-                self.gateway.metrics.requests.labels(path, str(status)).inc()
-                log_request(method, path, status, time.perf_counter() - began, details)
-
-        return Route(path, handle, methods=[method])
+    async def respond(self, request: HTTPRequest, handler: _Handler, details: dict[str, Any]) -> Response:
+        """The response of an endpoint. Checks who asks before anything else; an error is in the dialect's shape."""
+        try:
+            caller = await self._caller(request, handler.public)
+            return await handler.endpoint(request, caller)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            known = self._failed(error)
+            details["problem"] = known.code or type(error).__name__
+            details |= {"field": known.field} if known.field else {}
+            details |= {"session": request.path_params["session"]} if "session" in request.path_params else {}
+            return self._error(known, handler.dialect, request)
 
     async def _caller(self, request: HTTPRequest, public: bool) -> Caller:
         return Caller(Role.AGENT) if public else await self.access.caller(_headers(request))
@@ -118,25 +108,41 @@ class App:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
-            names, retry = _names(dialect, raw, headers)
-            answer = await unless_gone(
-                request.receive, self.gateway.begin(session, dialect, asked, retry=retry, names=names)
-            )
-            about = request.scope["tokentrace"] = _about(session, answer)
-            try:
-                told = _told(session, answer)
-                if asked.stream:
-                    return await StreamedAnswer.begin(answer, told, request.receive, self._failed)
-                replies = await unless_gone(request.receive, answer.run(lambda *_: None))
-            except BaseException:
-                answer.give_up()
-                raise
-            about |= {"sampled": sum(len(reply.completion.ids) for reply in replies)}
+            name, fresh = self._name(session, dialect, raw, headers)
+            about = request.scope["tokentrace"]
+
+            async def answered() -> tuple[Answer, list[Replied]]:
+                answer = await self.gateway.begin(session, dialect, asked, name, fresh=fresh)
+                about.update(_about(session, answer))
+                return answer, [] if asked.stream else await answer.run(lambda *_: None)
+
+            answer, replies = await unless_gone(request.receive, answered())
+            told = _told(session, answer)
+            if asked.stream:
+                try:
+                    return await StreamedAnswer.begin(answer, told, request.receive, self._failed, about)
+                except BaseException:
+                    answer.give_up()
+                    raise
+            about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint
+
+    def _name(self, session: str, dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[str, bool]:
+        """What identifies a request if it is sent again, and whether that is known to be new.
+
+        Its key and its body do, or the count of its retries and its body; without both nothing does.
+        """
+        body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
+        key, retries = headers.get("idempotency-key"), headers.get("x-stainless-retry-count", "")
+        if key:
+            return f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}", False
+        if retries.isascii() and retries.isdecimal() and len(retries) < 4:
+            return self.gateway.attempt_name(session, body, int(retries))
+        return "", False
 
     async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
         session = await self._session(request, caller)
@@ -168,13 +174,17 @@ class App:
 
     async def _ready(self, request: HTTPRequest, caller: Caller) -> Response:
         gateway = self.gateway
-        store = True
+        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok", "engine": "ok"}
         try:
             await gateway.store.session("readyz")
         except StoreError:
-            store = False
-        state = {"draining": gateway.draining, "paused": gateway.paused, "store": "ok" if store else "unavailable"}
-        return json_response(state, 200 if store and not gateway.draining else 503)
+            state["store"] = "unavailable"
+        try:
+            if not gateway.paused:  # an engine that is paused may not answer, and will again
+                await gateway.engine.check()
+        except EngineError:
+            state["engine"] = "unavailable"
+        return json_response(state, 200 if state["store"] == state["engine"] == "ok" and not gateway.draining else 503)
 
     # -- errors
 
@@ -223,6 +233,34 @@ class App:
         return response
 
 
+@dataclass(frozen=True, slots=True)
+class _Handler:
+    """What answers the requests of a route (ASGI). A request is logged and counted when its response has ended."""
+
+    app: App
+    path: str
+    endpoint: Answering
+    method: str
+    dialect: AgentDialect
+    public: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HTTPRequest(scope, receive, send)
+        gateway, details = self.app.gateway, scope.setdefault("tokentrace", {})
+        began, status = time.perf_counter(), 500
+        try:
+            with gateway.tracing.request(f"{self.method} {self.path}", request.headers):
+                response = await self.app.respond(request, self, details)
+                await response(scope, receive, send)
+                status = response.status_code  # of a stream, what became of it
+                gateway.tracing.note(status=status, **details)
+        except ClientDisconnect:
+            status = 499
+        finally:
+            gateway.metrics.requests.labels(self.path, str(status)).inc()
+            log_request(self.method, self.path, status, time.perf_counter() - began, details)
+
+
 def _hint(path: str) -> str:
     """What somebody who asked for this path probably wanted."""
     if "/v1/v1/" in path:
@@ -244,17 +282,6 @@ def _admin_only(endpoint: Endpoint) -> Answering:
 
 def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
-
-
-def _names(dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[list[str], str]:
-    """What a turn can be found by if its request comes again, and the one it does come again by."""
-    body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
-    again = headers.get("x-stainless-retry-count", "0")
-    key = headers.get("idempotency-key")
-    if key:
-        name = f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}"
-        return [name, body], name
-    return [body], body if again.isdecimal() and again.strip("0") else ""
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:

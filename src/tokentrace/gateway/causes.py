@@ -6,15 +6,23 @@ found by the matcher, and what the branch is made of by the renderer.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 from ..conversation.messages import Messages
-from .likeness import is_cut, is_nonce, is_similar, looks_like_a_summary, retells, strings_of, tells_of_call
-from .matching import Key, meaning, next_key
+from .likeness import (
+    changed_words,
+    is_cut,
+    is_nonce,
+    is_similar,
+    looks_like_a_summary,
+    retells,
+    strings_of,
+    tells_of_call,
+)
+from .matching import NOISE, Key, meaning, next_key, reasoning
 
 
 class BranchCause(StrEnum):
@@ -61,8 +69,6 @@ INSTRUCTIONS: Final = frozenset({"system", "developer"})
 GIVEN_TASK: Final = "a call of another conversation gave it this task"
 _FEW_WORDS: Final = 6
 """In a question of fewer words a number is what it asks about."""
-_SHUFFLED: Final = 8
-"""Of so many messages another order is looked for: the results of parallel calls."""
 _TELLING: Final = 20
 """A message of so many characters is hardly said twice by chance."""
 
@@ -109,6 +115,22 @@ def changed_tools(
         said = ["the tools are in another order"]
     words = "; ".join(said) or "tools are written in another way"
     return BranchReason(BranchCause.CHANGED_TOOLS, None, f"the same conversation: {words}")
+
+
+def changed_message(at: int, new: Mapping[str, Any], old: Mapping[str, Any]) -> BranchReason:
+    """The cause where a message means the same as the recorded one, but its reasoning or a printed field differs."""
+    thought, before = reasoning(new), reasoning(old)
+    if new.get("role") == "assistant" and thought and thought != before:
+        words = f"its reasoning is another: {changed_words(thought, before)}"
+    else:
+        words = f"the text is the same, but another field is not: {_changed_fields(new, old)}"
+    return BranchReason(BranchCause.EDIT, at, f"message {at} ({str(new.get('role'))[:20]}): {words}")
+
+
+def _changed_fields(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
+    names = [name for name in {**old, **new} if name not in NOISE and (new.get(name) or "") != (old.get(name) or "")]
+    changes = [f"{name[:60]}: {changed_words(str(new.get(name) or ''), str(old.get(name) or ''))}" for name in names]
+    return "; ".join(changes[:3]) or "one that says nothing"
 
 
 def _by_name(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -176,8 +198,7 @@ class _Difference:
     # -- messages that are gone, or new, while the rest is the same
 
     def _moved(self) -> BranchReason | None:
-        several = range(2, min(len(self.ours), len(self.theirs), _SHUFFLED) + 1)
-        if any(Counter(self.ours[:count]) == Counter(self.theirs[:count]) for count in several):
+        if self.ours[0] in self.theirs[1:] and self._comes_later():
             return self._is(BranchCause.EDIT, "messages are in another order")
         in_place = sum(one == other for one, other in zip(self.ours, self.theirs, strict=False))
         gone, same = _run(self.ours, self.theirs, self.new)
@@ -219,7 +240,7 @@ class _Difference:
         if self.role == self.old_role and is_nonce(self.text, self.old_text):
             starts = [text_of(message) for message in (first, first_old) if message is not None]
             if same_start or len(starts) < 2 or self._keeps_later() or is_nonce(*starts):
-                return self._is(BranchCause.NONCE, "only a number, a date or an id in it changed")
+                return self._is(BranchCause.NONCE, f"only a number, a date or an id in it changed: {self._words()}")
         if not same_start and (self._keeps_later() or self._is_summary()):
             return self._compacted()
         if same_start and self._is_summary() and len(self.sent) < len(self.recorded):
@@ -230,7 +251,7 @@ class _Difference:
             alike = is_similar(self.text, self.old_text) and is_similar(text_of(first), text_of(first_old))
             if not alike:
                 return self._is(BranchCause.SUB_AGENT, "no recorded conversation begins like this")
-        return self._is(BranchCause.CHANGED_SYSTEM, "the instructions have changed")
+        return self._is(BranchCause.CHANGED_SYSTEM, f"the instructions have changed: {self._words()}")
 
     def _is_task(self) -> bool:
         """Whether the first thing said is what a recorded call asked for."""
@@ -259,9 +280,9 @@ class _Difference:
         last = self.shared == len(self.sent) - 1
         asked = self.role == "user" and last and len(self.text.split()) < _FEW_WORDS
         if is_nonce(self.text, self.old_text) and not asked:
-            return self._is(BranchCause.NONCE, "only a number, a date or an id in it changed")
+            return self._is(BranchCause.NONCE, f"only a number, a date or an id in it changed: {self._words()}")
         if self.role in INSTRUCTIONS:
-            return self._is(BranchCause.CHANGED_SYSTEM, "the instructions have changed")
+            return self._is(BranchCause.CHANGED_SYSTEM, f"the instructions have changed: {self._words()}")
         if not self._goes_on_alike() and (self._keeps_later() or self._retells()):
             return self._compacted()
         return self._is(BranchCause.EDIT, self._edit_words())
@@ -277,7 +298,7 @@ class _Difference:
             more = f"; and {later} more after it" if later else ""
             return self._is(BranchCause.TRIMMED_RESULTS, f"the result was cut or blanked, {lengths}{more}")
         if is_nonce(self.text, self.old_text):
-            return self._is(BranchCause.NONCE, "only a number, a date or an id in the result changed")
+            return self._is(BranchCause.NONCE, f"only a number, a date or an id in the result changed: {self._words()}")
         return self._is(BranchCause.EDIT, self._edit_words())
 
     def _of_reply(self) -> BranchReason:
@@ -288,6 +309,8 @@ class _Difference:
             return self._is(BranchCause.REPAIRED_CALL, "the agent made calls of what the model had written as text")
         if new and _call_marks(self.new) != _call_marks(self.old):
             return self._is(BranchCause.REPAIRED_CALL, _repair(new, old))
+        if old and not new and (later := self._calls_at()) is not None:
+            return self._is(BranchCause.EDIT, f"the model's calls are in another message now, in message {later}")
         if old and not new:
             return self._is(BranchCause.EDIT, f"the model's calls were left out ({_listed([name for name, _ in old])})")
         if self._retells() and not self._goes_on_alike():
@@ -296,10 +319,15 @@ class _Difference:
 
     def _edit_words(self) -> str:
         if self.text == self.old_text:
-            return "the text is the same, but another field is not"
+            return f"the text is the same, but another field is not: {_changed_fields(self.new, self.old)}"
         if not self.text:
             return "its content was left out"
-        return "it says something else than before"
+        if self.role == "assistant" and (thought := reasoning(self.old)) and thought in self.text:
+            return f"its reasoning stands among its words: {self._words()}"
+        return f"it says something else than before: {self._words()}"
+
+    def _words(self) -> str:
+        return changed_words(self.text, self.old_text)
 
     # -- a message in the place of one of another role
 
@@ -322,6 +350,17 @@ class _Difference:
         return self._is(BranchCause.EDIT, f"a message of the role {self.old_role[:20]} was here before")
 
     # -- signs
+
+    def _comes_later(self) -> bool:
+        """Whether the message that was here before comes later now, as often as it did, or its calls do."""
+        count = self.theirs.count(self.theirs[0])
+        return self.ours.count(self.theirs[0]) >= count or self._calls_at() is not None
+
+    def _calls_at(self) -> int | None:
+        """The message that has the calls now of the one that was here before."""
+        calls = _call_marks(self.old)
+        later = range(self.shared + 1, len(self.sent))
+        return next((at for at in later if calls and _call_marks(self.sent[at]) == calls), None)
 
     def _goes_on_alike(self) -> bool:
         """Whether the message after the difference is the same in both, at the same place."""

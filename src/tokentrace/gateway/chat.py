@@ -14,12 +14,15 @@ Also read: vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..conversation.messages import check_messages
+from ..conversation.messages import KnownTools, check_messages
 from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import OPTIONAL, Delta
+from ..errors import InputError
 from ..parsing.events import Done, Event
 from ..parsing.shapes import CallId, openai_message
 from ..parsing.sse import OPENAI_END, OpenAIChunks, encode_sse
@@ -83,7 +86,7 @@ def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
     )
 
 
-def _tools(said: Body) -> tuple[list[dict[str, Any]] | None, bool]:
+def _tools(said: Body) -> tuple[KnownTools | None, bool]:
     """The tools, and whether they were given as the ``functions`` of old."""
     tools = said.get("tools", list, "a list of tools", ())
     functions = said.get("functions", list, "a list of functions", ())
@@ -94,8 +97,21 @@ def _tools(said: Body) -> tuple[list[dict[str, Any]] | None, bool]:
         if kind not in (None, "function"):
             problem = "only tools of the type function have a schema that a template can show"
             raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
+    if not tools and not functions:
+        return None, False
     with refusing():
-        return openai_tools([*tools, *functions] or None, wrap=True), bool(functions)
+        try:
+            text = json.dumps([*tools, *functions])
+        except RecursionError:
+            raise InputError("is nested too deeply", field="tools") from None
+        return _read_tools(text), bool(functions)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_tools(text: str) -> KnownTools:
+    """Tools of JSON text, checked: the same ones come with every request of a session."""
+    tools = openai_tools(json.loads(text), wrap=True)
+    return KnownTools(tools, json.dumps(tools))
 
 
 def _tool_choice(said: Body, tools: Sequence[Mapping[str, Any]] | None) -> tuple[bool, list[str]]:

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -22,10 +22,10 @@ from ..engines.protocol import Completion, Engine, EngineError, FinishReason, Sa
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
 from ..study.memory import Memory
-from .answering import Answer, Claim, UnderWay, reasoning_tokens, unhurried
+from .answering import Answer, Answered, Claim, reasoning_tokens, unhurried
 from .dialect import AgentDialect, Head, Replied
 from .late_system import with_late_instructions
-from .matching import root_key
+from .matching import Key, root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
 from .references import with_references
@@ -43,6 +43,8 @@ _ELSEWHERE: Final = 10.0
 """How many seconds a request that comes again waits for the gateway that it came to first, and…"""
 _POLL: Final = 0.1
 """…how often it looks."""
+_REMEMBERED: Final = 10_000
+"""How many bodies are remembered for requests that are sent again without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,73 +78,74 @@ class Gateway:
     """Which weights sample, where neither engine nor session say so."""
     draining: bool = False
     in_flight: int = 0
-    waiting: int = 0
-    """How many requests are being answered, and how many wait for a place."""
-    under_way: UnderWay = field(default_factory=dict)
-    """Answers that are being sampled, by session and the names of their requests."""
+    """How many requests are being sampled."""
+    claims: set[Claim] = field(default_factory=set)
+    """The requests that were admitted and have not ended."""
+    under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
+    """The answers to requests that have a name, by session and name; None for one that was given up."""
     _open: asyncio.Event = field(default_factory=asyncio.Event)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a request has ended."""
     _slots: asyncio.Semaphore = field(init=False)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
-    _reserved: Counter[str] = field(default_factory=Counter)
+    _attempts: OrderedDict[tuple[str, str, int], list[str]] = field(default_factory=OrderedDict)
+    """The names of attempts, by session, body and how many retries came before; two stand for any number."""
+    _turns_reserved: Counter[str] = field(default_factory=Counter)
+    _tokens_reserved: Counter[str] = field(default_factory=Counter)
+    """What requests under way may still add to each session."""
     _tools: Memory = field(default_factory=lambda: Memory(most=64))
 
     def __post_init__(self) -> None:
         self.renderer = self.renderer.silent()
         self._slots = asyncio.Semaphore(self.limits.concurrent)
         self._open.set()
-        self._idle.set()
 
     # -- answering
 
     async def begin(
-        self, id: str, dialect: AgentDialect, request: Request, *, retry: str = "", names: Sequence[str] = ()
+        self, id: str, dialect: AgentDialect, request: Request, name: str = "", *, fresh: bool = False
     ) -> Answer:
         """Make the prompt of a request. RequestError says what is wrong with it.
 
-        `names` are what the turn can be found by if the request comes again; `retry` is one of them if this is it
-        coming again.
+        `name` identifies the request: if it was answered before, or is being answered, this is that answer. A `fresh`
+        one is known to be new.
         """
-        if self.draining:
-            raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
-        live = await self.sessions.get(id)
-        while retry and (id, retry) in self.under_way:
-            with contextlib.suppress(RequestError):
-                head, replies = await asyncio.shield(self.under_way[id, retry])
-                return Answer(self, id, dialect, request, head, replies=replies)
-        claim = Claim.make(self.under_way, id, names)
+        claim = self._admit(id)
         try:
-            recorded = await self._recorded(live, dialect, request, retry) if retry else None
-            if recorded is not None:
-                claim.end((recorded.head, recorded.replies or []))
-                return recorded
+            live = await self.sessions.get(id)
+            earlier = await self._earlier(live, request, name, claim) if name and not fresh else None
+            if earlier is not None:
+                claim.end(earlier)
+                return Answer(self, id, dialect, request, earlier[0], replies=earlier[1])
+            if fresh:
+                claim.take(name)
             self._check_open(live)
             request = await self._with_previous(live, request)
             asked = self._asked(request)
             began = time.perf_counter()
             with self.tracing.stage("prompt", messages=len(asked.messages)):
-                placed = await self._place(id, asked)
+                placed = await self._place(live, asked)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, request, len(placed.ids))
             head = self._head(request, placed.ids, random_id())
         except BaseException:
             claim.end()
             raise
-        return Answer(self, id, dialect, request, head, placed, sampling, tuple(names), claim=claim)
+        return Answer(self, id, dialect, request, head, placed, sampling, live.settings.version, name, claim=claim)
 
     async def count(self, id: str, request: Request) -> int:
         """How long the prompt of a request is."""
         live = await self.sessions.get(id)
         request = await self._with_previous(live, request)
-        return len((await self._place(id, self._asked(request))).ids)
+        return len((await self._place(live, self._asked(request))).ids)
 
-    async def _place(self, id: str, asked: Asked) -> Placement:
-        async with self.sessions.held(id) as live:
-            known = live.session.turns[-1].depth if live.session.turns else 0
+    async def _place(self, live: Live, asked: Asked) -> Placement:
+        async with self.sessions.held(live.info.id, live) as now:
+            known = now.session.turns[-1].depth if now.session.turns else 0
             size = sum(len(str(message.get("content") or "")) for message in asked.messages[known:])
             if known and size < _INLINE:
-                return live.session.place(asked)
-            return await unhurried(asyncio.ensure_future(asyncio.to_thread(live.session.place, asked)))
+                return now.session.place(asked)
+            return await unhurried(asyncio.ensure_future(asyncio.to_thread(now.session.place, asked)))
 
     def _asked(self, request: Request) -> Asked:
         self._check_variables(request)
@@ -151,12 +154,12 @@ class Gateway:
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
         if request.prompt_ids is not None:
             digests = "ids"
-        root = root_key(request.tools, variables, digests)
+        tools = self._known_tools(request.tools)
         return Asked(
             with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
-            self._known_tools(request.tools),
+            tools,
             renderer,
-            root,
+            self._root(tools, variables, digests),
             variables,
             request.continued,
             request.prompt_ids,
@@ -164,13 +167,20 @@ class Gateway:
 
     def _known_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
         """The same tools, checked: they come with every request of a session."""
-        if not tools:
+        if not tools or isinstance(tools, KnownTools):
             return tools
         try:
             text = json.dumps(tools)
         except (TypeError, ValueError, RecursionError):
             return tools
         return self._tools.once(text, lambda: KnownTools(tools, text))
+
+    def _root(self, tools: Any, variables: Mapping[str, Any], digests: str) -> Key:
+        """The key of tools, variables and template, which are the same in every request of a session."""
+        if not isinstance(tools, KnownTools):
+            return root_key(tools, variables, digests)
+        known = (tools.text, repr(sorted(variables.items())), digests)
+        return self._tools.once(known, lambda: root_key(tools, variables, digests))
 
     def _check_variables(self, request: Request) -> None:
         """RequestError for a template variable that the template does not read: it would be set in vain."""
@@ -244,11 +254,6 @@ class Gateway:
             )
         limits = [self.limits.max_tokens, request.max_tokens, forced.pop("max_tokens", None)]
         limits.append(None if room is None else room - length)
-        if settings.max_sampled_tokens is not None:
-            limits.append((settings.max_sampled_tokens - live.info.sampled) // request.n)
-            if limits[-1] < 1:
-                problem = f"{request.n} choices do not fit into the tokens that session {live.info.id} has left"
-                raise RequestError(problem, status=403, code="budget_exhausted")
         chosen = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -280,8 +285,31 @@ class Gateway:
 
     # -- requests that come again
 
-    async def _recorded(self, live: Live, dialect: AgentDialect, request: Request, name: str) -> Answer | None:
-        """The answer to a request that was answered before, or is being answered elsewhere; None where it was not."""
+    def attempt_name(self, id: str, body: str, retries: int) -> tuple[str, bool]:
+        """What identifies a request of a client that counts its retries, and whether that is new.
+
+        A retry has the name of the attempt before it. Which one that was is certain only if there was one attempt with
+        this body and one retry less. Of several, as in a group of samples, nobody knows which was sent again: the retry
+        is then a request of its own.
+        """
+        before = self._attempts.get((id, body, retries - 1), [])
+        fresh = len(before) != 1
+        name = f"attempt:{random_id()}" if fresh else before.pop()
+        alike = self._attempts.setdefault((id, body, retries), [])
+        if len(alike) < 2:
+            alike.append(name)
+        self._attempts.move_to_end((id, body, retries))
+        if len(self._attempts) > _REMEMBERED:
+            self._attempts.popitem(last=False)
+        return name, fresh
+
+    async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
+        """The answer to the request of this name, if it came before, here or elsewhere; if not, the claim takes it."""
+        while (under_way := self.under_way.get((live.info.id, name))) is not None:
+            answered = await asyncio.shield(under_way)
+            if answered is not None:
+                return answered
+        claim.take(name)
         await self._elsewhere(live.info.id, name)
         numbers = [await self.store.turn_named(live.info.id, f"{name}#{choice}") for choice in range(request.n)]
         if any(number is None for number in numbers):
@@ -291,7 +319,7 @@ class Gateway:
             replies = [self._reply_of(now, turn) for turn in turns]
             head = self._head_of(now, turns[0], request)
         self.metrics.replayed.inc()
-        return Answer(self, live.info.id, dialect, request, head, replies=replies)
+        return head, replies
 
     async def _elsewhere(self, id: str, name: str) -> None:
         """Wait while another gateway answers a request of this name; but not for long, for it may have died."""
@@ -345,41 +373,75 @@ class Gateway:
             )
             return self._head_of(live, turn, request), [self._reply_of(live, turn)]
 
-    # -- weights, shutting down
+    # -- admission
+
+    def _admit(self, id: str) -> Claim:
+        """Take on a request. RequestError if too many are waiting, or if the gateway is shutting down."""
+        if self.draining:
+            raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
+        if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
+            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
+        return Claim(self, id)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests were admitted and are not being sampled yet."""
+        return len(self.claims) - self.in_flight
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """A place among those that are answered at once; RequestError where too many wait already."""
-        if self.waiting >= self.limits.waiting and (self._slots.locked() or self.paused):
-            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
-        self.waiting += 1
-        try:
+        """Wait for a place among the requests that are sampled at once, and while the gateway is paused."""
+        while True:
             await self._open.wait()
             await self._slots.acquire()
-        finally:
-            self.waiting -= 1
+            if not self.paused:
+                break
+            self._slots.release()  # it was paused while this request waited for a place
         self.in_flight += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self.in_flight -= 1
             self._slots.release()
-            if not self.in_flight:
-                self._idle.set()
+            self.ended.set()
+
+    async def _end_of(self, under_way: Callable[[], bool]) -> None:
+        """Wait until no request is `under_way` any more."""
+        while under_way():
+            self.ended.clear()
+            await self.ended.wait()
 
     @contextlib.asynccontextmanager
-    async def within_budget(self, id: str, turns: int) -> AsyncIterator[None]:
-        """Hold room for some turns of a session; RequestError where those under way already take what is left of it."""
-        live = await self.sessions.get(id)
-        self._check_open(live, self._reserved[id] + turns - 1)
-        self._reserved[id] += turns
+    async def within_budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
+        """Reserve some turns of a session and their tokens; yields how many tokens each may sample.
+
+        That is `max_tokens`, or what is left. If requests under way have reserved all that is left, it waits until one
+        of them ends: what they do not sample is free again. RequestError if the budget is used up.
+        """
+        while True:
+            live = self.sessions.peek(id) or await self.sessions.get(id)
+            self._check_open(live, self._turns_reserved[id] + turns - 1)
+            tokens, budget = max_tokens, live.settings.max_sampled_tokens
+            if budget is not None:
+                tokens = min(tokens, (budget - live.info.sampled - self._tokens_reserved[id]) // turns)
+            if tokens > 0:
+                break
+            if not self._tokens_reserved[id]:
+                problem = f"{turns} choices do not fit into the tokens that session {id} has left"
+                raise RequestError(problem, status=403, code="budget_exhausted")
+            self.ended.clear()
+            await self.ended.wait()
+        self._turns_reserved[id] += turns
+        self._tokens_reserved[id] += turns * tokens
         try:
-            yield
+            yield tokens
         finally:
-            self._reserved[id] -= turns
-            if not self._reserved[id]:
-                del self._reserved[id]
+            self._turns_reserved[id] -= turns
+            self._tokens_reserved[id] -= turns * tokens
+            if not self._turns_reserved[id]:
+                del self._turns_reserved[id], self._tokens_reserved[id]
+
+    # -- weights, shutting down
 
     @property
     def paused(self) -> bool:
@@ -397,7 +459,7 @@ class Gateway:
         if self.engine.capabilities.pauses:
             await self.engine.pause()
         elif wait:
-            await self._idle.wait()
+            await self._end_of(lambda: self.in_flight > 0)
 
     async def resume(self, version: str | int | None = None) -> None:
         """Let requests go on, with new weights if a version is given."""
@@ -410,11 +472,11 @@ class Gateway:
         self._open.set()
 
     async def drain(self, patience: float | None = None) -> bool:
-        """Take no new request; True when those under way have ended."""
+        """Admit no request; True when those that were admitted have ended. While paused, none of them can begin."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                await self._idle.wait()
+                await self._end_of(lambda: self.in_flight > 0 or (bool(self.claims) and not self.paused))
         return not self.in_flight
 
 

@@ -57,6 +57,42 @@ _BLANK: Final = re.compile(
 
 _SHORT_NOTE: Final = 300
 
+_QUOTED: Final = 80
+"""Of more characters the two ends are quoted."""
+
+
+def changed_words(new: str, old: str) -> str:
+    """The words in which a text differs from what it was before, quoted: from the first of them to the last.
+
+    >>> changed_words("It is 10:31 in Bern.", "It is 10:30 in Bern.")
+    "'10:31' in place of '10:30'"
+    >>> changed_words("Be brief.", "Be brief. Today is Monday.")
+    "'Today is Monday.' was left out"
+    """
+    head = _whole_words(_shared_head(new, old), new, old)
+    turned = new[head:][::-1], old[head:][::-1]
+    tail = _whole_words(_shared_head(*turned), *turned)
+    one, other = new[head : len(new) - tail], old[head : len(old) - tail]
+    if one.strip() != other.strip():
+        one, other = one.strip(), other.strip()
+    if not other:
+        return f"{_quoted(one)} is new"
+    return f"{_quoted(one)} in place of {_quoted(other)}" if one else f"{_quoted(other)} was left out"
+
+
+def _whole_words(shared: int, one: str, other: str) -> int:
+    """How many characters two texts begin with alike, without the beginning of a word in which they differ."""
+    if not any(text[shared : shared + 1].strip() for text in (one, other)):
+        return shared
+    least = max(0, shared - _LONGEST_ID)
+    while shared > least and not one[shared - 1].isspace():
+        shared -= 1
+    return shared
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _QUOTED else f"{text[: _QUOTED - 20]}…{text[-20:]}")
+
 
 def looks_like_a_summary(text: str) -> bool:
     """Whether a text says that it stands for messages that are not there any more."""

@@ -71,22 +71,33 @@ def meaning(message: Mapping[str, Any]) -> Any:
 
     Of the assistant's own messages: the words, white space at their ends aside, the calls by name and value of
     their arguments, a refusal, and parts that are no text. Reasoning does not count, nor do ids and other fields: the
-    recorded tokens have what the model wrote. Of all other messages every character counts, for their tokens come of
-    them, and so does every field that is not `NOISE`; only content of one text part is the same as that text.
+    recorded tokens have what the model wrote. Of all other messages every character of the content counts, for their
+    tokens come of them; content of one text part is the same as that text. Whether any other field tells two messages
+    apart depends on the template: `written_alike` finds those in doubt, and the session renders them.
     """
     role = message.get("role")
     if role == "assistant":
         return _said_by_model(message)
     content = message.get("content")
-    meant = [role, content if type(content) is str else _content(content)]
-    if message.keys() <= _PLAIN:
-        return meant
+    return [role, content if type(content) is str else _content(content, _words_of)]
+
+
+def written_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two messages that mean the same, and that no model sampled, have the same fields but for `NOISE`.
+
+    If they do not, they may still have the same tokens: a template prints few fields.
+    """
+    written = strict_meaning if one.get("role") == "assistant" else _fields
+    return identical(one, other) or bool(written(one) == written(other))
+
+
+def _fields(message: Mapping[str, Any]) -> Any:
     more = [
         [str(name), _as_written(value)]
         for name, value in sorted(message.items(), key=_name)
-        if name not in NOISE and name not in _PLAIN and _says(value) and not (name == "is_error" and value is False)
+        if name not in NOISE and name not in _PLAIN and _says(value)
     ]
-    return [*meant, more] if more else meant
+    return [_content(message.get("content"), _text_of), more]
 
 
 def strict_meaning(message: Mapping[str, Any]) -> Any:
@@ -296,8 +307,8 @@ def _strict_call(call: Mapping[str, Any]) -> Any:
 # -- what every other message says
 
 
-def _content(content: Any) -> Any:
-    """A content in the form that all ways to write it share: a text, texts, or parts."""
+def _content(content: Any, text_of: Callable[[Any], str | None]) -> Any:
+    """A content in the form that all ways to write it share: a text, texts, or parts. `text_of` reads text parts."""
     if not content:
         return ""
     if isinstance(content, str):
@@ -306,7 +317,7 @@ def _content(content: Any) -> Any:
         return ["value", _as_written(content)]  # a tool's result: the template prints it in this order
     parts: list[Any] = []
     for part in content:
-        text = _text_of(part) if isinstance(part, Mapping) else None
+        text = text_of(part) if isinstance(part, Mapping) else None
         parts.append(_part(part) if text is None else text)
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else ["parts", parts]
 

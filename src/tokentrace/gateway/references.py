@@ -11,6 +11,7 @@ from typing import Any
 
 from ..conversation.responses import response_of_item
 from ..errors import shown
+from .causes import text_of
 from .names import response_name
 from .requests import Request, RequestError
 from .sessions import Sessions
@@ -58,7 +59,8 @@ def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequen
 
 
 def _text(field: str, message: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
-    said, recorded = message.get(field) or "", reply.get(field) or ""
+    said = text_of(message) if field == "content" else message.get(field) or ""
+    recorded = reply.get(field) or ""
     return recorded if said in recorded else recorded + said
 
 

@@ -51,19 +51,26 @@ async def _end(task: asyncio.Future[Any]) -> None:
 
 
 class StreamedAnswer(Response):
-    """An answer as it is sampled. Make one with `begin`, which waits for the first token."""
+    """An answer as it is sampled. Make one with `begin`, which waits for the first token.
+
+    It is sent with status 200. When it has ended, `status_code` is that of an error in the middle, or 499 if the client
+    went away.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, headers: Mapping[str, str], failed: Callable[[BaseException], RequestError]) -> None:
+    def __init__(
+        self, headers: Mapping[str, str], failed: Callable[[BaseException], RequestError], about: dict[str, Any]
+    ) -> None:
         super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._failed = failed
+        self._about = about
         self._frames: AnswerFrames
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         """What is to be sent. Sampling never waits for a slow reader: it is bounded by the completion's length."""
         self._task: asyncio.Task[None]
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._told = False
         self._begun = asyncio.Event()
         """Something was told, or it is over."""
@@ -75,9 +82,10 @@ class StreamedAnswer(Response):
         headers: Mapping[str, str],
         receive: Receive,
         failed: Callable[[BaseException], RequestError],
+        about: dict[str, Any],
     ) -> StreamedAnswer:
-        """Begin to sample. What goes wrong before the first token is raised."""
-        streamed = cls(headers, failed)
+        """Begin to sample. What goes wrong before the first token is raised; `about` gets what becomes of the rest."""
+        streamed = cls(headers, failed, about)
         streamed._frames = answer.dialect.stream(answer.head, answer.call_ids)
         streamed._say(streamed._frames.open())
         streamed._task = asyncio.create_task(streamed._produce(answer))
@@ -91,6 +99,7 @@ class StreamedAnswer(Response):
             raise
         if streamed._error is not None and not streamed._told:
             raise streamed._error
+        streamed._told = True  # from now on an error is told in the stream
         return streamed
 
     def _say(self, frames: list[str]) -> None:
@@ -105,12 +114,15 @@ class StreamedAnswer(Response):
 
         try:
             replies: list[Replied] = await answer.run(feed)
+            self._about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             self._say(self._frames.close(replies))
             self._told = True
         except Exception as error:
             self._error = error
             if self._told:
-                self._say(self._frames.fail(self._failed(error)))
+                known = self._failed(error)
+                self.status_code, self._about["problem"] = known.status, known.code or type(error).__name__
+                self._say(self._frames.fail(known))
         finally:
             self._queue.put_nowait(None)
             self._begun.set()
@@ -120,7 +132,7 @@ class StreamedAnswer(Response):
         try:
             await unless_gone(receive, self._send_all(send))
         except (ClientDisconnect, OSError):
-            pass
+            self.status_code = 499
         finally:
             await _end(self._task)
 
@@ -132,9 +144,6 @@ class StreamedAnswer(Response):
             except TimeoutError:
                 frame = _COMMENT
             if frame is None:
-                if self._error is not None and not self._told:
-                    frames = "".join(self._frames.fail(self._failed(self._error)))
-                    await send({"type": "http.response.body", "body": frames.encode(), "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             await send({"type": "http.response.body", "body": frame, "more_body": True})

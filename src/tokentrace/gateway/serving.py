@@ -83,18 +83,27 @@ async def open_gateway(
 
 
 def warm_up(renderer: Renderer) -> None:
-    """Learn what there is to learn of the template, before the first request has to wait for it."""
+    """Load what encodes, and learn what there is to learn of the template: no request has to wait for it."""
     silent = renderer.silent()
-    tool = {
-        "type": "function",
-        "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
-    }
-    for tools in (None, [tool]):
+    silent.tokenizer.wait()
+    schema = {"type": "object", "properties": {"b": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"b": "c"}}}
+    for tools, reply, answer in (
+        (None, {"content": "b"}, {"role": "user", "content": "c"}),
+        ([tool], {"content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "c"}),
+    ):
         with contextlib.suppress(Exception):  # templates that know no tools say so when somebody brings some
-            prompt = silent.render([{"role": "user", "content": "a"}], tools=tools, add_generation_prompt=True)
-            silent.streaming_parser(tools=tools, prompt_ids=prompt.ids)
+            asked = [{"role": "user", "content": "a"}]
+            prompt = silent.render_ids(asked, tools=tools, add_generation_prompt=True)
+            parser = silent.streaming_parser(tools=tools, prompt_ids=prompt)
             stops = silent.get_stop_token_ids()
-            silent.bridge(prompt.ids, stops[:1], [{"role": "user", "content": "b"}], tools=tools)
+            silent.bridge(prompt, stops[:1], [{"role": "user", "content": "b"}], tools=tools)
+            whole = silent.render_ids([*asked, {"role": "assistant", **reply}], tools=tools)
+            end = next(at for at in range(len(prompt), len(whole)) if whole[at] in stops) + 1
+            parser.feed(whole[len(prompt) : end])
+            parser.finish()
+            silent.bridge(prompt, whole[len(prompt) : end], [answer], tools=tools)
 
 
 async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], None]) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 
 from ..conversation.messages import Messages
 from ..engines.protocol import Completion
-from ..errors import InputError
+from ..errors import InputError, TokentraceError
+from ..rendering.bridged import BridgedTokens
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
@@ -26,8 +27,20 @@ from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .broken_calls import readable_calls, render_readably
-from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_tools, find_cause
-from .matching import Key, Matcher, Meaning, call_ids, chain, identical, meaning, next_key, reasoning, strict_meaning
+from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_message, changed_tools, find_cause, text_of
+from .matching import (
+    Key,
+    Matcher,
+    Meaning,
+    call_ids,
+    chain,
+    identical,
+    meaning,
+    next_key,
+    reasoning,
+    strict_meaning,
+    written_alike,
+)
 from .names import with_written_ids
 from .packing import pack_channels
 from .store import TurnRecord
@@ -54,6 +67,10 @@ class SessionRecord:
     """For every message ever sent or replied: a turn, and how many messages of its conversation the key stands for."""
     _spoken: set[Key] = field(default_factory=set)
     """What the model said, each reply by itself."""
+    _thoughts: dict[str, set[Key]] = field(default_factory=dict)
+    """The replies by their reasoning."""
+    _alike: dict[Key, bool] = field(default_factory=dict)
+    """For recorded messages that were repeated with other fields: whether they have the same tokens."""
     _recent: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
 
     # -- finding the turn
@@ -62,20 +79,24 @@ class SessionRecord:
         """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
         if asked.prompt_ids is not None:
             self._check_open_end(asked.prompt_ids, "token_ids")
-            return _whole(asked, [asked.root], asked.prompt_ids, [])
+            return replace(_whole(asked, [asked.root], asked.prompt_ids, []), matcher=self.matcher)
+        sent = asked.messages
+        asked = replace(asked, messages=[self._with_thought(message) for message in sent])
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
-        edited: int | None = None
-        rewritten: int | None = None
+        edit: BranchReason | None = None
         for count in range(len(asked.messages), 0, -1):
-            found = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
-            if not found or (edited is not None and count > edited):
+            numbers = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
+            if not numbers or (edit is not None and edit.message is not None and count > edit.message):
                 continue
             echo = asked.messages[:count]
-            changes = {number: self._rethought(self.turns[number], echo) for number in found}
+            changes = {number: self._first_edit(asked, self.turns[number], echo) for number in numbers}
             fitting = [number for number, change in changes.items() if change is None]
             if not fitting:
-                edited = rewritten = max(change for change in changes.values() if change is not None)
+                number, at = max(
+                    ((number, at) for number, at in changes.items() if at is not None), key=lambda one: one[1]
+                )
+                edit = changed_message(at, echo[at], self.conversation(number)[at])
                 continue
             base = self._the_one(fitting, echo)
             if base is None:
@@ -83,10 +104,30 @@ class SessionRecord:
                 continue
             placed = self._placed_after(asked, keys, base, count, ambiguous)
             if isinstance(placed, Placement):
-                return replace(placed, edited=rewritten)
+                aloud = sent[count - 1] is not asked.messages[count - 1]
+                repairs = (f"message {count - 1}: reasoning repeated as words",) if aloud else ()
+                if edit is None and not repairs:
+                    return placed
+                return replace(placed, edit=edit, repairs=(*placed.repairs, *repairs))
             refusal = placed
             break
-        return replace(self._rendered(asked, keys, ambiguous, refusal), edited=rewritten)
+        return replace(self._rendered(asked, keys, ambiguous, refusal), edit=edit, matcher=self.matcher)
+
+    def _with_thought(self, message: Message) -> Message:
+        """A message of the assistant's whose first words, or all of them, are reasoning, with that in its own field.
+
+        Some agents repeat reasoning as if it had been said. It is taken for reasoning where the model, in this
+        session, thought exactly this and said exactly the rest.
+        """
+        content = message.get("content")
+        if not self._thoughts or message.get("role") != "assistant" or not content or reasoning(message):
+            return message
+        first, rest = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
+        replies = self._thoughts.get(str(first).strip(), ())
+        apart = {**message, "content": rest, "reasoning_content": first}
+        if not replies or next_key(b"", self.means(message)) in self._spoken:
+            return message
+        return apart if next_key(b"", self.means(apart)) in replies else message
 
     def _keys(self, asked: Asked) -> list[Key]:
         """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
@@ -113,25 +154,62 @@ class SessionRecord:
         turns = [self.turns[number] for number in reversed(fitting)]  # of like tokens, what was told last was heard
         return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
 
-    def _rethought(self, base: Recorded, echo: Messages) -> int | None:
-        """The first of the assistant's messages in an echo that is not what was recorded, though its key is.
+    def _first_edit(self, asked: Asked, turn: Recorded, echo: Messages) -> int | None:
+        """The first message of an echo that is not what a turn's conversation has there, though its key is the same.
 
-        That is one with other reasoning than was sampled; left out and white space are fine. Or one that the agent
-        wrote itself, written another way: its tokens come of what is sent. What the model once said in this session
-        is its own wherever it stands, in a history that was rendered anew, too.
+        Of what the model said that is one with other reasoning than was sampled; left out and white space are fine.
+        What it once said in this session is its own wherever it stands, in a history that was rendered anew, too. Of
+        all other messages it is one with other tokens: a field that the template does not print changes nothing.
         """
-        sampled = self._sampled(base)
-        for at, (said, recorded) in enumerate(zip(echo, self.conversation(base.number), strict=True)):
-            if said is not recorded and said.get("role") == "assistant":
-                if at not in sampled and next_key(b"", self.means(said)) not in self._spoken:
-                    if strict_meaning(said) != strict_meaning(recorded):
-                        return at
-                    continue
+        sampled = self._sampled(turn)
+        doubtful: dict[int, Message] = {}
+        rethought: int | None = None
+        for at, (said, recorded) in enumerate(zip(echo, self.conversation(turn.number), strict=False)):
+            by_model = said.get("role") == "assistant"
+            if by_model and (at in sampled or next_key(b"", self.means(said)) in self._spoken):
                 thought = reasoning(said)
                 # some clients keep only the last piece of what was streamed
                 if thought and not " ".join(reasoning(recorded).split()).endswith(" ".join(thought.split())):
-                    return at
+                    rethought = at
+                    break
+            elif (by_model or self.means is meaning) and not written_alike(said, recorded):
+                doubtful[at] = said
+        reprinted = self._first_reprinted(asked, turn, doubtful)
+        return rethought if reprinted is None else reprinted
+
+    def _first_reprinted(self, asked: Asked, turn: Recorded, doubtful: Mapping[int, Message]) -> int | None:
+        """The first of some messages, by number, that has other tokens than the one in a turn's conversation.
+
+        The prompt in which the recorded message came is made again with the other one. Its cost is that of the prompt.
+        """
+        path = [turn]
+        while path[-1].base is not None:
+            path.append(self.turns[path[-1].base])
+        key: Key = b""
+        changed: dict[int, Message] = {}
+        for at, message in doubtful.items():
+            while len(path) > 1 and at >= path[-2].kept:
+                path.pop()
+            changed[at] = message
+            key = next_key(key, [path[-1].number, at, strict_meaning(message)])
+            if key not in self._alike:
+                self._alike[key] = self._has_prompt(asked, path[-1], changed)
+            if not self._alike[key]:
+                return at
         return None
+
+    def _has_prompt(self, asked: Asked, turn: Recorded, changed: Mapping[int, Message]) -> bool:
+        """Whether a turn would have had the same prompt if these messages of its conversation had been others."""
+        messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
+        before, recorded = None if turn.base is None else self.turns[turn.base], self._stream(turn)[: turn.start]
+        try:
+            if before is None:
+                ids = self._rendered(replace(asked, messages=messages, continued=False), [], False, "").ids
+                return np.array_equal(ids, recorded)
+            bridged = self._bridged(asked, before, messages[turn.kept :], messages[: before.depth - 1])
+        except TokentraceError:
+            return False
+        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, recorded[before.stop :])
 
     def _sampled(self, turn: Recorded) -> set[int]:
         """Which messages of a turn's conversation were sampled."""
@@ -181,7 +259,7 @@ class SessionRecord:
         self, asked: Asked, keys: list[Key], base: Recorded, count: int, ambiguous: bool
     ) -> Placement | str:
         """The prompt after a recorded turn; why it cannot be had where the bridge is refused."""
-        new = with_written_ids(asked.messages[count:], base.notes)
+        new = asked.messages[count:]
         stream = self._stream(base)
         repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
         if asked.continued:
@@ -190,13 +268,20 @@ class SessionRecord:
             nothing = np.empty(0, np.int32)
             wire = self._wire(base, nothing)
             return Placement(
-                asked, keys, base, stream, nothing, Kind.CONTEXT, [], wire, True, ambiguous, repairs=repairs
+                asked,
+                keys,
+                base,
+                stream,
+                nothing,
+                Kind.CONTEXT,
+                [],
+                wire,
+                True,
+                ambiguous,
+                repairs=repairs,
+                matcher=self.matcher,
             )
-        prompt, completion = stream[: base.start], stream[base.start :]
-        bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools)
-        if isinstance(bridged, BridgeRefusal):
-            before = readable_calls(self.conversation(base.number)[:-1])
-            bridged = asked.renderer.bridge(prompt, completion, new, tools=asked.tools, messages=before)
+        bridged = self._bridged(asked, base, new, self.conversation(base.number)[:-1])
         if isinstance(bridged, BridgeRefusal):
             return str(bridged)
         return Placement(
@@ -211,7 +296,17 @@ class SessionRecord:
             ambiguous=ambiguous,
             repairs=repairs,
             notes=tuple(bridged.notes),
+            matcher=self.matcher,
         )
+
+    def _bridged(self, asked: Asked, base: Recorded, new: Messages, before: Messages) -> BridgedTokens | BridgeRefusal:
+        """What comes after a recorded turn; `before` is the conversation that the turn answered."""
+        stream = self._stream(base)
+        ids, new = (stream[: base.start], stream[base.start :]), with_written_ids(new, base.notes)
+        bridged = asked.renderer.bridge(*ids, new, tools=asked.tools)
+        if isinstance(bridged, BridgeRefusal):
+            bridged = asked.renderer.bridge(*ids, new, tools=asked.tools, messages=readable_calls(before))
+        return bridged
 
     def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
         """The prompt of a conversation that goes on from no recorded turn."""
@@ -261,9 +356,8 @@ class SessionRecord:
         if placed.asked.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return BranchReason(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
-        if placed.edited is not None:
-            said = f"message {placed.edited} (assistant): its reasoning is another, or words that were given are"
-            return BranchReason(BranchCause.EDIT, placed.edited, said)
+        if placed.edit is not None:
+            return placed.edit
         if placed.refusal:
             return BranchReason(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
         asked, sent = placed.asked, placed.asked.messages
@@ -279,6 +373,8 @@ class SessionRecord:
                 if same > shared:
                     shared, keys = same, other
         number = self._seen[keys[shared]][0] if keys[shared] in self._seen else 0
+        if (edited := self._first_edit(asked, self.turns[number], sent[:shared])) is not None:
+            return changed_message(edited, sent[edited], self.conversation(number)[edited])
         return find_cause(sent, self._longest(number), shared, others=self._latest())
 
     def _known(self, keys: Sequence[Key]) -> int:
@@ -314,9 +410,12 @@ class SessionRecord:
         sampling: Mapping[str, Any],
     ) -> tuple[Recorded, TurnRecord]:
         """Add a turn to the trajectory; returns it, and what a store has to store of it."""
+        if placed.matcher != self.matcher:  # the session has got another one since
+            placed = replace(placed, keys=self._keys(placed.asked), matcher=self.matcher)
         asked, first = placed.asked, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
-        extends = -1 if base is not None or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
+        at_tip = base is not None and base.stop == self._tip(base.branch)
+        extends = -1 if at_tip or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
         cause = None if extends >= 0 else self._why(placed)
         branch = self._open(placed, base, extends, "" if cause is None else str(cause.cause))
         # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
@@ -358,41 +457,36 @@ class SessionRecord:
         return turn, TurnRecord(turn.number, first, records, info, channels, **sizes)
 
     def _open(self, placed: Placement, base: Recorded | None, extends: int, cause: str) -> int:
-        """Write the prompt's new tokens; returns the branch they are in."""
+        """Write the prompt's new tokens; returns the branch they are in. `extends`: the branch that the prompt extends.
+
+        A prompt that extends none shares with the record whatever its ids share with it, and branches there.
+        """
         trajectory, count = self.trajectory, len(placed.asked.messages)
-        if base is not None:
-            at_tip = base.stop == self._tip(base.branch)
-            if placed.continues and at_tip:
-                return base.branch
-            added = max(0, count - base.depth)
-            if at_tip:
+        if base is not None and base.stop == self._tip(base.branch):
+            if not placed.continues:
                 trajectory.append_context(
-                    placed.new_ids, placed.kinds, message_spans=placed.spans, messages=added, branch=base.branch
+                    placed.new_ids,
+                    placed.kinds,
+                    message_spans=placed.spans,
+                    messages=max(0, count - base.depth),
+                    branch=base.branch,
                 )
-                return base.branch
-            position = base.stop + len(placed.new_ids)
-            if np.array_equal(trajectory.stream(base.branch)[base.stop : position], placed.new_ids):
-                if position == self._tip(base.branch):  # what was sampled of it was nothing
-                    return base.branch
-                return trajectory.branch_at(position, cause=cause, branch=base.branch)
-            return trajectory.branch_at(
-                base.stop,
-                placed.new_ids,
-                placed.kinds,
-                message_spans=placed.spans,
-                messages=added,
-                cause=cause,
-                branch=base.branch,
-            )
+            return base.branch
         if not trajectory.num_writes:
             trajectory.begin(placed.ids, messages=count, message_spans=placed.spans)
             return 0
+        spans, kinds = placed.spans, None
+        if base is not None:
+            spans = [(start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans]
+            kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
+            kinds[base.stop :] = placed.kinds
         if extends >= 0:
-            count = max(count, trajectory.message_count(extends))
-            trajectory.extend_to(placed.ids, messages=count, message_spans=placed.spans, branch=extends)
+            if len(placed.ids) > self._tip(extends):
+                count = max(count, trajectory.message_count(extends))
+                trajectory.extend_to(placed.ids, kinds, message_spans=spans, messages=count, branch=extends)
             return extends
         total = None if placed.asked.prompt_ids is not None else count
-        return trajectory.branch(placed.ids, messages=total, message_spans=placed.spans, cause=cause)
+        return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=total, cause=cause)
 
     def replay(self, record: TurnRecord) -> None:
         """Add a turn that was read from a store."""
@@ -435,7 +529,10 @@ class SessionRecord:
         self.turns.append(turn)
         self.roots.setdefault(root, (info.get("tools"), info.get("variables") or {}))
         self._by_key.setdefault(turn.key, []).append(number)
-        self._spoken.add(next_key(b"", self.means(reply)))
+        said = next_key(b"", self.means(reply))
+        self._spoken.add(said)
+        if thought := reasoning(reply):
+            self._thoughts.setdefault(thought, set()).add(said)
         for at, key in enumerate((*keys, turn.key), turn.kept):
             self._seen.setdefault(key, (number, at))
         return turn

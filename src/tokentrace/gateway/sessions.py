@@ -83,6 +83,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """Whether what is in memory may differ from what is in the store: nobody may use it any more."""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    """What the page's list had of it when it was last free."""
 
 
 class Sessions:
@@ -153,14 +155,18 @@ class Sessions:
         if len(live.session.turns) < info.turns:
             async with live.lock:
                 await self._catch_up(live, info)
-        live.info = info
+        if info.turns >= live.info.turns:  # else a turn was added here while it was read
+            live.info = info
         return live
 
     @contextlib.asynccontextmanager
-    async def held(self, id: str) -> AsyncIterator[Live]:
-        """A session, as it is in the store now, for whoever reads or writes it: one at a time."""
+    async def held(self, id: str, live: Live | None = None) -> AsyncIterator[Live]:
+        """A session, as it is in the store now, for whoever reads or writes it: one at a time.
+
+        A `live` one that was read a moment ago is not read again, unless somebody else has it.
+        """
         while True:
-            live = await self.get(id)
+            live = live or await self.get(id)
             waits = live.lock.locked()
             async with live.lock:
                 if waits and not live.stale:  # another gateway may have written to it meanwhile
@@ -169,6 +175,7 @@ class Sessions:
                 if not live.stale:
                     yield live
                     return
+            live = None
 
     async def _catch_up(self, live: Live, info: SessionInfo) -> None:
         """Read the turns that are in the store and not in memory. Its lock is held meanwhile."""

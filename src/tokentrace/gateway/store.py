@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -65,6 +65,16 @@ class SessionInfo:
     """How many tokens its turns sampled."""
     prompted: int = 0
     """How many tokens the prompts of its turns had."""
+
+    def grown(self, turn: TurnRecord) -> SessionInfo:
+        """What is known of the session when a turn was added to it."""
+        return replace(
+            self,
+            records=turn.first + len(turn.records),
+            turns=turn.number + 1,
+            sampled=self.sampled + turn.sampled,
+            prompted=self.prompted + turn.prompted,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +136,7 @@ class Store:
 
         `key` is a hash. Raises `Taken` where it belongs to another session, or where the session has another key.
         """
-        if not _is_storable(session.id + (key or "")):
+        if not is_storable(session.id + (key or "")):
             raise StoreError(f"session {session.id!r} cannot be stored: no NUL and no lone surrogate in its id or key")
         made = (session.id, session.state.value, session.created, as_json(session.metadata), as_json(session.settings))
 
@@ -146,11 +156,11 @@ class Store:
         return _session((await self._database.write(write))[0])
 
     async def session(self, id: str) -> SessionInfo | None:
-        return _one(await self._database.get(_BY_ID, id)) if _is_storable(id) else None
+        return _one(await self._database.get(_BY_ID, id)) if is_storable(id) else None
 
     async def session_of_key(self, key: str) -> SessionInfo | None:
         """The session that a key (a hash of it) belongs to."""
-        return _one(await self._database.get(_BY_KEY, key)) if _is_storable(key) else None
+        return _one(await self._database.get(_BY_KEY, key)) if is_storable(key) else None
 
     async def sessions(
         self, *, state: State | None = None, search: str = "", after: SessionInfo | None = None
@@ -317,7 +327,7 @@ class Store:
 
     async def turn_named(self, id: str, name: str) -> int | None:
         """The number of the turn that has a name; None where there is none."""
-        if not _is_storable(id + name):
+        if not is_storable(id + name):
             return None
         rows = await self._database.get("SELECT turn FROM names WHERE session = ? AND name = ?", id, name)
         return rows[0][0] if rows else None
@@ -395,7 +405,8 @@ def _session(row: tuple[Any, ...]) -> SessionInfo:
     return SessionInfo(id, State(state), created, json.loads(metadata), json.loads(settings), *counts)
 
 
-def _is_storable(text: str) -> bool:
+def is_storable(text: str) -> bool:
+    """Whether every database takes a text as it is: it has no NUL and no lone surrogate."""
     return text == _storable(text)
 
 

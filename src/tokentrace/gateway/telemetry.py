@@ -23,7 +23,7 @@ _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_E
 
 
 def log_request(method: str, path: str, status: int, seconds: float, details: Mapping[str, Any]) -> None:
-    """A line of JSON for a request that was answered, or whose stream was begun."""
+    """Write a line of JSON for a request whose response has ended."""
     line = {"time": round(time.time(), 3), "method": method, "path": path, "status": status}
     level = logging.INFO if status < 500 else logging.WARNING
     if LOGGER.isEnabledFor(level):

@@ -82,13 +82,15 @@ class Placement:
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a turn that fits was refused."""
-    edited: int | None = None
-    """The message whose reasoning is not what was sampled, though all else in it is."""
+    edit: BranchReason | None = None
+    """The message that is not what was recorded, though it means the same: by reasoning, or a printed field."""
     repairs: tuple[str, ...] = ()
     """How the agent's echo of the reply that it goes on from differs from it."""
     notes: tuple[str, ...] = ()
     choice: int = 0
     """Which of several completions of one request it is."""
+    matcher: str = ""
+    """The matcher that made the keys."""
 
     @property
     def reused(self) -> int:

@@ -6,7 +6,9 @@ the fields of `TokentraceConfig` beside it. What differs from renderers' own cla
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import weakref
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, ClassVar, Final, Literal
 
@@ -21,6 +23,8 @@ from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
 from ..study import probes
 from ..tokens.kinds import Kind
+from ..tokens.loading import load_tokenizer
+from ..tokens.tokenizer import Tokenizer
 
 try:
     from renderers import (
@@ -87,6 +91,18 @@ class TokentraceConfig(BaseRendererConfig):
         return {**own, "history": history_of(self), **(self.model_extra or {})}
 
 
+_CONVERTED: Final[weakref.WeakKeyDictionary[Any, Tokenizer]] = weakref.WeakKeyDictionary()
+
+
+def converted(tokenizer: Any) -> Tokenizer:
+    """Our tokenizer for what renderers was given, converted once while that lives: verifiers makes a renderer for each
+    rollout. Tokenizers of the same content share their vocabulary as long as one of them is kept, so one is."""
+    loaded = load_tokenizer(tokenizer)
+    with contextlib.suppress(TypeError):  # a path, which cannot be referenced weakly
+        _CONVERTED[tokenizer] = loaded
+    return loaded
+
+
 def history_of(config: Any) -> str:
     """What `thinking_retention` says of the past when the next turn comes."""
     return "inference" if config.thinking_retention is None else "train"
@@ -103,7 +119,7 @@ class TokentraceRenderer:
         self.renderer = self._create(tokenizer)
 
     def _create(self, tokenizer: Any) -> Renderer:
-        return create_renderer(tokenizer, **self.config.settings())
+        return create_renderer(converted(tokenizer), **self.config.settings())
 
     def render(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Any:
         """The ids with renderers' masks: a token of an assistant is content where it is sampled."""

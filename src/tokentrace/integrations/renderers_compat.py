@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..errors import RendererError
 from ..rendering.factory import create_renderer as create_ours
 from ..rendering.renderer import Renderer
-from .renderers import TokentraceConfig, TokentraceRenderer, history_of
+from .renderers import TokentraceConfig, TokentraceRenderer, converted, history_of
 
 import renderers  # isort: skip  (the module above says what to install where it is missing)
 from renderers import create_renderer as create_theirs  # isort: skip
@@ -39,9 +39,8 @@ class ConfiguredRenderer(TokentraceRenderer):
         fields = {name: field.default for name, field in type(config).model_fields.items()}
         values = {name: getattr(config, name) for name in fields if name not in _SHARED | set(parsers)}
         changed = {name: value for name, value in values.items() if value != fields[name]}
-        made = create_ours(
-            tokenizer, history=history_of(config), **parsers, **changed, **(getattr(config, "model_extra", None) or {})
-        )
+        extra = getattr(config, "model_extra", None) or {}
+        made = create_ours(converted(tokenizer), history=history_of(config), **parsers, **changed, **extra)
         read = made.study().template.reads
         defaults = {name: value for name, value in values.items() if value is not None and name in read}
         return made.with_variables(defaults) if defaults else made

@@ -32,10 +32,21 @@ _OFF: Final = {
 ``min_tokens`` 1. It is not passed on: a turn may be its stop token alone, with its own logprob."""
 
 
-def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters of vLLM or SGLang; InputError names what cannot be honoured, such as stop texts."""
+_OBJECT: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_token_ids", "seed", *_OFF)
+"""What is read off vLLM's own object: what changes what is sampled."""
+
+
+def sampling_of(given: Any, *, max_tokens: int | None = None) -> SamplingParams:
+    """Sampling parameters of vLLM or SGLang, a mapping or vLLM's own object.
+
+    `max_tokens` is how long a turn may be where they do not say. InputError names what cannot be honoured, such as stop
+    texts.
+    """
     if not isinstance(given, Mapping):
-        raise InputError(f"sampling parameters are a mapping of names to values, not {shown(given)}")
+        fields = {name: getattr(given, name) for name in _OBJECT if hasattr(given, name)}
+        if "temperature" not in fields:
+            raise InputError(f"sampling parameters are a mapping of names to values, not {shown(given)}")
+        given = fields
     left = {name: value for name, value in given.items() if name not in _NOT_READ}
     limits = [left.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
     seeds = [left.pop(name, None) for name in ("seed", "sampling_seed")]
@@ -46,7 +57,7 @@ def sampling_of(given: Mapping[str, Any]) -> SamplingParams:
     left = {name: value for name, value in left.items() if not _is_empty(value)}
     if wrong := {name: value for name, value in left.items() if not _is_off(name, value)}:
         raise InputError(f"the sampling parameters {shown(wrong)} cannot be honoured here: leave them out")
-    limit = next((one for one in limits if one is not None), None)
+    limit = next((one for one in limits if one is not None), max_tokens)
     if limit is None:
         raise InputError("the sampling parameters have no max_tokens: say how long a turn may be")
     if values.get("top_k") == -1:

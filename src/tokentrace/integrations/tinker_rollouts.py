@@ -7,26 +7,14 @@ await training_client.forward_backward_async(training_data(rollout.trajectory, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..engines.answers import answered_ids, answered_logprobs, checked_request
-from ..engines.protocol import (
-    Capabilities,
-    Completion,
-    Delta,
-    Engine,
-    EngineAnswerError,
-    EngineRefusal,
-    EngineUnavailable,
-    FinishReason,
-    GenerateRequest,
-    LogprobKind,
-    SamplingParams,
-)
-from ..errors import SampleError, shown
+from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.protocol import Capabilities, EngineAnswerError, EngineRefusal, EngineUnavailable, GenerateRequest
+from ..errors import SampleError
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn, VersionSpan
@@ -37,10 +25,7 @@ except ImportError as error:
     raise ImportError(f"tokentrace.integrations.tinker_rollouts needs tinker: pip install tinker ({error})") from error
 
 
-_FINISH: Final = {"length": FinishReason.LENGTH, "stop": FinishReason.STOP}
-
-
-class TinkerEngine(Engine):
+class TinkerEngine(CallbackEngine):
     """Samples with a `tinker.SamplingClient`: ids in, ids and logprobs out.
 
     `version` is what completions say of the weights: a new `SamplingClient` has new weights, so make a new engine for
@@ -56,17 +41,12 @@ class TinkerEngine(Engine):
         max_length: int | None = None,
         version: str | int | None = None,
     ) -> None:
-        super().__init__(
-            Capabilities("tinker", vocab_size=vocab_size, max_length=max_length, versions=version is not None)
-        )
+        known = Capabilities("tinker", vocab_size=vocab_size, max_length=max_length, versions=version is not None)
+        super().__init__(self._ask, known)
         self._client = client
         self._version = version
 
-    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        yield await self._generate(request)
-
-    async def _generate(self, request: GenerateRequest) -> Completion:
-        request = checked_request(request, self.capabilities)
+    async def _ask(self, request: GenerateRequest) -> EngineReply:
         asked = request.sampling
         params = tinker.SamplingParams(
             max_tokens=asked.max_tokens,
@@ -83,26 +63,12 @@ class TinkerEngine(Engine):
             raise EngineUnavailable(f"tinker: {error}") from error
         except tinker.APIStatusError as error:
             raise EngineRefusal(f"tinker: {error}", status=error.status_code) from error
-        return self._completion(answer.sequences, asked)
-
-    def _completion(self, sequences: Sequence[Any], asked: SamplingParams) -> Completion:
-        if len(sequences) != 1:
-            raise EngineAnswerError(f"tinker returned {len(sequences)} sequences, and one was asked for")
-        sampled = sequences[0]
-        if sampled.logprobs is None:
-            raise EngineAnswerError("tinker returned ids without logprobs")
-        ids = answered_ids(list(sampled.tokens), "tokens", self.capabilities.vocab_size)
-        if len(ids) > asked.max_tokens:
-            raise EngineAnswerError(f"tinker returned {len(ids)} ids, where {asked.max_tokens} were asked for")
-        if sampled.stop_reason not in _FINISH:
-            raise EngineAnswerError(f"tinker stopped for {shown(sampled.stop_reason)}, which is not known here")
-        return Completion(
-            ids,
-            answered_logprobs(list(sampled.logprobs), ids, "logprobs"),
-            _FINISH[sampled.stop_reason],
-            () if self._version is None or not len(ids) else (VersionSpan(self._version, 0, len(ids)),),
-            logprobs_kind=LogprobKind.UNKNOWN,
-        )
+        if len(answer.sequences) != 1:
+            raise EngineAnswerError(f"tinker returned {len(answer.sequences)} sequences, and one was asked for")
+        [sampled] = answer.sequences
+        count = len(sampled.tokens)
+        versions = () if self._version is None or not count else (VersionSpan(self._version, 0, count),)
+        return EngineReply(sampled.tokens, sampled.logprobs, sampled.stop_reason, versions)
 
 
 def training_data(

@@ -44,7 +44,7 @@ from ..rollout.tools import as_tools
 from ..samples.sample import Sample
 from ..settings import nearest
 from .rows import only_sample, prompt_response
-from .verl_engine import ServerEngine, logprob_kind, sampling_of
+from .verl_engine import ServerEngine, logprob_kind, sampling_of, seed_field
 from .verl_parser import plain, renderer_of
 
 OWN_REWARD: Final = "rollout"
@@ -118,6 +118,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             kind=logprob_kind(settings),
             vocab_size=self.renderer.tokenizer.vocabulary.size,
             priority=int(priority),
+            seed_field=seed_field(settings),
         )
         task = self._task(request_id, kwargs)
         judge = self._reward if self._reward != OWN_REWARD else None

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from ..engines.answers import answered_ids, answered_logprobs, checked_request, completion_kind
-from ..engines.protocol import (
-    Capabilities,
-    Delta,
-    Engine,
-    EngineAnswerError,
-    FinishReason,
-    GenerateRequest,
-    SamplingParams,
-)
+from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.protocol import Capabilities, EngineAnswerError, FinishReason, GenerateRequest, SamplingParams
 from ..errors import InputError
 from ..settings import nearest
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
@@ -22,7 +14,7 @@ from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
 _ABORTED: Final = ("aborted", "abort")
 _ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 _OPTIONAL: Final = ("min_p", *PENALTIES)
-_READ: Final = ("temperature", "top_p", "top_k", "logprobs", *_OPTIONAL)
+_READ: Final = ("temperature", "top_p", "top_k", "seed", "logprobs", *_OPTIONAL)
 
 
 def sampling_of(given: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> SamplingParams:
@@ -46,22 +38,35 @@ def logprob_kind(rollout: Any) -> LogprobKind:
     return LogprobKind.SCALED if name == "sglang" else LogprobKind.UNKNOWN
 
 
-class ServerEngine(Engine):
+def seed_field(rollout: Any) -> str:
+    """What the servers call the seed of a request, by verl's ``actor_rollout_ref.rollout``."""
+    return "sampling_seed" if rollout.get("name") == "sglang" else "seed"
+
+
+class ServerEngine(CallbackEngine):
     """verl's servers, for one rollout: all its requests go to one of them, where their prefix is cached."""
 
     def __init__(
-        self, server_manager: Any, request_id: str, *, kind: LogprobKind, vocab_size: int, priority: int = 0
+        self,
+        server_manager: Any,
+        request_id: str,
+        *,
+        kind: LogprobKind,
+        vocab_size: int,
+        priority: int = 0,
+        seed_field: str = "seed",
     ) -> None:
         own = frozenset(_OPTIONAL)
-        super().__init__(Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own))
+        known = Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own)
+        super().__init__(self._ask, known)
         self.answers: list[Any] = []
         """verl's ``TokenOutput`` of each request."""
         self._servers = server_manager
         self._request_id = request_id
         self._priority = priority
+        self._seed_field = seed_field
 
-    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        request = checked_request(request, self.capabilities)
+    async def _ask(self, request: GenerateRequest) -> EngineReply:
         sampling = request.sampling
         answer = await self._servers.generate(
             request_id=self._request_id,
@@ -72,29 +77,18 @@ class ServerEngine(Engine):
                 "top_k": sampling.top_k or -1,
                 "repetition_penalty": 1.0,
                 **{name: getattr(sampling, name) for name in sampling.optional},
+                **({} if sampling.seed is None else {self._seed_field: sampling.seed}),
                 "logprobs": True,
                 "max_tokens": sampling.max_tokens,
                 "stop_token_ids": list(sampling.stop_token_ids),
             },
             priority=self._priority,
         )
-        ids = answered_ids(list(answer.token_ids), "token_ids", self.capabilities.vocab_size)
-        if answer.log_probs is None and len(ids):
-            raise EngineAnswerError("verl's server returned no logprobs, which were asked for")
-        logprobs = answered_logprobs([float(one) for one in answer.log_probs or ()], ids, "log_probs")
-        if len(ids) > sampling.max_tokens:
-            raise EngineAnswerError(f"{len(ids)} ids were returned, where {sampling.max_tokens} were asked for")
-        if not len(ids) and answer.stop_reason not in _ABORTED:
+        if not len(answer.token_ids) and answer.stop_reason not in _ABORTED:
             raise EngineAnswerError("verl's server returned no ids; its log may say why")
         self.answers.append(answer)
-        yield Delta(
-            ids,
-            logprobs,
-            _finish(answer, sampling),
-            _versions(answer),
-            cached_tokens=answer.extra_fields.get("num_cached_tokens"),
-            logprobs_kind=completion_kind(sampling, self.capabilities),
-        )
+        cached = answer.extra_fields.get("num_cached_tokens")
+        return EngineReply(answer.token_ids, answer.log_probs, _finish(answer, sampling), _versions(answer), cached)
 
     @property
     def num_preempted(self) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import string
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from ..computed import computed
 from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from ..tokens.ids import check_last
@@ -214,7 +214,7 @@ class Compiled:
         loose = [("loose", self.calls.loose_opener)] if self.calls else []
         self.in_loose_content = Marks([*opening, *stopping, *loose], pads)
 
-    @functools.cached_property
+    @computed
     def other_dialects(self) -> list[Compiled]:
         """The grammar with the calls of each dialect that has delimiters, for templates that show no calls."""
         found: list[Compiled] = []

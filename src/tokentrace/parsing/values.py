@@ -30,11 +30,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import lru_cache, reduce
 from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
+from ..computed import computed
 from ..conversation.messages import tools_text
 from ..conversation.values import finite, no_constant, unique
 
@@ -232,12 +233,12 @@ class Schema:
         self._node = node
         self._root = node if root is None else root
 
-    @cached_property
+    @computed
     def admitted(self) -> _Admitted:
         """Types and listed values."""
         return _admitted(self._node, self._root, iter(range(_STEPS)), 0)
 
-    @cached_property
+    @computed
     def only_text(self) -> bool:
         """Whether only strings are admitted: every text then means itself, and need not be whole to be passed on."""
         return self.admitted.types == frozenset({"string"})

@@ -1,7 +1,7 @@
 """The pocket model: a small default that needs no download.
 
 4,096 byte-level tokens, digits and newlines one token each; a template that only ever appends; and a model of a few
-million parameters that answers questions by calling tools (`pocket.model` runs it, `demo.tasks` has the questions).
+million parameters that answers questions by calling tools (`pocket.model` runs it, `demo.questions` has the questions).
 ``training/pocket`` makes the vocabulary and trains the model.
 """
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..computed import computed
 from ..conversation.forms import Change
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids
@@ -20,12 +18,6 @@ from .lost import Lost
 
 Run = tuple[int, int, int]
 """So many ids of one kind and one message: -1 for none."""
-
-
-def merged(runs: Iterable[Run]) -> list[Run]:
-    """The same runs, none of them empty, and no two alike one after the other."""
-    rows = groupby((run for run in runs if run[0]), itemgetter(1, 2))
-    return [(sum(count for count, _, _ in row), kind, message) for (kind, message), row in rows]
 
 
 class BridgedTokens(ShowsItself, Sequence[int]):
@@ -58,12 +50,12 @@ class BridgedTokens(ShowsItself, Sequence[int]):
         """What was changed in the new messages so that the template reads them."""
         self.notes = [f"new {one}" for one in lost]
 
-    @functools.cached_property
+    @computed
     def kinds(self) -> Kinds:
         """What each new id is."""
         return np.repeat(np.array([kind for _, kind, _ in self._runs], np.uint8), self._counts)
 
-    @functools.cached_property
+    @computed
     def messages(self) -> npt.NDArray[np.int32]:
         """The new message that each new id belongs to."""
         return np.repeat(np.array([message for _, _, message in self._runs], np.int32), self._counts)
@@ -98,7 +90,7 @@ class BridgedTokens(ShowsItself, Sequence[int]):
         """Whether the completion was cut off and had to be closed."""
         return any(kind == Kind.SYNTHETIC for count, kind, _ in self._runs if count)
 
-    @functools.cached_property
+    @computed
     def ids(self) -> Ids:
         """The whole next prompt. Raises InputError if the prompt or the completion holds something else than ids."""
         prompt = check_ids(self.prompt, "prev_prompt_ids")

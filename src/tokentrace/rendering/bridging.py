@@ -13,11 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..conversation.messages import Messages, check_tools
+from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
-from ..study.prompts import searched_words
 from ..study.seams import (
     CONTEXTS,
     INLINE,
@@ -31,6 +30,7 @@ from ..study.seams import (
     check_continuation,
     find_continuation,
     leading_results,
+    searched_words,
     shape,
     shows_earlier_call,
     shows_tools,
@@ -44,8 +44,6 @@ from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
 from .closing import Missing, SeamFinder, Tail, Truncation
-from .forms import Frames
-from .framing import Encode, Example, FrameEncoder
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -113,7 +111,6 @@ class Bridger:
         write: Write,
         called: Called,
         missing: Missing,
-        encode: Encode,
         *,
         has_tools: bool,
         history: History,
@@ -124,11 +121,9 @@ class Bridger:
         self._called = called
         self._endings = study.endings(has_tools)
         self._markers = study.markers()
-        self._words = searched_words(study)
+        self._words = searched_words(study.template)
         self._history = history
-        self._encoder = FrameEncoder(study.tokenizer, encode)
         self._proofs = Memory()
-        self._frames = Frames(study, self._words)
         self.seams = SeamFinder(study, self._endings, truncation, missing)
 
     def bridge(
@@ -138,45 +133,22 @@ class Bridger:
         given: Any,
         new: Messages,
         tools: Any,
-        wrapped: Any,
         messages: Messages | None = None,
     ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt, or why there is none. `given` is the completion as the caller gave it.
-
-        `wrapped` are the tools as the template is shown them: the same object for equal ones.
-        """
+        """The next prompt, or why there is none. `given` is the completion as the caller gave it."""
         if not len(prompt):
             return BridgeRefusal(
                 RefusalReason.EMPTY_STREAM, "there is no prompt to extend; keep the ids of every turn, cut-off ones too"
             )
 
-        def names() -> tuple[list[str], int]:
-            return self._names(leading_results(new), prompt, completion)
-
-        place = self._frames.shelf(new, wrapped)
-        framed = None if place is None else place[0].write(place[1], new, names, self._encoder)
-        if framed is not None and not framed[0].unchecked:
-            refusal = self._rewritten(framed[0].verdict.rewrites, prompt, completion)
-            return refusal if refusal is not None else self.seams.join(prompt, completion, given, framed[1])
-        request = _Request(new, tools, *names())
-        if framed is not None and place is not None:
-            ran = self._run(framed[0].verdict, request, prompt, completion)
-            if isinstance(ran, BridgeRefusal) and ran.reason is RefusalReason.REWRITES_PAST:
-                return ran
-            if isinstance(ran, Continuation) and Tail.of(ran, self._study.forms).equals(framed[1]):
-                framed[0].unchecked = max(framed[0].unchecked - 1, 0)
-                return self.seams.join(prompt, completion, given, framed[1])
-            place[0].give_up()
+        request = _Request(new, tools, *self._names(leading_results(new), prompt, completion))
         verdict = self._verdict(request, prompt, completion, messages)
         if isinstance(verdict, BridgeRefusal):
             return verdict
-        ran = self._run(verdict, request, prompt, completion)
-        if isinstance(ran, BridgeRefusal):
-            return ran
-        tail = Tail.of(ran, self._study.forms)
-        if place is not None and place[0].is_open and not tail.lost:
-            self._learn(request, wrapped, verdict, ran)
-        return self.seams.join(prompt, completion, given, tail)
+        continuation = self._run(verdict, request, prompt, completion)
+        if isinstance(continuation, BridgeRefusal):
+            return continuation
+        return self.join(prompt, completion, given, continuation)
 
     def _run(
         self, verdict: _Verdict, request: _Request, prompt: Sequence[int] | Ids, completion: Ids
@@ -190,23 +162,6 @@ class Bridger:
             return found
         refusal = check_continuation(found, request.known, true_context=verdict.true_context)
         return found if refusal is None else refusal
-
-    def _learn(self, request: _Request, wrapped: Any, verdict: _Verdict, found: Continuation) -> None:
-        """Learn a frame from a bridge, unless it was proven for its very context."""
-        if self._proven(request, None, self._contexts(bool(request.tools))) is not verdict:
-            return
-        self._frames.learn(
-            Example(
-                request.new,
-                verdict.stand_in.message(leading_results(request.new), request.names),
-                request.known,
-                check_tools(verdict.tools_of(request)),
-                found,
-                verdict,
-            ),
-            wrapped,
-            self._encoder,
-        )
 
     def join(
         self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, found: Continuation

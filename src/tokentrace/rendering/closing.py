@@ -22,7 +22,7 @@ from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from .bridged import BridgedTokens, Run, merged
+from .bridged import BridgedTokens, Run
 from .lost import Lost, find_lost
 from .rendered import roles_of, span_messages
 
@@ -54,33 +54,24 @@ class Tail:
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         rendering, first = found.encoded.rendering, found.first_new
-        owners = span_messages(rendering, roles_of(found.conversation))
+        owners, origins = span_messages(rendering, roles_of(found.conversation)), rendering.origins
         lost, _ = find_lost(rendering, found.conversation, forms, first=first)
+        spans = found.encoded.spans[found.turn.stop :]
+        cuts = [0, *(np.flatnonzero(spans[1:] != spans[:-1]) + 1).tolist(), len(spans)]
+        runs = [
+            (stop - start, kind_of_text(origins[span]), max(owners[span] - first, -1))
+            for start, stop in pairwise(cuts)
+            if start < stop
+            for span in [int(spans[start])]
+        ]
         return cls(
             found.ids.copy(),
-            runs_of(
-                found.encoded.spans[found.turn.stop :],
-                [
-                    (kind_of_text(one), max(owner - first, -1))
-                    for one, owner in zip(rendering.origins, owners, strict=True)
-                ],
-            ),
+            runs,
             len(found.conversation) - first,
             found.turn.stop_token,
             rendering.text[found.span.body_end : found.cut],
             tuple(dataclasses.replace(one, message=(one.message or 0) - first) for one in lost),
         )
-
-    def equals(self, other: Tail) -> bool:
-        """Whether it says the same, in every id."""
-        mine, theirs = ((one.new_count, one.stop_token, one.lost, merged(one.runs)) for one in (self, other))
-        return mine == theirs and np.array_equal(self.ids, other.ids)
-
-
-def runs_of(spans: Ids, owners: Sequence[tuple[int, int]]) -> list[Run]:
-    """Runs of tokens, from the span that each begins in and the kind and message of each span."""
-    cuts = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), len(spans)]
-    return [(stop - start, *owners[int(spans[start])]) for start, stop in pairwise(cuts) if start < stop]
 
 
 def kind_of_text(origin: Origin | None) -> Kind:

@@ -8,6 +8,7 @@ import inspect
 import queue
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from ..conversation.forms import MessageForm
@@ -49,7 +50,7 @@ def create_renderer(
 
     `renderer` is ``"auto"`` (the tokenizer's own template, recognised by what it does), ``"default"`` (the same,
     not recognised), or the name of a family, which fails where the template does not behave like it.
-    `chat_template` overrides the template: its source, or the name of one that the tokenizer carries. What is
+    `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries. What is
     left over goes to the template, which has to read it: ``enable_thinking=False``.
 
     `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
@@ -115,6 +116,28 @@ def unread_variable(name: str, templates: Collection[Template], settings: Collec
     return f"the chat template does not read it{meant} (it reads {reads or 'no variables'})"
 
 
+def template_source(given: Any) -> Any:
+    """The text of a template's file where one is named, else what was given.
+
+    Raises RendererError for a file that cannot be read or holds no template.
+    """
+    if not isinstance(given, (str, PurePath)) or _is_source(str(given)):
+        return given
+    try:
+        if not Path(given).is_file():
+            return str(given)
+        source = Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise RendererError(f"chat_template: {shown(str(given))} cannot be read: {error}") from error
+    if not _is_source(source):
+        raise RendererError(f"{given} is not a chat template: nothing in it begins with {{{{, {{% or {{#")
+    return source
+
+
+def _is_source(text: str) -> bool:
+    return any(mark in text for mark in ("{{", "{%", "{#"))
+
+
 def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
     """The templates to use, by name; a family that has no Jinja template brings its own format."""
     if isinstance(given, (ChatTemplate, PythonFormat)):
@@ -122,15 +145,16 @@ def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Tem
     if isinstance(given, str) and given in tokenizer.templates:
         return {"default": ChatTemplate(tokenizer.templates[given])}
     if given is not None:
-        if isinstance(given, str) and not any(mark in given for mark in ("{{", "{%", "{#")):
+        source = template_source(given)
+        if isinstance(source, str) and not _is_source(source):
             known = ", ".join(sorted(tokenizer.templates)) or "none"
             raise RendererError(
-                f"chat_template is a template's source or name, and {shown(given)} is neither: the tokenizer carries "
-                f"{known}; read a file's text first"
+                f"chat_template: there is no file {shown(source)}, and the tokenizer carries no template of that name "
+                f"(it carries {known})"
             )
-        found = named_templates(given)
+        found = named_templates(source)
         if not found:
-            raise RendererError(f"chat_template is a template's source or name, not {kind_of(given)}")
+            raise RendererError(f"chat_template is a template's source, file or name, not {kind_of(given)}")
         return {name: ChatTemplate(source) for name, source in found.items()}
     python_format = families.python_format(renderer, tokenizer)
     if python_format is not None:

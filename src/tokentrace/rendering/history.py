@@ -7,12 +7,12 @@ text is put in place of the old one, and the trace proves that only reasoning wa
 from __future__ import annotations
 
 import bisect
-import functools
 import itertools
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..computed import computed
 from ..conversation.forms import Change
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
@@ -224,7 +224,7 @@ class _Contexts:
                 return [*_slice_spans(old, 0, len(before)), *block, *_slice_spans(old, len(before), end)]
         return None
 
-    @functools.cached_property
+    @computed
     def _frames(self) -> list[tuple[str, str, str]]:
         """How the template writes reasoning: what stands before it in the turn, what opens and what closes it.
 

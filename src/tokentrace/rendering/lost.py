@@ -1,8 +1,8 @@
 """Lost text: what was given and reached no token.
 
-The trace says what each span of a rendering came from, so what came from a field can be compared with the field. Text
-that the template leaves out is *lost*, and so is a part of a text. What a template drops from the past by design (the
-reasoning of turns that are not the last) is *dropped*, under the name of that policy. The rest:
+The trace says what each span of a rendering came from. Text that does not stand in the spans of its origin is *lost*: a
+whole field, or a part of it. What a template drops from the past by design (the reasoning of turns that are not the
+last) is *dropped*, under the name of that policy. The rest:
 
 - white space is never lost: templates strip it;
 - delimiters that a template takes out of content and writes itself (``</think>``) are not lost;
@@ -11,19 +11,17 @@ reasoning of turns that are not the last) is *dropped*, under the name of that p
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
-import operator
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from ..computed import computed
 from ..conversation.forms import texts_of
 from ..conversation.messages import Messages
 from ..conversation.place import Place
@@ -48,15 +46,18 @@ PAST_REASONING: Final = "past_reasoning"
 """The policy of templates that show the reasoning of the last turn, and not that of turns before it."""
 
 
-_PLAIN: Final = frozenset({"content", *BOOKKEEPING})
-_CALL: Final = frozenset({"function", *BOOKKEEPING})
-_FUNCTION: Final = frozenset({"name", "arguments"})
-"""The keys of messages that only say something, and of calls and their functions, as nearly all are."""
-
-_TEXT: Final = frozenset({str})
 _DEEP: Final = 160
 """No value that was checked is nested deeper than that."""
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
+_MOST_MATCHES: Final = 64
+"""In how many pieces a field's text is looked for: one that was changed in more places counts as lost from there on."""
+
+
+_CALL: Final = frozenset({"function", "name", "arguments"})
+"""The keys of calls and their functions that are looked at one by one."""
+
+Gap = tuple[int, int]
+"""A stretch of a text that is missing: from, to."""
 
 
 class LostPolicy(StrEnum):
@@ -129,32 +130,17 @@ class _Account:
         self._lost: list[Lost] = []
         self._dropped: list[Lost] = []
         ends, _, origins = rendering.closed
-        rows = zip(origins, map(operator.sub, ends, [0, *ends]), strict=False)  # one start too many
-        fields = list(itertools.compress(rows, origins))  # scaffold has no origin
-        self._lengths: dict[FieldPath, int] = dict(fields)  # type: ignore[arg-type]
-        if len(self._lengths) < len(fields):  # a field was written in several pieces
-            self._lengths = dict.fromkeys(self._lengths, 0)
-            for origin, size in fields:
-                self._lengths[origin] += size  # type: ignore[index]
+        pieces = map(rendering.text.__getitem__, map(slice, [0, *ends], ends))
+        self._texts: dict[FieldPath, list[str]] = {}
+        """What is written of each field, piece by piece."""
+        for origin, piece in itertools.compress(zip(origins, pieces, strict=True), origins):  # scaffold has no origin
+            self._texts.setdefault(origin, []).append(piece)  # type: ignore[arg-type]
 
     def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Lost], list[Lost]]:
-        lengths = self._lengths
-        for index, message in enumerate(self._messages[first:] if first else self._messages, first):
-            said = message.get("content") if _PLAIN.issuperset(message) else None
-            if type(said) is str and lengths.get(("messages", index, "content")) == len(said):
-                continue  # as nearly all are
+        for index, message in enumerate(self._messages[first:], first):
             for key, value in message.items():
-                if key in BOOKKEEPING:
-                    continue
-                if type(value) is str:
-                    if not value or lengths.get(("messages", index, key)) == len(value):
-                        continue
-                elif key == "tool_calls" and type(value) is list:
-                    if self._are_written_plainly(index, value):
-                        continue
-                elif not isinstance(value, (str, Sequence, Mapping)) or not value:
-                    continue
-                self._field(index, key, value)
+                if value and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
+                    self._field(index, key, value)
         for at in self._unwritten(len(tools)) if tools else ():
             name = str(tools[at].get("function", tools[at])["name"])
             self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
@@ -165,15 +151,19 @@ class _Account:
         missing = set(range(count))
         for origin in self._rendering.closed.origins:
             if origin is not None and origin[0] == "tools":
-                missing.difference_update(origin.tools if type(origin) is Block else origin[1:2])
-                if not missing or (len(origin) == 1 and type(origin) is not Block):  # all of them, printed as a list
+                missing.difference_update(origin.tools if isinstance(origin, Block) else origin[1:2])
+                if not missing or (len(origin) == 1 and not isinstance(origin, Block)):  # all, printed as a list
                     return []
         return sorted(missing)
 
     def _field(self, index: int, key: str, value: Any) -> None:
-        if key == "tool_calls" and isinstance(value, Sequence):
+        written = self._texts.get(("messages", index, key))
+        if written is not None and written[0] == value and len(written) == 1:
+            return  # as nearly all are
+        if key == "tool_calls" and not isinstance(value, (str, Mapping)):
             for at, call in enumerate(value):
-                self._call(index, at, call)
+                if isinstance(call, Mapping):
+                    self._call(index, at, call)
         elif key in REASONING_FIELDS and isinstance(value, str):
             self._reasoning(index, key, value)
         elif key == "content" and not isinstance(value, Mapping):
@@ -187,134 +177,85 @@ class _Account:
     # -- texts
 
     def _content(self, index: int, path: FieldPath, text: str) -> None:
-        origin = Origin.of(index, *path)
-        gaps = self._missing(index, origin, text)
-        if not gaps:
-            return
+        gaps = self._missing(Origin.of(index, *path), text)
         end = text.rfind("</think>") + len("</think>")
-        called = bool(self._messages[index].get("tool_calls"))
-        thought = "</think>" in text and not any(text[end:stop].strip() for _, stop in gaps)
-        if thought and self._is_past(index) and self._forms.shows_reasoning(called, True):
-            self._drop(index, path, "".join(text[start:stop] for start, stop in gaps))
+        is_reasoning = "</think>" in text and not any(text[end:stop].strip() for _, stop in gaps)
+        self._report(index, path, text, gaps, inline=True, is_reasoning=is_reasoning)
+
+    def _reasoning(self, index: int, key: str, text: str) -> None:
+        message = self._messages[index]
+        names = [name for name in REASONING_FIELDS if message.get(name) in (None, text)]
+        if any(self._shows(Origin.of(index, name), text) for name in names):
+            return  # it goes by several names, and the template reads one of them
+        gaps = self._missing(Origin.of(index, key), text)
+        self._report(index, (key,), text, gaps, inline=False, is_reasoning=True)
+
+    def _report(
+        self, index: int, path: FieldPath, text: str, gaps: list[Gap], *, inline: bool, is_reasoning: bool
+    ) -> None:
+        """Reasoning of the past is dropped by design, if the template shows that of the last turn; the rest is lost."""
+        message = self._messages[index]
+        is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
+        if gaps and is_reasoning and is_past and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
+            why = "the template shows the reasoning of the last turn only"
+            missing = "".join(text[start:stop] for start, stop in gaps)
+            self._dropped.append(Lost(index, ".".join(map(str, path)), why, missing, PAST_REASONING))
         else:
             self._lose(index, path, text, gaps)
 
-    def _reasoning(self, index: int, key: str, text: str) -> None:
-        given = self._messages[index]
-        names = [name for name in REASONING_FIELDS if given.get(name) in (None, text)]
-        if any(self._shows(index, Origin.of(index, name), text) for name in names):
-            return  # it goes by several names, and the template reads one of them
-        gaps = self._missing(index, Origin.of(index, key), text)
-        if gaps and self._is_past(index):
-            called = bool(self._messages[index].get("tool_calls"))
-            if self._forms.shows_reasoning(called, False):
-                self._drop(index, (key,), "".join(text[start:stop] for start, stop in gaps))
-                return
-        self._lose(index, (key,), text, gaps)
-
-    def _is_past(self, index: int) -> bool:
-        return index < len(self._messages) - 1 and self._messages[index]["role"] == "assistant"
-
     # -- calls
 
-    def _call(self, index: int, at: int, call: Any) -> None:
-        if not isinstance(call, Mapping):
-            return
+    def _call(self, index: int, at: int, call: Mapping[str, Any]) -> None:
         base = Origin.of(index, "tool_calls", at)
-        if base[:3] in self._lengths and base not in self._called:
+        if base[:3] in self._texts and base not in self._called:
             return  # the list of calls was printed as it is
         function = call.get("function")
-        if isinstance(function, Mapping):
-            holder, inner = function, base.at("function")
-        else:
-            holder, inner = call, base
-        self._rest(base, call, ("function", "name", "arguments"))
-        if holder is function:
-            self._rest(inner, function, ("name", "arguments"))
-        name = holder.get("name")
+        holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
+        for path, fields in {base: call, inner: holder}.items():
+            for key, value in fields.items():
+                if key not in _CALL and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
+                    self._unknown(path.at(key), value)
+        name, arguments = holder.get("name"), holder.get("arguments")
         if base not in self._called:
-            text = f"{name}({_shown_arguments(holder.get('arguments'))})"
+            text = f"{name}({_shown_arguments(arguments)})"
             self._lose(index, base.path, text, [(0, len(text))])
             return
-        if isinstance(name, str) and not self._shows(index, inner.at("name"), name):
+        if isinstance(name, str) and not self._shows(inner.at("name"), name):
             in_id = name in "".join(self._texts.get(base.at("id"), ()))  # as Kimi writes it
             self._lose(index, inner.at("name").path, name, [] if in_id else [(0, len(name))])
-        arguments = holder.get("arguments")
         path = inner.at("arguments")
-        if isinstance(arguments, str):
-            gaps = self._missing(index, path, arguments)
-            value = _as_json(arguments) if gaps else None
-            if isinstance(value, Mapping) and (not value or any(own[: len(path)] == path for own in self._lengths)):
+        if not isinstance(arguments, str):
+            self._leaves(path, arguments or {})
+        elif gaps := self._missing(path, arguments):
+            value = _as_json(arguments)
+            if isinstance(value, Mapping) and (not value or any(one[: len(path)] == path for one in self._texts)):
                 self._leaves(path, value)
             else:
                 self._lose(index, path.path, arguments, gaps)
-        elif arguments and not self._is_written_plainly(path, arguments):
-            self._leaves(path, arguments)
-
-    def _are_written_plainly(self, index: int, calls: Any) -> bool:
-        """Whether calls are of the usual form and each is written as nearly all are, so that `_call` finds nothing."""
-        lengths = self._lengths
-        for at, call in enumerate(calls):
-            function = call.get("function") if type(call) is dict else None
-            if type(function) is not dict or not _CALL.issuperset(call) or not _FUNCTION.issuperset(function):
-                return False
-            name, arguments = function.get("name"), function.get("arguments")
-            if type(name) is not str or not arguments:
-                return False
-            if lengths.get(("messages", index, "tool_calls", at, "function", "name")) != len(name):
-                return False
-            path = ("messages", index, "tool_calls", at, "function", "arguments")
-            if type(arguments) is str:
-                if lengths.get(path) != len(arguments):
-                    return False
-            elif type(arguments) is not dict or not self._is_written_plainly(path, arguments):
-                return False
-        return True
-
-    def _is_written_plainly(self, path: FieldPath, arguments: Mapping[str, Any]) -> bool:
-        """Whether arguments are written as nearly all are: whole, or each text on its own with its key."""
-        lengths = self._lengths
-        if not _TEXT.issuperset(map(type, arguments.values())):
-            return path in lengths and lengths[path] == len(_shown_arguments(arguments))
-        if lengths.get(path, 0) >= sum(map(len, arguments)) + sum(map(len, arguments.values())):
-            return True  # a mapping has text of its own only where it was printed as a whole
-        return all(
-            lengths.get((*path, key), 0) == len(value) and (*path, key, KEY) in lengths
-            for key, value in arguments.items()
-        )
 
     def _leaves(self, path: Origin, value: Any) -> None:
         """Each text and number in a value that is JSON for the model, and each key."""
-        index, lost = path.message or 0, {}
-        if path in self._lengths and _as_json("".join(self._texts[path])) == value:
+        if path in self._texts and _as_json("".join(self._texts[path])) == value:
             return  # it was printed as a whole
+        lost: dict[Origin, tuple[str, list[Gap]]] = {}
         for inner, leaf in _leaves_of(value, path):
             text = leaf if isinstance(leaf, str) else _number(leaf)
-            if text.strip() and not self._above(inner, path, text):
-                gaps = self._missing(index, inner, text)
-                if gaps:
-                    lost[inner] = text, gaps
+            if text.strip() and not self._above(inner, path, text) and (gaps := self._missing(inner, text)):
+                lost[inner] = text, gaps
         for inner, (text, gaps) in lost.items():
             if not inner.is_key or not any(other[: len(inner) - 1] == inner[:-1] for other in lost if other != inner):
-                self._lose(index, inner.path, text, gaps)
+                self._lose(path.message or 0, inner.path, text, gaps)
 
     def _above(self, path: Origin, base: Origin, text: str) -> bool:
-        """Whether a text stands in the text of a value around it, which was printed whole."""
+        """True if a text stands in the text of a value around it, which was printed whole."""
         return any(
             _contains("".join(self._texts[path[:length]]), text)
             for length in range(len(path), len(base) - 1, -1)
-            if path[:length] in self._lengths
+            if path[:length] in self._texts
         )
-
-    def _rest(self, base: Origin, holder: Mapping[str, Any], known: Sequence[str]) -> None:
-        """The fields of a call, or of its function, beside the usual ones."""
-        for key, value in holder.items():
-            if key not in known and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
-                self._unknown(base.at(key), value)
 
     def _unknown(self, base: Origin, value: Any) -> None:
         """The texts in a field of which nothing is known."""
-        index = base.message or 0
         try:
             check_depth(value, Place(field=str(base[-1])))
         except InputError:
@@ -323,30 +264,20 @@ class _Account:
             leaf
             for path, leaf in itertools.islice(_leaves_of(value, base), 10_000)
             if isinstance(leaf, str) and leaf.strip() and not path.is_key
-            if not self._above(path, base, leaf) and self._missing(index, path, leaf)
+            if not self._above(path, base, leaf) and self._missing(path, leaf)
         ]
         if missing:
             text = "…".join(missing)
-            self._lose(index, base.path, text, [(0, len(text))])
+            self._lose(base.message or 0, base.path, text, [(0, len(text))])
 
     # -- what is missing
 
-    @functools.cached_property
+    @computed
     def _called(self) -> set[FieldPath]:
         """The calls of which something is written."""
-        return {origin[:4] for origin in self._lengths if len(origin) > 3 and origin[2] == "tool_calls"}
+        return {origin[:4] for origin in self._texts if len(origin) > 3 and origin[2] == "tool_calls"}
 
-    @functools.cached_property
-    def _texts(self) -> dict[FieldPath, list[str]]:
-        texts: dict[FieldPath, list[str]] = {}
-        whole, start = self._rendering.text, 0
-        for end, origin in zip(self._rendering.closed.ends, self._rendering.closed.origins, strict=True):
-            if origin is not None and origin[0] in ("messages", UNKNOWN.source):
-                texts.setdefault(origin, []).append(whole[start:end])
-            start = end
-        return texts
-
-    @functools.cached_property
+    @computed
     def _scaffold(self) -> dict[int, str]:
         """What the template itself wrote in each message's turn."""
         pieces: dict[int, list[str]] = {}
@@ -355,32 +286,25 @@ class _Account:
                 pieces.setdefault(turn, []).append(text)
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
-    @functools.cached_property
+    @computed
     def _spoken(self) -> set[int | None]:
         """The messages of which more is written than their role."""
-        own = (origin for origin in self._lengths if origin[0] == "messages" and len(origin) > 2)
-        return {origin[1] for origin in own if origin[2] != "role"}  # type: ignore[misc]
+        fields = (origin for origin in self._texts if origin[0] == "messages" and len(origin) > 2)
+        return {origin[1] for origin in fields if origin[2] != "role"}  # type: ignore[misc]
 
-    def _shows(self, index: int, origin: Origin, text: str) -> bool:
-        return origin in self._lengths and not self._missing(index, origin, text)
+    def _shows(self, origin: Origin, text: str) -> bool:
+        return origin in self._texts and not self._missing(origin, text)
 
-    def _missing(self, index: int, origin: Origin, text: str) -> list[tuple[int, int]]:
+    def _missing(self, origin: Origin, text: str) -> list[Gap]:
         """The stretches of a field's text that stand nowhere, white space aside."""
-        if self._lengths.get(origin) == len(text) or not text.strip():
+        pieces = self._texts.get(origin, [])
+        if text.strip() in "".join(pieces) or _contains("".join(self._texts.get(UNKNOWN, ())), text):
             return []
-        if origin not in self._lengths and UNKNOWN not in self._lengths and not _DELIMITERS.fullmatch(text):
-            return [(0, len(text))]
-        shown = self._texts.get(origin, [])
-        if text.strip() == "".join(shown).strip():
-            return []
-        unknown = self._texts.get(UNKNOWN)
-        if unknown and _contains("".join(unknown), text.strip()):
-            return []
-        gaps = _gaps(text, shown)
-        written = self._scaffold.get(index, "") + "\0" + self._scaffold.get(-1, "") if gaps else ""
+        gaps = _gaps(text, pieces)
+        written = self._scaffold.get(origin.message or 0, "") + "\0" + self._scaffold.get(-1, "") if gaps else ""
         return [(start, stop) for start, stop in gaps if not _is_written(text[start:stop], written)]
 
-    def _lose(self, index: int, path: Sequence[Any], text: str, gaps: Sequence[tuple[int, int]]) -> None:
+    def _lose(self, index: int, path: Sequence[Any], text: str, gaps: Sequence[Gap]) -> None:
         if not gaps:
             return
         whole = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
@@ -392,10 +316,6 @@ class _Account:
             why = "the template writes nothing of this message"
         missing = "…".join(text[start:stop] for start, stop in gaps)
         self._lost.append(Lost(index, ".".join(map(str, path)), why, missing))
-
-    def _drop(self, index: int, path: Sequence[Any], text: str) -> None:
-        why = "the template shows the reasoning of the last turn only"
-        self._dropped.append(Lost(index, ".".join(map(str, path)), why, text, PAST_REASONING))
 
 
 def _number(value: float) -> str:
@@ -409,22 +329,26 @@ def _shown_arguments(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
 
 
-def _gaps(text: str, shown: Sequence[str]) -> list[tuple[int, int]]:
-    """The stretches of a text that none of the shown pieces is, without those that are white space only."""
-    covered: list[tuple[int, int]] = []
+def _gaps(text: str, pieces: Sequence[str]) -> list[Gap]:
+    """The stretches of a text that none of the written pieces covers, without those that are white space only."""
+    forms = [next((form for form in _forms_of(piece) if form in text), None) for piece in pieces]
+    if None in forms and _letters(text) and _letters(text) in _letters("".join(pieces)):
+        return []  # written in another way: in capitals, with other white space
+    covered: list[Gap] = []
     cursor = 0
-    for piece in shown:
-        for form in _forms_of(piece):
-            at = text.find(form, cursor)
-            at = text.find(form) if at < 0 else at
-            if at >= 0:
-                covered.append((at, at + len(form)))
-                cursor = at + len(form)
+    for piece, form in zip(pieces, forms, strict=True):
+        rest = piece if form is None else form
+        for _ in range(_MOST_MATCHES):
+            size = _longest_prefix(rest, text)
+            if size:
+                at = text.find(rest[:size], cursor)
+                at = text.find(rest[:size]) if at < 0 else at
+                cursor = at + size
+                covered.append((at, cursor))
+            rest = rest[max(size, 1) :]
+            if not rest:
                 break
-        else:
-            if _letters(text) <= _letters("".join(shown)):
-                return []  # written in another way: in capitals, with other escapes
-    gaps: list[tuple[int, int]] = []
+    gaps: list[Gap] = []
     end = 0
     for start, stop in [*sorted(covered), (len(text), len(text))]:
         if start > end and text[end:start].strip():
@@ -433,8 +357,17 @@ def _gaps(text: str, shown: Sequence[str]) -> list[tuple[int, int]]:
     return gaps
 
 
+def _longest_prefix(piece: str, text: str) -> int:
+    """The length of the longest beginning of a piece that stands in a text."""
+    low, high = 0, len(piece)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if piece[:middle] in text else (low, middle - 1)
+    return low
+
+
 def _forms_of(piece: str) -> Iterator[str]:
-    """The texts that a shown piece may stand for: itself, or what it is JSON of."""
+    """The texts that a written piece may stand for: itself, or what it is JSON of."""
     yield piece
     bare = piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "\"'" else piece
     if bare:
@@ -446,8 +379,8 @@ def _forms_of(piece: str) -> Iterator[str]:
         yield piece.strip()
 
 
-def _letters(text: str) -> Counter[str]:
-    return Counter(char for char in text.casefold() if char.isalnum())
+def _letters(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))
 
 
 def _contains(whole: str, text: str) -> bool:

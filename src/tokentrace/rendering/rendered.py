@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Final, NamedTuple, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from ..computed import computed
 from ..conversation.forms import Change
 from ..conversation.messages import ROLES
 from ..errors import RendererError, SampleError, shown
@@ -127,7 +127,7 @@ class RenderedTokens(ShowsItself):
         self.__dict__.pop("_left_out", None)
         self._find_lost = find
 
-    @functools.cached_property
+    @computed
     def _left_out(self) -> tuple[list[Lost], list[Lost]]:
         return self._find_lost() if self._find_lost is not None else ([], [])
 
@@ -144,7 +144,7 @@ class RenderedTokens(ShowsItself):
         """What the template drops from the past by design, with the name of that policy."""
         return self._left_out[1]
 
-    @functools.cached_property
+    @computed
     def messages(self) -> npt.NDArray[np.int32]:
         rendering = self.rendering
         owners = np.asarray(span_messages(rendering, self._roles, rendering.closed), np.int32)
@@ -153,25 +153,25 @@ class RenderedTokens(ShowsItself):
             messages[turn.start : turn.stop] = turn.message
         return messages
 
-    @functools.cached_property
+    @computed
     def token_ids(self) -> list[int]:
         return cast(list[int], self.ids.tolist())
 
-    @functools.cached_property
+    @computed
     def message_indices(self) -> list[int]:
         return cast(list[int], self.messages.tolist())
 
-    @functools.cached_property
+    @computed
     def sampled(self) -> list[bool]:
         return cast(list[bool], self.mask.tolist())
 
-    @functools.cached_property
+    @computed
     def origins(self) -> list[Origin | None]:
         """The origin of each token: a path such as ``("messages", 2, "content")``, or None for scaffold."""
         origins = self.rendering.origins
         return [origins[span] for span in self._encoded.spans.tolist()]
 
-    @functools.cached_property
+    @computed
     def fields(self) -> list[str]:
         """The field of each token: ``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``…"""
         return self.fields_from(0)
@@ -181,7 +181,7 @@ class RenderedTokens(ShowsItself):
         names = self._span_fields
         return [names[span] for span in self._encoded.spans[start:].tolist()]
 
-    @functools.cached_property
+    @computed
     def _span_fields(self) -> list[str]:
         rendering = self.rendering
         return [
@@ -189,7 +189,7 @@ class RenderedTokens(ShowsItself):
             for start, origin in zip([0, *rendering.ends], rendering.origins, strict=False)  # one start too many
         ]
 
-    @functools.cached_property
+    @computed
     def control(self) -> npt.NDArray[np.bool_]:
         """True where a token is a control token."""
         return self._encoded.control

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt, are_read_as_they_are
 from ..conversation.messages import Messages, check_messages, check_tools
+from ..conversation.remarks import conversation_remarks
 from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
@@ -38,7 +39,6 @@ from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens
 from .bridging import Bridger, History
 from .closing import Truncation
-from .collector import no_collection
 from .inputs import ToolCache, credit_content, tools_of_each, with_given_text
 from .lost import LostPolicy, find_lost, report_lost
 from .masks import compiled_grammar, masked
@@ -119,10 +119,9 @@ class Renderer:
         """
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
-        with no_collection():
-            rendered = self._render(messages, tools, prompt, continued)
-            if self.lost is not LostPolicy.IGNORE:
-                report_lost(rendered.lost, self.lost)
+        rendered = self._render(messages, tools, prompt, continued)
+        if self.lost is not LostPolicy.IGNORE:
+            report_lost(rendered.lost, self.lost)
         return rendered
 
     def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
@@ -142,7 +141,8 @@ class Renderer:
         encoded = self.encode_text(rendering, written.shown, tools=tools)
         rendered = masked(study, encoded, checked, written.shown, schemas, prompt, continued)
         rendered.changes = [*adapted.changes, *written.changes]
-        rendered.notes = [*written.notes, *rendered.notes]
+        remarks = conversation_remarks(checked, continued=continued)
+        rendered.notes = [*written.notes, *rendered.notes, *remarks]
         held = with_given_text(adapted.messages if continued else written.shown, adapted, checked)
         rendered.find_lost_with(functools.partial(find_lost, rendering, held, study.forms, tools=schemas or ()))
         return rendered
@@ -299,11 +299,10 @@ class Renderer:
         empty = not new_messages if type(new_messages) is list else _is_empty(new_messages)
         adapted = Adapted(()) if empty else self._read(study, new_messages, tools)[1]
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
-        wrapped = self._tools.wrap(tools)
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         bridged = self._bridger(study, bool(tools)).bridge(
-            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, wrapped, before
+            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
         )
         if isinstance(bridged, BridgedTokens):
             if adapted.changes:
@@ -345,7 +344,6 @@ class Renderer:
                 functools.partial(self._written, study),
                 lambda prompt, completion: called_functions(self._compiled(study, has_tools), completion, prompt),
                 lambda prompt, completion: missing_close(self._compiled(study, has_tools), completion, prompt),
-                functools.partial(self.encode_text, tools=[STAND_IN_TOOL] if has_tools else None),
                 has_tools=has_tools,
                 history=self.history,
                 truncation=self.truncation,
@@ -364,6 +362,11 @@ class Renderer:
 
     # -- parsing
 
+    def decode(self, token_ids: Any) -> str:
+        """The text of token ids, for people to read: never encode it again."""
+        size = self.tokenizer.vocabulary.size
+        return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
+
     def parse_response(
         self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
     ) -> ParsedResponse:
@@ -371,14 +374,19 @@ class Renderer:
 
         `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
         the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
-        with. Any ids can be parsed: what is malformed is in the result, with its status.
+        with. What is malformed is in the result, with its status. Ids just past the vocabulary, which a model with a
+        padded embedding can sample, read as U+FFFD; larger ones raise InputError.
 
         `reading` is ``"strict"``: a call counts where the grammar has one, and what vLLM or SGLang would take for one
         elsewhere is in `ParsedResponse.attempts`. Or ``"server"``: such a call counts, as it does in production.
         """
         read_as = choose(ReadAs, "reading", reading)
         compiled, schemas, prompt = self._parsing(tools, prompt_ids)
-        return parse(compiled, check_ids(token_ids, "token_ids"), schemas, prompt, read_as)
+        ids = check_ids(token_ids, "token_ids")
+        size = self.tokenizer.vocabulary.size
+        if len(ids) and int(ids.max()) >= 2 * size:  # no embedding is padded to twice its vocabulary
+            check_ids(ids, "token_ids", vocab_size=size)
+        return parse(compiled, ids, schemas, prompt, read_as)
 
     def streaming_parser(
         self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"

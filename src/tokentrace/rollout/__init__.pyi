@@ -25,6 +25,7 @@ from .record import Budget as Budget
 from .record import Rollout as Rollout
 from .record import Task as Task
 from .setup import read_run as read_run
+from .store import JournalWarning as JournalWarning
 from .store import RolloutStore as RolloutStore
 from .store import group_advantages as group_advantages
 from .tools import BaseTool as BaseTool

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..conversation.place import Place, is_list
 from ..conversation.shapes import parsed_json
-from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of
+from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of, table_row
 from ..errors import ContinuationError, InputError, shown
 from ..settings import instance
 from .checks import MOST_SEED
@@ -112,13 +112,19 @@ class Summary:
         return out
 
 
-def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Task:
+def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
     """A row of a dataset as a task: its conversation up to the last message that is not the assistant's.
 
     ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the
     interaction; ``tools`` or ``tool_selection`` chooses among the tools by name; all other columns go to the metadata.
+    Nulls that a table may have filled in are left out of all that is read here (`data.conversations.table_row`), unless
+    the row was read `from_json`.
     """
-    columns = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
+    given = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
+    columns = given
+    if isinstance(given, dict) and not from_json:
+        read = {key: value for key, value in given.items() if key in _READ or key == "extra_info"}
+        columns = {**given, **table_row(read)[0]}
     if isinstance(columns, dict) and "prompt" in columns and not any(columns.get(n) for n in (*MESSAGES, *COMPLETIONS)):
         said = columns.pop("prompt")
         columns["messages"] = [{"role": "user", "content": said}] if isinstance(said, str) else said
@@ -127,14 +133,14 @@ def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "") -> Tas
         raise InputError("a task has no template variables of its own: set them under renderer.kwargs")
     by_name = {tool.name: tool for tool in tools}
     extra = columns.get("extra_info")
-    both = {**(extra if isinstance(extra, Mapping) else {}), **columns}
+    both = {**(extra if isinstance(extra, Mapping) else {}), **{k: v for k, v in columns.items() if v is not None}}
     chosen = both.get("tool_selection") or ()
     if not is_list(chosen) or (chosen and found.tools):
         raise InputError("must be a list of names, and not be there beside tools", field="tool_selection")
     wanted = [str(one.get("function", one).get("name")) for one in found.tools or ()] or [*map(str, chosen)]
     if missing := [one for one in wanted if one not in by_name]:
         raise InputError(f"there is no tool {missing[0]!r}; there are: {', '.join(by_name) or 'none'}", field="tools")
-    rest = {key: value for key, value in columns.items() if key not in _READ}
+    rest = {key: value for key, value in given.items() if key not in _READ}
     return Task(
         messages=_prompt(found),
         name=name,

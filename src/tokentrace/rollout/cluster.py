@@ -41,6 +41,7 @@ MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
 """Called once on each worker: its agent, and the tasks of the whole run, the same and in the same order everywhere."""
 
 _SHARED: Final = "the configuration and all that it names must be on storage that all nodes share, under the same paths"
+_NO_NODE: Final = "all of its nodes have died or were removed; add one, or start Ray again and repeat the command"
 _ALONE: Final = 2
 _DEATHS: Final = 3
 """A rollout that was under way when a worker died is run again; after `_ALONE` deaths with nothing beside it, so that
@@ -84,7 +85,8 @@ async def run_rollouts_on_ray(
     how many rollouts are under way in all of them together. Members of a group are run by one worker, as long as there
     is other work for the others. `address` is that of a cluster: ``"auto"`` for the one this machine is a node of,
     ``"local"`` for this machine's cores; None is the default of ``ray.init()``. A program that is already connected to
-    Ray stays connected. `patience` is how long a worker waits for an engine that is down, and `notice` is told of it.
+    Ray stays connected. `patience` is how long a worker waits for an engine that is down, and the run for a node when
+    the cluster has none left; `notice` is told of both.
 
     What is finished stays finished: tasks that the store has are skipped. `InputError` where a worker cannot be made,
     or has other tasks or another template than the others.
@@ -105,6 +107,7 @@ async def run_rollouts_on_ray(
         actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16, max_restarts=0)(RolloutActor)
         queue, slots = _Queue(_groups(chosen, todo)), math.ceil(concurrency / seats)
         run = _Run(ray, lambda: actor.remote(make, patience), chosen, queue, slots, seed, store, done, notice, summary)
+        run.patience = patience
         return await run.all(seats)
 
 
@@ -168,6 +171,8 @@ class _Run:
     workers: list[Any] = dataclasses.field(default_factory=list)
     first: dict[str, Any] | None = None
     """What the first worker said of itself."""
+    patience: float | None = 600.0
+    """Seconds to wait for a node when none is left; None is forever."""
     waited: float = 0.0
     circuits: list[Circuit] = dataclasses.field(default_factory=list)
 
@@ -196,7 +201,7 @@ class _Run:
             worker = self.hire()
             self.workers.append(worker)
             try:
-                self._check(await worker.ready.remote())
+                self._check(await self._started(worker))
                 failed = 0
                 if await self._work_through(worker):
                     await self._look(worker)
@@ -208,6 +213,29 @@ class _Run:
                     raise InputError(f"{failed} workers in a row died as they began: {first_line(error)}") from error
             self.workers.remove(worker)  # where the run ends early, it is still asked for what is unfinished
             self.ray.kill(worker)
+
+    async def _started(self, worker: Any) -> dict[str, Any]:
+        """What a worker says of itself. Ray waits without a word for a node to start it on; where the cluster has none,
+        this reports it, and raises `EngineDown` when patience runs out."""
+        ready: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(worker.ready.remote())
+        began = time.monotonic()
+        try:
+            while True:
+                await asyncio.wait([ready], timeout=_LOOKS)
+                if ready.done():
+                    return ready.result()
+                nodes = await asyncio.to_thread(self.ray.cluster_resources)
+                if nodes.get("CPU", 0) >= 1:
+                    began = time.monotonic()
+                    continue
+                waited = time.monotonic() - began
+                left = None if self.patience is None else self.patience - waited
+                if self.notice is not None:
+                    self.notice(Outage(_NO_NODE, waited, _LOOKS, left, "the Ray cluster has no node with a CPU"))
+                if left is not None and left <= 0:
+                    raise EngineDown(f"the Ray cluster had no node with a CPU for {waited:.0f} s: {_NO_NODE}")
+        finally:
+            ready.cancel()
 
     def _check_death(self, error: Exception) -> None:
         """Raise what Ray says, unless it says that a worker or its node is gone, with what it had to tell."""

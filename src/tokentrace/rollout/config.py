@@ -148,15 +148,10 @@ def _plain(value: Any) -> Any:
 
 
 _MOST_BYTES: Final = 16 << 20
-_MOST_VALUES: Final = 100_000
-"""How many values a configuration may have, those that aliases repeat counted each time."""
 
 
 def read_config(path: str | Path) -> Section:
-    """The top section of a YAML file, or ConfigError with line and column.
-
-    A file of more than 16 MiB is refused, and so is one that aliases blow up to more than 100,000 values or 16 MiB.
-    """
+    """The top section of a YAML file of at most 16 MiB. Raises ConfigError with line and column."""
     try:
         import yaml
     except ImportError:
@@ -174,7 +169,7 @@ def read_config(path: str | Path) -> Section:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None or node.id != "mapping":
             raise ConfigError(f"{name}: must be a mapping of settings")
-        made = _SectionReader(yaml.SafeLoader(text), name).read(node, "")
+        made = _value(node, yaml.SafeLoader(text), name, "")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -185,49 +180,25 @@ def read_config(path: str | Path) -> Section:
     return made
 
 
-class _SectionReader:
-    """Makes sections of the nodes of one file, and counts them: aliases can make a few lines into billions."""
-
-    def __init__(self, loader: Any, file: str) -> None:
-        self._loader = loader
-        self._file = file
-        self._values = self._characters = 0
-
-    def read(self, node: Any, place: str) -> Any:
-        line = node.start_mark.line + 1
-        self._count(node, line)
-        if node.id == "mapping":
-            return self._section(node, place, line)
-        if node.id == "sequence":
-            return [self.read(one, f"{place}.{at}") for at, one in enumerate(node.value)]
-        return self._scalar(node, f"{place}: ")
-
-    def _scalar(self, node: Any, place: str = "") -> Any:
+def _value(node: Any, loader: Any, file: str, place: str) -> Any:
+    """What a node stands for: a section, a list or a scalar."""
+    if node.id == "sequence":
+        return [_value(one, loader, file, f"{place}.{at}") for at, one in enumerate(node.value)]
+    line = node.start_mark.line + 1
+    if node.id != "mapping":
         try:
-            return self._loader.construct_object(node, deep=True)
+            return loader.construct_object(node, deep=True)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
             problem = f"{shown(node.value)} cannot be read: {error}; quote it, and give it no tag"
-            raise ConfigError(f"{self._file}, line {node.start_mark.line + 1}: {place}{problem}") from error
-
-    def _section(self, node: Any, place: str, line: int) -> Section:
-        made = Section(self._file, place, line)
-        for key_node, value_node in node.value:
-            key_line = key_node.start_mark.line + 1
-            self._count(key_node, key_line)
-            if key_node.id != "scalar":
-                raise ConfigError(f"{self._file}, line {key_line}: the name of a setting must be text")
-            key = str(self._scalar(key_node))
-            if key in made:
-                raise ConfigError(f"{self._file}, line {key_line}: {key!r} is there twice")
-            made.lines[key] = key_line
-            made[key] = self.read(value_node, f"{place}.{key}" if place else key)
-        return made
-
-    def _count(self, node: Any, line: int) -> None:
-        self._values += 1
-        self._characters += len(node.value) if node.id == "scalar" else 0
-        if self._values > _MOST_VALUES or self._characters > _MOST_BYTES:
-            raise ConfigError(
-                f"{self._file}, line {line}: aliases repeat what is here too often: the settings would have more than "
-                f"{_MOST_VALUES:,} values, or {_MOST_BYTES >> 20} MiB"
-            )
+            raise ConfigError(f"{file}, line {line}: {f'{place}: ' if place else ''}{problem}") from error
+    made = Section(file, place, line)
+    for key_node, value_node in node.value:
+        key_line = key_node.start_mark.line + 1
+        if key_node.id != "scalar":
+            raise ConfigError(f"{file}, line {key_line}: the name of a setting must be text")
+        key = str(_value(key_node, loader, file, ""))
+        if key in made:
+            raise ConfigError(f"{file}, line {key_line}: {key!r} is there twice")
+        made.lines[key] = key_line
+        made[key] = _value(value_node, loader, file, f"{place}.{key}" if place else key)
+    return made

@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import typing
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -96,11 +97,10 @@ def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
     made: list[BaseTool] = []
     for section in sections:
         key = next((key for key in _TOOL_KEYS if key in section), "class_name")
-        if key == "mcp" and "class_name" in section:
-            raise section.error(
-                "the tools of an MCP server need no class: leave class_name and config out", "class_name"
-            )
         section.check_keys(_TOOL_KEYS[key])
+        if key == "mcp" and "class_name" in section:  # as in verl's mcp_tool_config.yaml
+            remark = f"{section['class_name']} is ignored, with its config: the tools of an MCP server need no class"
+            warnings.warn(str(section.error(remark, "class_name")), stacklevel=2)
         if key == "class_name":
             made.append(_made_tool(section, folder))
         elif key == "mcp":
@@ -117,7 +117,7 @@ def make_tools(sections: Sequence[Section], folder: Path) -> list[BaseTool]:
 
 
 _TOOL_KEYS: Final[Mapping[str, Sequence[str]]] = {
-    "mcp": ["mcp"],
+    "mcp": ["mcp", "class_name", "config"],
     "function": ["function", "name"],
     "class_name": ["class_name", "config", "tool_schema", "function", "mcp"],
 }

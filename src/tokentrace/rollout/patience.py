@@ -27,7 +27,7 @@ _OUTAGES: Final = 10
 
 
 class EngineDown(EngineError):  # noqa: N818
-    """The engine did not answer for longer than the run was willing to wait. What is finished is kept."""
+    """The engine, or the last node of a cluster, was gone for longer than the run waits. What is finished is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,12 @@ class Outage:
     """Seconds until it is asked again."""
     left: float | None
     """Seconds until the run stops; None: never."""
+    problem: str = "the engine does not answer"
 
     def __str__(self) -> str:
         stops = "" if self.left is None else f", the run stops in {self.left:.0f} s"
         again = f"asking again in {self.pause:.0f} s{stops}"
-        return f"the engine does not answer, and all rollouts wait: {again}; {self.reason}"
+        return f"{self.problem}, and all rollouts wait: {again}; {self.reason}"
 
 
 class Patience:

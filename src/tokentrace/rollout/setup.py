@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from ..data.chunks import Row, plan, read_rows
-from ..data.conversations import without_nulls
 from ..data.sources import Format, find_sources
 from ..engines import EmbeddedEngine, Engine, EngineError, HTTPSettings, SamplingParams
 from ..engines.protocol import OPTIONAL
@@ -217,7 +216,7 @@ def _renderer(top: Section, kind: str, folder: Path) -> Renderer:
     name = top.read("tokenizer", str)
     if name is None and kind != "embedded":
         raise top.error(f"'tokenizer' is missing: the folder or hub name of the model that {kind} serves")
-    if name is not None and kind == "embedded" and (folder / name).resolve() != POCKET.resolve():
+    if kind == "embedded" and name not in (None, POCKET.name) and (folder / name).resolve() != POCKET.resolve():
         raise top.error("the embedded engine has the pocket model's tokenizer: leave this out", "tokenizer")
     source = POCKET if name is None else folder / name if (folder / name).exists() else name
     section = top.read("renderer", Section)
@@ -351,8 +350,8 @@ def _task(row: Row, source: str, form: Format, tools: Sequence[BaseTool], number
     where = f"{Path(source).name}, row {row.number}"
     if row.problem is not None:
         raise InputError(f"{where}: {row.problem}")
-    value = without_nulls(row.value) if form in (Format.PARQUET, Format.ARROW) else row.value
+    from_json = form not in (Format.PARQUET, Format.ARROW)
     try:
-        return row_task(value, tools, name=f"row-{number:06d}")
+        return row_task(row.value, tools, name=f"row-{number:06d}", from_json=from_json)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error

@@ -1,7 +1,8 @@
 """Where rollouts go: a folder with one trajectory a file, a journal of what was started and finished, and the rows.
 
 A rollout is in the journal as finished only after its trajectory is on the disk. One that was started and has no such
-line was under way when the process ended. All files are for their owner alone: they hold whole conversations.
+line was under way when the process ended. A line that a full disk or a crash has torn is reported; all others are read.
+All files are for their owner alone: they hold whole conversations.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import re
 import shutil
 import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..data.sources import pyarrow
 from ..errors import ContinuationError, InputError, TrajectoryError, shown
@@ -45,6 +47,18 @@ _DEVICES: Final = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")
 """Names that Windows keeps for devices, whatever comes after a dot."""
 
 
+class JournalWarning(UserWarning):
+    """Lines of a journal could not be read. `RolloutStore.unreadable` has them."""
+
+
+class UnreadableLine(NamedTuple):
+    """A line of a journal that is not a record."""
+
+    line: int
+    """Its number, from 1 on."""
+    problem: str
+
+
 class RolloutStore:
     """A folder of rollouts. One process writes to it at a time; a second one is refused where the system has locks."""
 
@@ -61,6 +75,10 @@ class RolloutStore:
         self._finished: dict[str, dict[str, Any]] = {}
         self._again: dict[str, dict[str, Any]] = {}
         """What was said of rollouts that had ended and are run again."""
+        self.unreadable: list[UnreadableLine] = []
+        """Lines of the journal that hold no record: torn ones, which a full disk or a crash leaves behind."""
+        self._torn = False
+        """The journal ends within a line, so the next record has to begin a new one."""
         self._writing = threading.Lock()
         self._journal = open(self.folder / JOURNAL, "ab", buffering=0, opener=owned)  # noqa: SIM115
         try:
@@ -73,17 +91,16 @@ class RolloutStore:
     def _read(self) -> None:
         path = self.folder / JOURNAL
         raw = path.read_bytes()
-        whole = raw[: raw.rfind(b"\n") + 1]  # a line that was cut off was never finished
-        for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        for number, line in enumerate(raw.split(b"\n"), 1):
+            if not line:
+                continue
             try:
-                row = json.loads(line)
-                if not isinstance(row["name"], str) or (row["event"] == "finished" and not _is_told(row)):
-                    raise ValueError(row["name"])
-                self._count(row)
+                self._count(_record(line))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise InputError(f"{path}, line {number}: not a line of a journal of rollouts") from error
-        if len(whole) < len(raw):
-            self._journal.truncate(len(whole))
+                self.unreadable.append(UnreadableLine(number, f"{type(error).__name__}: {shown(str(error))}"))
+        self._torn = not raw.endswith(b"\n") and raw != b""
+        if self.unreadable:
+            warnings.warn(f"{path}: {unreadable_lines(self.unreadable)}", JournalWarning, stacklevel=3)
 
     def is_finished(self, name: str) -> bool:
         return name in self._finished
@@ -109,8 +126,7 @@ class RolloutStore:
         row: dict[str, Any] = {"event": "finished", "name": name, "file": file, "metrics": rollout.metrics()}
         row |= {"turns": [asdict(turn) for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
         row |= {"messages": list(rollout.messages), "notes": rollout.notes}
-        self._write(row)
-        os.fsync(self._journal.fileno())
+        self._write(row, sync=True)
         self._partial(name).unlink(missing_ok=True)
 
     def keep(self, rollout: Rollout) -> None:
@@ -147,12 +163,17 @@ class RolloutStore:
             self._started.pop(name, None)
         return names
 
-    def _write(self, row: dict[str, Any]) -> None:
-        """Put a line into the journal, and count it."""
-        text = _line(row)
+    def _write(self, row: dict[str, Any], *, sync: bool = False) -> None:
+        """Append a record to the journal, and count it once all of it is there. After a failed write the next record
+        begins a line of its own."""
         with self._writing:
-            while text:  # a raw file may take less than it is given
+            text = b"\n" * self._torn + _line(row)
+            self._torn = True
+            while text:  # a raw file may write less than it is given
                 text = text[self._journal.write(text) or 0 :]
+            self._torn = False
+        if sync:
+            os.fsync(self._journal.fileno())
         self._count(row)
 
     def _count(self, row: dict[str, Any]) -> None:
@@ -362,10 +383,28 @@ def _line(row: Mapping[str, Any]) -> bytes:
         return json.dumps(row, default=str).encode("ascii") + b"\n"
 
 
-def _is_told(row: Mapping[str, Any]) -> bool:
-    """Whether a journal says of a finished rollout what it must; its file is one of the store's own trajectories."""
-    is_inside = isinstance(row["file"], str) and _OWN_FILE.fullmatch(row["file"])
-    return bool(is_inside) and isinstance(row["metadata"], dict) and {"end", "reward"} <= row["metrics"].keys()
+def _record(line: bytes) -> dict[str, Any]:
+    """A record of the journal. ValueError, KeyError and the like if it is not one; the file of a finished rollout must
+    be one of the store's own trajectories."""
+    row: dict[str, Any] = json.loads(line)
+    if not isinstance(row["name"], str):
+        raise ValueError("the name is not text")
+    if row["event"] == "finished":
+        if not isinstance(row["file"], str) or not _OWN_FILE.fullmatch(row["file"]):
+            raise ValueError(f"{shown(row['file'])} is not a trajectory of this folder")
+        if not isinstance(row["metadata"], dict) or not {"end", "reward"} <= row["metrics"].keys():
+            raise ValueError("metadata or metrics are missing")
+    return row
+
+
+def unreadable_lines(lines: Sequence[UnreadableLine]) -> str:
+    """How many lines of a journal cannot be read, and which."""
+    count = len(lines)
+    numbers = ", ".join(str(one.line) for one in lines[:5]) + (", …" if count > 5 else "")
+    word = "line" if count == 1 else "lines"
+    return (
+        f"{count} {word} cannot be read ({word} {numbers}): a rollout whose end was recorded there counts as unfinished"
+    )
 
 
 def file_name(name: str) -> str:

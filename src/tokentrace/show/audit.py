@@ -14,10 +14,11 @@ from rich.text import Text
 
 from ..audit.appends import AppendBreak, AppendCell
 from ..audit.cases import Append, Said
+from ..audit.readback import Writing
 from ..audit.report import AppendFinding, AuditReport, grade
 from ..audit.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
-from ..tokens.visible import counted, visible
+from ..tokens.visible import counted, listed, visible
 from ..viewer.document import HUES, Card, Cell, Document, Table, Track, token_columns
 from .contrasts import Differences
 from .terminal import TONES, flat, grid, laid_out, plain
@@ -49,6 +50,9 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
     told = [f"family {report.family}", f"template {report.digest[:12]}"]
     told += [f"{name}={value!r}" for name, value in report.settings.items()]
     yield head.append(f"   {visible(' · '.join(told))}", "dim")
+    yield Text(f"\n{flat(report.conclusion.text)}", "bold")
+    for command in report.conclusion.commands:
+        yield Text(f"  $ {flat(command)}", "cyan")
     yield Text()
     for one in report.verdicts:
         tone = TONES[_TONES[one.grade]]
@@ -188,8 +192,10 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     frame = "" if writing.reasoning is None else f"; reasoning in {writing.reasoning[0]} … {writing.reasoning[1]}"
     yield (
         "grammar",
-        (writing.dialect or "of no known dialect") + (f": {writing.calls}" if writing.calls else "") + frame,
+        (writing.dialect or "of no known dialect") + (f": {_indented(writing)}" if writing.calls else "") + frame,
     )
+    if writing.indent is not None:
+        yield "", str(writing.indent)
     for note in writing.notes:
         yield "", note
     yield (
@@ -202,7 +208,8 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     yield "said unasked", repr(defaults.system) if defaults.system else "nothing"
     for name, text in defaults.variables.items():
         yield f"  {name}", f"{text!r} unless it is given"
-    changes = [*(["the date"] if defaults.clock else []), *(["chance"] if defaults.random else [])]
+    itself = defaults.changes
+    changes = [*([f"the date{itself.by}"] if itself.clock else []), *(["chance"] if itself.random else [])]
     yield "changes by itself", " and ".join(changes) or "no"
     for one in report.switches:
         changed = (
@@ -222,6 +229,12 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     )
 
 
+def _indented(writing: Writing) -> str:
+    """How calls are written, arguments with their indentation."""
+    hole, indent = "⟨arguments⟩", writing.indent
+    return writing.calls.replace(hole, f"{{⏎{'␣' * indent.width}⟨arguments⟩⏎}}") if indent else writing.calls
+
+
 # -- many
 
 
@@ -239,8 +252,8 @@ def _many(reports: Sequence[AuditReport]) -> Iterator[RenderableType]:
     yield grid(_overview(reports), of_signs=True)
     yield Text(f"\n{KEY}", "dim")
     for report in reports:
-        if report.findings:
-            yield Text(f"\n{visible(report.name)}", "bold")
+        yield Text(f"\n{visible(report.name)}", "bold")
+        yield Text(f"  {flat(report.conclusion.text)}")
         for found in report.findings:
             yield Text(f"  {flat(found.why)}")
 
@@ -267,7 +280,7 @@ def markdown_findings(report: AuditReport) -> list[str]:
     known = f"Stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
     unnamed = "in no known dialect" if report.reading.calls else "not written"
     known += f"; calls are {report.writing.dialect or unnamed}"
-    known += "; holds the date of the day" if report.defaults.clock else ""
+    known += "; holds the date of the day" if report.defaults.changes.clock else ""
     found = [f"- {_escaped(flat(one.why))}" for one in report.findings]
     return [f"{known}.", "", *(found or ["- Nothing goes wrong."])]
 
@@ -319,7 +332,7 @@ def audit_document(reports: Sequence[AuditReport]) -> Document:
     """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
     differences = Differences()
     found = [_page_findings(report, differences) for report in reports]
-    one = reports[0] if len(reports) == 1 else None
+    one, names = reports[0] if len(reports) == 1 else None, [report.name for report in reports]
     tables = [] if one is not None else [_overview(reports)]
     for report, rows in zip(reports, found, strict=True):
         named = "" if one is not None else f": {report.name}"
@@ -333,9 +346,13 @@ def audit_document(reports: Sequence[AuditReport]) -> Document:
         tables.append(Table(f"What else is known{named}", ["", ""], facts, words=2))
     cards = [] if one is None else [Card(USES[v.use], str(v.grade), str(v.use), _TONES[v.grade]) for v in one.verdicts]
     return Document(
-        one.name if one is not None else "Audit",
+        f"Audit of {counted(len(names), 'template') if len(names) > 3 else listed(names)}",
         "tokentrace audit",
         lead="" if one is None else f"family {one.family} · template {one.digest[:12]}",
+        said=[
+            report.conclusion.text if one is not None else f"{report.name}: {report.conclusion.text}"
+            for report in reports
+        ],
         cards=cards,
         notes=[note for report in reports for note in report.notes],
         tables=tables,

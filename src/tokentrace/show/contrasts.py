@@ -95,7 +95,7 @@ def break_document(value: Break, tokenizer: Tokenizer | None = None) -> Document
     differences.add_break("stream → next prompt", value, tokenizer)
     return Document(
         f"Break: {value.cause}",
-        "tokentrace explain",
+        "tokentrace check",
         said=[value.detail, f"To do: {value.advice}"],
         cards=[
             Card("At token", f"{value.position:,}", f"of {value.stream_length:,}"),

@@ -43,7 +43,7 @@ from .checks import check_document
 from .contrasts import Differences, break_document
 from .histories import history_document
 from .inspections import inspection_document
-from .pieces import edited, hue_of, listed, stops
+from .pieces import edited, hue_of, listed, stops, template_name
 
 _LEAD: Final = 240
 """Characters of metadata that are put in a line; more are a table."""
@@ -60,7 +60,8 @@ def document_of(
     """
     texts = tokenizer.tokenizer if isinstance(tokenizer, Renderer) else tokenizer
     made = _document(value, texts) if other is None else _side_by_side(value, other, texts)
-    return dataclasses.replace(made, title=title) if title else made
+    template = made.template or (template_name(texts) if texts is not None else "")
+    return dataclasses.replace(made, title=title or made.title, template=template)
 
 
 @functools.singledispatch
@@ -77,14 +78,16 @@ def _document(value: Any, tokenizer: Tokenizer | None) -> Document:
 
 def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
     """Results of one track each, one after the other. An item may be a pair of a name and a result."""
-    tracks = []
+    tracks, templates = [], set()
     for at, item in enumerate(values):
         name, value = item if isinstance(item, tuple) and len(item) == 2 else (f"row {at + 1}", item)
         made = _document(value, tokenizer)
         if len(made.tracks) != 1 or made.contrasts:
             raise InputError(f"{kind_of(value)} is shown on a page of its own, not in a list", field=f"[{at}]")
         tracks.append(dataclasses.replace(made.tracks[0], name=str(name)))
-    return Document(counted(len(tracks), "row"), "tokentrace rows", tracks=tracks)
+        templates.add(made.template)
+    template = templates.pop() if len(templates) == 1 else ""
+    return Document(counted(len(tracks), "row"), "tokentrace rows", template, tracks=tracks)
 
 
 def _texts(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
@@ -96,7 +99,9 @@ def _texts(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
 
 @_document.register
 def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
-    return Document("Rendered conversation", "tokentrace", tracks=[rendering_track(value)])
+    track = rendering_track(value)
+    name = f"Conversation of {counted(len(track.roles), 'message')}"
+    return Document(name, "tokentrace render", template_name(value.tokenizer), tracks=[track])
 
 
 def rendering_track(rendered: RenderedTokens) -> Track:
@@ -161,9 +166,12 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
         hues = np.concatenate([source, hues[len(source) :]])
     if value.parts is not None:
         names = [Part(part).name.lower().replace("_", " ") for part in value.parts.tolist()]
-    roles = (
-        [] if rendered is None else [str(rendered.role(at)) for at in range(int(value.messages.max(initial=-1)) + 1)]
-    )
+    count = int(value.messages.max(initial=-1)) + 1
+    if rendered is not None:
+        roles = [str(rendered.role(at)) for at in range(count)]
+    else:
+        assistant = set(value.trained_messages)
+        roles = ["assistant" if at in assistant else "" for at in range(count)]
     track = Track(
         value.name or "row",
         value.ids,
@@ -180,7 +188,8 @@ def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
         cards=[] if value.reward is None else [Card("Reward", f"{value.reward:g}")],
         notes=value.notes,
     )
-    return Document(value.name or "Training row", "tokentrace rows", tracks=[track])
+    template = "" if rendered is None else template_name(rendered.tokenizer)
+    return Document(value.name or "Training row", "tokentrace rows", template, tracks=[track])
 
 
 def _numbered(spans: Iterable[SampledTurn | CompletionSpan], length: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from ..formats.dialects import DIALECTS, REASONING
 from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar, Value
 from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import visible
-from .grammar_words import described
 from .pieces import PieceKind, pieces, token_texts
 from .sheet import Sheet
 from .terminal import COLOURS, CONTROL, CONTROL_SAMPLED, flat, laid_out, plain_lines
@@ -108,8 +106,6 @@ def _parts(sheet: Sheet, width: int, *, boxed: bool) -> Iterator[RenderableType]
     yield Text("\nThe turn", "bold")
     turn = [(f"  {label}", line) for label, line in _turn(sheet)]
     yield _labelled([*turn, ("", _legend(boxed))], width)
-    yield Text("\nIn words", "bold")
-    yield _labelled(_in_words(sheet), width)
     if sheet.delimiters():
         yield Text("\nDelimiters", "bold")
         yield from _delimiter_table(sheet, width)
@@ -187,7 +183,7 @@ def _turn(sheet: Sheet) -> Iterator[tuple[str, Line]]:
         if text:
             yield label, _spelled(sheet, text)
     if sheet.stops:
-        yield "stop", _joined([_spelled(sheet, text) for text in sheet.stop_texts], " or ")
+        yield "stop", _stops(sheet)
 
 
 def _turn_messages(grammar: TurnGrammar, channels: Channels) -> Iterator[tuple[str, str]]:
@@ -256,27 +252,9 @@ def _object(calls: CallGrammar) -> str:
     return json.dumps(value, ensure_ascii=False).replace('"⟨arguments⟩"', "⟨arguments⟩")
 
 
-# -- in words
-
-
-def _in_words(sheet: Sheet) -> Iterator[tuple[str, Line]]:
-    """The turn in words: prose with texts of the grammar in it. A label stands before its first line only."""
-    last = ""
-    for label, words, *texts in described(sheet):
-        line: Line = []
-        for word, text in itertools.zip_longest(words.split("{}"), filter(None, texts)):
-            line += [(word, _PROSE)] if word else []
-            line += _spelled(sheet, text) if text else []
-        yield "" if label == last else f"  {label}", line
-        last = label
-    yield "  stop", _stops(sheet)
-
-
 def _stops(sheet: Sheet) -> Line:
-    if not sheet.stops:
-        return [("nothing that is known ends a turn", _PROSE)]
     stops = zip(sheet.stop_texts, sheet.stops, strict=True)
-    return _joined([[*_spelled(sheet, text), (f" {index}", "dim")] for text, index in stops], ", ")
+    return _joined([[*_spelled(sheet, text), (f" {index}", "dim")] for text, index in stops], " or ")
 
 
 def _joined(lines: Sequence[Line], between: str) -> Line:

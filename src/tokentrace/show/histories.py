@@ -15,7 +15,7 @@ from ..compare.histories.differences import PAIRS, Comparison, Difference, Diffe
 from ..tokens.alignment import Hunk, common_prefix
 from ..tokens.visible import counted, listed, visible
 from ..viewer.document import Card, Cell, Contrast, Document, Table, Track, token_columns
-from .pieces import hue_of
+from .pieces import hue_of, template_name
 from .terminal import flat, grid, laid_out, plain
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ def history_document(report: HistoryReport, title: str = "Histories", *, step: i
         tracks.append(_history_track("", pool.shown(), report))
     return Document(
         title,
-        "tokentrace histories",
+        "tokentrace audit --on",
+        template_name(report.tokenizer),
         said=report.sentences(),
         cards=_cards(report),
         notes=report.notes,

@@ -169,7 +169,7 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
     tone = "bad" if report.failing("any") else "good" if report.compared else ""
     return Document(
         "What happened to the tokens",
-        "tokentrace inspect",
+        "tokentrace check",
         said=[report.verdict],
         cards=[
             Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", "" if report.breaks else tone),

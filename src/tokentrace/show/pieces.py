@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..rendering.rendered import RenderedTokens
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import segments
+from ..tokens.tokenizer import Tokenizer
 from ..viewer.document import HUES, token_columns
 
 
@@ -55,6 +57,11 @@ class Piece:
     role: str | None
     field: str
     sampled: bool
+
+
+def template_name(tokenizer: Tokenizer) -> str:
+    """The name of the model whose template a page is about: the last part of a path or of a name on the hub."""
+    return PurePath(tokenizer.name).name
 
 
 def pieces(rendered: RenderedTokens, limit: int | None = None) -> Iterator[Piece]:

@@ -95,10 +95,12 @@ def grid(table: Table, *, of_signs: bool = False) -> Grid:
     made = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim" if of_signs else "bold")
     title = "" if of_signs else f"{table.title[:1].lower()}{table.title[1:]}"
     for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
-        made.add_column(str(head), justify="left" if at < table.words else "center" if of_signs else "right")
+        label = head.text if isinstance(head, Cell) else head
+        made.add_column(label, justify="left" if at < table.words else "center" if of_signs else "right")
     for row in table.rows:
         cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-        made.add_row(*(Text(flat(cell.text), TONES[cell.tone]) for cell in cells))
+        heading = " bold" if len(cells) == 1 < len(table.head) else ""
+        made.add_row(*(Text(flat(cell.text), f"{TONES[cell.tone]}{heading}".strip()) for cell in cells))
     return made
 
 

@@ -8,12 +8,12 @@ what it needs: whether text is read as it is comes first, because nearly all con
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ..computed import computed
 from ..conversation.forms import Silence
 from ..conversation.messages import RESULT_ROLES
 from ..template.chat_template import REASONING_FIELDS
@@ -60,7 +60,7 @@ class TemplateForms:
             known = self._contents[role] = ReadContent(self._study, self, role)
         return known
 
-    @functools.cached_property
+    @computed
     def alone(self) -> tuple[Silence, ...]:
         """How an assistant's message without calls may say that it has no content: what is written as ``""`` is."""
         written: dict[Silence, list[str]] = {}
@@ -72,7 +72,7 @@ class TemplateForms:
                 written[silence] = texts
         return tuple(silence for silence, texts in written.items() if texts == next(iter(written.values())))
 
-    @functools.cached_property
+    @computed
     def prints_roles(self) -> bool:
         """Whether the template prints a role as it is given, whatever it is."""
         message = {"role": _ODD_ROLE, "content": "wordone"}
@@ -109,11 +109,11 @@ class ReadContent:
         self._forms = forms
         self._role = role
 
-    @functools.cached_property
+    @computed
     def text(self) -> bool:
         return all(self._reads_text(*case) or not self._reads_parts(*case) for case in self._cases()) or not self.parts
 
-    @functools.cached_property
+    @computed
     def parts(self) -> bool:
         cases = list(self._cases())
         reads = [self._reads_parts(*case) for case in cases]
@@ -121,7 +121,7 @@ class ReadContent:
             found or not self._reads_text(*case) for found, case in zip(reads, cases, strict=True)
         )
 
-    @functools.cached_property
+    @computed
     def mapping(self) -> bool:
         """A tool's result that is a JSON object."""
         if self._role not in RESULT_ROLES:
@@ -179,19 +179,19 @@ class ReadCalls:
         self._study = study
         self._forms = forms
 
-    @functools.cached_property
+    @computed
     def mapping(self) -> bool:
         """Arguments that are a mapping."""
         return any(self._is_good(True, silence) for silence in Silence) or not self._reads_any
 
-    @functools.cached_property
+    @computed
     def text(self) -> bool:
         """Arguments that are JSON text, written as a mapping is where that is read too."""
         if not any(self._is_good(False, silence) for silence in Silence):
             return False
         return not self.mapping or self._writes_alike(self.silence[0])
 
-    @functools.cached_property
+    @computed
     def silence(self) -> tuple[Silence, ...]:
         """How no content beside calls may be said, the best first."""
         if not self._reads_any:
@@ -214,7 +214,7 @@ class ReadCalls:
         is_usual = self._reads_usual or not self.silence
         return SILENT[Silence.EMPTY if is_usual else self.silence[0]]
 
-    @functools.cached_property
+    @computed
     def are_shown(self) -> bool:
         """Whether anything of a call is written, in whatever form it is given."""
         if self._reads_usual:
@@ -228,11 +228,11 @@ class ReadCalls:
 
     # -- finding out
 
-    @functools.cached_property
+    @computed
     def _reads_any(self) -> bool:
         return self._reads_usual or any(any(found) for found in self._all.values())
 
-    @functools.cached_property
+    @computed
     def _reads_usual(self) -> bool:
         """Whether a mapping beside ``""`` is read everywhere: then other forms are compared with that."""
         return all(self._reads(True, Silence.EMPTY))
@@ -243,11 +243,11 @@ class ReadCalls:
             return all(self._reads(as_mapping, silence))
         return (as_mapping, silence) in self._good
 
-    @functools.cached_property
+    @computed
     def _all(self) -> dict[tuple[bool, Silence], list[bool]]:
         return {way: self._reads(*way) for way in itertools.product((True, False), Silence)}
 
-    @functools.cached_property
+    @computed
     def _good(self) -> list[tuple[bool, Silence]]:
         cases = [case for case in range(4) if any(found[case] for found in self._all.values())]
         good = [way for way, found in self._all.items() if all(found[case] for case in cases)]

@@ -6,10 +6,10 @@ same to us, whatever they are called and however they are spelled.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import TYPE_CHECKING
 
+from ..computed import computed
 from ..errors import RendererError
 from ..formats.families import BY_NAME, FAMILIES
 from ..settings import nearest
@@ -29,28 +29,28 @@ class TemplateOutline:
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
 
-    @functools.cached_property
+    @computed
     def answer(self) -> str:
         """An assistant's turn with reasoning and content."""
         return _turn(self._study.probe(REASONED), 1)
 
-    @functools.cached_property
+    @computed
     def call(self) -> str:
         """An assistant's turn with a tool call (and reasoning and content where the template lets them stand there)."""
         return _turn(self._called, 1)
 
-    @functools.cached_property
+    @computed
     def result(self) -> str:
         """A tool's turn."""
         return _turn(self._called, 2)
 
-    @functools.cached_property
+    @computed
     def prompt(self) -> str:
         """The generation prompt after a user's message."""
         rendering = self._study.probe((USER,), prompt=True)
         return rendering.text[rendering.tail :] if rendering is not None else ""
 
-    @functools.cached_property
+    @computed
     def image(self) -> str:
         """What stands for an image in a user's message, found by what is missing without it."""
         part = {"type": "text", "text": "question"}
@@ -70,7 +70,7 @@ class TemplateOutline:
                     return pictured.text[start:stop]
         return ""
 
-    @functools.cached_property
+    @computed
     def _called(self) -> Rendering | None:
         """A call and its result, as the template wants them: beside content or not, arguments as a mapping or JSON."""
         said: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})

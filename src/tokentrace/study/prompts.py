@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..computed import computed
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.tokenizer import Tokenizer
 from .memory import Memory
-from .probes import USER
+from .probes import CONTINUED, USER
 from .turns import Render, TurnSpan, cut_points, matched_prefix
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
-
-Circumstances = tuple[str, tuple[str, ...], tuple[str, ...], bool]
-"""The role of the message before, words of system messages, words of the last user message, whether there are tools."""
 
 
 @dataclass(frozen=True)
@@ -36,64 +34,44 @@ class GenerationPrompt:
     tools), more where it writes the prompt inside of one.
     """
 
-    @functools.cached_property
+    @computed
     def texts(self) -> tuple[str, ...]:
         """Both, the shorter first."""
         return tuple(sorted({text for text in (self.tail, self.added) if text}, key=len))
 
 
 class GenerationPrompts:
-    """Generation prompts, by the circumstances that a template can make them depend on.
+    """Generation prompts of one template.
 
-    The prompt before an assistant's turn depends on the role of the message before it, on whether there are
-    tools, and on words that the template looks for in what system and user said (``/no_think``). For each such
-    combination it is found once, by rendering the conversation at hand up to that turn.
+    A template can make its prompt depend on anything: the number of messages, a word in one of them, the order of the
+    tools. Where its syntax proves that it does not (`Template.asks_alike`), every turn has the prompt of a probe.
+    Elsewhere the conversation up to the turn is rendered each time: no prompt of another conversation is believed.
     """
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
-        self._words = searched_words(study)
-        self._known = Memory()
         self._ends = Memory()
 
-    def before(
-        self, turns: Sequence[TurnSpan], messages: Messages, has_tools: bool, render: Render
-    ) -> list[GenerationPrompt | None]:
+    def before(self, turns: Sequence[TurnSpan], messages: Messages, render: Render) -> list[GenerationPrompt | None]:
         """The generation prompt of each turn; None where nothing comes before it, or the template refuses one there."""
-        said = self._said(messages)
-        known: dict[Circumstances, GenerationPrompt | None] = {}
-        found: list[GenerationPrompt | None] = []
-        for turn in turns:
-            count = turn.before + 1 if turn.before >= 0 else turn.message
-            circumstances = (messages[count - 1]["role"] if count else "", *said[count], has_tools)
-            if circumstances not in known:
-                known[circumstances] = self._after(circumstances, messages, count, render)
-            found.append(known[circumstances])
-        return found
+        prompts: dict[int, GenerationPrompt | None] = {0: None}
+        counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
+        for count in counts:
+            if count not in prompts:
+                prompts[count] = self.constant or _prompt_after(messages[:count], render)
+        return [prompts[count] for count in counts]
 
-    def _said(self, messages: Messages) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """For each position, the words before it that a generation prompt could depend on: of system and user."""
-        now: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-        out = [now]
-        for message in messages:
-            role = message["role"]
-            if role == "user":
-                now = (now[0], words_in(message.get("content"), self._words))
-            elif role in ("system", "developer"):
-                now = (now[0] + words_in(message.get("content"), self._words), now[1])
-            out.append(now)
-        return out
-
-    def _after(
-        self, circumstances: Circumstances, messages: Messages, count: int, render: Render
-    ) -> GenerationPrompt | None:
-        """The generation prompt after so many messages."""
-        if not count:
+    @computed
+    def constant(self) -> GenerationPrompt | None:
+        """The prompt of every turn, where it is the same for all; None where it may not be."""
+        if not self._study.template.asks_alike:
             return None
-        try:
-            return self._known.once(circumstances, lambda: _prompt_after(messages[:count], render))
-        except TokentraceError:
-            return None
+        prompts: list[GenerationPrompt] = []
+        for messages in (CONTINUED, (USER,)):
+            prompted, plain = (self._study.probe(messages, False, prompt) for prompt in (True, False))
+            if prompted is not None and plain is not None and len(messages) - 1 in prompted.turns:
+                prompts.append(_compared(prompted, plain))
+        return prompts[0] if prompts and all(prompt == prompts[0] for prompt in prompts) else None
 
     def alone(self, has_tools: bool) -> GenerationPrompt | None:
         """The generation prompt after a question by itself."""
@@ -137,22 +115,15 @@ class GenerationPrompts:
         return self._ends.once((scaffold, tail), find)
 
 
-def searched_words(study: TemplateStudy) -> list[str]:
-    """Words that the template looks for in what messages say: what they change is part of a conversation's shape."""
-    return sorted(word for word in study.template.searched if len(word) > 1)
-
-
-def words_in(content: Any, words: Iterable[str]) -> tuple[str, ...]:
-    return tuple(word for word in words if word in content) if isinstance(content, str) else ()
-
-
-def _prompt_after(messages: Messages, render: Render) -> GenerationPrompt:
-    prompted = render(messages, True)
+def _prompt_after(messages: Messages, render: Render) -> GenerationPrompt | None:
     try:
-        plain = render(messages, False)
+        prompted = render(messages, True)
     except TokentraceError:
-        plain = None
-    return _compared(prompted, plain)
+        return None
+    try:
+        return _compared(prompted, render(messages, False))
+    except TokentraceError:
+        return _compared(prompted, None)
 
 
 def _compared(prompted: Rendering, plain: Rendering | None) -> GenerationPrompt:

@@ -56,12 +56,12 @@ class Sampling:
 
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
-    """Which tokens the model samples. The template is run again only for prompts in new circumstances."""
+    """Which tokens the model samples. Runs the template again for each turn whose prompt may depend on its past."""
     render = functools.partial(study.run_with, tools)
     own, unproven = assistant_turns(encoded.rendering, messages, render, study.tokenizer)
     if not own:
         return Sampling(notes=unproven)
-    prompts = study.prompts.before(own, messages, bool(tools), render)
+    prompts = study.prompts.before(own, messages, render)
 
     known: list[set[str]] = []
 

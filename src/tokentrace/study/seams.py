@@ -21,13 +21,13 @@ from typing import Any, Final, Literal
 
 from ..conversation.messages import RESULT_ROLES, KnownTools, Messages
 from ..errors import InputError, TemplateError
+from ..template.chat_template import Template
 from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
 from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER
-from .prompts import words_in
 from .sampling import SampledTurn, turn_end
 from .turns import TurnSpan
 
@@ -221,11 +221,6 @@ def _call_id(result: Mapping[str, Any], at: int) -> str:
     return given if isinstance(given, str) and given else f"call{at + 1:05}"
 
 
-def call_ids(messages: Messages) -> list[str]:
-    """The ids of the calls that new messages answer."""
-    return [_call_id(result, at) for at, result in enumerate(leading_results(messages))]
-
-
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
     """Ways to write the turn, the likeliest first: what one template takes another refuses."""
     if not after_call:
@@ -267,10 +262,21 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
         (
             message["role"],
             tuple(sorted((key, _sketch(value)) for key, value in message.items() if key != "role")),
-            words_in(message.get("content"), words),
+            _words_in(message.get("content"), words),
         )
         for message in messages
     )
+
+
+def searched_words(template: Template) -> list[str]:
+    """Words that the template looks for in what messages say: what they change is part of a conversation's shape."""
+    return sorted(word for word in template.searched if len(word) > 1)
+
+
+def _words_in(content: Any, words: Sequence[str]) -> tuple[str, ...]:
+    parts = [content] if isinstance(content, (str, Mapping)) else content or ()
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    return tuple(word for word in words if any(isinstance(text, str) and word in text for text in texts))
 
 
 def _sketch(value: Any) -> str:

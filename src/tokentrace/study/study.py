@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ..computed import computed
 from ..conversation.messages import Messages
 from ..conversation.values import is_plain
 from ..errors import TokentraceError
@@ -58,7 +59,6 @@ class TemplateStudy:
         self.template = template
         self.tokenizer = tokenizer
         self.variables = {**tokenizer.variables, **wrap_variables(variables)}
-        self.plain_variables = {**tokenizer.variables, **variables}
         self.forms = TemplateForms(self)
         self.prompts = GenerationPrompts(self)
         self.outline = TemplateOutline(self)
@@ -115,7 +115,7 @@ class TemplateStudy:
 
     # -- learning
 
-    @functools.cached_property
+    @computed
     def eos(self) -> frozenset[int]:
         """The ends of generation that the model's own files name."""
         named = self.tokenizer.token_id(self.tokenizer.variables.get("eos_token", ""))

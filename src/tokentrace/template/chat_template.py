@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import jinja2
-import jinja2.meta
 from jinja2 import nodes
 
+from ..computed import computed
 from ..conversation.place import Place
 from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError, TemplateLimitError
+from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .code_digest import code_digest
 from .environment import TracingContext, TracingEnvironment
+from .lookups import looked_up
 from .origin import Origin
 from .trace import Rendering, Trace, collect
 from .traced import TracedDict, TracedList, wrap
@@ -54,6 +57,10 @@ class Template(Protocol):
         """All names that it looks up in what it is given: its variables, ``documents``, functions of its own choice."""
 
     @property
+    def asks_alike(self) -> bool:
+        """True if its generation prompt is known to be the same in every conversation: see `asking`."""
+
+    @property
     def digest(self) -> str:
         """A hash of its source."""
 
@@ -84,9 +91,10 @@ class ChatTemplate:
         if not isinstance(source, str) or not source.strip():
             raise TemplateError("the chat template is empty")
         self.source = source
-        compiled = _compile(source)
-        self._globals = dict(compiled[0].globals)
-        self._template, self.constants, self.searched, self.variables, self.reads, self.tags_generation = compiled
+        self._template, facts = _compile(source)
+        self.constants, self.searched = facts.constants, facts.searched
+        self.variables, self.reads = facts.variables, facts.reads
+        self.tags_generation, self.asks_alike = facts.tags_generation, facts.asks_alike
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str]]:
         return ChatTemplate, (self.source,)
@@ -94,7 +102,7 @@ class ChatTemplate:
     def __deepcopy__(self, memo: Any) -> ChatTemplate:
         return self
 
-    @functools.cached_property
+    @computed
     def digest(self) -> str:
         return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -108,17 +116,22 @@ class ChatTemplate:
         patch: Patch | None = None,
     ) -> Rendering:
         """Render `messages` (validated) with the template. TemplateError names the message it was at."""
-        given: list[Any] = _given(messages) if patch is None else wrap_messages(messages, patch)
+        given: list[Any] = name_reasoning(messages) if patch is None else wrap_messages(messages, patch)
         trace = Trace(len(messages), given if patch is None else None)
-        template, names = self._template, dict(self._globals)
-        names.update(messages=given, tools=tools, documents=None, add_generation_prompt=add_generation_prompt)
-        names.update(variables or {})
-        context = TracingContext(template.environment, names, template.name, template.blocks)
-        context.trace = trace
-        with told(trace, template), charging(trace.budget):
-            for _ in template.root_render_func(context):
-                pass
-            return collect(trace.out)
+        names = {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
+        return run_template(self._template, names, trace)
+
+
+def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Trace) -> Rendering:
+    """Run a compiled template within the budget of `trace`: the only place where a template runs."""
+    context = TracingContext(
+        template.environment, {**template.globals, "documents": None, **names}, template.name, template.blocks
+    )
+    context.trace = trace
+    with told(trace, template), charging(trace.budget):
+        for _ in template.root_render_func(context):
+            pass
+        return collect(trace.out)
 
 
 class told:  # noqa: N801
@@ -173,7 +186,7 @@ def _plain_names(said: str) -> str:
     return re.sub(r"(?:[\w.]+\.)?Traced(Str|Dict|List|Tuple|Int|Float|Bool|None)", lambda name: name[1].lower(), said)
 
 
-def _given(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Messages as templates read them: plain, with the reasoning of each under each of its names."""
     given: list[Any] = []
     for index, message in enumerate(messages):
@@ -250,48 +263,58 @@ def _wrap_variable(value: Any, origin: Origin) -> Any:
     return wrap(value, origin)
 
 
+class _Facts(NamedTuple):
+    """What is read off the syntax tree of a template."""
+
+    constants: frozenset[str]
+    searched: frozenset[str]
+    variables: frozenset[str]
+    reads: frozenset[str]
+    tags_generation: bool
+    asks_alike: bool
+
+
 @functools.lru_cache(maxsize=256)
-def _compile(
-    source: str,
-) -> tuple[jinja2.Template, frozenset[str], frozenset[str], frozenset[str], frozenset[str], bool]:
+def _compile(source: str) -> tuple[jinja2.Template, _Facts]:
     environment = _environment()
-    try:
+    with _compile_errors():
         tree = environment.parse(source)
-        constants, searched = frozenset(_constants(tree)), frozenset(_searched(tree))
-        undeclared = jinja2.meta.find_undeclared_variables(tree) - _own_names(tree)
+        names = looked_up(tree)
         functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
         if tree.find(nodes.ScopedEvalContextModifier):
             raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
-        tags = any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output))
-        with charging(RenderBudget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
-            template = environment.from_string(source)
+        facts = _Facts(
+            constants=frozenset(_constants(tree)),
+            searched=frozenset(_searched(tree)),
+            variables=frozenset(names - _GIVEN),
+            reads=frozenset(names | functions),
+            tags_generation=any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)),
+            asks_alike=asks_alike(tree, environment.globals),
+        )
+    return compile_template(tree), facts
+
+
+def parse_template(source: str) -> nodes.Template:
+    """The syntax tree of a template. Raises TemplateError if it is not valid Jinja."""
+    with _compile_errors():
+        return _environment().parse(source)
+
+
+def compile_template(tree: nodes.Template) -> jinja2.Template:
+    """Compile a syntax tree, which is used up. Jinja may spend only so much on folding constants."""
+    environment = _environment()
+    with _compile_errors(), charging(RenderBudget(steps=_FOLDING_STEPS, made=_FOLDING_MADE)):
+        return jinja2.Template.from_code(environment, environment.compile(tree), dict(environment.globals))
+
+
+@contextlib.contextmanager
+def _compile_errors() -> Iterator[None]:
+    try:
+        yield
     except jinja2.exceptions.TemplateSyntaxError as error:
         raise TemplateError(f"the chat template is not valid Jinja: {error.message}", line=error.lineno) from error
     except (RecursionError, MemoryError, SyntaxError) as error:  # Python's own parser, on what Jinja made of it
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
-    return template, constants, searched, frozenset(undeclared - _GIVEN), frozenset(undeclared | functions), tags
-
-
-def _own_names(tree: nodes.Template) -> set[str]:
-    """Names that the template assigns and never asks for: a variable of that name would be overwritten, unread.
-
-    One that it asks for (``is defined``, ``default``, ``set x = x or …``) is the caller's to set.
-    """
-    stored = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
-    asked = {
-        name.name
-        for kind in (nodes.Test, nodes.Filter)
-        for node in tree.find_all(kind)
-        if node.name in ("defined", "undefined", "none", "default", "d")
-        for name in [node.node]
-        if isinstance(name, nodes.Name)
-    }
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name):
-            asked |= {name.name for name in assign.node.find_all(nodes.Name)} & {assign.target.name}
-            if isinstance(assign.node, nodes.Name):
-                asked |= {assign.node.name} & {assign.target.name}
-    return stored - asked
 
 
 def _constants(tree: nodes.Template) -> Iterator[str]:
@@ -378,8 +401,9 @@ class PythonFormat:
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
         self.tags_generation = False
+        self.asks_alike = False
 
-    @functools.cached_property
+    @computed
     def digest(self) -> str:
         """A hash of its code. To read that takes long, and is done when somebody asks."""
         return code_digest(self.name, self._function)

@@ -21,13 +21,19 @@ from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOL
 from .expressions import Expressions
 from .loops import counts_only, fields_read, items_of, targets, uses_loop
 from .remembered import repeatable
-from .sources import Pair, Printed, beside, flattened, spelled
+from .sources import Pair, Printed, beside, flattened, namespaces_of, spelled
 
 _IMPORTS: Final = {
     "pairs": {
         **{"box": "tt_box", "inside": "tt_inside", "of_item": "tt_of_item", "of_get": "tt_of_get"},
         **{"of_slice": "tt_of_slice", "paid": "tt_paid", "pieces_of": "tt_pieces_of", "parts_of": "tt_parts"},
-        **{"rows": "tt_rows", "length_of": "tt_length", "is_last": "tt_is_last", "items_of": "tt_items"},
+        **{
+            "rows": "tt_rows",
+            "bounds": "tt_bounds",
+            "length_of": "tt_length",
+            "is_last": "tt_is_last",
+            "items_of": "tt_items",
+        },
         **{"neighbour": "tt_neighbour", "of_neighbour": "tt_of_neighbour"},
         **{"PLAIN": "tt_plain", "SIZED": "tt_sized", "TEXT": "tt_text", "PRINTED": "tt_printed"},
     },
@@ -61,7 +67,7 @@ class TracingGenerator(Expressions):
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         self._has_blocks = node.find(nodes.Block) is not None
-        self.namespaces = _namespaces(node)
+        self.namespaces = namespaces_of(node)
         for module, names in _IMPORTS.items():
             spelled = ", ".join(f"{name} as {short}" for name, short in names.items())
             self.writeline(f"from tokentrace.template.{module} import {spelled}")
@@ -420,20 +426,6 @@ class TracingGenerator(Expressions):
         self.writeline(
             f"{found} = tt_items({pair.code}, {pair.origin}, lambda boxed: {boxed}, counted={counted})", node
         )
-
-
-def _namespaces(tree: nodes.Template) -> frozenset[str]:
-    """Variables that are set to ``namespace(…)``, and to nothing else anywhere."""
-    stores: dict[str, int] = {}
-    for name in tree.find_all(nodes.Name):
-        if name.ctx != "load":
-            stores[name.name] = stores.get(name.name, 0) + 1
-    for assign in tree.find_all(nodes.Assign):
-        target, call = assign.target, assign.node
-        made = isinstance(call, nodes.Call) and isinstance(call.node, nodes.Name) and call.node.name == "namespace"
-        if made and isinstance(target, nodes.Name):
-            stores[target.name] -= 1
-    return frozenset(name for name, others in stores.items() if not others)
 
 
 def code_line(code: str) -> nodes.Output:

@@ -13,7 +13,7 @@ Four things differ from a plain sandbox, none of them visible in the text:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any, Final, cast
@@ -160,7 +160,7 @@ class TracingEnvironment(PairEnvironment):
         self.tests.update(filters.traced_tests(cast(Any, self.tests)))
         self.globals.update(
             raise_exception=_raise_exception,
-            strftime_now=_strftime_now,
+            strftime_now=strftime_now,
             dict=_TemplateDict(),
             namespace=TemplateNamespace,
             lipsum=_lipsum,
@@ -212,7 +212,7 @@ class TracingEnvironment(PairEnvironment):
             if value is not _MISSING:
                 return value
         elif kind is TracedMarkup and (attribute in _STR_METHODS or attribute in ("unescape", "striptags")):
-            return _Proven(lambda *args, **kwargs: obj.method(attribute, args, kwargs))
+            return Proven(lambda *args, **kwargs: obj.method(attribute, args, kwargs))
         elif kind is TracedStr or kind is str or isinstance(obj, TracedStr):
             if attribute in _STR_METHODS:
                 return getattr(promoted(obj), attribute)
@@ -252,10 +252,8 @@ class TracingEnvironment(PairEnvironment):
         """``str.format``, sandboxed."""
         if isinstance(text, TracedMarkup):
             markup = Markup(plain_text(text))
-            return _Proven(
-                lambda *args, **kwargs: as_markup(formatting.markup_format(self, markup, name, args, kwargs))
-            )
-        return _Proven(lambda *args, **kwargs: formatting.str_format(self, text, name, args, kwargs))
+            return Proven(lambda *args, **kwargs: as_markup(formatting.markup_format(self, markup, name, args, kwargs)))
+        return Proven(lambda *args, **kwargs: formatting.str_format(self, text, name, args, kwargs))
 
     # -- calls
 
@@ -354,10 +352,10 @@ def _raise_exception(message: Any) -> None:
     raise jinja2.exceptions.TemplateError(str.__str__(text_of(message)))
 
 
-def _strftime_now(format: str) -> str:
+def strftime_now(format: str, now: datetime | None = None) -> str:
     if len(format) > _MAX_WORDS:
         raise TooLarge(f"the template asked for a date in a format of {len(format)} characters")
-    return datetime.now().strftime(format)
+    return (now or datetime.now()).strftime(format)
 
 
 def _lipsum(*args: Any, **kwargs: Any) -> str:
@@ -374,7 +372,7 @@ def _lipsum(*args: Any, **kwargs: Any) -> str:
     return as_markup(str(text)) if isinstance(text, Markup) else text
 
 
-class _Proven:
+class Proven:
     """A function of ours that keeps the trace of what it is given, or gives it up, by itself."""
 
     __slots__ = ("function",)
@@ -406,7 +404,7 @@ class _TemplateDict:
     """``dict(…)`` in a template, without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        if args and not isinstance(args[0], Mapping):
+        if args and not hasattr(args[0], "keys"):  # as Python asks; what is undefined says so
             args = ([(_as_key(key), value) for key, value in listed(args[0])], *args[1:])
         result = dict(*args, **kwargs)
         check_pieces(len(result))
@@ -444,6 +442,6 @@ def _check_name(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: leading underscore")
 
 
-_HANDING_OUT_WHEN_CALLED: Final = frozenset({BlockReference, Joiner, LoopContext, _Proven, _TemplateDict})
+_HANDING_OUT_WHEN_CALLED: Final = frozenset({BlockReference, Joiner, LoopContext, Proven, _TemplateDict})
 """Callables that hand out what they were given, as it was given, or keep the trace by themselves."""
 _HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})

@@ -198,7 +198,7 @@ class Expressions(Containers):
         base = self.pair(node, frame).stored
         value, which = self.temporary_identifier(), self.temporary_identifier()
         ends = [self.boxed(end, frame) if end is not None else "None" for end in (key.start, key.stop, key.step)]
-        code = f"environment.cut({value} := {base.code}, {base.origin}, {which} := slice({', '.join(ends)}))"
+        code = f"environment.cut({value} := {base.code}, {base.origin}, {which} := tt_bounds({', '.join(ends)}))"
         if base.origin == "None":
             return Pair(code)
         return Pair(code, f"tt_of_slice({base.origin}, {value}, {which})", base.given)

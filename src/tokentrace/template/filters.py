@@ -31,7 +31,7 @@ from .budget import (
 from .formatting import percent_format
 from .jsonify import dumps
 from .markup import TracedMarkup, as_markup, escaped
-from .origin import UNKNOWN, Origin
+from .origin import UNKNOWN, InTurn, Origin
 from .strings import TracedStr, join_traced, mapped, plain_text, promoted, with_runs
 from .traced import TracedBool, TracedDict, TracedInt, TracedList, TracedNone, doubted, is_traced, plain, text_of
 
@@ -334,7 +334,8 @@ def _same(value: Any, other: Any) -> bool:
 def _whole_origin(value: Any) -> Origin | None:
     """The field that a boxed value is, or may be: the same field may be boxed twice."""
     if isinstance(value, TracedStr):
-        return value.runs[0][1] if len(value.runs) == 1 else None
+        origin = value.runs[0][1] if len(value.runs) == 1 else None
+        return origin.origin if isinstance(origin, InTurn) else origin
     return value.origin if isinstance(value, (TracedDict, TracedList, TracedInt)) else None
 
 

@@ -67,14 +67,32 @@ class Origin(FieldPath):
         return self[-1] == KEY
 
 
-class TurnScaffold(Origin):
-    """Scaffold that belongs to a message's turn: only in the buffers of a template, never in a `Rendering`."""
+class InTurn(Origin):
+    """The origin of text that was written in a message's turn, into a buffer: a set block, a macro, a filter block.
 
-    __slots__ = ()
+    Wherever the template prints it, it belongs to that turn. As a tuple it is `origin`, the origin of the text. Only in
+    the buffers of a template, never in a `Rendering`.
+    """
 
-    @property
-    def turn(self) -> int:
-        return int(self[1])
+    origin: Origin | None
+    """None for scaffold."""
+    turn: int
+
+    @classmethod
+    def within(cls, origin: Origin | None, turn: int) -> InTurn:
+        self = cls(("@scaffold",) if origin is None else origin)
+        self.origin = origin
+        self.turn = turn
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is InTurn and self.turn == other.turn and self.origin == other.origin
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.turn, self.origin))
 
 
 UNKNOWN: Final = Origin(("?",))

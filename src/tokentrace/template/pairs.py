@@ -23,7 +23,7 @@ from .budget import check_items, check_pieces, listed, looked_at, made
 from .origin import KEY, Origin
 from .strings import TracedStr, traced
 from .trace import Mark, Trace, field_origins, message_origins
-from .traced import TRACED_TYPES, TracedDict, TracedList, wrap
+from .traced import TRACED_TYPES, TracedDict, TracedList, TracedNone, wrap
 
 PLAIN: Final = TRACED_TYPES | {str, dict, list, int, float, bool}
 """What may lie in a field as it is. None is left out: a look-up gives it for what is missing, too."""
@@ -109,6 +109,11 @@ def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
 def of_get(origin: Beside, value: Any, key: str, default: Beside) -> Beside:
     """The origin of ``value.get(key, default)``."""
     return inside(origin, key) if type(value) is dict and key in value else default
+
+
+def bounds(*ends: Any) -> slice:
+    """A slice; the None of a field is None."""
+    return slice(*(None if type(end) is TracedNone else end for end in ends))
 
 
 def of_slice(origin: Beside, value: Any, which: slice) -> Beside:

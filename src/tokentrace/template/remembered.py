@@ -12,6 +12,7 @@ import jinja2
 import jinja2.meta
 from jinja2 import nodes
 
+from .origin import InTurn
 from .pairs import pieces
 from .strings import TracedStr, plain_text
 from .trace import join_buffer
@@ -115,6 +116,6 @@ def remember(items: Any, loop: Any, written: list[Any], start: int, *, printed: 
         return
     kept: list[Any] = []
     for value, origin in zip(written[start::2], written[start + 1 :: 2], strict=True):
-        one = type(value) is TracedStr and len(value.runs) == 1
+        one = type(value) is TracedStr and len(value.runs) == 1 and type(value.runs[0][1]) is not InTurn
         kept += (plain_text(value), value.runs[0][1]) if one else (value, origin)
     memo[loop] = tuple(kept)

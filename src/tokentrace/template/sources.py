@@ -113,3 +113,17 @@ def json_options(node: nodes.Filter, frame: Frame) -> tuple[Any, ...] | None:
     ensure_ascii, indent, separators, sort_keys, *others = options.values()
     usual = type(indent) in (int, type(None)) and type(separators) in (tuple, type(None))
     return tuple(options.values()) if usual and not others and type(ensure_ascii) is type(sort_keys) is bool else None
+
+
+def namespaces_of(tree: nodes.Template) -> frozenset[str]:
+    """Variables that are set to ``namespace(…)``, and to nothing else anywhere."""
+    stores: dict[str, int] = {}
+    for name in tree.find_all(nodes.Name):
+        if name.ctx != "load":
+            stores[name.name] = stores.get(name.name, 0) + 1
+    for assign in tree.find_all(nodes.Assign):
+        target, call = assign.target, assign.node
+        made = isinstance(call, nodes.Call) and isinstance(call.node, nodes.Name) and call.node.name == "namespace"
+        if made and isinstance(target, nodes.Name):
+            stores[target.name] -= 1
+    return frozenset(name for name, others in stores.items() if not others)

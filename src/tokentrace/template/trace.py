@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Final
 
 from ..errors import TemplateLimitError
 from .budget import MAX_PIECES, RenderBudget, TooLarge
-from .origin import Origin, TurnScaffold
+from .origin import InTurn, Origin
 from .spans import Block, KnownRuns, Rendering, Span
-from .strings import TracedStr, join_traced, traced
+from .strings import TracedStr, join_traced, plain_text, traced, with_runs
 from .traced import TracedDict, text_of, wrap
 
 MAX_OUTPUT: Final = 64 * 1024 * 1024
@@ -197,24 +197,28 @@ _MAX_ENTRIES: Final = 4 * MAX_PIECES
 
 
 def join_buffer(parts: Iterable[Any]) -> TracedStr:
-    """Pieces of text after one another. Marks among them become the origin of scaffold."""
+    """Join what was written into a buffer. All text after a mark remembers whose turn it was written in."""
     pieces: list[str] = []
-    owner: Origin | None = None
+    turn: int | None = None
     for part in parts:
         kind = type(part)
         if kind is Mark:
-            owner = TurnScaffold(("@turn", part.message))
-            continue
-        if kind is Boundary:  # what a macro or a set block wrote is not told apart
-            continue
-        text = part if kind is str else text_of(part)
-        if type(text) is str and owner is not None:
-            text = traced(text, owner)
-        if text:
-            pieces.append(text)
+            turn = part.message
+        elif kind is not Boundary:  # `generation` does not cover what a macro or a set block wrote
+            text = part if kind is str else text_of(part)
+            if text:
+                pieces.append(text if turn is None else _in_turn(text, turn))
     if len(pieces) == 1 and type(pieces[0]) is TracedStr:
         return pieces[0]
     return join_traced(pieces)
+
+
+def _in_turn(text: str, turn: int) -> TracedStr:
+    """`text`, written in a turn; parts that an inner buffer has given to a turn stay there."""
+    if type(text) is not TracedStr:
+        return traced(text, InTurn.within(None, turn))
+    runs = ((end, origin if type(origin) is InTurn else InTurn.within(origin, turn)) for end, origin in text.runs)
+    return with_runs(plain_text(text), tuple(runs))
 
 
 def collect(written: list[Any]) -> Rendering:
@@ -236,7 +240,7 @@ def collect(written: list[Any]) -> Rendering:
                 value, origin = text_of(value if origin is None else wrap(value, origin)), None
                 made.append(value)
             kind = type(value)
-            if kind is TracedStr and len(value.runs) == 1 and type(value.runs[0][1]) is not TurnScaffold:
+            if kind is TracedStr and len(value.runs) == 1 and type(value.runs[0][1]) is not InTurn:
                 origin = value.runs[0][1]
             elif kind is not str:
                 turns += [current] * (len(starts) - len(turns))
@@ -256,8 +260,8 @@ def collect(written: list[Any]) -> Rendering:
                     start = at
                     for end, origin in value.runs:
                         turn = current
-                        if type(origin) is TurnScaffold:
-                            turn, origin = origin.turn, None
+                        if type(origin) is InTurn:
+                            turn, origin = origin.turn, origin.origin
                         if not turns or turn != turns[-1] or type(origins[-1]) is Block or origin != origins[-1]:
                             starts.append(start)
                             turns.append(turn)

@@ -5,7 +5,7 @@ A template is run with its messages wrapped in these types. A ``TracedStr`` is a
 
 - a path such as ``("messages", 2, "content")``: the text came from that field;
 - ``None``: the template itself wrote it (scaffold);
-- a `TurnScaffold`: scaffold that is known to belong to a message (it went through a buffer of the template);
+- an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the template);
 - ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
 
 Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN. So do numbers: what is computed
@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, cast
 from ..conversation.values import json_like
 from .budget import check_pieces, check_size, made, spend, weigh
 from .markup import TracedMarkup, as_markup
-from .origin import KEY, UNKNOWN, Origin, TurnScaffold
+from .origin import KEY, UNKNOWN, InTurn, Origin
 from .strings import TracedStr, check_codec, plain_text, traced, with_runs
 
 
@@ -304,8 +304,7 @@ def doubted(value: Any) -> Any:
     are of unknown origin. Parts that are known to come from a field stay that field's."""
     kind = type(value)
     if isinstance(value, TracedStr):
-        scaffold = (type(None), TurnScaffold)
-        runs = tuple((end, UNKNOWN if type(origin) in scaffold else origin) for end, origin in value.runs)
+        runs = tuple((end, _doubted_origin(origin)) for end, origin in value.runs)
         if runs == value.runs:
             return value
         text = with_runs(plain_text(value), runs)
@@ -329,6 +328,12 @@ def doubted(value: Any) -> Any:
     if kind is GeneratorType or isinstance(value, (map, filter, zip, reversed)):
         return map(doubted, value)
     return value
+
+
+def _doubted_origin(origin: Origin | None) -> Origin:
+    if isinstance(origin, InTurn):
+        return origin if origin.origin is not None else InTurn.within(UNKNOWN, origin.turn)
+    return UNKNOWN if origin is None else origin
 
 
 def text_of(value: Any) -> str:

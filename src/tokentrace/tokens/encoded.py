@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import functools
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..computed import computed
 from ..template.trace import Rendering
 from .ordinals import Counted
 from .positions import BytePositions, Positions
@@ -73,13 +73,13 @@ class Encoded:
         """Where each token ends."""
         return self.layout.ends
 
-    @functools.cached_property
+    @computed
     def starts(self) -> Positions:
         """Where each token begins."""
         ends, _, starts, _ = self.layout
         return np.concatenate((np.zeros(1, ends.dtype), ends))[:-1] if starts is None else starts
 
-    @functools.cached_property
+    @computed
     def spans(self) -> npt.NDArray[np.int32]:
         """The span in which each token begins."""
         ends = self.rendering.ends
@@ -110,7 +110,7 @@ class Encoded:
 
     # -- control tokens
 
-    @functools.cached_property
+    @computed
     def control(self) -> npt.NDArray[np.bool_]:
         """True where a token is a control token."""
         return self._vocabulary.is_control[self.ids]

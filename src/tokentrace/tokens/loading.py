@@ -1,13 +1,17 @@
-"""Where tokenizers come from: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer."""
+"""Where tokenizers come from: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
+
+``"pocket"`` names the embedded model, unless there is a folder of that name with a ``tokenizer.json`` in it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import TokenizerError, kind_of
+from ..pocket import POCKET
 from .nearest import folders_in, meant
 from .tokenizer import Tokenizer
 
@@ -20,6 +24,14 @@ _FILES: Final = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
 )
+_REFUSALS: Final[Mapping[str, Sequence[str]]] = {
+    "the hub wants a login for it": ["GatedRepoError"],
+    "the hub has no such model, or it needs a login": ["RepositoryNotFoundError"],
+    "the hub has no such revision of it": ["RevisionNotFoundError"],
+    "that is no name of a model on the hub": ["HFValidationError"],
+    "the hub could not be reached": ["LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "OSError"],
+}
+"""Why the hub gives nothing, and the errors of huggingface_hub that say so; a kind comes before those it is one of."""
 
 
 def load_tokenizer(source: Any) -> Tokenizer:
@@ -28,6 +40,8 @@ def load_tokenizer(source: Any) -> Tokenizer:
         return source
     if isinstance(source, (str, Path)):
         path = Path(source)
+        if source == POCKET.name and not (path / "tokenizer.json").is_file():
+            return _from_folder(POCKET, POCKET.name)
         try:
             path = path.expanduser()
             is_folder, is_file = path.is_dir(), path.is_file()
@@ -63,10 +77,17 @@ def _from_hub(name: str) -> Path:
         model, _, revision = name.partition("@")
         return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise TokenizerError(
-            f"{name!r} is not a folder here{meant(name)}; nor could it be fetched from the hub: {why}"
-        ) from error
+        near = meant(name)
+        raise TokenizerError(f"{name!r} is not a folder here, and {_refusal(error)}{near}") from error
+
+
+def _refusal(error: Exception) -> str:
+    """Why the hub gave nothing. Its errors are pages long and differ by version, so their names decide."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    for words, kinds in _REFUSALS.items():
+        if not names.isdisjoint(kinds):
+            return words
+    return f"it could not be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
 
 
 def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Tokenizer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -16,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TokenizerError
+from ..computed import computed
+from ..errors import InputError, TokenizerError, shown
 from .checks import Check, CheckResult, remember_tables, remembered_tables
 from .control import ControlPatterns
 from .ordinals import ScaffoldTokens
@@ -83,8 +83,14 @@ class Tokenizer:
         self._core.encoder.wait()
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text`, control tokens recognised, nothing added: what transformers gives."""
-        return self._core.encoder.encode(text)
+        """The ids of `text`, control tokens recognised, nothing added: what transformers gives.
+
+        Raises InputError for what is not text, half of a surrogate pair included.
+        """
+        try:
+            return self._core.encoder.encode(text)
+        except (TypeError, AttributeError, UnicodeError) as error:
+            raise InputError(f"encode takes text that UTF-8 can hold, not {shown(text)}") from error
 
     def encode_plain(self, texts: Sequence[str], *, first: bool = False, normalized: bool = False) -> list[Ids]:
         """The ids of each text on its own, with no control token in any of them.
@@ -188,18 +194,18 @@ class _Core:
             self._plain[key] = _PlainEncoder(self, first=key[0], normalized=normalized)
         return self._plain[key]
 
-    @functools.cached_property
+    @computed
     def patterns(self) -> ControlPatterns:
         return ControlPatterns(self.vocabulary, self.normalize)
 
-    @functools.cached_property
+    @computed
     def scaffold(self) -> ScaffoldTokens:
         return ScaffoldTokens(self.vocabulary, self.encoder.encode)
 
     def normalize(self, text: str) -> str:
         return text if self._normalizer is None else str(self._normalizer.normalize_str(text))
 
-    @functools.cached_property
+    @computed
     def _normalizer(self) -> Any:
         """The normalizer by itself, for which no vocabulary has to be loaded."""
         import tokenizers
@@ -210,7 +216,7 @@ class _Core:
         shell = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
         return tokenizers.Tokenizer.from_str(json.dumps({**shell, "normalizer": spec})).normalizer
 
-    @functools.cached_property
+    @computed
     def aligner(self) -> Any:
         """A tokenizer that does nothing but normalize, with one token for each character that comes out."""
         import tokenizers
@@ -256,14 +262,17 @@ class _Encoder:
         """How long texts began, up to the first that begins as another did."""
         self.verdict = CheckResult(False, False)
 
-    @functools.cached_property
+    @computed
     def slow(self) -> Any:
         import tokenizers
 
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(self.spec_json)
         except Exception as error:
-            raise TokenizerError(f"{self._name or 'the tokenizer'} does not load: {error}") from error
+            raise TokenizerError(
+                f"{self._name or 'the tokenizer'} does not load: tokenizers {tokenizers.__version__} does not know "
+                "what its tokenizer.json asks for; a newer version may"
+            ) from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -396,7 +405,7 @@ class _PlainEncoder:
         self._asked = 0
         self._fast: _Encoder | None = None
 
-    @functools.cached_property
+    @computed
     def slow(self) -> Any:
         import tokenizers
 

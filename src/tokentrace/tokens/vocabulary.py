@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..computed import computed
+
 _UNREACHABLE: Final = f"\x00{secrets.token_hex(16)}"
 """Put before the name of a control token that also stands in the model's vocabulary, so that plain text
 cannot reach it: nobody can spell what is drawn anew in each process."""
@@ -123,18 +125,18 @@ class Vocabulary:
         spec: dict[str, Any] = json.loads(self._raw.decode("utf-8", "surrogatepass"))
         return spec
 
-    @functools.cached_property
+    @computed
     def short_lengths(self) -> npt.NDArray[np.int16]:
         """The same in half the memory, which all look-ups go through; 0 where the vocabulary does not say."""
         return np.clip(self.byte_lengths, 0, np.iinfo(np.int16).max).astype(np.int16)
 
-    @functools.cached_property
+    @computed
     def small_lengths(self) -> bytes:
         """The same to be looked up one by one; 0 for those above 255 too."""
         lengths = self.byte_lengths
         return np.where((lengths > 0) & (lengths < 256), lengths, 0).astype(np.uint8).tobytes()
 
-    @functools.cached_property
+    @computed
     def is_control(self) -> npt.NDArray[np.bool_]:
         table = np.zeros(self.size, np.bool_)
         table[[token.id for token in self.control.values()]] = True
@@ -155,7 +157,7 @@ class Vocabulary:
             return len(self.find_control(ids)) > 0
         return bool(len(ids)) and int(np.maximum.reduce(ids)) >= self._control_ids[0]
 
-    @functools.cached_property
+    @computed
     def control_pattern(self) -> re.Pattern[str] | None:
         """Finds control tokens in text, the longest first where several begin."""
         names = sorted(self.control, key=lambda name: (-len(name), name))

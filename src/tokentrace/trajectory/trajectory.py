@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,12 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
         ledger = Ledger(None if vocab_size is None else int(vocab_size), logprobs)
         super().__init__(name, mapping_json({} if metadata is None else metadata, "metadata"), ledger)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole trajectory to a file; see `save_trajectory`. `load_trajectory` reads it."""
+        from .storage import save_trajectory
+
+        save_trajectory(self, path)
 
     # -- writing
 

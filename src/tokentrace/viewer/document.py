@@ -171,6 +171,8 @@ class Document:
 
     title: str
     brand: str = ""
+    template: str = ""
+    """The name of the tokenizer whose template it is about; the page's title names both."""
     lead: str = ""
     said: Sequence[str] = ()
     """What it comes to, a sentence each."""
@@ -187,6 +189,11 @@ class Document:
     """What is shown first, as in a link; the first track by default."""
 
     @property
+    def heading(self) -> str:
+        """The title of the page: what is shown, and the template."""
+        return " · ".join(filter(None, (self.title, self.template)))
+
+    @property
     def tokens(self) -> int:
         return sum(len(track.ids) for track in self.tracks)
 
@@ -198,7 +205,8 @@ class Document:
         for one in sorted(self.contrasts, key=lambda one: (one.base, one.other)):  # so that ranges of them are long
             hunks.of(one.hunks)
         return {
-            **{name: getattr(self, name) for name in ("title", "brand", "lead", "start")},
+            "title": self.heading,
+            **{name: getattr(self, name) for name in ("brand", "lead", "start")},
             **{name: list(getattr(self, name)) for name in ("said", "notes", "cards")},
             "branches": [(one.parent, one.start, one.stop, one.cause) for one in self.branches],
             "turns": [(one.branch, one.start, one.stop, one.finish_reason) for one in self.turns],

@@ -34,7 +34,7 @@ def page_html(document: Document) -> str:
     """The document as a page of its own."""
     style, script = asset("viewer.css"), _script()
     parts = {
-        "title": str(escape(visible(document.title))),
+        "title": str(escape(visible(document.heading))),
         "style-source": _source(style),
         "script-source": _source(script),
         "style": style,

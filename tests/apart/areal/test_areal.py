@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -10,13 +12,13 @@ import torch
 from areal.api import ModelRequest, ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters
 
+from tests.guides import GUIDES, blocks
 from tests.integrations.rollouts import QUESTION, check_rows, make_agent, random_tree
 from tokentrace import Budget, EmbeddedEngine, Trajectory
 from tokentrace.engines.protocol import Engine, SamplingParams
 from tokentrace.errors import SampleError
-from tokentrace.integrations.areal import AgentWorkflow, episode_tensors
+from tokentrace.integrations.trainers import areal_tensors
 from tokentrace.rollout import Rollout
-from tokentrace.trajectory.turns import LogprobKind
 
 DTYPES = {
     "input_ids": torch.int32,
@@ -48,12 +50,19 @@ class Server:
         return answer
 
 
-def episode(*, without: str = "", **options: Any) -> tuple[Any, list[Rollout], Server]:
+def episode(*, without: str = "", seed: int | None = None, **options: Any) -> tuple[Any, list[Rollout], Server]:
     kept: list[Rollout] = []
     settings = GenerationHyperparameters(max_tokens=2048)
-    workflow = AgentWorkflow(
-        lambda engine: make_agent(engine, kept=kept, **options), settings, kind=LogprobKind.PROCESSED
+    recipe = next(block.code for block in blocks(GUIDES / "rows-for-trainers.md") if block.title == "my_areal.py")
+    module = types.ModuleType("my_agent")
+    module.make_agent = lambda engine: make_agent(  # type: ignore[attr-defined]
+        engine, SamplingParams(64, seed=seed), kept=kept, **options
     )
+    names: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "my_agent", module)
+        exec(compile(recipe, "my_areal.py", "exec"), names)
+    workflow = names["AgentWorkflow"](settings)
     assert isinstance(workflow, RolloutWorkflow)
 
     async def run() -> Any:
@@ -92,7 +101,7 @@ def check_versions(trajectory: Trajectory, made: dict[str, torch.Tensor], branch
 def test_branches_are_rows_of_one_episode(seed: int) -> None:
     tree = random_tree(seed)
     branches = [one.index for one in tree.branches if one.sampled]
-    made = episode_tensors(tree, 0.25)
+    made = areal_tensors(tree, 0.25)
     assert {name: tensor.dtype for name, tensor in made.items()} == DTYPES
     assert made["rewards"].tolist() == [0.25] * len(branches)
     check_rows(tree, rows(made, branches))
@@ -129,15 +138,21 @@ def test_an_episode_with_something_missing_is_rejected(missing: str) -> None:
     assert len(server.requests) == 1
 
 
+def test_a_seed_is_refused_and_not_dropped() -> None:
+    """AReaL's parameters of a request have no seed."""
+    made, kept, server = episode(seed=3)
+    assert (made, kept, server.requests) == (None, [], [])
+
+
 def test_what_areal_cannot_take_is_refused() -> None:
     with pytest.raises(SampleError, match="has no reward"):
         episode(reward=lambda rollout: None)
     with pytest.raises(SampleError, match="has no logprobs"):
-        episode_tensors(random_tree(1, logprobs=False), 0.0)
+        areal_tensors(random_tree(1, logprobs=False), 0.0)
     with pytest.raises(SampleError, match="nothing was sampled"):
-        episode_tensors(Trajectory(), 0.0)
+        areal_tensors(Trajectory(), 0.0)
     named = Trajectory()
     named.begin([1], messages=1)
     named.append_completion([2], [-0.5], finish_reason="stop", version="step 12")
     with pytest.raises(SampleError, match="numbers weights"):
-        episode_tensors(named, 0.0)
+        areal_tensors(named, 0.0)

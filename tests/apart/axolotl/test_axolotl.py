@@ -37,12 +37,13 @@ SETTINGS = {
 def rows(tmp_path: Path) -> tuple[dict[str, Any], list[Any]]:
     """The configuration that our command prints, and the samples that the file was made of."""
     write_conversations(tmp_path / "chats.jsonl", 12, seed=4)
-    runner = CliRunner()
+    runner, model = CliRunner(), ["-t", str(POCKET)]
     done = runner.invoke(
-        main, ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "ax.parquet"), "--for", "axolotl"]
+        main,
+        ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "ax.parquet"), *model, "--for", "axolotl"],
     )
     assert done.exit_code == 0, done.output
-    runner.invoke(main, ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "all.parquet")])
+    runner.invoke(main, ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "all.parquet"), *model])
     said = yaml.safe_load(done.stdout.partition("for axolotl:\n")[2])
     return said, list(read_samples(tmp_path / "all.parquet"))
 

@@ -9,14 +9,14 @@ from swift.rlhf_trainers.utils import replace_assistant_response_with_ids
 from tests.integrations.rollouts import QUESTION, check_rows, pocket_rollout, random_tree
 from tokentrace import Budget
 from tokentrace.errors import SampleError
-from tokentrace.integrations.swift import check_prompt, rollout_output
+from tokentrace.integrations.trainers import check_swift_prompt, swift_output
 from tokentrace.rollout import Rollout, Task
 from tokentrace.rollout.ends import End
 
 
 def test_a_rollout_is_one_turn_of_exact_ids() -> None:
     rollout = pocket_rollout()
-    made = rollout_output(rollout)
+    made = swift_output(rollout)
     assert isinstance(made, RolloutOutput)
     prompt = made.rollout_infos["prompt_ids"]
     [ids], [mask], [logprobs] = made.response_token_ids, made.response_loss_mask, made.rollout_logprobs
@@ -29,7 +29,7 @@ def test_a_rollout_is_one_turn_of_exact_ids() -> None:
 
 
 def test_the_trainer_puts_exactly_these_ids_and_this_mask_into_the_conversation() -> None:
-    made = rollout_output(pocket_rollout())
+    made = swift_output(pocket_rollout())
     messages = [dict(message) for message in made.messages]
     [*before, last] = replace_assistant_response_with_ids(messages, made.response_token_ids, made.response_loss_mask)
     assert before == QUESTION
@@ -39,27 +39,27 @@ def test_the_trainer_puts_exactly_these_ids_and_this_mask_into_the_conversation(
 def test_the_text_is_what_the_model_said() -> None:
     rollout = pocket_rollout(budget=Budget(turns=1))
     assert rollout.last["role"] == "tool"
-    made = rollout_output(rollout)
+    made = swift_output(rollout)
     assert made.messages[-1]["content"] == made.response.choices[0].message.content == rollout.answer
 
 
 def test_another_prompt_than_the_model_saw_is_found() -> None:
-    made = rollout_output(pocket_rollout())
+    made = swift_output(pocket_rollout())
     whole = made.rollout_infos["prompt_ids"] + made.response_token_ids[0]
-    check_prompt(made, [*whole, 5])
+    check_swift_prompt(made, [*whole, 5])
     for at, part in ((0, "prompt"), (len(whole) - 1, "response")):
         other = list(whole)
         other[at] += 1
         with pytest.raises(SampleError, match=f"token {at}, in the {part}"):
-            check_prompt(made, other)
+            check_swift_prompt(made, other)
     with pytest.raises(SampleError, match="in the response"):
-        check_prompt(made, whole[:-1])
+        check_swift_prompt(made, whole[:-1])
 
 
 def test_what_swift_cannot_take_is_refused() -> None:
     tree = Rollout(Task(QUESTION, name="x"), random_tree(1), [], QUESTION, end=End.ANSWER)
     with pytest.raises(SampleError, match="takes one row"):
-        rollout_output(tree)
+        swift_output(tree)
     tree.end = End.ENGINE
     with pytest.raises(SampleError, match="failed"):
-        rollout_output(tree)
+        swift_output(tree)

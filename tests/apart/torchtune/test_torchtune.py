@@ -17,6 +17,7 @@ from tokentrace.cli import main
 from tokentrace.data import read_samples
 from tokentrace.errors import SampleError
 from tokentrace.integrations.torchtune import tokenized_rows
+from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Sample
 
 
@@ -25,13 +26,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list
     """The configuration that our command prints, and the samples that the file was made of."""
     folder = tmp_path_factory.mktemp("rows")
     write_conversations(folder / "chats.jsonl", 12, seed=4)
-    runner = CliRunner()
+    runner, model = CliRunner(), ["-t", str(POCKET)]
     done = runner.invoke(
-        main, ["tokenize", str(folder / "chats.jsonl"), "-o", str(folder / "t.parquet"), "--for", "torchtune"]
+        main,
+        ["tokenize", str(folder / "chats.jsonl"), "-o", str(folder / "t.parquet"), *model, "--for", "torchtune"],
     )
     assert done.exit_code == 0, done.output
     said = yaml.safe_load(done.stdout.partition("for torchtune:\n")[2])
-    runner.invoke(main, ["tokenize", str(folder / "chats.jsonl"), "-o", str(folder / "all.parquet")])
+    runner.invoke(main, ["tokenize", str(folder / "chats.jsonl"), "-o", str(folder / "all.parquet"), *model])
     return said, list(read_samples(folder / "all.parquet"))
 
 

@@ -25,7 +25,7 @@ import yaml
 
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.demo.calculator import calculate
-from tokentrace.demo.tasks import make_questions
+from tokentrace.demo.questions import pick_questions
 from tokentrace.engines import EmbeddedEngine
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
@@ -108,7 +108,7 @@ def test_the_gsm8k_tool_rewards_a_rollout_of_pocket() -> None:
         return calculate(expression)
 
     (gsm8k,) = load_tools(SHIPPED / "gsm8k_tool_config.yaml")
-    questions = make_questions(0, 8, "held_back", kinds=["checked"])
+    questions = pick_questions(8, kinds=["checked"])
     rows = [
         {
             "data_source": "openai/gsm8k",

@@ -461,3 +461,15 @@ def test_a_bridge_is_a_sequence_of_ids(pocket: Renderer) -> None:
     assert isinstance(again, BridgedTokens)
     assert again[: len(whole)] == whole
     assert "new" in repr(bridged)
+
+
+def test_a_bridge_runs_the_template_only_on_what_a_render_gives_it() -> None:
+    """A template cannot tell a bridge from a render, and so cannot loop without a budget in one of them."""
+    forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    renderer = made_up(
+        "{% if messages[-1].copy is not defined %}" + forever + "{% endif %}{% for m in messages %}"
+        "<s>{{ m.role }}:{{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}",
+        *("<s>", "<e>"),
+    )
+    for _ in range(5):
+        assert isinstance(bridged_after(renderer, ANSWERED, [BYE]), BridgedTokens)

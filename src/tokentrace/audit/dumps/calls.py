@@ -43,7 +43,7 @@ class DumpFault(StrEnum):
 
     @property
     def group(self) -> str:
-        """What it concerns, as ``--fail-on`` names it: ids, masks or logprobs."""
+        """What it concerns, as ``--allow`` names it: ids, masks or logprobs."""
         name = self.name
         if name.startswith(("LOGPROB", "NO_LOGPROBS")):
             return "logprobs"

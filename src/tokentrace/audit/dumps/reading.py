@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from ...data.check.columns import IDS, has_conversation
 from ...data.chunks import Row, plan, read_rows
+from ...data.conversations import Columns
 from ...data.sources import Format, Source, find_sources, reading
+from ...data.tables import read_metadata
 from ...errors import InputError
 from .calls import DumpedRollout, UnreadSource
 from .fields import Fields
@@ -52,6 +55,59 @@ def read_rollouts(
     """
     for given in inputs:
         yield from _of_input(given, shape, progress or (lambda *_: None), told or (lambda _: None))
+
+
+def is_of_engines(given: str, shape: str | None = None) -> bool:
+    """Whether an input holds what engines sampled, rather than rows that were made of conversations.
+
+    Trajectories, stores, and calls in any known shape do; rows do where they have logprobs, or where their file says
+    that a rollout or a gateway made them. Raises InputError for files that hold neither ids nor rollouts.
+    """
+    path = Path(given).expanduser()
+    if shape is not None or "://" in given or (path.is_dir() and _trajectories(path)):
+        return True
+    if given == "-" or not path.exists():
+        return False
+    if path.is_file():
+        if is_trajectory(path) or begins_with(path, SQLITE):
+            return True
+        metadata = read_metadata(path)
+        if "store" in metadata or "engine" in metadata.get("settings", {}):
+            return True
+    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+        for chunk in plan(find_sources([given], Path(spool)), row_bytes=ROW_BYTES):
+            for row in read_rows(chunk, row_bytes=ROW_BYTES):
+                if row.problem is None and isinstance(row.value, Mapping):
+                    return _is_sampled(row.value, given)
+    return False
+
+
+def _is_sampled(row: Mapping[str, Any], given: str) -> bool:
+    """Whether a row was sampled by an engine."""
+    if any(name in row for name in IDS):
+        return "logprobs" in row or (_shape_name(row) or "rows") != "rows"
+    if _shape_name(row) is None and has_conversation(row, Columns()):
+        raise InputError(
+            f"{given} holds conversations, not ids: tokentrace render {given} shows one, tokentrace tokenize makes "
+            "rows of them, tokentrace audit --on compares what production, rollout and training show of one"
+        )
+    return _shape_name(row) is not None
+
+
+def _shape_name(row: Mapping[str, Any]) -> str | None:
+    try:
+        return shape_of(row).name
+    except InputError:
+        return None
+
+
+def highest_id(inputs: Sequence[str], shape: str | None = None) -> int:
+    """The highest id of the first rollout that can be read; -1 where there is none."""
+    for found in read_rollouts(inputs, shape=shape):
+        if isinstance(found, DumpedRollout):
+            arrays = [*(call.stream for call in found.calls), *(row.ids for row in found.rows)]
+            return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
+    return -1
 
 
 def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> Iterator[Found]:

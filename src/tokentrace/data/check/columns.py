@@ -48,8 +48,8 @@ class ReadyRow:
     """How many tokens of padding stood before `ids`."""
     padding: int = 0
     """How many tokens of padding are off, before and after."""
-    trained_padding: int = 0
-    """How many of those were trained."""
+    trained_padding: tuple[int, ...] = ()
+    """The positions in the given row of padding that was trained."""
     attended: bool = False
     """Whether an attention mask said what is padding."""
     rest: Mapping[str, Any] | None = None
@@ -175,7 +175,7 @@ def _attended(row: ReadyRow, value: Any) -> ReadyRow:
         raise InputError(
             f"has a hole at token {hole}: padding comes before and after a row, not inside", field=ATTENTION
         )
-    trained = 0 if row.mask is None else int(row.mask[:start].sum()) + int(row.mask[stop:].sum())
+    trained = () if row.mask is None else tuple(np.flatnonzero(row.mask & ~attention).tolist())
     return replace(row.cut(start, stop), trained_padding=trained, attended=True)
 
 

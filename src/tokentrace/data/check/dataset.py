@@ -27,7 +27,7 @@ from ..tables import read_metadata
 from ..tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from .columns import FOUND_OUT, ReadyRow, RowColumns, has_conversation, ready_row, without_padding
 from .deviations import Explainer
-from .masks import NOBODY, PADDING, Expected, MaskDifference, mask_differences, read_differences, shift
+from .masks import Expected, MaskDifference, mask_differences, padding_differences, read_differences, shift
 from .report import CheckedRow, CheckReport, Outcome
 from .source_rows import RecordedSources, SourceRows
 from .turn_marks import TurnMarks
@@ -85,21 +85,32 @@ def check_dataset(
         checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
         report.findings += [*_findings(known, report.settings), *gone]
-        report.findings += [said for one in recorded for said in one.changed(origins)]
-        _check_all(given, checker, report, limit, progress)
+        changed = [said for one in recorded for said in one.changed(origins)]
+        report.findings += changed
+        is_whole = len(given) == len(recorded) == 1 and "counts" in known[0][1] and not gone and not changed
+        in_order = checker.samples_of(origins) if is_whole else None
+        _check_all(given, checker, report, limit, progress, in_order)
     return report
 
 
 def _check_all(
-    given: Sequence[Source], checker: RowChecker, report: CheckReport, limit: int | None, progress: Progress | None
+    given: Sequence[Source],
+    checker: RowChecker,
+    report: CheckReport,
+    limit: int | None,
+    progress: Progress | None,
+    in_order: Iterator[RowResult] | None,
 ) -> None:
+    """Check every row. `in_order` gives the sample of each row of a file whose rows do not name theirs."""
     done, total = 0, sum(source.size for source in given)
     for chunk in plan(given, row_bytes=_ROW_BYTES):
         for row in read_rows(chunk, row_bytes=_ROW_BYTES):
             if limit is not None and report.rows >= limit:
                 report.stopped = True
                 return
-            report.add(checker.check(row, chunk.source.name, chunk.source.format))
+            names_it = in_order is None or (isinstance(row.value, Mapping) and "source" in row.value)
+            made = None if names_it or in_order is None else next(in_order, None)
+            report.add(checker.check(row, chunk.source.name, chunk.source.format, made))
         done += chunk.size
         if progress is not None:
             progress(done, total)
@@ -169,8 +180,17 @@ class RowChecker:
         if pad_token and self._pad is None:
             raise InputError(f"{pad_token!r} is not a control token of {renderer.tokenizer.name or 'the tokenizer'}")
 
-    def check(self, row: Row, source: str = "rows", form: Format = Format.LINES) -> CheckedRow:
-        """What became of a row."""
+    def samples_of(self, sources: Sequence[Source]) -> Iterator[RowResult]:
+        """Each sample that the files give, one after the other: files for trainers hold them in this order."""
+        for chunk in plan(sources, row_bytes=ROW_BYTES):
+            for row in read_rows(chunk, row_bytes=ROW_BYTES):
+                made = self.tokenizer.tokenize(row, chunk.source.name, chunk.source.format)
+                yield from (replace(made, samples=(sample,)) for sample in made.samples)
+
+    def check(
+        self, row: Row, source: str = "rows", form: Format = Format.LINES, made: RowResult | None = None
+    ) -> CheckedRow:
+        """What became of a row. `made` is what its conversation gives, where the row does not name it."""
         if row.problem is not None:
             return CheckedRow(source, row.number, row.line, Outcome.BAD, row.problem)
         try:
@@ -181,12 +201,13 @@ class RowChecker:
         checked = CheckedRow(
             source, row.number, row.line, tokens=len(ready.ids), trained=trained, padding=ready.padding
         )
-        made = self._made(row, ready, source, form)
-        if isinstance(made, str):
-            return self._alone(ready, made, checked)
-        if made.bad is not None:
-            return replace(checked, outcome=Outcome.BAD, reason=f"its conversation gives no row: {made.bad.reason}")
-        return self._compared(ready, made, checked)
+        expected = made or self._made(row, ready, source, form)
+        if isinstance(expected, str):
+            return self._alone(ready, expected, checked)
+        if expected.bad is not None:
+            said = f"its conversation gives no row: {expected.bad.reason}"
+            return replace(checked, outcome=Outcome.BAD, reason=said)
+        return self._compared(ready, expected, checked)
 
     def _made(self, row: Row, ready: ReadyRow, source: str, form: Format) -> RowResult | str:
         """What the row's conversation gives, or why there is none."""
@@ -213,8 +234,7 @@ class RowChecker:
         if row.mask is not None:
             wrong = mask_differences(expected, row.ids, row.mask, differing, row.start)
             moved = shift(expected.mask, row.mask) if not differing else 0
-            if row.trained_padding:
-                wrong.append(MaskDifference(NOBODY, PADDING, True, row.trained_padding, 0, 0))
+            wrong += padding_differences(row.trained_padding)
         return replace(
             checked,
             outcome=_outcome([found.cause for found in deviations], bool(wrong)),
@@ -259,8 +279,7 @@ class RowChecker:
             return replace(checked, outcome=Outcome.UNCHECKED, reason=said)
         last = self.tokenizer.settings.samples.turns is Turns.LAST
         wrong = read_differences(self.marks, ready.ids, ready.mask, ready.start, last=last)
-        if ready.trained_padding:
-            wrong.append(MaskDifference(NOBODY, PADDING, True, ready.trained_padding, 0, 0))
+        wrong += padding_differences(ready.trained_padding)
         said = f"{reason}; its mask was compared with the turns that its ids show"
         outcome = Outcome.MASK if wrong else Outcome.UNCHECKED
         return replace(checked, outcome=outcome, reason=said, mask=tuple(wrong))

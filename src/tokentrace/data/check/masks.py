@@ -163,6 +163,11 @@ def read_differences(
     )
 
 
+def padding_differences(positions: Sequence[int]) -> list[MaskDifference]:
+    """The same for padding that is trained, at these positions of the row."""
+    return _counted(((NOBODY, PADDING, True, at, -1) for at in positions), 0)
+
+
 def _counted(wrong: Iterable[_Wrong], start: int) -> list[MaskDifference]:
     """Tokens of one role and part together, in the order of the first of each."""
     groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}

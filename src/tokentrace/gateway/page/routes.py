@@ -86,8 +86,7 @@ class PageRoutes:
         chosen = await self._gateway.sessions.find(query.get("session", ""))
         known = [*infos, *([] if chosen is None else [chosen])]
         rewards = await store.values("reward", [info.id for info in known])
-        answers = {(session, id(future)) for (session, _), future in self._gateway.under_way.items()}
-        under_way = Counter(session for session, _ in answers)
+        under_way = Counter(claim.session for claim in self._gateway.claims)
         listed = [self._glance(info, rewards.get(info.id), under_way[info.id]) for info in known]
         value = {
             "sessions": listed[: len(infos)],
@@ -116,16 +115,17 @@ class PageRoutes:
             "under_way": under_way,
         }
         live = self._gateway.sessions.peek(info.id)
-        if live is None or not live.session.turns:
+        if live is None:
             return glance
-        trajectory = live.session.trajectory
-        seen = {
-            "tokens": trajectory.num_tokens,
-            "rows": trajectory.num_samples,
-            "branches": trajectory.num_branches,
-            "last": live.session.turns[-1].notes.get("time"),
-        }
-        return {**glance, **seen}
+        if live.session.turns and not live.lock.locked():  # else it may have a turn that is not stored yet
+            trajectory = live.session.trajectory
+            live.numbers = {
+                "tokens": trajectory.num_tokens,
+                "rows": trajectory.num_samples,
+                "branches": trajectory.num_branches,
+                "last": live.session.turns[-1].notes.get("time"),
+            }
+        return {**glance, **live.numbers}
 
     def _standing(self) -> dict[str, Any]:
         gateway = self._gateway
@@ -133,9 +133,9 @@ class PageRoutes:
         return {**gateway.standing(), **about, "store": gateway.store.where, "temporary": gateway.store.temporary}
 
     async def _tokens(self, request: HTTPRequest) -> Response:
-        live = await self._gateway.sessions.existing(request.path_params["session"])
+        id = (await self._gateway.sessions.known(request.path_params["session"])).id
         query, most = request.query_params, 2**53
-        async with live.lock:
+        async with self._gateway.sessions.held(id) as live:
             session = live.session
             branches = session.trajectory.num_branches if session.turns else 0
             branch = _whole(query.get("branch", "0"), "branch", most)
@@ -148,9 +148,9 @@ class PageRoutes:
         return json_response(view, headers={"x-content-type-options": "nosniff"})
 
     async def _turn(self, request: HTTPRequest) -> Response:
-        live = await self._gateway.sessions.existing(request.path_params["session"])
-        labels = await self._gateway.store.labels(live.info.id)
-        async with live.lock:
+        id = (await self._gateway.sessions.known(request.path_params["session"])).id
+        labels = await self._gateway.store.labels(id)
+        async with self._gateway.sessions.held(id) as live:
             turns = len(live.session.turns)
             number = _whole(request.path_params["turn"], "turn", 2**53)
             if number >= turns:

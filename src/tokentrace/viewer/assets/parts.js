@@ -18,7 +18,7 @@ function cell(tag, told, index, words, onLink, code) {
 export function table(told, onLink) {
   const wide = told.head.length;
   const row = (cells) => (cells.length === 1 && wide > 1
-    ? el("tr", { class: "heading" }, el("th", { colspan: wide }, cell("span", cells[0], 0, 1, onLink)))
+    ? el("tr", { class: "group" }, el("th", { colspan: wide }, cell("span", cells[0], 0, 1, onLink)))
     : el("tr", {}, cells.map((each, at) => cell("td", each, at, told.words, onLink, told.code))));
   return el("section", { class: "table" },
     told.title ? el("h2", {}, told.title) : null, told.about ? el("p", { class: "soft" }, told.about) : null,

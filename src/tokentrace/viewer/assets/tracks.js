@@ -273,7 +273,7 @@ export function gather(pieces, roles) {
   let loose = [];
   const open = (piece) => {
     const { message } = piece;
-    const title = message === null ? LOOSE[piece.kind] ?? "template" : roles[message] ?? (piece.turn === null ? "message" : "assistant");
+    const title = message === null ? LOOSE[piece.kind] ?? "template" : roles[message] || (piece.turn === null ? "message" : "assistant");
     const row = { start: piece.start, stop: piece.stop, message, title, pieces: [], key: message === null ? `at ${piece.start}` : message };
     found.push(row);
     return row;

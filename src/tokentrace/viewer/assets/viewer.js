@@ -42,10 +42,10 @@ class Viewer {
       data.lead ? el("p", { class: "lead" }, data.lead) : null,
       data.cards.length ? el("div", { class: "cards" }, data.cards.map(card)) : null,
       data.said.length ? el("ul", { class: "verdicts" }, data.said.map((sentence) => el("li", {}, sentence))) : null,
-      remarks("Notes", data.notes),
-      data.tables.map((one) => table(one, link)),
       data.lanes.length ? el("div", { class: "streams" }, data.lanes.map((one) => lanes(one, longest))) : null,
       data.lanes.length ? el("p", { class: "signs lights" }, el("span", { class: "given" }), "prompt, tool results, scaffold", el("span", { class: "drawn" }), "sampled", el("span", { class: "broken" }), "break") : null,
+      data.tables.map((one) => table(one, link)),
+      remarks("Notes", data.notes),
       data.turns.length ? this.makeTree() : null,
     ];
     const tools = el("div", { class: "bar" },
@@ -147,7 +147,7 @@ class Viewer {
     const figures = source.contrast || source.textual ? [] : [
       ["Tokens", number(source.total), source.own ? `${number(source.own)} shared` : source.about],
       ...(marked ? [[source.means[0].toUpperCase() + source.means.slice(1), number(marked), `${Math.round((100 * marked) / source.total)} % of the tokens`]] : []),
-      ...(messages ? [["Messages", number(messages), source.rows.some((row) => row.message === null) ? "and tokens of none" : ""]] : []),
+      ...(messages ? [["Messages", number(messages), ""]] : []),
       ...source.cards,
     ];
     const title = this.picker || source.contrast ? el("h2", { id: "tokens-here" }, source.name, source.contrast && source.about ? el("small", {}, source.about) : null) : el("span", { id: "tokens-here" });
@@ -329,7 +329,7 @@ function byField(source) {
 function edits(made) {
   if (!made?.length) return null;
   const one = ([what, lead, out, added, rest]) => el("li", {}, el("b", {}, what), el("pre", {}, lead, out ? el("del", {}, out) : null, added ? el("ins", {}, added) : null, rest));
-  return el("details", { class: "notes", open: made.length < 6 }, el("summary", {}, `Changes (${made.length})`), el("ul", {}, made.map(one)));
+  return el("details", { class: "edits" }, el("summary", {}, `Changes (${made.length})`), el("ul", {}, made.map(one)));
 }
 
 /** Show the document of this page. */

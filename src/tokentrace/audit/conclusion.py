@@ -1,0 +1,97 @@
+"""What an audit comes to, in one plain line, and the commands to type."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ..tokens.visible import listed
+from .appends import AppendOutcome
+from .cases import Append
+from .verdicts import Grade, Use
+
+if TYPE_CHECKING:
+    from .report import AuditReport
+
+_USERS: Final = frozenset({Append.USER, Append.TOOL_USER})
+_TOOLS: Final = frozenset({Append.TOOL, Append.PARALLEL})
+_NEW: Final[Mapping[frozenset[Append], str]] = {_USERS: "a new user message", _TOOLS: "a tool's result"}
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """One line for fine-tuning and rollouts, and what to type next."""
+
+    text: str
+    commands: tuple[str, ...]
+
+
+def conclude(report: AuditReport) -> Conclusion:
+    """What to do with a template, by its verdicts."""
+    name = shlex.quote((report.tokenizer.name if report.tokenizer is not None else "") or report.name)
+    variables = "".join(f" --kwargs {shlex.quote(f'{key}={value}')}" for key, value in report.settings.items())
+    sft, options = _fine_tuning(report)
+    commands = [f"tokentrace tokenize chats.jsonl -o rows.parquet -t {name}{variables}{options}"]
+    rollouts = _rollouts(report)
+    if rollouts != _APPENDS:
+        commands.append(f"tokentrace serve --dev --engine http://127.0.0.1:8000 -t {name}{variables}")
+        commands.append(f"tokentrace audit {name}{variables} --on chat.json")
+    changes = report.defaults.changes
+    line = f", line {changes.line}" if changes.line is not None else ""
+    dated = [f"The prompt holds the day's date{line}."] if changes.clock else []
+    return Conclusion(" ".join([sft, rollouts, *dated]), tuple(commands))
+
+
+def _fine_tuning(report: AuditReport) -> tuple[str, str]:
+    """What to say of fine-tuning, and the options of ``tokentrace tokenize`` that it takes."""
+    row, turn = report.verdict(Use.SFT_ONE_ROW), report.verdict(Use.SFT_PER_TURN)
+    if row.grade is Grade.HOLDS:
+        return "SFT: safe as it is.", ""
+    options = ["--past expand"] * (report.remedies.broken > 0) + ["--final-stop"] * report.stops.untrained_end
+    with_them, typed = listed(options), "".join(f" {option}" for option in options)
+    ends_only = report.stops.untrained_end and all("final_stop=True" in words for words in turn.against)
+    if turn.grade is Grade.HOLDS or ends_only:
+        return f"SFT: safe with {with_them}.", typed
+    if mend := _altering(report):
+        return f"SFT: not safe before {mend} mended, where texts are altered.", typed
+    if turn.grade is Grade.PARTLY:
+        safe = f"safe with {with_them}" if options else "safe"
+        return f"SFT: {safe} for some turns only: {turn.against[0]}.", typed
+    return f"SFT: not safe{f', even with {with_them}' if options else ''}: {turn.against[0]}.", typed
+
+
+_APPENDS: Final = "RL: safe, every prompt only appends."
+
+
+def _rollouts(report: AuditReport) -> str:
+    tools, users = report.verdict(Use.RL_APPEND_ONLY), report.verdict(Use.RL_USER_TURNS)
+    if tools.grade is Grade.HOLDS and users.grade is Grade.HOLDS:
+        return _APPENDS
+    remedies = report.remedies
+    refused = f" (it refuses {remedies.broken - remedies.bridged} of {remedies.broken} cases)"
+    bridge = f"use the bridge{refused if remedies.bridged < remedies.broken else ''}"
+    why = _rewrites(report) or f"rendering again is not exact, {(*tools.against, *users.against)[0]}"
+    return f"RL: {'safe with tools alone; else ' if tools.grade is Grade.HOLDS else ''}{bridge}; {why}."
+
+
+def _rewrites(report: AuditReport) -> str:
+    """What is appended that makes the template write earlier turns anew, and by which lines; empty where nothing is."""
+    appends, lines = set(), Counter[int]()
+    for cell in report.judged:
+        if cell.outcome is AppendOutcome.BREAKS and cell.append in _USERS | _TOOLS:
+            appends.add(cell.append)
+            lines.update({one.blame.line for one in cell.breaks if one.blame is not None})
+    if not appends:
+        return ""
+    new = next((words for some, words in _NEW.items() if appends <= some), "any new message")
+    by = f", line{'s' * (len(lines) > 1)} {listed(sorted(lines))}" if lines else ""
+    return f"{new} rewrites earlier turns{by}"
+
+
+def _altering(report: AuditReport) -> str:
+    """The lines that write texts otherwise than they were given: ``"line 15 is"``."""
+    lines = sorted({one.line for one in report.altered if one.line is not None and not one.dropped})
+    return f"line{'s' * (len(lines) > 1)} {listed(lines)} {'are' if len(lines) > 1 else 'is'}" if lines else ""

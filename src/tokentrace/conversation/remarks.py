@@ -1,0 +1,68 @@
+"""What a conversation says that cannot be right, though a template renders it.
+
+Nothing here is an error: a recorded conversation is what it is. The result of a render reports it, so that nobody
+trains on it unawares. The sentences name no values: a summary counts equal ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import place
+from .messages import RESULT_ROLES, THOUGHTS, Messages
+from .values import no_constant
+
+
+def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
+    """A note for each thing that does not fit, in checked messages.
+
+    - Arguments of a call that are not JSON of an object.
+    - A tool result that answers no earlier call, or has the name of another function than the call that it answers.
+    - An assistant's message without text, reasoning or calls. Of a `continued` conversation the last may be empty.
+    """
+    names: dict[str, Any] = {}  # of the functions that were called, by the id of the call
+    latest: list[Mapping[str, Any]] = []
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role == "assistant":
+            calls = [_mapping(call) for call in message.get("tool_calls") or ()]
+            for at, call in enumerate(calls):
+                names[str(call.get("id"))] = _function(call).get("name")
+                if _is_broken(_function(call).get("arguments")):
+                    inner = "function.arguments" if "function" in call else "arguments"
+                    yield f"{place(index, f'tool_calls.{at}.{inner}')}the arguments of a call are not a JSON object"
+            is_open = continued and index == len(messages) - 1
+            if not is_open and not any(message.get(name) for name in ("content", "tool_calls", *THOUGHTS)):
+                yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
+            latest = calls or latest
+        elif role in RESULT_ROLES:
+            answered = message.get("tool_call_id")
+            called = [_function(call).get("name") for call in latest]
+            if answered and str(answered) in names:
+                called = [names[str(answered)]]
+            elif answered and all(call.get("id") for call in latest):
+                yield f"{place(index, 'tool_call_id')}the result answers no call before it"
+                continue
+            if message.get("name") and called and message["name"] not in called:
+                yield f"{place(index, 'name')}the result has another name than the function that was called"
+
+
+def _mapping(call: Any) -> Mapping[str, Any]:
+    return call if isinstance(call, Mapping) else dict(call.model_dump(exclude_none=True))
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
+
+
+def _is_broken(arguments: Any) -> bool:
+    """True for text that is not JSON of an object. Empty text stands for no arguments."""
+    if not isinstance(arguments, str) or not arguments.strip():
+        return False
+    try:
+        return not isinstance(json.loads(arguments, strict=False, parse_constant=no_constant), dict)
+    except (ValueError, RecursionError):
+        return True

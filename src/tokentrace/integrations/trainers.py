@@ -1,0 +1,404 @@
+"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF, ms-swift and prime-rl, and the engines of two of them.
+
+In all of them every sampled token carries loss exactly once, next to the logprob that the engine returned. What a
+trainer cannot take is a `SampleError`. Nothing of a trainer is imported but where its types are made. How each trainer
+is given these: docs/guides/rows-for-trainers.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.protocol import Capabilities, EngineAnswerError, GenerateRequest, add_version
+from ..errors import InputError, SampleError, shown
+from ..rollout.ends import FAILED_ENDS, End
+from ..rollout.record import Rollout, Task
+from ..samples.sample import Sample
+from ..samples.trajectories import Advantage, trajectory_samples
+from ..tokens.alignment import common_prefix
+from ..tokens.ids import runs
+from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import LogprobKind, VersionSpan
+from .rows import (
+    PromptResponse,
+    failed_row,
+    filled_logprobs,
+    only_sample,
+    prompt_response,
+    reward_of,
+    warn_of_other_distribution,
+    without_tail,
+)
+
+
+def _row(sample: Sample) -> PromptResponse:
+    """A row as prompt and response; `SampleError` where a token that carries loss has no logprob."""
+    filled_logprobs(sample)
+    return prompt_response(sample)
+
+
+# -- slime
+
+
+def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
+    """A rollout as copies of the sample that slime gave: one for each branch that has sampled tokens.
+
+    What `like` says of the prompt, the group and the label is kept; the copies share its ``rollout_id``. The response
+    is what the model said last, for reward models and logs. A rollout that failed, or where nothing was sampled, is a
+    `SampleError`, unless `failed_reward` says what to count it as: it is then one sample that trains nothing
+    (``remove_sample``). Its reward still counts in the mean of its group, unless `slime_whole_groups` drops the group.
+    """
+    failed = failed_row(rollout, failed_reward, "slime")
+    if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
+        metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
+        return [_slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)]
+    made = []
+    for sample in trajectory_samples(rollout.trajectory):
+        versions = [str(span.version) for span in sample.versions if span.version is not None]
+        more = {"response": rollout.answer, "weight_versions": versions, "reward": rollout.reward}
+        metadata = {**like.metadata, "branch": sample.branch}
+        made.append(_slime_sample(like, _row(sample), rollout, metadata=metadata, **more))
+    return made
+
+
+def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any) -> Any:
+    return dataclasses.replace(
+        like,
+        rollout_id=like.rollout_id if like.rollout_id is not None else like.index,
+        tokens=row.prompt_ids + row.response_ids,
+        response_length=len(row.response_ids),
+        loss_mask=row.response_mask,
+        rollout_log_probs=row.response_logprobs,  # slime sends nobody's where the first sample has none
+        status=type(like).Status(_slime_status(rollout.end)),
+        **more,
+    )
+
+
+def _slime_status(end: End | None) -> str:
+    if end in (End.ANSWER, End.USER):
+        return "completed"
+    if end is End.ABORT:
+        return "aborted"
+    return "failed" if end in FAILED_ENDS else "truncated"
+
+
+def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
+    """For ``--dynamic-sampling-filter-path``: False for a group with a rollout that failed, so that slime samples
+    another. Without it that rollout counts in the mean reward of its group."""
+    rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
+    return not any(one.remove_sample for one in rows)
+
+
+def slime_task(sample: Any) -> Task:
+    """The task of a slime sample: its prompt, text or messages, with its label and metadata for rewards.
+
+    `SampleError` if it has a response already: partial rollouts are not continued.
+    """
+    if sample.response_length:
+        raise SampleError("the sample has a response already: partial rollouts of slime are not continued here")
+    prompt = sample.prompt
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return Task(messages, metadata={**sample.metadata, "label": sample.label})
+
+
+# -- SkyRL
+
+
+def skyrl_output(
+    rollouts: Sequence[Rollout],
+    *,
+    trajectory_ids: Sequence[Any] | None = None,
+    step_wise: bool = False,
+    failed_reward: float | None = None,
+) -> dict[str, Any]:
+    """Rollouts as a `GeneratorOutput`, in their order.
+
+    One row a rollout; a rollout whose history was rewritten has several, which SkyRL takes with ``step_wise`` (its
+    ``generator.step_wise_trajectories``): neighbours with one trajectory id, the last of them marked. A rollout that
+    failed, or where nothing was sampled, is a `SampleError`, unless `failed_reward` says what to count it as: it is
+    then one row whose loss mask is 0.
+    """
+    if trajectory_ids is not None and len(trajectory_ids) != len(rollouts):
+        raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
+    if step_wise and trajectory_ids is None:
+        raise SampleError("step-wise rows need trajectory_ids: SkyRL tells by them which rows belong together")
+    rows: list[dict[str, Any]] = []
+    for at, rollout in enumerate(rollouts):
+        failed = failed_row(rollout, failed_reward, "SkyRL")
+        if failed is None:
+            samples = trajectory_samples(rollout.trajectory) if step_wise else [only_sample(rollout.trajectory)]
+            made, reward = [_row(sample) for sample in samples], reward_of(rollout)
+        else:
+            made, reward = [failed], failed_reward  # type: ignore[assignment]
+        cut = failed is None and rollout.per_turn[-1].finish_reason == "length"
+        for row in made:
+            rows.append(
+                {
+                    "prompt_token_ids": row.prompt_ids,
+                    "response_ids": row.response_ids,
+                    "loss_masks": row.response_mask,
+                    "rollout_logprobs": row.response_logprobs,
+                    "rewards": reward,
+                    "stop_reasons": "length" if cut else "stop",
+                    "trajectory_generation_times": rollout.seconds,
+                    "trajectory_ids": None if trajectory_ids is None else trajectory_ids[at],
+                    "is_last_step": row is made[-1],
+                }
+            )
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _SKYRL_COLUMNS}
+    empty = ["rollout_expert_indices", "env_metrics", "pixel_values", "image_grid_thw"]
+    empty += [] if trajectory_ids is not None else ["trajectory_ids"]
+    empty += [] if step_wise else ["is_last_step"]
+    return {**columns, **dict.fromkeys(empty), "rollout_metrics": _skyrl_metrics(rollouts)}
+
+
+_SKYRL_COLUMNS: Final = (
+    *("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards", "stop_reasons"),
+    *("trajectory_generation_times", "trajectory_ids", "is_last_step"),
+)
+
+
+def _skyrl_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means over a group. SkyRL averages over groups what has "mean" in its name, and adds up what has not."""
+    count = max(len(rollouts), 1)
+    return {
+        "tokentrace/mean_turns": sum(rollout.turns for rollout in rollouts) / count,
+        "tokentrace/mean_sampled_tokens": sum(rollout.trajectory.num_sampled for rollout in rollouts) / count,
+        "tokentrace/mean_tool_calls": sum(rollout.use.calls for rollout in rollouts) / count,
+        "tokentrace/mean_failed": sum(rollout.end in FAILED_ENDS for rollout in rollouts) / count,
+    }
+
+
+# -- AReaL
+
+
+def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
+    """A rollout as the tensors of an episode; None, which AReaL rejects, where it failed or nothing was sampled."""
+    if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
+        return None
+    return areal_tensors(rollout.trajectory, reward_of(rollout))
+
+
+def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
+    """The rows of a trajectory, one for each branch that has sampled tokens, as AReaL takes an episode.
+
+    Each ends with its last token that carries loss, and is padded after it: AReaL puts the reward on the last token,
+    and counts it only where the loss mask is 1. ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled.
+    `SampleError` where a token that carries loss has no logprob, or weights that are not numbered.
+    """
+    import torch
+
+    samples = [without_tail(sample) for sample in trajectory_samples(trajectory)]
+    if not samples:
+        raise SampleError(f"{trajectory.name or 'the trajectory'}: nothing was sampled, so there is no row")
+
+    def padded(rows: Sequence[Any], dtype: Any, filler: int = 0) -> Any:
+        made = torch.full((len(rows), max(map(len, rows))), filler, dtype=dtype)
+        for at, row in enumerate(rows):
+            made[at, : len(row)] = torch.from_numpy(np.array(row)).to(dtype)
+        return made
+
+    return {
+        "input_ids": padded([sample.ids for sample in samples], torch.int32),
+        "attention_mask": padded([np.ones(len(sample)) for sample in samples], torch.bool),
+        "loss_mask": padded([sample.mask for sample in samples], torch.int32),
+        "logprobs": padded([filled_logprobs(sample) for sample in samples], torch.float32),
+        "versions": padded([_areal_versions(sample) for sample in samples], torch.int32, -1),
+        "rewards": torch.full((len(samples),), reward, dtype=torch.float32),
+    }
+
+
+def _areal_versions(sample: Sample) -> Any:
+    made = np.full(len(sample), -1)
+    for span in sample.versions:
+        if isinstance(span.version, str):
+            raise SampleError(f"{sample!r}: AReaL numbers weights, and tokens are of version {shown(span.version)}")
+        made[span.start : span.stop] = -1 if span.version is None else span.version
+    return made
+
+
+def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
+    """AReaL's inference engine, which tells the version of the weights for each token and takes no seed.
+
+    `settings` are its `GenerationHyperparameters`; what a turn samples with is the agent's.
+    """
+    from areal.api import ModelRequest
+
+    async def sample(request: GenerateRequest) -> EngineReply:
+        asked, prompt = request.sampling, np.asarray(request.prompt_ids).tolist()
+        config = settings.new(
+            n_samples=1,
+            max_new_tokens=asked.max_tokens,
+            greedy=asked.temperature == 0,
+            temperature=asked.temperature or 1.0,
+            top_p=asked.top_p,
+            top_k=asked.top_k or int(1e8),
+            stop_token_ids=list(asked.stop_token_ids),
+        )
+        answer = await engine.agenerate(ModelRequest(input_ids=prompt, gconfig=config))
+        if list(answer.input_tokens) != prompt:
+            raise EngineAnswerError("AReaL's engine read another prompt than it was given")
+        if len(answer.output_versions) != len(answer.output_tokens):
+            raise EngineAnswerError(f"{len(answer.output_versions)} versions for {len(answer.output_tokens)} ids")
+        versions: list[VersionSpan] = []
+        for at, version in enumerate(answer.output_versions):
+            add_version(versions, int(version), at + 1)
+        finish = "stop" if answer.stop_reason == "tool_calls" else answer.stop_reason
+        return EngineReply(answer.output_tokens, answer.output_logprobs, finish, versions)
+
+    known: dict[str, Any] = {"max_length": settings.max_tokens, "logprobs": kind, "versions": True, "seeds": False}
+    return CallbackEngine(sample, Capabilities("areal", **known))
+
+
+# -- OpenRLHF
+
+
+def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None) -> dict[str, Any]:
+    """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs, which
+    are 0.0 where nothing was sampled.
+
+    One row a rollout: `SampleError` where its history was rewritten, and where it has no reward. So is one that failed
+    or where nothing was sampled, unless `failed_reward` says what to count it as; it is then its prompt, with no range
+    that carries loss.
+    """
+    failed = failed_row(rollout, failed_reward, "OpenRLHF")
+    reward: float | None
+    if failed is not None:
+        ids, ranges, reward = failed.prompt_ids + failed.response_ids, [], failed_reward
+        logprobs = [0.0] * len(ids)
+    else:
+        sample, reward = without_tail(only_sample(rollout.trajectory)), reward_of(rollout)
+        ids, ranges, logprobs = sample.token_ids, runs(sample.mask), filled_logprobs(sample).tolist()
+    return {
+        "prompt": prompt,
+        "label": label,
+        "images": None,
+        "mm_train_inputs": None,
+        "observation_tokens": ids,
+        "action_ranges": ranges,
+        "rollout_log_probs": logprobs,
+        "truncated": failed is None and rollout.per_turn[-1].finish_reason == "length",
+        "reward": reward,
+        "scores": reward,
+        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.use.calls, "failed": int(failed is not None)},
+    }
+
+
+def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
+    """The vLLM engine that OpenRLHF hands to an executor, with its parameters. It samples with what the agent asks for;
+    of the trainer's parameters only what is not about sampling is kept."""
+    if getattr(params, "logprobs", None) is None:
+        raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
+
+    async def sample(request: GenerateRequest) -> EngineReply:
+        asked, own = request.sampling, copy.deepcopy(params)
+        own.max_tokens, own.min_tokens, own.seed = asked.max_tokens, 0, asked.seed
+        own.temperature, own.top_p, own.top_k = asked.temperature, asked.top_p, asked.top_k or -1
+        own.stop_token_ids = list(asked.stop_token_ids)
+        prompt = np.asarray(request.prompt_ids).tolist()
+        [output] = (await engine.generate(prompt, own, multi_modal_data=None)).outputs
+        ids, told = list(output.token_ids), output.logprobs or []
+        if len(told) != len(ids) or not all(id in one for id, one in zip(ids, told, strict=True)):
+            raise EngineAnswerError("vLLM did not tell the logprob of each id that it sampled")
+        logprobs = [one[id].logprob for id, one in zip(ids, told, strict=True)]
+        return EngineReply(ids, logprobs, output.finish_reason or "abort")
+
+    return CallbackEngine(sample, Capabilities("openrlhf", max_length=max_length))
+
+
+# -- ms-swift
+
+
+def swift_output(rollout: Rollout, *, model: str = "policy") -> Any:
+    """A rollout as swift's `RolloutOutput`, with the whole conversation and the reward in ``rollout_infos``.
+
+    swift encodes the conversation again for training, and puts given ids in the place of assistant messages. Given one
+    by one, what stands between them (tool results, the template's tokens) would still be its own encoding. So
+    everything after the first prompt is given as one assistant message. What swift still encodes itself is that prompt:
+    `check_swift_prompt` compares it with the one that the model saw. `SampleError` for a rollout that failed, one
+    without logprobs, and one with several rows, as swift takes one.
+    """
+    from swift.infer_engine.protocol import (
+        ChatCompletionResponse,
+        ChatCompletionResponseChoice,
+        ChatMessage,
+        RolloutOutput,
+        UsageInfo,
+    )
+
+    if rollout.end in FAILED_ENDS:
+        raise SampleError(f"rollout {rollout.task.name!r} failed ({rollout.end}: {'; '.join(rollout.notes)})")
+    row, text, finish = _row(only_sample(rollout.trajectory)), rollout.answer, rollout.per_turn[-1].finish_reason
+    choice = ChatCompletionResponseChoice(
+        index=0,
+        message=ChatMessage(role="assistant", content=text),
+        finish_reason=finish if finish in ("stop", "length") else None,
+        token_ids=row.response_ids,
+    )
+    size = len(row.prompt_ids), len(row.response_ids)
+    return RolloutOutput(
+        response=ChatCompletionResponse(model=model, choices=[choice], usage=UsageInfo(*size, sum(size))),
+        messages=[*map(dict, rollout.task.messages), {"role": "assistant", "content": text}],
+        response_token_ids=[row.response_ids],
+        response_loss_mask=[row.response_mask],
+        rollout_logprobs=[row.response_logprobs],
+        rollout_infos={
+            "messages": [dict(message) for message in rollout.messages],
+            "reward": rollout.reward,
+            "num_turns": rollout.turns,
+            "prompt_ids": row.prompt_ids,
+        },
+    )
+
+
+def check_swift_prompt(output: Any, encoded: Sequence[int]) -> None:
+    """`SampleError` where what swift encoded for training does not begin with the prompt and the ids of a rollout."""
+    expected = [*output.rollout_infos["prompt_ids"], *output.response_token_ids[0]]
+    at = common_prefix(np.asarray(expected), np.asarray(encoded))
+    if at < len(expected):
+        part = "prompt" if at < len(output.rollout_infos["prompt_ids"]) else "response"
+        raise SampleError(f"swift trains other ids than the model saw: the first at token {at}, in the {part}")
+
+
+# -- prime-rl
+
+
+def prime_rl_samples(
+    trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
+) -> list[dict[str, Any]]:
+    """The fields of prime-rl's `TrainingSample` for each row of a trajectory. prime-rl is not on the index; its class
+    is in ``prime_rl.transports.rollouts.types`` (as of 21 August 2026).
+
+    Logprobs are 0.0 and temperatures 1.0 where nothing was sampled. `SampleError` where logprobs or temperatures were
+    not recorded, a warning where tokens were sampled with settings that prime-rl does not know (top-p, penalties).
+    `advantage` is that of `trajectory_samples`; without it prime-rl has to assign credit itself.
+    """
+    return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
+
+
+def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
+    logprobs = filled_logprobs(sample)
+    warn_of_other_distribution(sample, "prime-rl")
+    temperatures = np.ones(len(sample), np.float64)
+    for completion in sample.completions:
+        if not completion.temperature:
+            problem = "was not recorded" if completion.temperature is None else "is 0"
+            raise SampleError(
+                f"{sample!r}: the temperature of tokens {completion.start} to {completion.stop} {problem}; prime-rl "
+                "divides by the temperature that each token was sampled with"
+            )
+        temperatures[completion.start : completion.stop] = completion.temperature
+    fields = {
+        "token_ids": sample.token_ids,
+        "mask": sample.mask.tolist(),
+        "logprobs": logprobs.tolist(),
+        "temperatures": temperatures.tolist(),
+        "env_name": env_name,
+    }
+    return fields if sample.advantages is None else {**fields, "advantages": sample.advantages.tolist()}

@@ -1,0 +1,123 @@
+"""The demo's questions: which are picked, what their tools answer, what earns a reward."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokentrace import create_renderer
+from tokentrace.demo.calculator import LONGEST, CalculatorError, calculate
+from tokentrace.demo.questions import KINDS, Question, all_questions, pick_questions, reward, run_tool
+from tokentrace.pocket import POCKET
+
+RENDERER = create_renderer(POCKET)
+
+
+def question_of(kind: str) -> Question:
+    return pick_questions(1, kinds=[kind])[0]
+
+
+def test_as_many_are_picked_as_are_asked_for_and_each_has_a_name_of_its_own() -> None:
+    every = len(all_questions())
+    assert pick_questions(every) == list(all_questions())
+    assert len({question.id for question in pick_questions(2 * every + 3, seed=5)}) == 2 * every + 3
+    assert pick_questions(8, seed=1) == list(all_questions()[8:16])
+    for kind in KINDS:
+        assert {question.kind for question in pick_questions(12, kinds=[kind])} == {kind}
+
+
+def test_the_prompt_does_not_show_the_table() -> None:
+    for question in pick_questions(24, kinds=["lookup", "parallel", "compare"]):
+        assert question.table
+        shown = RENDERER.render(question.prompt, tools=question.tools).text
+        assert not [value for value in question.table.values() if str(value) in shown]
+
+
+def test_the_reward_reads_numbers_as_people_write_them() -> None:
+    question = dataclasses.replace(question_of("arithmetic"), answer=-1234, mentions="")
+    for text, value in (("It is -1,234.", 1.0), ("-1234", 1.0), ("1234", 0.0), ("5 - 1239 = -1234", 1.0)):
+        assert reward(question, [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]) == value
+
+
+@given(st.one_of(st.text(max_size=150), st.text("0123456789+-*/() ", max_size=150)))
+@settings(max_examples=300, deadline=None)
+def test_the_calculator_is_exact_or_refuses(expression: str) -> None:
+    try:
+        value = calculate(expression)
+    except CalculatorError:
+        return
+    pythonic = re.sub(r"\b0+(?=[0-9])", "", re.sub(r"\s+", " ", expression)).strip()
+    assert value == exact(ast.parse(pythonic, mode="eval").body)
+
+
+def exact(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(value)):
+            return Fraction(value)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -exact(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = exact(left), exact(right)
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.Div():
+                    return a / b
+    raise AssertionError(ast.dump(node))
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("", "empty"),
+        ("1 / (2 - 2)", "division by zero"),
+        ("2 ** 3", "unexpected"),
+        ("(1 + 2", "not closed"),
+        ("1 +", "ends too early"),
+        ("__import__('os').system('true')", "unexpected"),
+        ("(" * LONGEST, "ends too early"),
+        ("1" * (LONGEST + 1), "longer than"),
+        ("１ + ١", "unexpected"),
+    ],
+)
+def test_the_calculator_says_why_it_refuses(expression: str, problem: str) -> None:
+    question = question_of("follow_up")
+    assert problem in run_tool(question, "calculator", {"expression": expression})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["expression", "item", "x"]), inner),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(["calculator", "lookup", "check_answer", "nothing", ""]), JSON | st.text(max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_tools_take_any_garbage(name: str, arguments: Any) -> None:
+    for kind in ("lookup", "checked"):
+        assert isinstance(run_tool(question_of(kind), name, arguments), str)
+
+
+def test_a_tool_reads_arguments_as_values_or_as_json() -> None:
+    question = next(row for row in all_questions() if any(one.name == "lookup" for one in row.functions) and row.table)
+    name, value = next(iter(question.table.items()))
+    found = run_tool(question, "lookup", {"item": f" {name.upper()} "})
+    assert str(value) in found
+    assert run_tool(question, "lookup", json.dumps({"item": name})) == found
+    assert run_tool(question, "lookup", {"item": "nothing"}) == "Error: no entry for 'nothing'"
+    assert run_tool(question, "lookup", {"key": name}) == "Error: lookup needs 'item', a string"
+    assert run_tool(question, "lookup", "{") == "Error: the arguments are not JSON"
+    assert "no tool 'look'" in run_tool(question, "look", {})

@@ -1,0 +1,130 @@
+"""What goes wrong with engines, for tests: a scripted engine that fails where it is told to, and a gate for pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from tokentrace.engines.answers import answered_ids, answered_logprobs
+from tokentrace.engines.protocol import (
+    Delta,
+    EngineAnswerError,
+    EngineError,
+    EngineUnavailable,
+    GenerateRequest,
+    SamplingParams,
+)
+from tokentrace.engines.scripted import Script, ScriptedEngine
+from tokentrace.tokens.tokenizer import Ids
+
+
+class Fault(StrEnum):
+    """What goes wrong with a request."""
+
+    UNAVAILABLE = "unavailable"
+    """It cannot be reached: `EngineUnavailable`."""
+    DIES = "dies"
+    """It ends after the first piece of a stream: `EngineError`. Where nothing was streamed: `EngineUnavailable`."""
+    GARBAGE = "garbage"
+    """Its answer is not JSON: `EngineAnswerError`."""
+    FEW_LOGPROBS = "few_logprobs"
+    """One logprob is missing: `EngineAnswerError`."""
+    WRONG_IDS = "wrong_ids"
+    """One id is outside of the vocabulary: `EngineAnswerError`."""
+
+
+class Breaks(NamedTuple):
+    """A request goes wrong in its middle: instead of the piece after so many, the error is raised."""
+
+    after: int
+    error: Exception
+
+
+class Gate:
+    """Lets the pieces of scripted completions pass one by one: ``ScriptedEngine(script, piece=1, latency=gate)``.
+
+    It is closed at first. A test waits until requests stand before it (`waiting`), and lets pieces pass (`open`): what
+    has arrived in between is then certain, without any clock.
+    """
+
+    def __init__(self) -> None:
+        self._allowed: float = 0
+        self._before = 0
+        self._changed = asyncio.Condition()
+
+    async def __call__(self, count: int) -> None:
+        async with self._changed:
+            self._before += 1
+            self._changed.notify_all()
+            try:
+                await self._changed.wait_for(lambda: self._allowed > 0)
+                self._allowed -= 1
+            finally:
+                self._before -= 1
+
+    async def open(self, pieces: float = math.inf) -> None:
+        """Let so many more pieces pass, of whichever requests; without a number, all from now on."""
+        async with self._changed:
+            self._allowed += pieces
+            self._changed.notify_all()
+
+    async def waiting(self, requests: int = 1) -> None:
+        """Wait until as many requests stand before the gate, and none may pass."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._before >= requests and not self._allowed)
+
+
+class FaultyEngine(ScriptedEngine):
+    """A scripted engine with `faults`: what goes wrong with the next requests, one each; None lets one pass."""
+
+    def __init__(self, script: Script, **options: Any) -> None:
+        super().__init__(script, **options)
+        self.faults: deque[Fault | Breaks | None] = deque()
+        self._streamed = False
+        self._current: list[Fault | Breaks | None] = []
+
+    async def _pieces(self, request: GenerateRequest, *, streamed: bool) -> AsyncGenerator[Delta]:
+        fault: list[Fault | Breaks | None] = []
+        self._streamed, self._current = streamed, fault  # from here to its answer a request runs in one go
+        arrived = 0
+        async with aclosing(super()._pieces(request, streamed=streamed)) as pieces:
+            async for piece in pieces:
+                error = _error(fault[0], arrived, piece)
+                if error is not None:
+                    left = len(self.left)
+                    await pieces.aclose()
+                    del self.left[left:]  # nobody went away
+                    raise error
+                arrived += 1
+                yield piece
+
+    def _answer(self, prompt: Ids, sampling: SamplingParams) -> Any:
+        fault = self.faults.popleft() if self.faults else None
+        self._current.append(fault)
+        if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not self._streamed):
+            raise EngineUnavailable("the script says that the engine cannot be reached")
+        if fault is Fault.GARBAGE:
+            raise EngineAnswerError("the script says that the answer is not JSON")
+        answer = super()._answer(prompt, sampling)
+        ids, logprobs = answer[:2]
+        if fault is Fault.WRONG_IDS:
+            size = self.capabilities.vocab_size
+            answered_ids([*ids.tolist()[:-1], -1 if size is None else size], "ids", size)
+        if fault is Fault.FEW_LOGPROBS:
+            answered_logprobs(logprobs.tolist()[:-1], ids, "logprobs")
+        return answer
+
+
+def _error(fault: Fault | Breaks | None, arrived: int, piece: Delta) -> Exception | None:
+    """What is raised in the place of a piece, after so many have arrived."""
+    if isinstance(fault, Breaks):
+        return fault.error if arrived == fault.after else None
+    if fault is not Fault.DIES or (not arrived and piece.finish_reason is None):
+        return None
+    words = f"the script says that the engine died after {arrived} pieces had arrived"
+    return EngineError(words) if arrived else EngineUnavailable(words)
