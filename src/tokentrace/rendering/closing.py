@@ -58,7 +58,7 @@ class Tail:
         lost, _ = find_lost(rendering, found.conversation, forms, first=first)
         spans = found.encoded.spans[found.turn.stop :]
         cuts = [0, *(np.flatnonzero(spans[1:] != spans[:-1]) + 1).tolist(), len(spans)]
-        runs = [
+        runs: list[Run] = [
             (stop - start, kind_of_text(origins[span]), max(owners[span] - first, -1))
             for start, stop in pairwise(cuts)
             if start < stop

@@ -66,6 +66,8 @@ def check_reading(renderer: Renderer, prompt: list[int], ids: list[int], bridged
     new = bridged.new_ids.tolist()
     before = renderer.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
     after = renderer.parse_response([*ids, *new[:closed]], tools=TOOLS, prompt_ids=prompt)
+    if grammar.channels is not None and not closed:  # it has ended, and maybe begun the next one
+        return
     if grammar.channels is not None:  # each message has an end, and only the last one a stop token
         assert renderer.tokenizer.decode([*ids, *new[:closed]][-1:]) == grammar.channels.end
     elif after.finish is not Finish.STOP:  # what begins the next turn is the stop token
