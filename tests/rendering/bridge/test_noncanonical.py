@@ -132,8 +132,8 @@ def check_law(family: str, situation: Situation, odd: Sequence[int]) -> BridgedT
     assert kinds == sorted(kinds, reverse=True), "first what is synthetic, then the head of the next turn"
     assert bridged.closed == (Kind.SYNTHETIC in kinds)
     assert not (ended and bridged.closed), "a turn that was ended needs no close"
-    last = [*odd, *seam][-1]
     if situation.is_ended and not begins_a_call(family, situation, odd):
+        last = [*odd, *seam][-1]
         assert last in stops or is_special(renderer.tokenizer, last), "the turn is ended"
     return bridged
 
