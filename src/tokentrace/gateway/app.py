@@ -108,11 +108,11 @@ class App:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
-            name, fresh = self._name(session, dialect, raw, headers)
+            name = _request_name(dialect, raw, headers)
             about = request.scope["tokentrace"]
 
             async def answered() -> tuple[Answer, list[Replied]]:
-                answer = await self.gateway.begin(session, dialect, asked, name, fresh=fresh)
+                answer = await self.gateway.begin(session, dialect, asked, name)
                 about.update(_about(session, answer))
                 return answer, [] if asked.stream else await answer.run(lambda *_: None)
 
@@ -130,19 +130,6 @@ class App:
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint
-
-    def _name(self, session: str, dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[str, bool]:
-        """What identifies a request if it is sent again, and whether that is known to be new.
-
-        Its key and its body do, or the count of its retries and its body; without both nothing does.
-        """
-        body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
-        key, retries = headers.get("idempotency-key"), headers.get("x-stainless-retry-count", "")
-        if key:
-            return f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}", False
-        if retries.isascii() and retries.isdecimal() and len(retries) < 4:
-            return self.gateway.attempt_name(session, body, int(retries))
-        return "", False
 
     async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
         session = await self._session(request, caller)
@@ -282,6 +269,15 @@ def _admin_only(endpoint: Endpoint) -> Answering:
 
 def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
+
+
+def _request_name(dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> str:
+    """What identifies a request if it is sent again: its `Idempotency-Key` and its body. Empty without a key."""
+    key = headers.get("idempotency-key")
+    if not key:
+        return ""
+    digest, body = (hashlib.sha256(each).hexdigest()[:32] for each in (key.encode("utf-8", "surrogatepass"), raw))
+    return f"key:{digest}:{dialect.name}:{body}"
 
 
 def _about(session: str, answer: Answer) -> dict[str, Any]:

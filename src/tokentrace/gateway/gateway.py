@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -43,8 +43,6 @@ _ELSEWHERE: Final = 10.0
 """How many seconds a request that comes again waits for the gateway that it came to first, and…"""
 _POLL: Final = 0.1
 """…how often it looks."""
-_REMEMBERED: Final = 10_000
-"""How many bodies are remembered for requests that are sent again without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,6 @@ class Gateway:
     """Set whenever a request has ended."""
     _slots: asyncio.Semaphore = field(init=False)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
-    _attempts: OrderedDict[tuple[str, str, int], list[str]] = field(default_factory=OrderedDict)
-    """The names of attempts, by session, body and how many retries came before; two stand for any number."""
     _turns_reserved: Counter[str] = field(default_factory=Counter)
     _tokens_reserved: Counter[str] = field(default_factory=Counter)
     """What requests under way may still add to each session."""
@@ -102,23 +98,18 @@ class Gateway:
 
     # -- answering
 
-    async def begin(
-        self, id: str, dialect: AgentDialect, request: Request, name: str = "", *, fresh: bool = False
-    ) -> Answer:
+    async def begin(self, id: str, dialect: AgentDialect, request: Request, name: str = "") -> Answer:
         """Make the prompt of a request. RequestError says what is wrong with it.
 
-        `name` identifies the request: if it was answered before, or is being answered, this is that answer. A `fresh`
-        one is known to be new.
+        `name` identifies the request: if it was answered before, or is being answered, this is that answer.
         """
         claim = self._admit(id)
         try:
             live = await self.sessions.get(id)
-            earlier = await self._earlier(live, request, name, claim) if name and not fresh else None
+            earlier = await self._earlier(live, request, name, claim) if name else None
             if earlier is not None:
                 claim.end(earlier)
                 return Answer(self, id, dialect, request, earlier[0], replies=earlier[1])
-            if fresh:
-                claim.take(name)
             self._check_open(live)
             request = await self._with_previous(live, request)
             asked = self._asked(request)
@@ -284,24 +275,6 @@ class Gateway:
         return Head(request, id, moment, request.model or self.model, prompt_ids, token_bytes)
 
     # -- requests that come again
-
-    def attempt_name(self, id: str, body: str, retries: int) -> tuple[str, bool]:
-        """What identifies a request of a client that counts its retries, and whether that is new.
-
-        A retry has the name of the attempt before it. Which one that was is certain only if there was one attempt with
-        this body and one retry less. Of several, as in a group of samples, nobody knows which was sent again: the retry
-        is then a request of its own.
-        """
-        before = self._attempts.get((id, body, retries - 1), [])
-        fresh = len(before) != 1
-        name = f"attempt:{random_id()}" if fresh else before.pop()
-        alike = self._attempts.setdefault((id, body, retries), [])
-        if len(alike) < 2:
-            alike.append(name)
-        self._attempts.move_to_end((id, body, retries))
-        if len(self._attempts) > _REMEMBERED:
-            self._attempts.popitem(last=False)
-        return name, fresh
 
     async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
         """The answer to the request of this name, if it came before, here or elsewhere; if not, the claim takes it."""
