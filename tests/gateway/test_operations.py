@@ -33,6 +33,7 @@ from tokentrace.engines import (
     ScriptedEngine,
 )
 from tokentrace.errors import InputError
+from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.serving import ServeSettings, open_gateway
@@ -419,6 +420,44 @@ def test_an_agent_that_goes_away_ends_its_request(gated: tuple[Served, Gated], b
     [left] = state["incomplete"]
     assert left["ended"] == "the agent went away"
     assert served.rows("gone") == []
+
+
+def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothing_under_way() -> None:
+    """Else whoever sends the request again waits for an answer that nobody samples."""
+
+    async def leave(gateway: Gateway) -> None:
+        begin, written = gateway.store.begin, asyncio.Event()
+
+        async def slow(*args: Any) -> None:
+            writing = asyncio.ensure_future(begin(*args))
+            await written.wait()
+            await writing
+
+        gateway.store.begin = slow  # type: ignore[method-assign]
+        answer = await gateway.begin("left", CHAT, CHAT.read(SUM, {}), "key")
+        running = asyncio.create_task(answer.run(lambda *_: None))
+        while b'tokens_total{kind="sampled"}' not in gateway.metrics.text():
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.sleep(0)
+        written.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with gateway_server(lambda: ScriptedEngine(counting)) as served:
+        served.run(leave(served.app.gateway))
+        state = served.state("left")
+        assert [left["ended"] for left in state["incomplete"]] == ["the agent went away"]
+        assert not served.app.gateway.under_way
+
+
+def test_a_recorded_answer_is_replayed_at_once_whatever_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that died may have left a request of the same name."""
+    with gateway_server(lambda: ScriptedEngine(counting)) as served:
+        path, key = "/sessions/again/v1/chat/completions", {"idempotency-key": "k"}
+        first = served.call("POST", path, SUM, key)
+        monkeypatch.setattr(served.app.gateway.store, "incomplete", None)
+        assert served.call("POST", path, SUM, key) == first
 
 
 def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(

@@ -144,7 +144,7 @@ class Answer:
         try:
             with self.gateway.tracing.stage("engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
                 sampled = await self._sample_all(feed)
-            await beginning
+            await asyncio.shield(beginning)  # it may be in the store's queue: whoever goes away does not take it back
             storing = asyncio.ensure_future(self._store(sampled, time.perf_counter() - began))
             with self.gateway.tracing.stage("store", sampled=sum(len(reply.completion.ids) for reply in sampled)):
                 await unhurried(storing)
@@ -157,7 +157,9 @@ class Answer:
         return sampled
 
     async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
-        await beginning
+        """End the request in the store, after its beginning was written: in any other order it stays under way."""
+        with contextlib.suppress(StoreError):
+            await beginning
         await self.gateway.store.abandon(self.session, self.head.id, why)
 
     async def _sample_all(self, feed: Feed) -> list[Replied]:

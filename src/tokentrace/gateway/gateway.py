@@ -283,16 +283,23 @@ class Gateway:
             if answered is not None:
                 return answered
         claim.take(name)
-        await self._elsewhere(live.info.id, name)
-        numbers = [await self.store.turn_named(live.info.id, f"{name}#{choice}") for choice in range(request.n)]
-        if any(number is None for number in numbers):
+        numbers = await self._turns_named(live.info.id, name, request.n)
+        if not numbers:
+            await self._elsewhere(live.info.id, name)
+            numbers = await self._turns_named(live.info.id, name, request.n)
+        if not numbers:
             return None
         async with self.sessions.held(live.info.id) as now:
-            turns = [now.session.turns[number] for number in numbers if number is not None]
+            turns = [now.session.turns[number] for number in numbers]
             replies = [self._reply_of(now, turn) for turn in turns]
             head = self._head_of(now, turns[0], request)
         self.metrics.replayed.inc()
         return head, replies
+
+    async def _turns_named(self, id: str, name: str, choices: int) -> list[int]:
+        """The turns that answered the request of this name, one for each choice; none if one of them is missing."""
+        numbers = [await self.store.turn_named(id, f"{name}#{choice}") for choice in range(choices)]
+        return [] if None in numbers else [number for number in numbers if number is not None]
 
     async def _elsewhere(self, id: str, name: str) -> None:
         """Wait while another gateway answers a request of this name; but not for long, for it may have died."""
