@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -233,6 +235,19 @@ def test_choices_and_begun_answers_are_told_apart(served: Served) -> None:
         body = {"messages": begun, "max_tokens": 20}
         assert served.call("POST", "/sessions/begun/v1/messages", body)[0] == 200
     assert served.state("begun")["tree"][1]["cause"]["cause"] == "retry"
+
+
+def test_any_name_of_a_field_that_nobody_reads_fits_into_a_header(served: Served) -> None:
+    """The turn is stored by then: the answer must not fail over the header that tells of the field."""
+    names = [*map(chr, range(32)), "\x7f", "\x85", "é", "\u2028", "🌞", "\ud800", "a" * 2000]
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **{f"x{name}y": 1 for name in names}}
+    request = urllib.request.Request(f"{served.url}/sessions/names/v1/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 200
+        ignored = answer.headers["x-tokentrace-ignored"]
+    assert "x?y" in ignored
+    assert ignored.isascii()
+    assert ignored.isprintable()
 
 
 def test_what_nobody_reads_is_refused_and_errors_have_an_id(served: Served) -> None:

@@ -304,5 +304,6 @@ def _told(session: str, answer: Answer) -> dict[str, str]:
 
 
 def _header(value: str) -> str:
-    """A text as a header can have it: one line of ASCII, not too long."""
-    return " ".join(value.encode("ascii", "replace").decode("ascii").split())[:1000]
+    """A text as a header can have it: one line of printable ASCII, not too long. Any other character is a ``?``."""
+    line = " ".join(value.split())
+    return "".join(each if " " <= each <= "~" else "?" for each in line)[:1000]
