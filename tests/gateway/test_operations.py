@@ -549,6 +549,33 @@ def test_what_encodes_is_loaded_before_the_gateway_is_ready(monkeypatch: pytest.
 # -- weights and leaving
 
 
+def test_a_version_that_cannot_be_recorded_is_refused_where_it_comes_in(gated: tuple[Served, Gated]) -> None:
+    """Else every request would be sampled, and then thrown away."""
+    served, _ = gated
+    served.call("POST", "/sessions", {"id": "v", "settings": {"version": 7}})
+    for version in (2**63, -(2**63) - 1, "", "a\0", "\ud800", "v" * 201, True, 1.0):
+        settings = {"settings": {"version": version}}
+        for method, path, body, field in (
+            ("POST", "/admin/resume", {"version": version}, "version"),
+            ("POST", "/sessions", settings, "settings.version"),
+            ("PATCH", "/sessions/v", settings, "settings.version"),
+        ):
+            status, answer = served.call(method, path, body)
+            assert (status, answer["error"]["param"]) == (400, field), version
+    assert served.app.gateway.version is None
+    assert served.state("v")["settings"] == {"version": 7}
+
+
+def test_a_version_that_the_engine_does_not_take_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(version: str | int) -> None:
+        raise EngineUnavailable("gone")
+
+    with gateway_server() as served:
+        monkeypatch.setattr(served.app.gateway.engine, "set_version", refuse)
+        assert served.call("POST", "/admin/resume", {"version": 8})[0] == 503
+        assert served.app.gateway.version is None
+
+
 def test_weights_change_between_tokens_and_the_record_says_where(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     assert served.call("POST", "/admin/resume", {"version": 7})[1]["version"] == 7

@@ -444,9 +444,9 @@ class Gateway:
     async def resume(self, version: str | int | None = None) -> None:
         """Let requests go on, with new weights if a version is given."""
         if version is not None:
-            self.version = version
             if self.engine.capabilities.weights:
                 await self.engine.set_version(version)
+            self.version = version
         if self.engine.capabilities.pauses and self.paused:
             await self.engine.resume()
         self._open.set()
