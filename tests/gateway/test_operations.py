@@ -37,6 +37,7 @@ from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.serving import ServeSettings, open_gateway
+from tokentrace.gateway.store import StoreError
 from tokentrace.pocket import POCKET
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
@@ -436,7 +437,7 @@ def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothi
         gateway.store.begin = slow  # type: ignore[method-assign]
         answer = await gateway.begin("left", CHAT, CHAT.read(SUM, {}), "key")
         running = asyncio.create_task(answer.run(lambda *_: None))
-        while b'tokens_total{kind="sampled"}' not in gateway.metrics.text():
+        while b"tokentrace_engine_seconds_count 1.0" not in gateway.metrics.text():
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.sleep(0)
@@ -461,10 +462,13 @@ def test_a_recorded_answer_is_replayed_at_once_whatever_is_under_way(monkeypatch
 
 
 def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "tokentrace.gateway")
     gates: list[Gate] = []
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise StoreError("full")
 
     def engine() -> ScriptedEngine:
         gates.append(Gate())
@@ -482,12 +486,18 @@ def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
         with urllib.request.urlopen(served.url + path, json.dumps(body).encode()) as answer:
             assert answer.readline().startswith(b"data:")
         until(lambda: not served.app.gateway.claims)
+        monkeypatch.setattr(served.app.gateway.store, "append", refuse)
+        served.run(gates[0].open(4))
+        assert b'"error"' in served.call("POST", path, body)[1]
+        served.run(gates[0].open(4))
+        assert served.call("POST", path, {**body, "stream": False})[0] == 503
         counted = served.call("GET", "/metrics")[1].decode()
     lines = [json.loads(record.getMessage()) for record in caplog.records]
-    streams = [line for line in lines if line.get("stream")]
-    assert [line["status"] for line in streams] == [200, 502, 499]
-    assert [line.get("sampled") for line in streams] == [4, None, None]
-    assert streams[1]["problem"] == "engine"
+    asked = [line for line in lines if "stream" in line]
+    assert [line["status"] for line in asked] == [200, 502, 499, 503, 503]
+    assert [line["sampled"] for line in asked] == [4, 2, 1, 4, 4]
+    assert [line.get("problem") for line in asked] == [None, "engine", None, "store", "store"]
+    assert 'tokentrace_tokens_total{kind="sampled"} 15.0' in counted
     route = "/sessions/{session}/v1/chat/completions"
     for status in (200, 502):
         assert f'tokentrace_requests_total{{route="{route}",status="{status}"}} 1.0' in counted

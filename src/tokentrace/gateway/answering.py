@@ -90,6 +90,8 @@ class Answer:
     replies: list[Replied] | None = None
     """The answer, where the request was answered before."""
     turns: list[Recorded] = field(default_factory=list)
+    sampled: int = 0
+    """How many tokens were sampled for it so far, whatever became of them."""
     claim: Claim | None = None
     """Where it is being answered, for those who ask the same again."""
 
@@ -114,6 +116,7 @@ class Answer:
                 self.claim.end((self.head, self.replies))
             return self.replies
         finally:
+            self.gateway.metrics.tokens.labels("sampled").inc(self.sampled)
             self.give_up()
 
     def give_up(self) -> None:
@@ -198,6 +201,7 @@ class Answer:
                             kept = at
                             break
                 count += kept
+                self.sampled += kept
                 if labelled and self._weights is not None and kept:
                     add_version(versions, self._weights, count)
                 piece = delta if kept == len(delta.ids) else _cut(delta, kept)
@@ -219,7 +223,7 @@ class Answer:
         completion = joined(pieces)
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
-        gateway.metrics.sampled(completion, time.perf_counter() - began)
+        gateway.metrics.engine.observe(time.perf_counter() - began)
         call_id = call_ids_of(self.head.id, choice)
         return Replied(response, completion, call_id, reasoning_tokens(response), stops.found)
 

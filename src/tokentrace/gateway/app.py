@@ -114,7 +114,12 @@ class App:
             async def answered() -> tuple[Answer, list[Replied]]:
                 answer = await self.gateway.begin(session, dialect, asked, name)
                 about.update(_about(session, answer))
-                return answer, [] if asked.stream else await answer.run(lambda *_: None)
+                if asked.stream:
+                    return answer, []
+                try:
+                    return answer, await answer.run(lambda *_: None)
+                finally:
+                    about["sampled"] = answer.sampled
 
             answer, replies = await unless_gone(request.receive, answered())
             told = _told(session, answer)
@@ -124,7 +129,6 @@ class App:
                 except BaseException:
                     answer.give_up()
                     raise
-            about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
             return json_response(dialect.answer(answer.head, replies), headers=told)
