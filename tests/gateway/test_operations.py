@@ -328,6 +328,35 @@ def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool) -> None:
         assert served.state("few")["sampled"] == 100
 
 
+def test_a_turn_that_was_reserved_and_not_taken_is_free_again(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    served.call("POST", "/sessions", {"id": "one", "settings": {"max_turns": 1}})
+    path = "/sessions/one/v1/chat/completions"
+    first = in_thread(lambda: served.call("POST", path, SUM))
+    assert engine.began.acquire(timeout=60)
+    second = in_thread(lambda: served.call("POST", path, SUM))
+    until(lambda: served.app.gateway.waiting == 1)
+    engine.fail = EngineUnavailable("gone")
+    let(served, engine, 1)
+    assert first()[0] == 503
+    engine.fail = None
+    let(served, engine, engine.tokens)
+    assert second()[0] == 200
+    status, refused = served.call("POST", path, SUM)
+    assert (status, refused["error"]["message"]) == (403, "session one has had its 1 turns")
+
+
+def test_choices_that_can_never_fit_into_a_budget_are_refused_at_once(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    served.call("POST", "/sessions", {"id": "n", "settings": {"max_turns": 3, "max_sampled_tokens": 2}})
+    path = "/sessions/n/v1/chat/completions"
+    for n, left in ((4, "the turns that session n has left: 3"), (3, "the sampled tokens that session n has left: 2")):
+        status, refused = served.call("POST", path, {**SUM, "n": n})
+        assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
+        assert refused["error"]["message"] == f"n={n} does not fit into {left}"
+    assert not engine.began.acquire(blocking=False)
+
+
 def test_tokens_that_were_reserved_and_not_sampled_are_free_again() -> None:
     gates: list[Gate] = []
 

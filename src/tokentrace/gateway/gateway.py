@@ -220,16 +220,27 @@ class Gateway:
         own, new = request.messages[: request.instructions], request.messages[request.instructions :]
         return replace(request, messages=[*own, *past, *new])
 
-    def _check_open(self, live: Live, under_way: int = 0) -> None:
-        info, settings = live.info, live.settings
+    def _check_open(self, live: Live, turns: int = 1) -> None:
+        """Raises RequestError if no turn can be added to a session, or not so many: it is closed, or a budget is spent.
+
+        What requests under way have reserved is not looked at: it may become free again.
+        """
+        info, budget = live.info, live.settings.max_sampled_tokens
         if info.state is not State.OPEN:
             raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
-        most = self.limits.turns if settings.max_turns is None else min(self.limits.turns, settings.max_turns)
-        if info.turns + under_way >= most:
-            raise RequestError(f"session {info.id} has had its {most} turns", status=403, code="budget_exhausted")
-        if settings.max_sampled_tokens is not None and info.sampled >= settings.max_sampled_tokens:
-            budget = f"its {settings.max_sampled_tokens} sampled tokens"
-            raise RequestError(f"session {info.id} has had {budget}", status=403, code="budget_exhausted")
+        budgets = {"turns": (self._max_turns(live), info.turns)}
+        if budget is not None:
+            budgets["sampled tokens"] = (budget, info.sampled)
+        for what, (most, used) in budgets.items():
+            if most - used < turns:
+                problem = f"session {info.id} has had its {most} {what}"
+                if most > used:
+                    problem = f"n={turns} does not fit into the {what} that session {info.id} has left: {most - used}"
+                raise RequestError(problem, status=403, code="budget_exhausted")
+
+    def _max_turns(self, live: Live) -> int:
+        most = live.settings.max_turns
+        return self.limits.turns if most is None else min(self.limits.turns, most)
 
     def _sampling(self, live: Live, request: Request, length: int) -> SamplingParams:
         settings, forced = live.settings, dict(live.settings.sampling)
@@ -395,20 +406,17 @@ class Gateway:
     async def within_budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
         """Reserve some turns of a session and their tokens; yields how many tokens each may sample.
 
-        That is `max_tokens`, or what is left. If requests under way have reserved all that is left, it waits until one
-        of them ends: what they do not sample is free again. RequestError if the budget is used up.
+        That is `max_tokens`, or what is left. If requests under way have reserved what is left, it waits until one of
+        them ends: what they do not use is free again. RequestError if the budget is used up.
         """
         while True:
             live = self.sessions.peek(id) or await self.sessions.get(id)
-            self._check_open(live, self._turns_reserved[id] + turns - 1)
+            self._check_open(live, turns)
             tokens, budget = max_tokens, live.settings.max_sampled_tokens
             if budget is not None:
                 tokens = min(tokens, (budget - live.info.sampled - self._tokens_reserved[id]) // turns)
-            if tokens > 0:
+            if tokens > 0 and live.info.turns + self._turns_reserved[id] + turns <= self._max_turns(live):
                 break
-            if not self._tokens_reserved[id]:
-                problem = f"{turns} choices do not fit into the tokens that session {id} has left"
-                raise RequestError(problem, status=403, code="budget_exhausted")
             self.ended.clear()
             await self.ended.wait()
         self._turns_reserved[id] += turns
