@@ -59,7 +59,7 @@ def export(
     what is added to them later is not in the file. With --for, a file for supervised training: ids and labels alone,
     of every row, whatever its reward.
 
-    A file that is there already is replaced only with --overwrite, and never by one without rows.
+    A file that is there already is replaced only with --overwrite. Without rows no file is written.
 
     \b
     Examples:
