@@ -110,14 +110,11 @@ def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
     assert "labels" not in pq.read_schema(output).names
 
 
-def test_stats_show_lengths_and_a_histogram(chats: Path, tmp_path: Path) -> None:
+def test_stats_show_lengths(chats: Path, tmp_path: Path) -> None:
     done = invoke(chats, "-o", tmp_path / "rows.parquet", "--stats")
     lengths = [len(sample) for sample in read_samples(tmp_path / "rows.parquet")]
     assert f"{max(lengths):,}" in done.stdout
     assert f"{min(lengths):,}" in done.stdout
-    assert "█" in done.stdout
-    bars = [line.split() for line in done.stdout.splitlines() if " – " in line]
-    assert sum(int(bar[3].replace(",", "")) for bar in bars) == 12
 
 
 def test_show_is_what_render_shows(chats: Path) -> None:
@@ -192,7 +189,7 @@ def test_lines_are_written_and_other_names_are_refused(chats: Path, tmp_path: Pa
     done = invoke(chats, "-o", tmp_path / "rows.jsonl", "--stats")
     assert done.exit_code == 0, done.output
     assert len([json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]) == 12
-    assert "█" in done.stdout
+    assert "median" in done.stdout
     refused = invoke(chats, "-o", tmp_path / "rows.csv")
     assert refused.exit_code == 2
     assert ".parquet, .arrow, .jsonl, .jsonl.gz, and 'rows.csv' is none of these" in refused.stderr

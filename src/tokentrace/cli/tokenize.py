@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,7 +82,7 @@ _REASONS: Final = 5
 @ray_option
 @click.option("--overwrite", is_flag=True, help="Replace an output that is there already.")
 @click.option("--restart", is_flag=True, help="Discard what an unfinished run left behind instead of going on with it.")
-@click.option("--stats", is_flag=True, help="Show lengths and a histogram.")
+@click.option("--stats", is_flag=True, help="Show how long the rows are.")
 @click.option("--show", type=click.IntRange(1), metavar="N", help="Show the first N rows; without -o only that.")
 @page_option("Show these rows as a page.")
 @json_option("Print the summary, and with --stats the statistics, as JSON.")
@@ -232,10 +231,9 @@ def _as_json(finished: Finished, seconds: float, stats: Path | None) -> dict[str
     said = {"output": str(finished.output), "bad_rows_file": bad, **finished.counts.described()}
     said |= {"longest": finished.longest, "seconds": seconds, "resumed_chunks": finished.resumed_chunks}
     if stats is not None:
-        found = statistics(stats)
-        lengths = {name: getattr(found, name)() for name in ("lengths", "trained_lengths")}
+        read = statistics(stats)
+        lengths = {"lengths": read.lengths, "trained_lengths": read.trained_lengths}
         said["statistics"] = {name: {str(at): one for at, one in of.items()} for name, of in lengths.items()}
-        said["statistics"]["histogram"] = [asdict(bar) for bar in found.histogram()]
     return said
 
 
