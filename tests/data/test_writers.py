@@ -37,9 +37,10 @@ def trajectory() -> Trajectory:
 def write_arrow(path: Path, samples: list[Sample], metadata: dict[str, str]) -> None:
     """Arrow's stream, as the gateway sends it."""
     layout = Layout.of(samples)
-    writer = writers.table_writer(path.name, path, file_schema(layout, metadata))
-    writer.write(samples_table(samples, layout=layout))
-    writer.finish()
+    with path.open("wb") as file:
+        writer = writers.table_writer(path.name, file, file_schema(layout, metadata))
+        writer.write(samples_table(samples, layout=layout))
+        writer.finish()
 
 
 def test_an_arrow_file_is_read_as_the_others_are(tmp_path: Path) -> None:

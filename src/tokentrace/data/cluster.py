@@ -73,7 +73,7 @@ def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) 
         return lambda: _result(ray, reference, batch)
 
     try:
-        yield from in_order(batches, submit, 2 * workers)
+        yield from in_order(batches, submit, ahead=2 * workers)
     finally:
         for actor in actors:
             ray.kill(actor)

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections import deque
@@ -80,12 +81,20 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
         for batch in batches:
             yield batch, tokenize_batch(tokenizer, batch)
         return
+    if sys.platform == "win32":
+        workers = min(workers, 61)  # more are a ValueError there
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
+    place = "at the beginning"
     try:
-        yield from in_order(batches, lambda batch: pool.submit(_tokenize_in_worker, batch).result, 2 * workers)
+        for batch, result in in_order(
+            batches, lambda batch: pool.submit(_tokenize_in_worker, batch).result, ahead=2 * workers
+        ):
+            yield batch, result
+            place = f"soon after {batch}"
     except BrokenProcessPool as error:
-        raise SampleError("a worker died, perhaps for lack of memory: run again with fewer workers") from error
+        problem = "perhaps for lack of memory: run again with fewer workers"
+        raise SampleError(f"a worker died {place}, {problem}") from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -14,12 +14,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
 from ..errors import InputError, SampleError, shown
-from ..files import owned, sync, write_whole, writing
+from ..files import owned, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
@@ -28,10 +28,10 @@ from .channel_columns import channel_columns, channel_fields, row_channels
 from .sources import arrow_table, parquet_file, pyarrow
 from .trainers import Trainer, find_trainer
 from .writers import (
+    DATA_FILE,
     METADATA_KEY,
     SUFFIXES,
-    SavedDataset,
-    TableWriter,
+    describe_dataset,
     is_saved_dataset,
     metadata_path,
     read_line_tables,
@@ -286,48 +286,51 @@ def sample_writer(
     """
     check_target(path, trainer, overwrite=overwrite or not path.is_dir())
     schema = file_schema(layout, metadata, more)
+    if trainer is not None:
+        schema = trainer.schema(schema)
+    is_folder = trainer is not None and trainer.folder
     draft = draft_path(path)
-    out: TableWriter | None = None
+    data = draft / DATA_FILE if is_folder else draft
 
     def write(table: Any) -> None:
-        assert out is not None
         with writing(path):
             out.write(table if trainer is None else trainer.table(table))
 
     try:
+        with contextlib.ExitStack() as stack:
+            with writing(path):
+                if is_folder:
+                    draft.mkdir(0o700 if private else 0o777)
+                file = open(data, "wb", opener=owned if private else None)  # noqa: SIM115
+                stack.callback(_close, file)
+                out = table_writer(data.name if is_folder else path.name, file, schema)
+            stack.callback(out.abandon)
+            yield write
+            about = _metadata_text(metadata)
+            with writing(path):
+                out.finish(about)
+                file.flush()
+                os.fsync(file.fileno())
         with writing(path):
-            out = _draft_writer(path, draft, schema, private, trainer)
-        yield write
-        about = _metadata_text(metadata)
-        with writing(path):
-            out.finish(about)
-            for file in draft.iterdir() if draft.is_dir() else [draft]:
-                sync(file)
+            if is_folder:
+                describe_dataset(draft)
             if is_lines(path):
-                write_whole(metadata_path(path), about.encode("utf-8", "backslashreplace"))
+                write_whole(metadata_path(path), about.encode())
             _put(draft, path)
     except BaseException:
-        if out is not None:
-            out.abandon()
         _discard(draft)
         raise
+
+
+def _close(file: IO[bytes]) -> None:
+    """Close a file. On success it is flushed already; after an error it does not matter what is left to flush."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def draft_path(path: Path) -> Path:
     """The name of a file until it is whole. Each run has its own."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")
-
-
-def _draft_writer(path: Path, draft: Path, schema: Any, private: bool, trainer: Trainer | None) -> TableWriter:
-    if trainer is not None:
-        schema = trainer.schema(schema)
-        if trainer.folder:
-            _discard(draft)
-            return SavedDataset(draft, schema, private=private)
-    if private:
-        _discard(draft)
-        open(draft, "xb", opener=owned).close()  # Parquet's own writer then keeps its mode
-    return table_writer(path.name, draft, schema)
 
 
 def _put(draft: Path, path: Path) -> None:

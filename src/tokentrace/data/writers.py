@@ -1,8 +1,7 @@
-"""Tables of samples as bytes: Parquet, Arrow's stream, or JSON Lines, to a file or to anything that takes bytes; and as
-a folder that `datasets` reads.
+"""Tables of samples as bytes: Parquet, Arrow's stream, JSON Lines, or a folder that `datasets` reads.
 
-JSON Lines are the rows of a Parquet file of samples, one object per line; they are read here, too. What a Parquet file
-says in its metadata is in a file beside them: `metadata_path`.
+JSON Lines are the rows of a Parquet file of samples, one object per line; they are read here, too. Their metadata is
+in a file beside them: `metadata_path`.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from ..errors import InputError, kind_of
+from ..files import sync
 from .rows import Row, read_rows
 from .sources import Format, Source, pyarrow
 
@@ -32,35 +32,33 @@ _ROWS_AT_ONCE: Final = 256
 
 
 class TableWriter(Protocol):
-    """Writes tables; what it writes is whole after `finish`."""
+    """Writes tables to an open file, which stays open."""
 
     def write(self, table: Any) -> None: ...
 
     def finish(self, metadata: str = "") -> None:
-        """Close the file. Parquet takes metadata here that was not known at the start."""
+        """Write the end of the file. Only Parquet can still take metadata here."""
         ...
 
     def abandon(self) -> None:
-        """Let go of what was written so far, which is of no use."""
+        """Stop writing: the file is of no use."""
         ...
 
 
-def table_writer(name: str, out: Path | IO[bytes], schema: Any) -> TableWriter:
-    """The writer for a file of this name. It writes to the file at `out`, or to `out` itself, which stays open."""
+def table_writer(name: str, out: IO[bytes], schema: Any) -> TableWriter:
+    """The writer for a file of this name: its suffix says how it is written."""
     if name.endswith(".jsonl"):
         return _LineWriter(out)
     if name.endswith(".arrow"):
-        sink = out if not isinstance(out, Path) else pyarrow().OSFile(str(out), "wb")
-        return _RowGroups(pyarrow("pyarrow.ipc").new_stream(sink, schema), schema, sink if sink is not out else None)
-    where = str(out) if isinstance(out, Path) else out
-    return _RowGroups(pyarrow("pyarrow.parquet").ParquetWriter(where, schema, compression="zstd"), schema)
+        return _RowGroups(pyarrow("pyarrow.ipc").new_stream(out, schema), schema)
+    return _RowGroups(pyarrow("pyarrow.parquet").ParquetWriter(out, schema, compression="zstd"), schema)
 
 
 class _RowGroups:
     """Collects tables, and writes a group of their rows whenever there are enough rows or bytes."""
 
-    def __init__(self, writer: Any, schema: Any, file: Any = None) -> None:
-        self._writer, self._schema, self._file = writer, schema, file
+    def __init__(self, writer: Any, schema: Any) -> None:
+        self._writer, self._schema = writer, schema
         self._waiting: list[Any] = []
         self._rows = self._bytes = 0
 
@@ -81,60 +79,47 @@ class _RowGroups:
 
     def finish(self, metadata: str = "") -> None:
         self._flush()
-        if metadata and hasattr(self._writer, "add_key_value_metadata"):
+        if metadata and isinstance(self._writer, pyarrow("pyarrow.parquet").ParquetWriter):
             self._writer.add_key_value_metadata({METADATA_KEY: metadata})
         self._writer.close()
-        if self._file is not None:
-            self._file.close()
 
     def abandon(self) -> None:
-        for each in (self._writer, self._file):
-            with contextlib.suppress(OSError, ValueError):  # Arrow's, where it is closed already
-                if each is not None:
-                    each.close()
+        with contextlib.suppress(OSError, ValueError):  # it may be closed already
+            self._writer.close()
 
 
+# -- datasets that are saved to disk
+
+DATA_FILE: Final = "data-00000-of-00001.arrow"
+"""The name of the data in the folder of a saved dataset."""
 _STATE: Final = "state.json"
 _ABOUT: Final = "dataset_info.json"
-_DATA: Final = "data-00000-of-00001.arrow"
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder is a dataset as `datasets` saves it to disk, and nothing else."""
+    """True if a folder is a dataset as `datasets` saves it to disk, and nothing else."""
     if not ((path / _STATE).is_file() and (path / _ABOUT).is_file()):
         return False
     return all(one.is_file() and (one.name in (_STATE, _ABOUT) or one.suffix == ".arrow") for one in path.iterdir())
 
 
-class SavedDataset:
-    """Writes tables to a folder that ``datasets.load_from_disk`` reads. It needs no `datasets`."""
-
-    def __init__(self, folder: Path, schema: Any, *, private: bool = False) -> None:
-        folder.mkdir(0o700 if private else 0o777)
-        self._folder = folder
-        self._rows = table_writer(_DATA, folder / _DATA, schema)
-
-    def write(self, table: Any) -> None:
-        self._rows.write(table)
-
-    def finish(self, metadata: str = "") -> None:
-        self._rows.finish()
-        with (self._folder / _DATA).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": _DATA}],
-            "_fingerprint": digest[:16],  # what it keeps of the dataset's changes is told apart by
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": "train",
-        }
-        (self._folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        (self._folder / _ABOUT).write_text("{}", encoding="utf-8")  # columns and types are in the data
-
-    def abandon(self) -> None:
-        self._rows.abandon()
+def describe_dataset(folder: Path) -> None:
+    """Write what ``datasets.load_from_disk`` reads beside the data. This needs no `datasets`."""
+    with (folder / DATA_FILE).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": DATA_FILE}],
+        "_fingerprint": digest[:16],  # the key of what `datasets` caches
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": "train",
+    }
+    (folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+    (folder / _ABOUT).write_text("{}", encoding="utf-8")  # columns and types are in the data
+    for name in (_STATE, _ABOUT):
+        sync(folder / name)
 
 
 # -- JSON Lines
@@ -146,33 +131,30 @@ def metadata_path(path: Path) -> Path:
 
 
 class _LineWriter:
-    """Writes tables of samples as JSON Lines. A file that is open already is left open."""
+    """Writes tables of samples as JSON Lines."""
 
-    def __init__(self, out: Path | IO[bytes]) -> None:
-        self._opened = out.open("wb") if isinstance(out, Path) else None
-        self._out: IO[bytes] = self._opened or out  # type: ignore[assignment]
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
 
     def write(self, table: Any) -> None:
         self._out.writelines(map(_line, table.to_pylist()))
 
     def finish(self, metadata: str = "") -> None:
-        if self._opened is not None:
-            self._opened.close()
+        """Lines need no end."""
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError):
-            self.finish()
+        """Nothing is open here."""
 
 
 def _line(row: dict[str, Any]) -> bytes:
     try:
-        return (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
-    except ValueError:  # NaN stands where nothing was sampled: null in JSON, which has no NaN
-        plain = {name: _without_nan(value) for name, value in row.items()}
-    try:
-        return (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+        try:
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # NaN stands where nothing was sampled: null in JSON, which has no NaN
+            text = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise InputError("a row holds an infinite number, which JSON cannot: write it to a .parquet file") from error
+    return text.encode() + b"\n"
 
 
 def _without_nan(value: Any) -> Any:
