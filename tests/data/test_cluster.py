@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ pytestmark = [
 ]
 
 SETTINGS = TokenizeSettings(str(POCKET))
+WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scale-out.md"
 
 
@@ -129,7 +131,7 @@ def test_workers_that_die_change_nothing(
 
     def kill_workers(_: Progress) -> None:
         if not killed:
-            killed.extend(pid for pid, name in children_of(os.getpid()) if "BatchTokenizer" in name)
+            killed.extend(pid for pid, name in children_of(os.getpid()) if name in WORKERS)
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
@@ -212,19 +214,29 @@ def test_workers_that_cannot_be_made(tmp_path: Path) -> None:
         list(on_ray.run_on_ray(batches_of(tmp_path), tokenizer, 1))
 
 
+def test_more_workers_than_cpus_wait_for_one_another(
+    inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    check_same(on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", relative, workers=7), wanted)
+
+
 def test_a_node_without_the_tokenizer_or_with_another_is_named(tmp_path: Path) -> None:
     (batch,) = batches_of(tmp_path)
     same = {name: RowTokenizer(SETTINGS).described()[name] for name in ("tokentrace", "tokenizer_sha256")}
-    assert isinstance(on_ray.BatchTokenizer(SETTINGS, same).tokenize(batch), BatchResult)
-    away = on_ray.BatchTokenizer(TokenizeSettings(str(tmp_path / "away")), same)
-    assert re.search(r"^node \S+: .*/away", str(away.tokenize(batch)))
-    other = on_ray.BatchTokenizer(SETTINGS, {**same, "tokenizer_sha256": "another"})
-    assert re.search(r"^node \S+: this node has another tokenizer_sha256 .*'another'", str(other.tokenize(batch)))
+
+    def tokenized(settings: TokenizeSettings, same: dict[str, Any]) -> Any:
+        return on_ray.tokenize_on_node(batch, on_ray.NodeRun(str(uuid.uuid4()), settings, same))
+
+    assert isinstance(tokenized(SETTINGS, same), BatchResult)
+    assert re.search(r"^node \S+: .*/away", tokenized(TokenizeSettings(str(tmp_path / "away")), same))
+    other = tokenized(SETTINGS, {**same, "tokenizer_sha256": "another"})
+    assert re.search(r"^node \S+: this node has another tokenizer_sha256 .*'another'", other)
 
 
 def test_an_error_that_is_no_rows_own_says_which_rows() -> None:
     broken: Any = Batch("x.jsonl", Format.LINES, (Row(3, 3, text=3), Row(4, 4)), 1)  # type: ignore[arg-type]
-    problem = on_ray.BatchTokenizer(SETTINGS, {}).tokenize(broken)
+    problem = on_ray.tokenize_on_node(broken, on_ray.NodeRun("broken", SETTINGS, {}))
     assert re.search(r"^rows 3 to 4 of x\.jsonl, on node \S+: AttributeError: ", str(problem))
 
 

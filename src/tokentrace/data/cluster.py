@@ -1,14 +1,15 @@
 """The same job on a Ray cluster, and rows of Ray Datasets.
 
-`tokenize_on_ray` is `job.tokenize_files` with actors as workers: this process reads and writes, they tokenize.
+`tokenize_on_ray` is `job.tokenize_files` with tasks of Ray as workers: this process reads and writes, they tokenize.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import platform
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,9 +46,9 @@ def tokenize_on_ray(
     nodes need the same version of tokentrace and the same tokenizer, under the same path or hub name. Each worker
     checks that first; a node where it does not hold is a SampleError that names the node.
 
-    `workers` is the number of actors, each on one CPU; by default the number of CPUs of the cluster. `address` is that
-    of a cluster: ``"auto"`` for the one this machine is a node of, ``"local"`` for a cluster of this machine's cores
-    that lasts as long as the call; None is the default of ``ray.init()``. A program that is already connected to Ray
+    `workers` is the number of tasks at once, each on one CPU; by default the number of CPUs of the cluster. `address`
+    is that of a cluster: ``"auto"`` for the one this machine is a node of, ``"local"`` for a cluster of this machine's
+    cores that lasts as long as the call; None is the default of ``ray.init()``. A program that is connected to Ray
     stays connected, and its connection is used. `options` are those of `tokenize_files`.
     """
     ray = import_ray()
@@ -57,26 +58,20 @@ def tokenize_on_ray(
 
 
 def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
-    """Tokenize batches on up to `workers` actors of the cluster that this process is connected to."""
+    """Tokenize batches as tasks of the cluster that this process is connected to, up to `workers` at once."""
     ray = import_ray()
     described = tokenizer.described()
-    settings, same = _portable(tokenizer.settings), {name: described[name] for name in _SAME}
-    remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=_RETRIES)(BatchTokenizer)
-    actors: list[Any] = []
-    numbers = itertools.count()
+    same = {name: described[name] for name in _SAME}
+    node_run = ray.put(NodeRun(uuid.uuid4().hex, _portable(tokenizer.settings), same))
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_on_node)
+    # where only so many CPUs are there, twice as many tasks keep them busy
+    ahead = workers if workers < ray.cluster_resources().get("CPU", 1) else 2 * workers
 
     def submit(batch: Batch) -> Callable[[], BatchResult]:
-        at = next(numbers) % workers
-        if at == len(actors):
-            actors.append(remote.remote(settings, same))
-        reference = actors[at].tokenize.remote(batch)
+        reference = task.remote(batch, node_run)
         return lambda: _result(ray, reference, batch)
 
-    try:
-        yield from in_order(batches, submit, ahead=2 * workers)
-    finally:
-        for actor in actors:
-            ray.kill(actor)
+    return in_order(batches, submit, ahead)
 
 
 def _result(ray: Any, reference: Any, batch: Batch) -> BatchResult:
@@ -96,37 +91,45 @@ def _portable(settings: TokenizeSettings) -> TokenizeSettings:
     return dataclasses.replace(settings, tokenizer=str(path.absolute())) if path.exists() else settings
 
 
-class BatchTokenizer:
-    """An actor: batches in, their results out."""
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """What a node has to know of a run."""
 
-    def __init__(self, settings: TokenizeSettings, same: Mapping[str, Any]) -> None:
-        self._settings = settings
-        self._same = same
-        self._tokenizer: RowTokenizer | None = None
+    id: str
+    settings: TokenizeSettings
+    same: Mapping[str, Any]
+    """What `RowTokenizer.described` says on the node that started the run."""
 
-    def tokenize(self, batch: Batch) -> BatchResult | str:
-        """Return the result of a batch, or why there is none. Errors are text: not all of them survive pickling."""
-        node = f"node {platform.node()}"
-        try:
-            if self._tokenizer is None:
-                self._tokenizer = self._checked_tokenizer()
-            return tokenize_batch(self._tokenizer, batch)
-        except TokentraceError as error:
-            return f"{node}: {error}"
-        except Exception as error:
-            return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
 
-    def _checked_tokenizer(self) -> RowTokenizer:
-        """Load the tokenizer. Raises SampleError if it is another one than on the node that started the run."""
-        tokenizer = RowTokenizer(self._settings)
-        described = tokenizer.described()
-        for name, value in self._same.items():
-            if described[name] != value:
-                raise SampleError(
-                    f"this node has another {name} than the node that started the run: {described[name]!r} instead of "
-                    f"{value!r}; they must be the same everywhere"
-                )
-        return tokenizer
+_TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
+"""In a process of a node: the tokenizer of the run that it works for."""
+
+
+def tokenize_on_node(batch: Batch, run: NodeRun) -> BatchResult | str:
+    """Return the result of a batch, or why there is none. Errors are text: not all of them survive pickling."""
+    node = f"node {platform.node()}"
+    try:
+        if run.id not in _TOKENIZERS:
+            _TOKENIZERS.clear()
+            _TOKENIZERS[run.id] = _checked_tokenizer(run)
+        return tokenize_batch(_TOKENIZERS[run.id], batch)
+    except TokentraceError as error:
+        return f"{node}: {error}"
+    except Exception as error:
+        return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
+
+
+def _checked_tokenizer(run: NodeRun) -> RowTokenizer:
+    """Load the tokenizer. Raises SampleError if it is another one than on the node that started the run."""
+    tokenizer = RowTokenizer(run.settings)
+    described = tokenizer.described()
+    for name, value in run.same.items():
+        if described[name] != value:
+            raise SampleError(
+                f"this node has another {name} than the node that started the run: {described[name]!r} instead of "
+                f"{value!r}; they must be the same everywhere"
+            )
+    return tokenizer
 
 
 # -- datasets that are Ray's already
