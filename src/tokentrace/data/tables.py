@@ -378,9 +378,10 @@ def write_samples(
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
-    """The samples of a file that tokentrace wrote, a row group (or some lines) at a time."""
+    """Read the samples of a file that tokentrace wrote, a row group (or some lines) at a time."""
     for table in read_tables(path):
-        yield from _placed(table_samples(table), path)
+        with _reading(path):
+            yield from table_samples(table)
 
 
 def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
@@ -453,20 +454,12 @@ def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: st
             raise InputError(f"{path} has no column {name!r}: it was not written by tokentrace")
 
 
-def _placed(samples: Iterator[Sample], path: str | Path) -> Iterator[Sample]:
-    """The samples; a row with wrong values is an InputError that names the file."""
-    try:
-        with _reading(path):
-            yield from samples
-    except InputError as error:
-        if str(path) in error.problem:
-            raise
-        raise InputError(f"{path}: {error.problem}") from error
-
-
 @contextlib.contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
+    """Raise InputError with the name of the file if its rows have wrong values."""
     try:
         yield
+    except InputError as error:
+        raise InputError(f"{path}: {error.problem}") from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError, SampleError) as error:
         raise InputError(f"{path}: not rows of samples: {error}") from error
