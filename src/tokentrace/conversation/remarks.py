@@ -43,8 +43,8 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
         elif role in RESULT_ROLES:
             answered, name = message.get("tool_call_id"), message.get("name")
             called = [_function(call).get("name") for call in latest]
-            is_id = isinstance(answered, str) and answered != ""
-            if is_id and answered in names:
+            is_id = isinstance(answered, (str, int)) and answered != ""
+            if is_id and str(answered) in names:
                 called = [names[str(answered)]]
             elif is_id and all(_has(call.get("id")) for call in latest):
                 yield f"{place(index, 'tool_call_id')}the result answers no call before it"
