@@ -99,7 +99,7 @@ def test_rows_can_be_written_for_a_trainer(store: Path, tmp_path: Path, trainer:
     assert not list(tmp_path.glob("none-*"))
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "rows.jsonl", "rows.jsonl.gz"])
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_rows_of_all_sessions_are_written_and_sealed_ones_are_marked(store: Path, tmp_path: Path, name: str) -> None:
     result = run(store, "-o", tmp_path / name)
     assert result.exit_code == 0, result.output
@@ -130,7 +130,7 @@ def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -
     assert states(store)["run-2"] == "sealed"
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_rows_are_replaced_only_if_asked_for_and_never_by_none(store: Path, tmp_path: Path, name: str) -> None:
     """The same command twice: the second time nothing is sealed any more."""
     command = (store, "-o", tmp_path / name, "--state", "sealed")
@@ -153,7 +153,7 @@ def test_rows_are_replaced_only_if_asked_for_and_never_by_none(store: Path, tmp_
         (["--session", "run-1", "--state", "open"], "--session names the sessions"),
         (["--state", "exported"], "no session matches, so there are no rows"),
         (["--session", "idle"], "nothing was sampled in 1 session, so there are no rows"),
-        (["-o", "rows.csv"], ".parquet, .arrow, .jsonl, .jsonl.gz"),
+        (["-o", "rows.csv"], ".parquet, .jsonl"),
         (["-o", "no/such/rows.jsonl"], "there is no folder"),
     ],
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="Where the rows go: .parquet, .arrow, .jsonl or .jsonl.gz.",
+    help="Where the rows go: .parquet or .jsonl.",
 )
 @trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
@@ -66,7 +66,7 @@ def export(
       tokentrace export store.db -o rows.parquet
       tokentrace export store.db -o new.parquet --state sealed
       tokentrace export store.db -o one.jsonl --session run-7 --keep-state
-      tokentrace export postgresql://gateway@db/traces -o rows.arrow --search batch-17
+      tokentrace export postgresql://gateway@db/traces -o rows.jsonl --search batch-17
     """
     from ..data.tables import check_target
     from ..data.trainers import find_trainer

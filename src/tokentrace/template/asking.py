@@ -116,7 +116,8 @@ class _Reading:
                     self.read(getattr(node, "body", ()), around, in_loop=in_loop)
 
     def _read_loop(self, node: nodes.For, around: Parts, in_loop: bool) -> None:
-        leaving = [one.test for one in node.find_all(nodes.If)] if node.find(_LEAVING) else []
+        leaves = next(node.find_all(_LEAVING), None) is not None
+        leaving = [one.test for one in node.find_all(nodes.If)] if leaves else []
         inner = tuple(part for part in (node.iter, node.test, *leaving, *around) if part is not None)
         self._set(node.target, inner)
         start = len(self.outputs)
