@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trajectory.checker import check_trajectory
 from tokentrace import EmbeddedEngine, InputError, Trajectory, create_renderer, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, FinishReason, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
@@ -119,7 +120,7 @@ def check_same(rollout: Rollout, whole: Rollout) -> None:
     assert one.reward == other.reward
     assert len(one.turns()) == len(rollout.per_turn)
     assert [turn.continues for turn in one.turns()] == [turn.continues for turn in rollout.per_turn]
-    one.check()
+    check_trajectory(one)
     (sample,) = trajectory_samples(one)
     assert sample.mask.tolist() == (other.kinds() == Kind.SAMPLED).tolist()
 
@@ -269,7 +270,7 @@ def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, pla
         assert (first.finish_reason, rest.finish_reason, rest.continues) == ("abort", "stop", True)
         assert rest.versions[-1].stop == len(rest) == 7 - place
         assert all(isinstance(turn.engine_seconds, float) for turn in rollout.per_turn)
-        rollout.trajectory.check()
+        check_trajectory(rollout.trajectory)
 
 
 def test_a_stop_text_that_ended_no_turn_before_does_not_end_it_now(whole: Rollout) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import examples
+from tests.trajectory.checker import check_trajectory
 from tests.trajectory.walk import Walk
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.tokens.alignment import common_prefix
@@ -55,7 +56,7 @@ def test_what_was_written_is_read() -> None:
     assert trajectory.message_count() == 5
     assert len(trajectory) == trajectory.num_tokens == 10
     assert repr(trajectory) == "Trajectory(10 tokens, 5 sampled, 4 writes)"
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_the_current_branch_is_the_one_last_written_to() -> None:
@@ -78,7 +79,7 @@ def test_nothing_can_be_read_or_added_before_begin() -> None:
         trajectory.append_context([1], Kind.CONTEXT)
     with pytest.raises(TrajectoryError, match="at least one id"):
         trajectory.begin([])
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_without_logprobs_none_are_there_to_be_read() -> None:
         trajectory.logprobs()
     with pytest.raises(TrajectoryError, match="logprobs=False"):
         trajectory.completion_logprobs(turn)
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_versions_of_a_turn() -> None:
@@ -185,7 +186,7 @@ def test_an_unfinished_turn_can_be_continued_and_stays_one_message(reason: str) 
     trajectory.append_context([6], Kind.CONTEXT, messages=1)
     with pytest.raises(TrajectoryError, match="new messages came"):
         trajectory.append_completion([7], [-1.0], finish_reason="stop", continues=True)
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_an_empty_completion_is_a_turn_that_can_be_tried_again() -> None:
@@ -195,7 +196,7 @@ def test_an_empty_completion_is_a_turn_that_can_be_tried_again() -> None:
     assert (len(turn), turn.version) == (0, "v")
     trajectory.append_completion([2], [-1.0], finish_reason="stop", continues=True)
     assert [(one.start, one.stop, one.message) for one in trajectory.turns()] == [(1, 1, 0), (1, 2, 0)]
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_a_turn_of_another_trajectory_is_not_looked_up() -> None:
@@ -252,7 +253,7 @@ def test_a_rewritten_history_branches_where_it_parts() -> None:
     assert [(turn.branch, turn.start, turn.message) for turn in trajectory.turns()] == [(0, 3, 2), (1, 8, 3)]
     assert trajectory.logprobs(child)[3:6].tolist() == np.float32([-0.1, -0.2, -0.3]).tolist()
     assert trajectory.num_samples == 2
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_a_branch_may_leave_inside_a_completion() -> None:
@@ -268,7 +269,7 @@ def test_a_branch_may_leave_inside_a_completion() -> None:
     assert trajectory.message_count() == 2  # the message that was cut is not whole
     turn = trajectory.append_completion([50], [-2.0], finish_reason="stop")
     assert turn.message == head.message
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_a_prompt_that_is_a_prefix_is_sampled_from_again() -> None:
@@ -294,7 +295,7 @@ def test_the_longest_prefix_anywhere_in_the_tree_is_shared() -> None:
     assert (trajectory.branches[third].parent, trajectory.branches[third].start) == (0, 3)
     fourth = trajectory.branch([1, 2, 9], from_branch=second)
     assert (trajectory.branches[fourth].parent, trajectory.branches[fourth].start) == (0, 2)
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_a_history_that_shares_nothing_is_a_root_of_its_own() -> None:
@@ -302,7 +303,7 @@ def test_a_history_that_shares_nothing_is_a_root_of_its_own() -> None:
     child = trajectory.branch([9, 9], kinds=Kind.PROMPT, messages=1)
     assert (trajectory.branches[child].parent, trajectory.branches[child].start) == (-1, 0)
     assert trajectory.message_count() == 1
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_a_prompt_that_rewrites_nothing_is_sent_to_extend_to() -> None:
@@ -405,7 +406,7 @@ def test_wire_text_is_that_of_json(chunks: list[list[int]]) -> None:
         trajectory.append_context(chunk, Kind.CONTEXT)
         assert trajectory.wire() == json.dumps(trajectory.stream().tolist(), separators=(",", ":")).encode()
     assert trajectory.cache_nbytes == 0 or len(chunks) > 1
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 def test_every_id_below_a_million_is_written_in_full() -> None:
@@ -472,7 +473,7 @@ def test_a_token_costs_at_most_ten_bytes(context: int, limit: int) -> None:
     finally:
         tracemalloc.stop()
     assert in_all <= limit * trajectory.num_tokens
-    trajectory.check()
+    check_trajectory(trajectory)
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=40))
@@ -501,20 +502,7 @@ def test_a_pickled_or_copied_trajectory_is_the_same_and_goes_its_own_way() -> No
         assert to_bytes(twin) == to_bytes(trajectory)
         twin.append_context([5], Kind.CONTEXT)
         assert len(twin) == len(trajectory) + 1
-        twin.check()
-
-
-def test_check_names_what_does_not_hold() -> None:
-    trajectory = two_turns()
-    node = trajectory._ledger.tree.nodes[0]
-    node.kinds._array[0] = Kind.SAMPLED
-    with pytest.raises(TrajectoryError, match="how many tokens were sampled"):
-        trajectory.check()
-    node.kinds._array[0] = Kind.PROMPT
-    trajectory.check()
-    node.logprobs._array[1] = math.nan
-    with pytest.raises(TrajectoryError, match="finite"):
-        trajectory.check()
+        check_trajectory(twin)
 
 
 HUGE: Any = 10**5000

@@ -13,7 +13,6 @@ from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .channels import Channel, Entries
 from .inputs import Logprobs, as_count, as_ids, from_json
-from .invariants import check_ledger
 from .ledger import Ledger
 from .log import LogRow
 from .tree import Node
@@ -144,10 +143,6 @@ class Record:
         """The writes that made this trajectory, in order, from number `start` on."""
         for number in range(as_count(start, "start"), len(self._log)):
             yield self._ledger.written(number)
-
-    def check(self) -> None:
-        """Verify every invariant, from first to last token; `TrajectoryError` names the one that does not hold."""
-        check_ledger(self._ledger)
 
     def drop_caches(self) -> None:
         """Free the laid out stream and the wire text; they are made again when asked for."""

@@ -24,13 +24,12 @@ from ..files import owned, write_whole
 from .channels import Packed
 from .inputs import as_count, from_json
 from .trajectory import Trajectory
-from .turns import CompletionWrite, ContextWrite, LogprobKind, Write
+from .turns import CompletionWrite, ContextWrite, Write
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""
 VERSION: Final = 3
-"""The version that is written. Older ones are still read: 2 has no channels and no rewards, 1 no `logprobs_kind` and no
-`cached_tokens` either."""
+"""The version that is written and read."""
 
 _VERSION = struct.Struct("<I")
 _HEAD = struct.Struct("<QB")  # length of the payload, type
@@ -73,8 +72,6 @@ class Loaded:
     total_bytes: int
     problem: str | None = None
     """What is wrong after `good_bytes`, in words."""
-    version: int = VERSION
-    """The version of the form it was read from."""
 
     @property
     def truncated(self) -> bool:
@@ -160,8 +157,11 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     if total < start:
         return Loaded(Trajectory(), Ending.CUT_OFF, 0, 0, total, "it ends before its version")
     version = _VERSION.unpack_from(view, len(MAGIC))[0]
-    if not 1 <= version <= VERSION:
-        raise TrajectoryError(f"a trajectory of version {version}; this tokentrace reads versions 1 to {VERSION}")
+    if version != VERSION:
+        raise TrajectoryError(
+            f"a trajectory of version {version}; this tokentrace reads version {VERSION}: load the file with the "
+            "tokentrace that wrote it"
+        )
     trajectory: Trajectory | None = None
     position, number = start, 0
     ending, problem = Ending.WHOLE, None
@@ -175,18 +175,18 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
             payload = view[position + _FRONT : stop - _CRC.size]
             if trajectory is None:
                 trajectory = _header(kind, payload)
-            elif kind == RecordType.REWARD and version >= 3:
+            elif kind == RecordType.REWARD:
                 _read_reward(trajectory, payload)
             else:
-                trajectory.replay(_read_write(kind, payload, trajectory.has_logprobs, version))
+                trajectory.replay(_read_write(kind, payload, trajectory.has_logprobs))
         except TrajectoryError as error:
             raise TrajectoryError(f"{place} is whole but wrong: {error}") from error
         except (ValueError, RecursionError) as error:
             raise TrajectoryError(f"{place} is whole but its JSON is not valid: {error}") from error
         position, number = stop, number + 1
     if trajectory is None:
-        return Loaded(Trajectory(), ending, 0, 0, total, problem, version)
-    return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem, version)
+        return Loaded(Trajectory(), ending, 0, 0, total, problem)
+    return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem)
 
 
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
@@ -204,7 +204,7 @@ def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
             raise TrajectoryError(f"record {trajectory.num_writes} is not one whole record: {problem}")
         kind = _HEAD.unpack_from(view)[1]
         try:
-            trajectory.replay(_read_write(kind, view[_FRONT : stop - _CRC.size], trajectory.has_logprobs, VERSION))
+            trajectory.replay(_read_write(kind, view[_FRONT : stop - _CRC.size], trajectory.has_logprobs))
         except (ValueError, RecursionError) as error:
             raise TrajectoryError(f"record {trajectory.num_writes}: its JSON is not valid: {error}") from error
     return trajectory.num_writes - before
@@ -271,15 +271,14 @@ def _read_reward(trajectory: Trajectory, payload: memoryview) -> None:
     trajectory.replay_reward(small["write"], small["reward"])
 
 
-def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int) -> Write:
+def _read_write(kind: int, payload: memoryview, has_logprobs: bool) -> Write:
     if kind not in {RecordType.OPEN, RecordType.CONTEXT, RecordType.COMPLETION}:
         raise TrajectoryError(f"a record of type {kind} cannot stand here")
     small, rest = _split(payload)
     fields = {"branch", "start", "tokens"}
     if kind == RecordType.COMPLETION:
-        fields |= {"finish_reason", "version", "continues", "sampling"}
-        told = {"channels"} & set(small) if version >= 3 else set()
-        _exactly(small, fields if version == 1 else fields | {"logprobs_kind", "cached_tokens"} | told)
+        fields |= {"finish_reason", "version", "continues", "sampling", "logprobs_kind", "cached_tokens"}
+        _exactly(small, fields | ({"channels"} & set(small)))
         second: np.dtype[Any] | None = _LOGPROBS if has_logprobs else None
     else:
         fields |= {"messages", "spans"}
@@ -305,8 +304,8 @@ def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int
             version=small["version"],
             sampling_json=None if sampling is None else json.dumps(sampling, allow_nan=False, separators=(",", ":")),
             continues=small["continues"],
-            logprobs_kind=small.get("logprobs_kind", LogprobKind.UNKNOWN),
-            cached_tokens=small.get("cached_tokens"),
+            logprobs_kind=small["logprobs_kind"],
+            cached_tokens=small["cached_tokens"],
             channels=channels,
         )
     spans = small["spans"]
@@ -402,24 +401,6 @@ class TrajectoryFile:
             Path(path).unlink(missing_ok=True)
             raise
         return cls(path, trajectory, written=trajectory.num_writes, size=Path(path).stat().st_size)
-
-    @classmethod
-    def resume(cls, path: str | os.PathLike[str]) -> TrajectoryFile:
-        """Load a file and continue it. The rest of a record that was cut off is removed by the next write.
-
-        A file of an older version is rewritten in this one. A file that is damaged, rather than cut off, is refused:
-        whole records may follow the damage.
-        """
-        loaded = load_trajectory(path)
-        if loaded.ending is Ending.DAMAGED or not loaded.good_bytes:
-            raise TrajectoryError(
-                f"{os.fspath(path)} cannot be continued: {loaded.problem or 'it has no header'}; load_trajectory() "
-                "gives what comes before, to be saved under another name"
-            )
-        if loaded.version != VERSION:  # a file has one version
-            save_trajectory(loaded.trajectory, path)
-            return cls(path, loaded.trajectory, written=loaded.writes, size=Path(path).stat().st_size)
-        return cls(path, loaded.trajectory, written=loaded.writes, size=loaded.good_bytes)
 
     def write(self) -> int:
         """Append what is not in the file yet; returns how many writes of the trajectory that were."""
