@@ -8,7 +8,8 @@ import numpy as np
 
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes
-from tokentrace.trajectory.turns import CompletionWrite
+from tokentrace.trajectory.storage import replay_records, write_records
+from tokentrace.trajectory.turns import Context
 
 
 def check_trajectory(trajectory: Trajectory) -> None:
@@ -17,12 +18,11 @@ def check_trajectory(trajectory: Trajectory) -> None:
     branches = trajectory.branches
     streams: list[list[int]] = []
     for write in trajectory.writes():
-        opens = not isinstance(write, CompletionWrite) and write.parent is not None
-        if opens:
+        if isinstance(write, Context) and write.parent is not None:
             assert write.branch == len(streams)
             streams.append(streams[write.parent][: write.start] if write.parent >= 0 else [])
         assert write.start == len(streams[write.branch])
-        streams[write.branch] += np.asarray(write.ids).tolist()
+        streams[write.branch] += trajectory.tokens(write)[0].tolist()
     assert len(branches) == len(streams)
     assert trajectory.num_tokens == sum(branch.stop - branch.start for branch in branches)
     assert trajectory.num_sampled == sum(branch.sampled for branch in branches)
@@ -47,8 +47,7 @@ def replayed(trajectory: Trajectory) -> Trajectory:
         logprobs=trajectory.has_logprobs,
         metadata=trajectory.metadata,
     )
-    for write in trajectory.writes():
-        copy.replay(write)
+    assert replay_records(copy, write_records(trajectory)) == trajectory.num_writes
     for number, reward in trajectory.rewarded:
         copy.replay_reward(number, reward)
     return copy

@@ -21,8 +21,9 @@ from tests.trajectory.walk import Walk
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.tokens.alignment import common_prefix
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory import MessageSpan, SharedPrefix, Trajectory, VersionSpan, to_bytes
+from tokentrace.trajectory import MessageSpan, SharedPrefix, Trajectory, Turn, VersionSpan, to_bytes
 from tokentrace.trajectory.buffers import Buffer, WireText
+from tokentrace.trajectory.turns import Context
 
 
 def two_turns() -> Trajectory:
@@ -417,26 +418,6 @@ def test_every_id_below_a_million_is_written_in_full() -> None:
         assert b"".join(text.parts) == json.dumps(ids[first:][:1_000_000].tolist(), separators=(",", ":")).encode()
 
 
-def test_wire_text_costs_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[int] = []
-    add = WireText._add
-
-    def counted(self: WireText, ids: Any) -> None:
-        encoded.append(len(ids))
-        add(self, ids)
-
-    monkeypatch.setattr(WireText, "_add", counted)
-    trajectory = Trajectory()
-    trajectory.begin(list(range(1000)))
-    for _ in range(3000):
-        trajectory.append_context([1, 2, 3], Kind.CONTEXT)
-        parts = trajectory.wire_parts()
-        assert len(parts) <= 20
-    assert sum(encoded) == 10_000
-    child = trajectory.branch_at(9_000)
-    assert len(json.loads(trajectory.wire(child))) == 9_000
-
-
 # -- cost and memory
 
 
@@ -450,6 +431,38 @@ def test_growth_moves_values_a_bounded_number_of_times() -> None:
     assert moved < 20 * 100_000
     assert buffer.nbytes <= 4 * (100_000 * 17 / 16 + 16)
     assert buffer.view().tolist() == list(range(100_000))
+
+
+@pytest.mark.parametrize("branched", [False, True], ids=["first branch", "a branch of it"])
+def test_a_turn_of_a_long_rollout_costs_what_is_new(branched: bool) -> None:
+    trajectory = Trajectory()
+    trajectory.begin(np.arange(1_000_000, dtype=np.int32) % 50_000)
+    if branched:
+        trajectory.append_completion([1], [-1.0], finish_reason="stop")
+        trajectory.branch_at(900_000)
+    new, logprobs = np.arange(100, dtype=np.int32), np.full(100, -1.0, np.float32)
+
+    def turn() -> Turn:
+        turn = trajectory.append_completion(new, logprobs, finish_reason="stop", version=3)
+        trajectory.append_context(new, Kind.CONTEXT, message_spans=[(0, 50, 0)], messages=1)
+        trajectory.wire_parts()
+        trajectory.stream()
+        return turn
+
+    for _ in range(3):  # makes the caches, and room in the buffers
+        turn()
+    peaks = []
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            trajectory.completion_logprobs(turn())
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    assert max(peaks) < 100_000  # the stream alone has millions of bytes
+    assert len(trajectory.wire_parts()) <= 20
 
 
 @pytest.mark.parametrize(("context", "limit"), [(0, 10), (500, 8)], ids=["all sampled", "half sampled"])
@@ -537,7 +550,7 @@ def test_junk_is_a_typed_error_and_nothing_is_recorded(junk: Any) -> None:
         lambda: trajectory.append_bridge(junk),
         lambda: trajectory.extend_to(junk),
         lambda: trajectory.branch_at(junk, [1]),
-        lambda: trajectory.replay(junk),
+        lambda: trajectory.replay_context(Context(0, 2, 3, 0, 1, np.zeros((0, 3), np.int32)), junk, [2]),
         lambda: trajectory.completion(junk),
         lambda: list(trajectory.writes(junk)),
         lambda: Trajectory(vocab_size=junk if junk is not None else -1),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import ExtensionError, TrajectoryError, shown
+from ..settings import as_float
 from ..showing import ShowsItself
+from ..tokens.ids import INT32_MAX
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .channels import Channel, Entries
+from .channels import pack_channels
 from .inputs import (
     LATER_KINDS,
     PROMPT_KINDS,
@@ -22,34 +26,24 @@ from .inputs import (
     as_count,
     as_ids,
     as_kinds,
+    as_logprob_kind,
+    as_logprobs,
     as_spans,
-    from_json,
+    as_versions,
     mapping_json,
     owner_spans,
 )
-from .tree import Tree, cut
-from .turns import (
-    Branch,
-    CompletionWrite,
-    Context,
-    ContextWrite,
-    IdsLike,
-    KindsLike,
-    LogprobKind,
-    LogprobsLike,
-    MessageSpan,
-    SharedPrefix,
-    SpansLike,
-    Turn,
-    VersionLike,
-    Write,
-)
+from .record import Node, Record
+from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
 
 if TYPE_CHECKING:
     from ..rendering.bridged import BridgedTokens
 
+_UNFINISHED: Final = frozenset({"abort", "length"})
+"""Finish reasons after which a completion may continue the same message."""
 
-class Trajectory(ShowsItself):
+
+class Trajectory(ShowsItself, Record):
     """Ids, kinds, logprobs and turns of one rollout; a tree of branches where its history was rewritten.
 
     It is append-only. Every write is checked as a whole before anything changes: one that fails raises
@@ -86,9 +80,8 @@ class Trajectory(ShowsItself):
             raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {shown(logprobs)}")
         if vocab_size is not None and as_count(vocab_size, "vocab_size") == 0:
             raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
-        self.name: Final = name
-        self._metadata = mapping_json({} if metadata is None else metadata, "metadata")
-        self._tree = Tree(None if vocab_size is None else int(vocab_size), logprobs)
+        metadata_json = mapping_json({} if metadata is None else metadata, "metadata")
+        super().__init__(name, None if vocab_size is None else int(vocab_size), logprobs, metadata_json)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole trajectory to a file; see `save_trajectory`. `load_trajectory` reads it."""
@@ -101,19 +94,17 @@ class Trajectory(ShowsItself):
 
         return restore, (to_bytes(self),)
 
-    # -- writing
-
     def begin(
         self, prompt_ids: IdsLike, *, kinds: KindsLike | None = None, messages: int = 0, message_spans: SpansLike = ()
     ) -> None:
         """Record the first prompt, which holds `messages` messages."""
-        if self._tree.nodes:
+        if self._nodes:
             raise TrajectoryError(
                 "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
             )
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         spans = as_spans(message_spans, 0, len(ids), as_count(messages, "messages"))
-        self._open(-1, 0, ids, Kind.PROMPT if kinds is None else kinds, spans, messages, "")
+        self._open(-1, 0, ids, Kind.PROMPT if kinds is None else kinds, spans, messages)
 
     def append_context(
         self,
@@ -130,15 +121,15 @@ class Trajectory(ShowsItself):
         the number of the new message, counted from 0. The cost depends on the new ids alone.
         """
         index = self._index(branch)
-        node = self._tree.nodes[index]
+        node = self._nodes[index]
         added = as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
         spans = np.add(as_spans(message_spans, 0, len(ids), added), (node.stop, node.stop, node.messages))
-        self._tree.record(ContextWrite(index, node.stop, ids, kinds, spans, node.messages + added))
+        self._add_context(node, index, ids, kinds, spans, node.messages + added)
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this stream."""
-        length = self._tree.nodes[self._index(branch)].stop
+        length = self._nodes[self._index(branch)].stop
         if not hasattr(bridge, "stream_length"):
             raise TrajectoryError(f"append_bridge takes BridgedTokens, not {shown(bridge)}; was the bridge refused?")
         if as_count(bridge.stream_length, "bridge.stream_length") != length:
@@ -182,23 +173,34 @@ class Trajectory(ShowsItself):
           ``"length"`` or was empty, with no new message in between. Otherwise a completion follows a prompt or context.
         """
         index = self._index(branch)
-        self._tree.record(
-            CompletionWrite(
-                branch=index,
-                start=self._tree.nodes[index].stop,
-                ids=ids,
-                logprobs=logprobs,
-                finish_reason=finish_reason,
-                version=version,
-                sampling_json=None if sampling is None else mapping_json(sampling, "sampling"),
-                continues=continues,
-                logprobs_kind=logprobs_kind,
-                cached_tokens=cached_tokens,
-                channels={} if channels is None else channels,
+        node = self._nodes[index]
+        new_ids = as_ids(ids, "ids", self.vocab_size)
+        if not isinstance(finish_reason, str) or not finish_reason:
+            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {shown(finish_reason)}")
+        if not isinstance(continues, bool):
+            raise TrajectoryError(f"continues must be True or False, not {shown(continues)}")
+        if not continues and isinstance(self._writes[node.writes[-1]], Turn):
+            raise TrajectoryError(
+                f"branch {index} ends with a completion: append what the engine was given after it, or say "
+                "continues=True where it continues an unfinished message"
             )
+        turn = Turn(
+            write=self.num_writes,
+            branch=index,
+            start=node.stop,
+            stop=_end(node.stop, new_ids),
+            message=self._continued(node) if continues else node.messages,
+            finish_reason=finish_reason,
+            versions=as_versions(version, len(new_ids)),
+            sampling_json=None if sampling is None else sys.intern(mapping_json(sampling, "sampling")),
+            continues=continues,
+            logprobs_kind=as_logprob_kind(logprobs_kind, self.has_logprobs),
+            cached_tokens=None if cached_tokens is None else as_count(cached_tokens, "cached_tokens"),
+            channels=tuple(pack_channels({} if channels is None else channels, len(new_ids)).items()),
         )
-        turn = self._tree.writes[-1]
-        assert isinstance(turn, Turn)
+        as_count(turn.messages, "the number of messages")
+        values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
+        self._add(node, turn, new_ids, Kind.SAMPLED, values)
         return turn
 
     def extend_to(
@@ -217,22 +219,20 @@ class Trajectory(ShowsItself):
         `messages` is how many messages the prompt holds. A prompt equal to the stream changes nothing.
         """
         index = self._index(branch)
-        node = self._tree.nodes[index]
+        node = self._nodes[index]
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        shared = self._tree.shared_with(ids, index)
+        shared = self._shared_with(ids, index)
         if shared < node.stop:
             raise self._extension_error(index, ids, shared)
         total = node.messages if messages is None else as_count(messages, "messages")
-        if total < node.messages:
-            raise TrajectoryError(
-                f"messages is {total}, but {node.messages} are recorded: say how many the whole prompt holds"
-            )
         new_kinds, spans = _from(shared, kinds, message_spans, len(ids), total, LATER_KINDS)
         if len(ids) == shared:
-            if total > node.messages:
-                raise TrajectoryError(f"{total - node.messages} new messages without a token: nothing was recorded")
+            if total != node.messages:
+                raise TrajectoryError(
+                    f"messages is {total}, but the stream holds {node.messages} and the prompt has no new token"
+                )
             return 0
-        self._tree.record(ContextWrite(index, shared, ids[shared:], new_kinds, spans, total))
+        self._add_context(node, index, ids[shared:], new_kinds, spans, total)
         return len(ids) - shared
 
     def branch(
@@ -258,16 +258,16 @@ class Trajectory(ShowsItself):
         current = self._index(from_branch)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         if from_branch is None:
-            source, shared, extends = self._tree.longest_shared(ids)
+            source, shared, extends = self.shared_prefix(ids)
         else:
-            source, shared = current, self._tree.shared_with(ids, current)
-            extends = current if shared == self._tree.nodes[current].stop else -1
+            source, shared = current, self._shared_with(ids, current)
+            extends = current if shared == self._nodes[current].stop else -1
         if extends >= 0:
             raise TrajectoryError(
                 f"the prompt begins with all {shared} ids of branch {extends}, so no history was rewritten: record it "
                 f"with extend_to(prompt_ids, branch={extends})"
             )
-        total = self._tree.messages_at(source, shared) if messages is None else as_count(messages, "messages")
+        total = self._messages_at(source, shared) if messages is None else as_count(messages, "messages")
         new_kinds, spans = _from(shared, kinds, message_spans, len(ids), total, PROMPT_KINDS)
         return self._open(source, shared, ids[shared:], new_kinds, spans, total, cause)
 
@@ -289,23 +289,94 @@ class Trajectory(ShowsItself):
         source = self._index(branch)
         shared = as_count(position, "position")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
-        inherited, added = self._tree.messages_at(source, shared), as_count(messages, "messages")
+        inherited, added = self._messages_at(source, shared), as_count(messages, "messages")
         spans = np.add(as_spans(message_spans, 0, len(ids), added), (shared, shared, inherited))
         return self._open(source, shared, ids, kinds, spans, inherited + added, cause)
 
-    def _open(self, source: int, start: int, ids: Ids, kinds: KindsLike, spans: Any, messages: int, cause: str) -> int:
+    def _open(
+        self, source: int, start: int, ids: Ids, kinds: KindsLike, spans: Spans, messages: int, cause: str = ""
+    ) -> int:
         """Open a branch that shares the first `start` ids of the stream of `source`; returns its index."""
-        self._tree.check_leaves(source, start)
-        index, parent = self.num_branches, self._tree.owner(source, start)
-        self._tree.record(ContextWrite(index, start, ids, kinds, spans, messages, parent, cause))
+        if start and start >= self._nodes[source].stop:
+            raise TrajectoryError(
+                f"branch {source} ends at {self._nodes[source].stop}, so leaving it at {start} rewrites nothing: "
+                "use append_context() or extend_to()"
+            )
+        if start == 0 and not len(ids):
+            raise TrajectoryError("a prompt needs at least one id")
+        if not isinstance(cause, str):
+            raise TrajectoryError(f"cause must be a str, not {shown(cause)}")
+        parent = self._owner(source, start)
+        node = Node(parent, start, self._messages_at(source, start))
+        return self._add_context(node, self.num_branches, ids, kinds, spans, messages, parent, cause)
+
+    def _add_context(
+        self,
+        node: Node,
+        index: int,
+        ids: Ids,
+        kinds: KindsLike,
+        spans: Spans,
+        messages: int,
+        parent: int | None = None,
+        cause: str = "",
+    ) -> int:
+        """Add checked ids and spans to a branch, which then holds `messages` messages; returns its index."""
+        if as_count(messages, "messages") < node.messages:
+            before = f"branch {index}" if parent is None else "the shared prefix"
+            raise TrajectoryError(
+                f"messages is {messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
+            )
+        if parent is None and not len(ids):
+            raise TrajectoryError("no new ids: there is nothing to record")
+        kinds = as_kinds(kinds, len(ids), allowed=LATER_KINDS if parent is None else PROMPT_KINDS)
+        stop = _end(node.stop, ids)
+        rows = spans.astype(np.int32)
+        rows.flags.writeable = False
+        context = Context(index, node.stop, stop, node.messages, messages, rows, parent, cause)
+        self._add(node, context, ids, kinds)
         return index
+
+    def _continued(self, node: Node) -> int:
+        """The message that a completion with `continues` continues."""
+        writes = (self._writes[number] for number in reversed(node.writes))
+        last = next((write for write in writes if isinstance(write, Turn)), None)
+        if last is None:
+            raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
+        if last.finish_reason not in _UNFINISHED and len(last):
+            raise TrajectoryError(
+                f'the turn before finished with "{last.finish_reason}": a message continues only after "abort" or '
+                '"length"'
+            )
+        if last.messages != node.messages:
+            raise TrajectoryError("new messages came after the turn before: leave continues out")
+        return last.message
+
+    def _add(self, node: Node, write: Write, ids: Ids, kinds: Kinds | int, logprobs: Logprobs | None = None) -> None:
+        """Append a checked write to a branch, which may be new. If memory runs out, nothing changes."""
+        count = len(ids)
+        node.ids.reserve(count)
+        node.kinds.reserve(count)
+        node.logprobs.reserve(0 if logprobs is None else count)
+        # There is room: nothing below can fail.
+        node.ids.push(ids, count)
+        node.kinds.push(kinds, count)
+        if logprobs is not None:
+            node.logprobs.push(logprobs, count)
+        node.writes.append(len(self._writes))
+        node.offsets.append(node.sampled)
+        node.sampled += count if isinstance(write, Turn) else 0
+        node.messages = write.messages
+        if write.branch == len(self._nodes):
+            self._nodes.append(node)
+        self._writes.append(write)
 
     def _extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
         if shared == len(ids):
-            length = self._tree.nodes[index].stop
+            length = self._nodes[index].stop
             reason = f"the prompt ends at {shared}, inside the recorded stream of {length} ids"
         else:
-            node = self._tree.nodes[self._tree.owner(index, shared + 1)]
+            node = self._nodes[self._owner(index, shared + 1)]
             at = shared - node.start
             recorded, kind = int(node.ids.view()[at]), Kind(int(node.kinds.view()[at])).name
             reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
@@ -318,236 +389,41 @@ class Trajectory(ShowsItself):
         """Set the reward of a turn, or of the whole rollout. The last value counts; None removes the reward."""
         if turn is not None:
             self._check_turn(turn)
-        self._tree.reward(-1 if turn is None else turn.write, reward)
-
-    def replay(self, write: Write) -> None:
-        """Repeat a write of another trajectory, as `writes` returns it."""
-        self._tree.record(write)
+        self.replay_reward(-1 if turn is None else turn.write, reward)
 
     def replay_reward(self, write: int, reward: float | None) -> None:
         """Repeat a reward of another trajectory, as `rewarded` returns it."""
-        self._tree.reward(write, reward)
+        turn = self._writes[write] if 0 <= write < self.num_writes else None
+        if write != -1 and not isinstance(turn, Turn):
+            raise TrajectoryError(f"write {shown(write)} is not a turn: there is nothing to reward")
+        value = as_float(reward) if not isinstance(reward, bool) and isinstance(reward, Real) else None
+        if value is None and reward is not None:
+            raise TrajectoryError(f"a reward is a finite number, or None, not {shown(reward)}")
+        if isinstance(turn, Turn):
+            self._writes[write] = replace(turn, reward=value)
+        self._rewards.append((write, value))
 
-    # -- reading
+    def replay_context(self, context: Context, ids: IdsLike, kinds: KindsLike) -> None:
+        """Repeat a context of another trajectory, opening its branch if that one did. `message` and `stop` follow."""
+        branch, start, parent = context.branch, context.start, context.parent
+        new_ids = as_ids(ids, "ids", self.vocab_size)
+        spans = as_spans(context.spans, start, start + len(new_ids), context.messages)
+        if parent is None:
+            self.check_follows(branch, start)
+            self._add_context(self._nodes[branch], branch, new_ids, kinds, spans, context.messages)
+            return
+        is_owner = 0 <= parent < self.num_branches and self._nodes[parent].start < start if start else parent == -1
+        if branch != self.num_branches or not is_owner:
+            raise TrajectoryError(
+                f"branch {branch} cannot open at {start} of branch {parent}: the next branch is {self.num_branches}, "
+                "and its parent owns the token before it"
+            )
+        self._open(parent, start, new_ids, kinds, spans, context.messages, context.cause)
 
-    def stream(self, branch: int | None = None) -> Ids:
-        """The ids so far, as a read-only view: the next prompt of the engine, and what a trainer sees.
-
-        A branch without a parent costs no copy. Of the others, one at a time is copied into a row, which then grows
-        with its branch.
-        """
-        return self._tree.stream(self._index(branch))
-
-    prompt = stream
-
-    def kinds(self, branch: int | None = None) -> Kinds:
-        """The kind of each token, read-only."""
-        return self._tree.kinds(self._index(branch))
-
-    def loss_mask(self, branch: int | None = None, *, once: bool = True) -> npt.NDArray[np.bool_]:
-        """True where a token was sampled.
-
-        With `once` only in the branch that owns the token: over all branches each is True exactly once. Without,
-        also where it is part of a shared prefix.
-        """
-        index = self._index(branch)
-        mask: npt.NDArray[np.bool_] = self._tree.kinds(index) == Kind.SAMPLED
-        if once:
-            mask[: self._tree.nodes[index].start] = False
-        return mask
-
-    def logprobs(self, branch: int | None = None) -> Logprobs:
-        """The logprob of each token, NaN where none was sampled; shared prefixes included."""
-        self._require_logprobs()
-        logprobs = np.full(self._tree.nodes[self._index(branch)].stop, np.nan, np.float32)
-        for turn in self.turns(branch):
-            logprobs[turn.start : turn.stop] = self._tree.logprobs(turn)
-        return logprobs
-
-    def turns(self, branch: int | None = None) -> list[Turn]:
-        """The turns along a stream, in order, inherited ones included.
-
-        A turn is on the branch if it began before the branch left. One that the branch left in the middle of is
-        `cut`: its head is in the stream, sampled, and its owner trains it.
-        """
-        return [write for _, write in self._tree.along(self._index(branch)) if isinstance(write, Turn)]
-
-    def completion(self, turn: Turn) -> Ids:
-        """The ids of a turn, as a read-only view."""
-        self._check_turn(turn)
-        node = self._tree.nodes[turn.branch]
-        return node.ids.view(turn.start - node.start, turn.stop - node.start)
-
-    def completion_logprobs(self, turn: Turn) -> Logprobs:
-        """The logprobs of a turn, as a read-only view."""
-        self._require_logprobs()
-        self._check_turn(turn)
-        return self._tree.logprobs(turn)
-
-    def channels(self, branch: int | None = None) -> dict[str, Channel]:
-        """The side channels along a stream, by name; shared prefixes included.
-
-        A channel has an entry for each token of the completions that came with it, and None for other tokens.
-        """
-        index = self._index(branch)
-        pieces: dict[str, list[tuple[int, Entries]]] = {}
-        for number, write in self._tree.along(index):
-            for name, packed in self._tree.channels.get(number, {}).items():
-                pieces.setdefault(name, []).append((write.start, packed.entries()[: write.stop - write.start]))
-        length = self._tree.nodes[index].stop
-        return {name: Channel(length, tuple(runs)) for name, runs in pieces.items()}
-
-    def message_spans(self, branch: int | None = None) -> list[MessageSpan]:
-        """Which tokens of a stream belong to which message, turns included, in stream order."""
-        spans: list[MessageSpan] = []
-        for _, write in self._tree.along(self._index(branch)):
-            if isinstance(write, Context):
-                spans += map(MessageSpan._make, write.spans.tolist())
-            elif len(write):
-                spans.append(MessageSpan(write.start, write.stop, write.message))
-        return spans
-
-    def message_indices(self, branch: int | None = None) -> npt.NDArray[np.int32]:
-        """The message of each token of a stream, -1 for none."""
-        owners = np.full(self._tree.nodes[self._index(branch)].stop, -1, np.int32)
-        for start, stop, message in self.message_spans(branch):
-            owners[start:stop] = message
-        return owners
-
-    def message_count(self, branch: int | None = None) -> int:
-        """How many messages the conversation of a branch holds."""
-        return self._tree.nodes[self._index(branch)].messages
-
-    def shared_prefix(self, prompt_ids: IdsLike) -> SharedPrefix:
-        """How much of a prompt is recorded, and where: whether `extend_to` or `branch` is the way to record it."""
-        return self._tree.longest_shared(as_ids(prompt_ids, "prompt_ids", self.vocab_size))
-
-    def wire_parts(self, branch: int | None = None) -> tuple[bytes, ...]:
-        """The stream as JSON text, ``[1,2,3]``, in a few pieces to be sent one after another.
-
-        The text of one branch at a time is cached, so that the next call encodes only what is new.
-        """
-        return self._tree.text(self._index(branch))
-
-    def wire(self, branch: int | None = None) -> bytes:
-        """The stream as JSON text in one piece."""
-        return b"".join(self.wire_parts(branch))
-
-    def writes(self, start: int = 0) -> Iterator[Write]:
-        """The writes of this trajectory, in order, from number `start` on."""
-        for number in range(as_count(start, "start"), self.num_writes):
-            yield self._tree.write(number)
-
-    def drop_caches(self) -> None:
-        """Free the copied stream and the wire text; the next read makes them again."""
-        self._tree.drop_caches()
-
-    # -- counting
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The metadata, as a new dict."""
-        metadata: dict[str, Any] = from_json(self._metadata)
-        return metadata
-
-    @property
-    def reward(self) -> float | None:
-        """The reward of the whole rollout, None if there is none. Turns have their own."""
-        return next((reward for number, reward in reversed(self._tree.rewards) if number == -1), None)
-
-    @property
-    def rewarded(self) -> tuple[tuple[int, float | None], ...]:
-        """Every call of `set_reward`, in order: the write of the turn, -1 for the whole rollout, and the reward."""
-        return tuple(self._tree.rewards)
-
-    @property
-    def vocab_size(self) -> int | None:
-        return self._tree.vocab_size
-
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether every sampled token has a logprob; otherwise none has."""
-        return self._tree.has_logprobs
-
-    @property
-    def current(self) -> int:
-        """The branch last written to; -1 before `begin`."""
-        return self._tree.current
-
-    @property
-    def branches(self) -> tuple[Branch, ...]:
-        return tuple(
-            Branch(index, node.parent, node.start, node.stop, node.sampled, node.cause, self._retries(index))
-            for index, node in enumerate(self._tree.nodes)
-        )
-
-    def _retries(self, index: int) -> bool:
-        opening, *more = (self._tree.writes[number] for number in self._tree.nodes[index].writes[:2])
-        return index > 0 and opening.start == opening.stop and all(isinstance(write, Turn) for write in more)
-
-    @property
-    def num_branches(self) -> int:
-        return len(self._tree.nodes)
-
-    @property
-    def num_writes(self) -> int:
-        return len(self._tree.writes)
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens are recorded; a shared one counts once."""
-        return sum(len(node.ids) for node in self._tree.nodes)
-
-    @property
-    def num_sampled(self) -> int:
-        """How many tokens were sampled; a shared one counts once."""
-        return sum(node.sampled for node in self._tree.nodes)
-
-    @property
-    def num_samples(self) -> int:
-        """How many branches own sampled tokens: the rows it takes to train each of them once."""
-        return sum(node.sampled > 0 for node in self._tree.nodes)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the arrays and channels in bytes, unused room included, without caches and write objects."""
-        packed = (one for channels in self._tree.channels.values() for one in channels.values())
-        return sum(len(one.data) for one in packed) + sum(node.nbytes for node in self._tree.nodes)
-
-    @property
-    def cache_nbytes(self) -> int:
-        """The memory of the copied stream and of the wire text; 0 before the first read."""
-        return self._tree.cache_nbytes
-
-    def __len__(self) -> int:
-        """The length of the current stream."""
-        return self._tree.nodes[self.current].stop if self._tree.nodes else 0
-
-    def __repr__(self) -> str:
-        label = f"{self.name!r}, " if self.name else ""
-        tree = f"{self.num_branches} branches, " if self.num_branches > 1 else ""
-        return (
-            f"Trajectory({label}{tree}{self.num_tokens} tokens, {self.num_sampled} sampled, {self.num_writes} writes)"
-        )
-
-    def _index(self, branch: int | None) -> int:
-        if not self._tree.nodes:
-            raise TrajectoryError("nothing is recorded yet: begin(prompt_ids) first")
-        if branch is None:
-            return self._tree.current
-        if as_count(branch, "branch") >= len(self._tree.nodes):
-            raise TrajectoryError(f"there is no branch {branch}: the trajectory has {len(self._tree.nodes)}")
-        return int(branch)
-
-    def _check_turn(self, turn: Turn) -> None:
-        if not isinstance(turn, Turn):
-            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {shown(turn)}")
-        if not 0 <= turn.write < self.num_writes or turn != cut(self._tree.writes[turn.write], turn.stop):
-            raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
-
-    def _require_logprobs(self) -> None:
-        if not self.has_logprobs:
-            raise TrajectoryError("the trajectory was made with logprobs=False: it has none")
+    def check_follows(self, branch: int, start: int) -> None:
+        """Raise `TrajectoryError` if a branch does not end at `start`."""
+        if not 0 <= branch < self.num_branches or start != self._nodes[branch].stop:
+            raise TrajectoryError(f"there is no branch {branch} that ends at {start}")
 
 
 def _from(
@@ -558,3 +434,9 @@ def _from(
     rows = rows[rows[:, 1] > position]
     rows[:, 0] = np.maximum(rows[:, 0], position)
     return as_kinds(Kind.CONTEXT if kinds is None else kinds, length, allowed=allowed, skip=position)[position:], rows
+
+
+def _end(start: int, ids: Ids) -> int:
+    if start + len(ids) > INT32_MAX:
+        raise TrajectoryError(f"a stream holds at most 2**31 - 1 ids, and this one would have {start + len(ids)}")
+    return start + len(ids)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..tokens.kinds import Kind
+
+if TYPE_CHECKING:
+    from .channels import Packed
 
 IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
 KindsLike: TypeAlias = Kind | int | Sequence[int] | npt.NDArray[Any]
@@ -92,6 +95,13 @@ class Turn:
     """How many ids of its prompt the engine had cached; None where that is unknown."""
     reward: float | None = field(default=None, compare=False)
     """The reward that `Trajectory.set_reward` had recorded when this turn was read."""
+    channels: tuple[tuple[str, Packed], ...] = field(default=(), compare=False, repr=False)
+    """Names and packed entries of its side channels; `Trajectory.channels` has them along a stream."""
+
+    @property
+    def messages(self) -> int:
+        """How many messages its branch holds after it."""
+        return self.message + 1
 
     @property
     def version(self) -> str | int | None:
@@ -120,6 +130,10 @@ class Context:
     """How many messages the branch holds after it."""
     spans: npt.NDArray[np.int32]
     """Read-only rows of stream positions and message number."""
+    parent: int | None = None
+    """Set if this write opened the branch: the branch that owns the token before `start`, -1 for none."""
+    cause: str = ""
+    """Why it opened a branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,40 +154,5 @@ class Branch:
     """It rewrites nothing: a recorded prompt, or the beginning of one, was sampled again."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ContextWrite:
-    """A `Context` with its tokens, as `Trajectory.writes` returns it and `Trajectory.replay` takes it."""
-
-    branch: int
-    start: int
-    ids: IdsLike
-    kinds: KindsLike
-    spans: npt.NDArray[Any]
-    """Rows of stream positions and message number."""
-    messages: int
-    """How many messages the conversation holds after it."""
-    parent: int | None = None
-    """Set if this write opens the branch: the branch that owns the token before `start`, -1 for none."""
-    cause: str = ""
-    """Why it opens a branch."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CompletionWrite:
-    """A `Turn` with its tokens, as `Trajectory.writes` returns it and `Trajectory.replay` takes it."""
-
-    branch: int
-    start: int
-    ids: IdsLike
-    logprobs: LogprobsLike | None
-    finish_reason: str
-    version: VersionLike
-    sampling_json: str | None
-    continues: bool
-    logprobs_kind: LogprobKind | str = LogprobKind.UNKNOWN
-    cached_tokens: int | None = None
-    channels: Mapping[str, Any] = field(default_factory=dict)
-    """One entry per token for each side channel."""
-
-
-Write = ContextWrite | CompletionWrite
+Write: TypeAlias = Turn | Context
+"""What a trajectory is a list of. `Trajectory.tokens` has the tokens of a write."""
