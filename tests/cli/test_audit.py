@@ -78,7 +78,7 @@ def test_what_is_required_and_not_met_is_exit_code_1(dropping: Path) -> None:
 def test_the_page_is_titled_by_the_template(dropping: Path, tmp_path: Path, beside: bool) -> None:
     template = dropping / "chat_template.jinja" if beside else shutil.copy(dropping / "chat_template.jinja", tmp_path)
     words = [template] if beside else [POCKET, "--chat-template", template]
-    assert run(*words, "--html", tmp_path / "page.html").exit_code == 0
+    assert run(*words, "--html", tmp_path / "page.html").exit_code == 1, "a use does not hold"
     title = read_page((tmp_path / "page.html").read_text(encoding="utf-8"))["title"]
     assert title == f"Audit of chat_template.jinja of {dropping.name if beside else 'pocket'}"
 

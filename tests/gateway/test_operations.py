@@ -19,18 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.faults import Breaks, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, answer_ids, counting, pocket
 from tokentrace import create_renderer
 from tokentrace.engines import (
-    Breaks,
     Capabilities,
     Delta,
     Engine,
     EngineError,
     EngineUnavailable,
     FinishReason,
-    Gate,
     ScriptedEngine,
 )
 from tokentrace.errors import InputError
@@ -430,7 +429,7 @@ def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
 
     def engine() -> ScriptedEngine:
         gates.append(Gate())
-        scripted = ScriptedEngine(lambda prompt, sampling: answer_ids("word " * 9), piece=1, latency=gates[0])
+        scripted = FaultyEngine(lambda prompt, sampling: answer_ids("word " * 9), piece=1, latency=gates[0])
         scripted.faults.extend((None, Breaks(2, EngineError("broken"))))
         return scripted
 

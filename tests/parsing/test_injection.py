@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
-from tests.conversations import assistant, call
+from tests.conversations import assistant, call, user
 from tests.formats.small import made_up_renderer, small_renderer
 from tests.parsing.test_round_trip import round_trip, schemas
 from tests.study.cases import CASES
@@ -81,3 +81,17 @@ def test_only_the_quote_token_ends_a_string(value: str) -> None:
     ids = [*around[0], *tokenizer.encode_plain([value])[0], *around[1]]
     [parsed] = renderer.parse_response(ids).tool_calls
     assert (parsed.status, parsed.arguments) == (CallStatus.OK, {"a": value})
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-3.1", "mistral-nemo", "kimi-k2"])
+def test_no_backslash_hides_a_control_token(name: str) -> None:
+    """A string that is cut off after a backslash, and then ended: the stop token is one all the same."""
+    renderer = small_renderer(name, trusted=[])
+    message = assistant("", call("look", {"a": "x"}, "call00001"))
+    rendered = renderer.render([user("Hi."), message])
+    turn = rendered.turns[-1]
+    ids, prompt = rendered.token_ids[turn.start : turn.stop], rendered.token_ids[: turn.start]
+    at = max(at for at in range(len(ids)) if renderer.tokenizer.decode(ids[at : at + 1]) == "x")
+    stop = renderer.get_stop_token_ids()[0]
+    cut_off = [*ids[: at + 1], *renderer.tokenizer.encode("\\"), stop]
+    assert renderer.parse_response(cut_off, prompt_ids=prompt).stop_token == stop

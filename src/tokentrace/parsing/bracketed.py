@@ -22,8 +22,7 @@ from .values import read_value
 _NAME: Final = re.compile(rb"[A-Za-z_][\w.]*")
 _OUTSIDE: Final = re.compile(b"[\"'()\\[\\]{}\xff]")
 _STRINGS: Final = {
-    ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\.[^%b\\\\\xff]*)*" % (quote, quote), re.DOTALL)
-    for quote in (b'"', b"'")
+    ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\[^\xff][^%b\\\\\xff]*)*" % (quote, quote)) for quote in (b'"', b"'")
 }
 _PYTHON: Final = Brackets(b"([{", b")]}", _OUTSIDE, _STRINGS, strict=False)
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}

@@ -11,6 +11,7 @@ from ..formats.grammar import Style
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
 from .jsonreading import JsonReader
+from .marked import unforgeable
 from .output import Attempt, Output
 from .pairs import PairReader
 from .reader import Found, Reader, Reading
@@ -71,8 +72,8 @@ class CallParser:
         """A section: calls, white space, and text that is content all the same. Without a call it is an attempt."""
         calls, reader, output = self.calls, self.reader, self.output
         begun, found_any = reader.at, False
-        if not (yield from reader.skip_all(calls.section_open)):
-            reader.at += len(calls.section_open[0])
+        opened = yield from reader.skip_all(calls.section_open)
+        reader.at += 0 if opened else len(calls.section_open[0])
         while True:
             at = yield from self._past_separator()
             if self.style is Style.PYTHON and not calls.open and (yield from self._bracketed.begins(at)):
@@ -100,8 +101,15 @@ class CallParser:
             attempt = output.start_call(begun)
             attempt.fail(CallStatus.MALFORMED, "no call follows the opening of calls")
             if found is None or found.kind != "closed":
-                self._broken_off(attempt, found)
+                self._broken_off(attempt, found, "")
             output.finish_call(attempt, reader.at)
+        if found is None and (any(map(unforgeable, calls.section_close)) or (opened and not self._inside_json())):
+            output.missing.append(calls.grammar.section_close)
+
+    def _inside_json(self) -> bool:
+        """Whether the last call ends inside JSON that nothing closes: what text comes next would be more of it."""
+        cut_off = self.output.calls[-1:] and self.output.calls[-1].status is CallStatus.TRUNCATED
+        return bool(cut_off) and not self.calls.finish
 
     def _past_separator(self) -> Reading[int]:
         reader, separator = self.reader, self.calls.separator.strip()
@@ -187,7 +195,7 @@ class CallParser:
         again = True
         while again:
             attempt = output.start_call(start)
-            attempt.misplaced = self.misplaced
+            attempt.misplaced, attempt.missing = self.misplaced, self.calls.grammar.end
             yield from self._body(attempt)
             again = yield from self._closing(attempt)
             output.finish_call(attempt, reader.at)
@@ -219,6 +227,7 @@ class CallParser:
         for (lead, field), marks in zip(calls.head, calls.after_field, strict=True):
             if not (yield from reader.skip_all(lead)):
                 problem = "the call does not begin as calls do"
+                attempt.missing = _trailing_space(calls.grammar.open) if name is None else attempt.missing
                 break
             start = reader.at
             found = yield from reader.find(marks)
@@ -232,6 +241,8 @@ class CallParser:
                 name = calls.name_in_id(text) or name
             if found is None or found.kind == "hard" or (found.kind == "end" and calls.begin):
                 problem = "the call breaks off before its arguments"
+                end = calls.grammar.end
+                attempt.missing = end if end[:1].isspace() else _trailing_space(calls.grammar.begin) + end
                 break
         output.name_call(attempt, name, call_id)
         if problem:
@@ -256,6 +267,7 @@ class CallParser:
                 self._missing(attempt, calls.grammar.end)
                 return False
             ended = yield from reader.skip_all(calls.end)
+            attempt.missing = "" if ended else attempt.missing
         if calls.inner and (yield from self._again()):
             if calls.end and not ended:
                 self._missing(attempt, calls.grammar.end)
@@ -268,7 +280,7 @@ class CallParser:
         at = yield from reader.past_space()
         found = yield from reader.find(calls.to_close)
         if found is None or found.kind != "close":
-            self._broken_off(attempt, found)
+            self._broken_off(attempt, found, attempt.missing + calls.grammar.close)
             return False
         if found.start > at:
             json_style = self.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
@@ -294,11 +306,13 @@ class CallParser:
     def _to_its_end(self, attempt: Attempt) -> Reading[None]:
         """A call without a closing ends where its JSON does; if that is broken, at what ends calls early."""
         if attempt.ragged:
-            self._broken_off(attempt, (yield from self.reader.find(self.calls.hard)))
+            self._broken_off(attempt, (yield from self.reader.find(self.calls.hard)), "")
 
-    def _broken_off(self, attempt: Attempt, found: Found | None) -> None:
+    def _broken_off(self, attempt: Attempt, found: Found | None, missing: str) -> None:
+        """A call ends early; `missing` would have closed it."""
         if found is None:
             attempt.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
+            self.output.missing.append(missing)
         elif self.calls.finish:
             attempt.fail(CallStatus.UNCLOSED, "the call is not closed")
         if found is None or found.kind == "stop":
@@ -310,3 +324,7 @@ class CallParser:
             at = yield from self._past_separator()
             return (yield from self.reader.sees(b"{", at))
         return (yield from self.reader.sees_all(self.calls.head[0][0])) is not None
+
+
+def _trailing_space(text: str) -> str:
+    return text[len(text.rstrip()) :]

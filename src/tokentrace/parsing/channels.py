@@ -115,6 +115,8 @@ class ChannelParser:
                 found = yield from self._message(header, begun)
             else:
                 self._without_body(header, begun, found)
+                if found is None:
+                    self.output.missing.append(self._empty_message(header, at, started))
             if found is None or (found.kind == "stop" and not (yield from self._goes_on(found))):
                 return found
             started = found.kind == "start"
@@ -199,6 +201,14 @@ class ChannelParser:
             self._sink(header)(header.types[0].start, header.stop)
             self.output.end_text()
 
+    def _empty_message(self, header: _Header, at: int, started: bool) -> str:
+        """What makes a message of a header that is cut off: one of content, if it does not say what it is."""
+        channels = self.channels
+        if header.recipient is not None or (self._channel and self._channel in self.reader.data[at : header.stop]):
+            return f"{channels.message}{channels.end}"
+        role = self._role[len(header.role.text) if header.role is not None else 0 :] if started else b""
+        return f"{role.decode()}{channels.opening(channels.content)}{channels.end}"
+
     # -- messages
 
     def _sink(self, header: _Header) -> Say:
@@ -214,8 +224,10 @@ class ChannelParser:
         self.output.end_text()
         if say == self.output.reasoning and start == self.reader.at > self.output.base:
             self.output.blank_reasoning = True
-        if found is None and say == self.output.reasoning:
-            self.output.open = PartKind.REASONING
+        if found is None:
+            self.output.missing.append(self.channels.end)
+            if say == self.output.reasoning:
+                self.output.open = PartKind.REASONING
         return found
 
     def _call(self, header: _Header, tool: bytes, begun: int) -> Reading[Found | None]:
@@ -225,6 +237,7 @@ class ChannelParser:
             yield from calls.read()
             found = yield from self.reader.find(self._in_body, output.content)
             output.end_text()
+            output.missing += [self.channels.end] if found is None else []
             return found
         attempt = Attempt(len(output.calls), begun, takes_json=self._takes_json(header, tool))
         output.announce(attempt)
@@ -233,6 +246,7 @@ class ChannelParser:
         found = yield from self.reader.find(self._in_body, say)
         done()
         self._finish(attempt, found)
+        output.missing += [self.channels.end] if found is None else []
         return found
 
     def _takes_json(self, header: _Header, tool: bytes) -> bool:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from ..computed import computed
 from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
+from ..tokens.ids import check_last
 from ..tokens.tokenizer import Ids, Tokenizer
 from .marked import MarkedBytes, mark, marks_of, parts, pieces, unforgeable
 from .reader import Marks
@@ -134,7 +135,9 @@ class CompiledCalls:
         follows = [lead for lead, _ in self.head[1:]] + [self.begin or body]
         self.after_field = [Marks([*first("next", following), *ending]) for following in follows]
         self.to_key = Marks([*first("key", self.key_open), *ending])
-        self.to_value = Marks([*first("value", *(opening for opening, _, _ in self.value_opens)), *self.hard_marks])
+        sure = [mark for mark in first("hard", self.end, self.close) if unforgeable(mark[1])]
+        values = first("value", *(opening for opening, _, _ in self.value_opens))
+        self.to_value = Marks([*values, *self.hard_marks, *sure])
         self.to_value_close = Marks([*first("value", self.value_close), *self.hard_marks])
         sequences = [self.finish, self.finish + self.section_close, self.finish + self.another]
         self.sure_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
@@ -233,12 +236,16 @@ class Compiled:
             for field, some in found.items()
         }
 
-    def prompt_bytes(self, ids: Sequence[int] | Ids) -> bytes:
-        """The end of a prompt: what may be the beginning of the turn, which is all that matters."""
-        tail, count = b"", 16
+    def prompt_bytes(self, ids: Sequence[int] | Ids, name: str = "prompt_ids") -> bytes:
+        """The end of a prompt, back to the head of the turn that is open, however far that is.
+
+        Only these ids are looked at, more and more of them. Raises InputError, for `name`, if one is not a token id.
+        """
+        count = 16
         while True:
-            tail, _ = self.marked.spelled(ids[-count:], 0)
-            if not self.head or self.head in tail or count >= len(ids):
+            tail, _ = self.marked.spelled(check_last(ids, name, count), 0)
+            ended = any(stop in tail for stop in self.stops)
+            if not self.head or self.head in tail or ended or count >= len(ids):
                 return tail
             count *= 8
 

@@ -15,7 +15,7 @@ from .reader import Brackets, Reader, Reading, Say
 from .response import CallStatus
 from .values import read_json
 
-_STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\.[^"\\\\\n\r\xff]*)*', re.DOTALL)
+_STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
 _OUTSIDE: Final = re.compile(rb"[^\s\w,:.+-]")
 _NOTATION: Final = Brackets(b"{[", b"}]", _OUTSIDE, {0x22: _STRING}, strict=True)
 _WORD: Final = re.compile(rb"[-+.\w]*")

@@ -63,6 +63,8 @@ class Attempt:
     """Whether its id came after its name was reported."""
     misplaced: str = ""
     """Why a call cannot stand where this one does."""
+    missing: str = ""
+    """What comes before its closing delimiter, where it is cut off."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
 
     def fail(self, status: CallStatus, problem: str) -> None:
@@ -94,6 +96,8 @@ class Output:
         """Where each token begins."""
         self.open: PartKind | None = None
         """What the end found open."""
+        self.missing: list[str] = []
+        """What the grammar would write to close what the end found open, from the inside out; without a stop token."""
         self.blank_reasoning = False
         """Whether a message of reasoning was written that says nothing."""
         self.closed = False

@@ -128,6 +128,10 @@ class PairReader:
         named = yield from self._name()
         if named is None:
             attempt.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
+            if reader.ended and reader.at == len(reader.data) and not unforgeable(calls.value_opens[0][0][0]):
+                self.output.missing.append(
+                    calls.grammar.value_close
+                )  # else its name would go on in what closes the call
             return False
         key = named[0]
         opened, is_string = yield from self._opening(attempt, key)
@@ -149,6 +153,7 @@ class PairReader:
                 self._add(attempt, key, value)
         attempt.raw_values[key] = output.text(start, found.text if found is not None else reader.at)
         if found is None:
+            self.output.missing.append(calls.grammar.value_close)
             return False
         if found.kind != "value":
             attempt.fail(CallStatus.UNCLOSED, f"the argument {key!r} is not closed")
@@ -262,7 +267,7 @@ class PairReader:
                 inner = schema.items() if child == calls.grammar.item else schema.property(child)
             whole, value, _ = yield from self._element(attempt, child, inner, depth + 1)
             if not whole:
-                return False, None, reader.at
+                return self._unclosed(attempt, name)
             children.append((child, value))
         found = yield from reader.find(calls.to_value_close)
         if found is None or found.kind != "value":
@@ -288,6 +293,9 @@ class PairReader:
 
     def _unclosed(self, attempt: Attempt, name: str) -> tuple[bool, Any, int]:
         attempt.fail(CallStatus.UNCLOSED, f"the argument {name!r} is not closed")
+        if self.reader.ended and self.reader.at == len(self.reader.data):
+            grammar = self.calls.grammar
+            self.output.missing.append(f"{grammar.value_close}{name}{grammar.value_open}")
         return False, None, self.reader.at
 
     def _nested(self, attempt: Attempt, name: str, children: list[tuple[str, Any]]) -> Any:

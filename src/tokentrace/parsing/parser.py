@@ -135,6 +135,18 @@ class StreamingParser:
         """All that was said, as servers read it: with the calls that are only attempts in `response`."""
         return self._served or self.response
 
+    @property
+    def missing(self) -> str:
+        """What the grammar would write to close a completion that was cut off, without the stop token.
+
+        White space is left out that the completion ends with.
+        """
+        self.finish()
+        closing, data = "".join(self._output.missing), self._reader.data
+        space = closing[: len(closing) - len(closing.lstrip())].encode()
+        written = next((length for length in range(len(space), 0, -1) if data.endswith(space[:length])), 0)
+        return closing[written:]
+
     def _read_on(self) -> None:
         self._reader.waiting = None
         if not self._over:
@@ -215,8 +227,15 @@ def called_functions(compiled: Compiled, ids: Ids, prompt_ids: Sequence[int] | I
     """The names of the functions that a completion calls, in order; None where the grammar has no calls."""
     if compiled.grammar.calls is None and compiled.grammar.channels is None:
         return None
-    parsed = parse(compiled, ids, prompt=compiled.prompt_bytes(prompt_ids))
+    parsed = parse(compiled, ids, prompt=compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
     return [call.name for call in parsed.tool_calls if call.name is not None]
+
+
+def missing_close(compiled: Compiled, ids: Ids, prompt_ids: Sequence[int] | Ids) -> str:
+    """What closes the turn that a completion ends in, without its stop token; see `StreamingParser.missing`."""
+    parser = StreamingParser(compiled, None, compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
+    parser.feed(ids)
+    return parser.missing
 
 
 def parse(

@@ -28,6 +28,10 @@ class TurnParser:
         self.output = output
         self.prompted = prompted
         self._unclosed = False
+        self._answered = False
+        """Whether content was closed, where something closes it."""
+        self._called: int | None = None
+        """Where the last calls ended."""
         self.calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Found | None]:
@@ -39,13 +43,15 @@ class TurnParser:
         while True:
             if fresh and self.calls is not None and compiled.calls is not None and compiled.calls.bare:
                 yield from self.calls.bare()
-            fresh = False
+            fresh, begun = False, reader.at
             if output.loose:
                 found = yield from self._loose_content()
             else:
                 found = yield from reader.find(compiled.in_content, output.content)
             if found is None or found.kind == "stop" or (yield from self._stops(found)):
                 output.end_text()
+                if found is None:
+                    self._end_missing(begun)
                 return found
             if found.kind == "reasoning":
                 reader.at = found.stop
@@ -55,10 +61,22 @@ class TurnParser:
                 reader.at = found.stop
                 output.end_text()
                 output.closed = not compiled.content.open
+                self._answered = True
                 yield from reader.skip(compiled.content.after)
             elif self.calls is not None:
                 yield from self.calls.read()
                 self.calls.misplaced = ""
+                self._called = reader.at
+
+    def _end_missing(self, begun: int) -> None:
+        """Note what the grammar writes before the stop token, where the completion ends in content from `begun` on."""
+        frame, calls, missing = self.compiled.grammar.content, self.compiled.grammar.calls, self.output.missing
+        if self._called == begun == self.reader.at:
+            missing += [calls.after] if calls is not None and missing else []
+        elif not frame.close:
+            missing.append(frame.trail)
+        elif not self._answered:
+            missing.append(f"{frame.trail}{frame.close}{frame.after}")
 
     def _loose_content(self) -> Reading[Found | None]:
         """Content up to the next mark, where calls may also stand that lack what comes before them."""
@@ -128,6 +146,10 @@ class TurnParser:
         output.end_text()
         if found is None or found.kind != "close":
             output.open = PartKind.REASONING
+            written = compiled.grammar.reasoning
+            if found is None and written is not None:
+                after = compiled.grammar.after_empty if start == reader.at else written.after
+                output.missing.append(f"{written.trail}{written.close}{after}")
             return
         reader.at = found.stop
         yield from reader.skip(compiled.after_empty if found.text == start else frame.after)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..computed import computed
 from ..conversation.forms import Change
-from ..errors import InputError
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .lost import Lost
-
-LOOK_BACK: Final = 64
-"""How many ids of the prompt are looked at: its generation prompt, which says whether reasoning was open."""
-
 
 Run = tuple[int, int, int]
 """So many ids of one kind and one message: -1 for none."""
@@ -28,10 +23,11 @@ Run = tuple[int, int, int]
 class BridgedTokens(ShowsItself, Sequence[int]):
     """The next prompt: the stream so far, id for id, and what comes after it.
 
-    `prompt` and `completion` are the stream as it was given, `new_ids` (int32) is what was added; `kinds` (uint8, see
+    `prompt` and `completion` are the caller's own objects, `new_ids` (int32) is what was added; `kinds` (uint8, see
     `Kind`) and `messages` (int32, indices into the new messages, -1 for none) have one entry for each new id. As a
     sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array. All but
-    `new_ids` are made when asked for.
+    `new_ids` are made when asked for, and that is when all ids of the prompt are checked: a bridge itself looks at the
+    turn that is open, whatever came before it.
     """
 
     def __init__(
@@ -96,9 +92,9 @@ class BridgedTokens(ShowsItself, Sequence[int]):
 
     @computed
     def ids(self) -> Ids:
-        """The whole next prompt."""
-        stream = [np.asarray(part, np.int32) for part in (self.prompt, self.completion)]
-        return np.concatenate([*stream, self.new_ids])
+        """The whole next prompt. Raises InputError if the prompt or the completion holds something else than ids."""
+        prompt = check_ids(self.prompt, "prev_prompt_ids")
+        return np.concatenate([prompt, check_ids(self.completion, "prev_completion_ids"), self.new_ids])
 
     @property
     def token_ids(self) -> list[int]:
@@ -128,10 +124,3 @@ class BridgedTokens(ShowsItself, Sequence[int]):
     def __repr__(self) -> str:
         closed = ", turn closed" if self.closed else ""
         return f"BridgedTokens({self.stream_length} tokens + {len(self.new_ids)} new{closed})"
-
-
-def check_tail(ids: Any, name: str) -> None:
-    """InputError if the last of many ids are not token ids. The others are not looked at: that would take too long."""
-    if type(ids) is not np.ndarray and not isinstance(ids, (np.ndarray, Sequence)):
-        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
-    check_ids(ids[-LOOK_BACK:], name)

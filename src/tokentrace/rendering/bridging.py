@@ -40,9 +40,10 @@ from ..study.seams import (
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
+from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
-from .closing import SeamFinder, Tail, Truncation
+from .closing import Missing, SeamFinder, Tail, Truncation
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -109,6 +110,7 @@ class Bridger:
         study: TemplateStudy,
         write: Write,
         called: Called,
+        missing: Missing,
         *,
         has_tools: bool,
         history: History,
@@ -122,7 +124,7 @@ class Bridger:
         self._words = searched_words(study.template)
         self._history = history
         self._proofs = Memory()
-        self.seams = SeamFinder(study, self._endings, truncation)
+        self.seams = SeamFinder(study, self._endings, truncation, missing)
 
     def bridge(
         self,
@@ -232,7 +234,7 @@ class Bridger:
 
         taken = self._proofs.once(("controls", has_tools), find)
         telling = frozenset[int]().union(*(controls for _, controls in taken))
-        ids = np.asarray(prompt, np.int32)
+        ids = check_ids(prompt, "prev_prompt_ids")
         seen = frozenset(index for index in telling if (ids == index).any())
         return tuple(context for context, controls in taken if controls == seen) or self._contexts(has_tools)
 
@@ -364,7 +366,7 @@ class Bridger:
         if not rewrites:
             return None
         wanted = frozenset[str]().union(*(rewrite.markers for rewrite in rewrites))
-        stream = self._markers.excerpt(np.concatenate([np.asarray(prompt, np.int32), completion]), wanted)
+        stream = self._markers.excerpt(np.concatenate([check_ids(prompt, "prev_prompt_ids"), completion]), wanted)
         seen = self._markers.markers(stream)
         full, blank = self._markers.reasoning(stream)
         for rewrite in rewrites:

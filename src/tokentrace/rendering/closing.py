@@ -7,7 +7,7 @@ anywhere. Nothing of it is changed: what is missing is added. Ids that close a t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -16,14 +16,13 @@ import numpy as np
 
 from ..study.endings import TurnEndings
 from ..study.forms import TemplateForms
-from ..study.markers import END
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from .bridged import LOOK_BACK, BridgedTokens, Run
+from .bridged import BridgedTokens, Run
 from .lost import Lost, find_lost
 from .rendered import roles_of, span_messages
 
@@ -55,28 +54,24 @@ class Tail:
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         rendering, first = found.encoded.rendering, found.first_new
-        owners = span_messages(rendering, roles_of(found.conversation))
+        owners, origins = span_messages(rendering, roles_of(found.conversation)), rendering.origins
         lost, _ = find_lost(rendering, found.conversation, forms, first=first)
+        spans = found.encoded.spans[found.turn.stop :]
+        cuts = [0, *(np.flatnonzero(spans[1:] != spans[:-1]) + 1).tolist(), len(spans)]
+        runs: list[Run] = [
+            (stop - start, kind_of_text(origins[span]), max(owners[span] - first, -1))
+            for start, stop in pairwise(cuts)
+            if start < stop
+            for span in [int(spans[start])]
+        ]
         return cls(
             found.ids.copy(),
-            runs_of(
-                found.encoded.spans[found.turn.stop :],
-                [
-                    (kind_of_text(one), max(owner - first, -1))
-                    for one, owner in zip(rendering.origins, owners, strict=True)
-                ],
-            ),
+            runs,
             len(found.conversation) - first,
             found.turn.stop_token,
             rendering.text[found.span.body_end : found.cut],
             tuple(dataclasses.replace(one, message=(one.message or 0) - first) for one in lost),
         )
-
-
-def runs_of(spans: Ids, owners: Sequence[tuple[int, int]]) -> list[Run]:
-    """Runs of tokens, from the span that each begins in and the kind and message of each span."""
-    cuts = [0, *(np.flatnonzero(np.diff(spans)) + 1).tolist(), len(spans)]
-    return [(stop - start, *owners[int(spans[start])]) for start, stop in pairwise(cuts) if start < stop]
 
 
 def kind_of_text(origin: Origin | None) -> Kind:
@@ -91,6 +86,10 @@ def after(runs: Sequence[Run], dropped: int) -> list[Run]:
         kept.append((max(count - dropped, 0), kind, message))
         dropped = max(dropped - count, 0)
     return kept
+
+
+Missing = Callable[[Sequence[int] | Ids, Ids], str]
+"""What closes the turn that a completion ends in, after a prompt, as the template writes it; without a stop token."""
 
 
 class _Seam(NamedTuple):
@@ -110,6 +109,7 @@ class SeamFinder:
     study: TemplateStudy
     endings: TurnEndings
     truncation: Truncation
+    missing: Missing
 
     def join(
         self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, tail: Tail
@@ -141,9 +141,10 @@ class SeamFinder:
         if self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         marked = self.study.markers().marked
-        closing = marked.ids(self._closing(prompt, completion))
-        if not is_head and (closing[-1] if closing else last) not in self.endings.closers:
-            closing = marked.ids(self._closing(prompt, completion, marked.char(stop))) or [*closing, stop]
+        missing = self.missing(prompt, completion)
+        closing = marked.ids(marked.of_text(missing.rstrip() if is_head else missing))
+        if not is_head and not (closing and closing[-1] in self.endings.closers):
+            closing = [*closing, stop]
         return _Seam([(closing, Kind.SYNTHETIC), *head])
 
     def _is_stop(self, token: int) -> bool:
@@ -170,31 +171,20 @@ class SeamFinder:
         """The seam of a template that ends the turn with text, or with nothing."""
         markers = self.study.markers()
         marked = markers.marked
-        closing = marked.of_text(tail.closing)
-        closing = closing[len(closing) - common_prefix(closing[::-1], markers.plain_close[::-1]) :]
+        whole = marked.of_text(tail.closing)
+        closing = whole[len(whole) - common_prefix(whole[::-1], markers.plain_close[::-1]) :]
         ended = self._is_stop(last)
         said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())
+        if marked.ends_with_token(whole) and said.endswith(whole):
+            return _NOTHING  # the template ends such a turn here: DeepSeek V3, after a single call
         there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
         if ended or (closing and there == len(closing)):
             return _Seam([(marked.ids(closing[there:]), Kind.SCAFFOLD)])
         rest = closing[there:]
         if not there:
-            inner = self._closing(prompt, completion)
+            inner = marked.of_text(self.missing(prompt, completion))
             done = next((n for n in range(len(closing), 0, -1) if inner.endswith(closing[:n])), 0)
             rest = inner + closing[done:]
         if rest and self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         return _Seam([(marked.ids(rest), Kind.SYNTHETIC)])
-
-    def _closing(self, prompt: Sequence[int] | Ids, completion: Ids, last: str | None = None) -> str:
-        """What closes the turn, as far as its markers tell, in marked text; `last` ends it where it is given."""
-        markers = self.study.markers()
-        chars = (markers.marked.char(index) for index in self.endings.closers - self.endings.inner)
-        closers = frozenset(char for char in chars if char is not None)
-        tail = [*prompt[-LOOK_BACK:], *completion.tolist()]
-        stream, own = (markers.marked.of_ids(list(map(int, ids))) for ids in (tail, completion))
-
-        def bare() -> bool:
-            return not markers.has_any(own) and self.study.grammar(False).channels is None
-
-        return markers.closing(stream, closers, bare, last or END)

@@ -19,7 +19,7 @@ from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.parser import StreamingParser, called_functions, parse
+from ..parsing.parser import StreamingParser, called_functions, missing_close, parse
 from ..parsing.response import ParsedResponse, ReadAs
 from ..parsing.unreadable import Unreadable, find_unreadable
 from ..parsing.values import Tools as ToolSchemas
@@ -34,9 +34,9 @@ from ..template.trace import Rendering
 from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy
-from ..tokens.ids import check_ids
+from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
-from .bridged import BridgedTokens, check_tail
+from .bridged import BridgedTokens
 from .bridging import Bridger, History
 from .closing import Truncation
 from .inputs import ToolCache, credit_content, tools_of_each, with_given_text
@@ -300,7 +300,7 @@ class Renderer:
         adapted = Adapted(()) if empty else self._read(study, new_messages, tools)[1]
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
-        check_tail(prev_prompt_ids, "prev_prompt_ids")
+        check_last(prev_prompt_ids, "prev_prompt_ids", 1)
         bridged = self._bridger(study, bool(tools)).bridge(
             prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
         )
@@ -343,6 +343,7 @@ class Renderer:
                 study,
                 functools.partial(self._written, study),
                 lambda prompt, completion: called_functions(self._compiled(study, has_tools), completion, prompt),
+                lambda prompt, completion: missing_close(self._compiled(study, has_tools), completion, prompt),
                 has_tools=has_tools,
                 history=self.history,
                 truncation=self.truncation,
@@ -428,8 +429,6 @@ class Renderer:
     def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
         schemas = self._tools.schemas(tools)
         compiled = self._compiled(self.study(tools), bool(tools))
-        if prompt_ids is not None:
-            check_tail(prompt_ids, "prompt_ids")
         return compiled, schemas, None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:

@@ -1,18 +1,14 @@
-"""The markers of an assistant's turn: which follows which, and how a turn that was cut off is closed.
+"""The markers of an assistant's turn: which of them a stream holds.
 
-A marker is a control token of the template's scaffold, or a tag spelled out in it. Probes, with and
-without reasoning and calls, show which marker can come after which. A completion that stops in the middle of
-reasoning, of a call or of a header is then closed by the shortest way from the last marker it wrote to the end of
-the turn: ``\\n</think>\\n\\n<|im_end|>`` on Qwen, ``<|message|><|end|>`` inside a header of gpt-oss.
+A marker is a control token of the template's scaffold, or a tag spelled out in it. Probes, with and without reasoning
+and calls, show which there are, which come after reasoning, and which only calls have.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,13 +22,12 @@ from .turns import turn_spans
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-START: Final = "start"
-END: Final = "end"
 _PLANE: Final = 0xF0000
-"""Control tokens stand as characters of the private planes, one each, so that text can never look like one."""
+"""Control tokens stand as characters of the private planes, one each. Text that has such characters shows U+FFFD."""
 _MARKER: Final = re.compile("</?[^\\s<>=\"'/]+(?:>|(?=[\\s=]))|[\U000f0000-\U0010fffd]")
 """A tag, the head of one that has a value (``<parameter=``), or a control token."""
 
+_CONTROL: Final = re.compile("[\U000f0000-\U0010fffd]")
 _NAME: Final = "([^\\s\"'<>{}()|\U000f0000-\U0010fffd]+)(?=[\\s\"'<>{}()|\U000f0000-\U0010fffd])"
 
 
@@ -47,18 +42,18 @@ class MarkedText:
         self._chars = {token.id: chr(_PLANE + at) for at, token in enumerate(tokens)}
 
     def of_ids(self, ids: Sequence[int]) -> str:
-        """What ids say. Ids that the vocabulary does not have say U+FFFD."""
+        """What ids say. Ids that the vocabulary does not have say U+FFFD, and so do private characters in text."""
         vocabulary = self.vocabulary
-        pieces: list[bytes] = []
-        for index in ids:
+        out: list[str] = []
+        text: list[bytes] = []
+        for index in [*ids, -1]:
             char = self._chars.get(index)
-            if char is not None:
-                pieces.append(char.encode())
-            elif 0 <= index < vocabulary.size:
-                pieces.append(vocabulary.token_bytes(index))
-            else:
-                pieces.append(b"\xef\xbf\xbd")
-        return b"".join(pieces).decode("utf-8", "replace")
+            if char is None and index >= 0:
+                text.append(vocabulary.token_bytes(index) if index < vocabulary.size else b"\xef\xbf\xbd")
+                continue
+            out += [_CONTROL.sub("\ufffd", b"".join(text).decode("utf-8", "replace")), char or ""]
+            text = []
+        return "".join(out)
 
     def of_text(self, text: str) -> str:
         """Scaffold, its control tokens marked."""
@@ -70,7 +65,11 @@ class MarkedText:
     def to_text(self, marked: str) -> str:
         """Marked text as it is written."""
         added = self.vocabulary.added
-        return re.sub("[\U000f0000-\U0010fffd]", lambda match: added[self._ids[ord(match[0]) - _PLANE]].text, marked)
+        return _CONTROL.sub(lambda match: added[self._ids[ord(match[0]) - _PLANE]].text, marked)
+
+    def ends_with_token(self, marked: str) -> bool:
+        """True if marked text ends with a control token."""
+        return _CONTROL.fullmatch(marked[-1:]) is not None
 
     def char(self, index: int) -> str | None:
         """The character that stands for a control token."""
@@ -87,19 +86,6 @@ class MarkedText:
         return out
 
 
-@dataclass(slots=True)
-class _Edge:
-    """What stands between two markers."""
-
-    literal: str | None
-    """The scaffold between them, where no field is."""
-    field: bool = False
-    """Whether a field may be between them."""
-    lead: str = ""
-    trail: str = ""
-    """White space after the first and before the second, where a field is between them."""
-
-
 class TurnMarkers:
     """The markers of a template's assistant turns, and their order."""
 
@@ -107,7 +93,7 @@ class TurnMarkers:
         self.marked = MarkedText(study.tokenizer)
         self.reasoning_close: set[str] = set()
         """The markers that come after reasoning."""
-        self._edges: dict[str, dict[str, _Edge]] = {START: {}}
+        self._controls: set[str] = set()
         seen = False
         with_call: set[str] = set()
         without: set[str] = set()
@@ -128,7 +114,6 @@ class TurnMarkers:
                 self._learn_names(segments)
             else:
                 without |= markers
-        self._nest()
         self._call_markers = with_call - without
 
     # -- learning
@@ -150,57 +135,18 @@ class TurnMarkers:
 
     def _learn(self, segments: Sequence[tuple[str, str]]) -> set[str]:
         seen: set[str] = set()
-        last = ""
-        between, hole, any_hole = "", "", False
-        lead = whole = ""
-        started = False
+        before = ""
         for text, field in segments:
             if field:
-                if not hole:
-                    lead = _leading(between)
-                hole, any_hole = field, True
-                between = ""
+                before = field
                 continue
-            at = 0
+            self._controls.update(_CONTROL.findall(text))
             for match in _MARKER.finditer(text):
-                between += text[at : match.start()]
-                edge = _Edge(None, True, lead, _trailing(between)) if hole else _Edge(between)
-                if last:
-                    self._add(last, match[0], edge)
-                if whole and whole != last:  # past the head of a tag, of which only a whole one can be written
-                    self._add(whole, match[0], _Edge(None, True, "", _trailing(between)))
-                if any_hole and not started:
-                    started = True
-                    self._add(START, match[0], edge)
                 seen.add(match[0])
-                if hole in REASONING_FIELDS:
+                if before in REASONING_FIELDS:
                     self.reasoning_close.add(match[0])
-                last, between, hole, lead, at = match[0], "", "", "", match.end()
-                whole = last if _is_whole(last) else whole
-            between += text[at:]
-        if last:
-            self._add(last, END, _Edge(""))
-        if any_hole and not started:
-            self._add(START, END, _Edge(""))
+                before = ""
         return seen
-
-    def _add(self, before: str, after: str, edge: _Edge) -> None:
-        known = self._edges.setdefault(before, {}).setdefault(after, edge)
-        known.field = known.field or edge.field
-        if known.literal is None and edge.literal is not None:
-            known.literal = edge.literal
-        elif known.literal is not None and edge.literal is None and not known.trail:
-            known.lead, known.trail = edge.lead, edge.trail
-
-    def _nest(self) -> None:
-        """An opened tag can be closed at once, whatever stood between the two in the probes."""
-        named = {self.marked.to_text(marker): marker for marker in self._edges}
-        for text, marker in named.items():
-            closer = named.get(f"</{text[1:].rstrip('>')}>") if text[0] == "<" and text[1:2] != "/" else None
-            if closer is not None and closer not in self._edges[marker]:
-                before = [edges[closer] for edges in self._edges.values() if closer in edges]
-                trail = next((edge.trail or _trailing(edge.literal or "") for edge in before), "")
-                self._add(marker, closer, _Edge(None, True, "", trail))
 
     def _learn_names(self, segments: Sequence[tuple[str, str]]) -> None:
         """How the name of a called function is introduced, wherever it stands: the last words before it."""
@@ -216,12 +162,8 @@ class TurnMarkers:
     # -- using
 
     def knows(self, token: int) -> bool:
-        """Whether a control token is one of the markers."""
-        return self.marked.char(token) in self._edges
-
-    def has_any(self, marked: str) -> bool:
-        """Whether marked text holds one of the markers of a turn."""
-        return any(match[0] in self._edges for match in _MARKER.finditer(marked))
+        """Whether the template writes a control token in an assistant's turn, in a tag or by itself."""
+        return self.marked.char(token) in self._controls
 
     def markers(self, marked: str) -> frozenset[str]:
         """The markers that marked text holds."""
@@ -274,66 +216,6 @@ class TurnMarkers:
         found = [[str(name) for name in re.findall(pattern, completion)] for pattern in self._names]
         return next((names for names in found if len(names) == count), next(filter(None, found), []))
 
-    def closing(self, stream: str, closed_by: frozenset[str], bare: Callable[[], bool], last: str = END) -> str:
-        """What closes a turn of which `stream` is the end so far, both in marked text.
-
-        `closed_by` are markers that end turns: what comes after one is a new beginning. `last` is the marker to close
-        it with, by default the one by which it is done soonest, or none. `bare` says whether what comes after the last
-        marker is content by itself: an answer without the empty reasoning that the template would write before it.
-        """
-        state, said = START, ""
-        for match in _MARKER.finditer(stream):
-            if match[0] in self._edges:
-                state = START if match[0] in closed_by else match[0]
-                said = stream[match.end() :]
-        path = self._way(state, last) or self._way(START, last) or []
-        first = self._edges.get(state, {}).get(path[0]) if path and path[0] != END else None
-        if first is not None and not first.field and not _is_begun(first.literal or "", said) and bare():
-            state, path = START, self._way(START, last) or []
-        out = ""
-        for step, (before, after) in enumerate(zip([state, *path], path, strict=False)):
-            if after == END:
-                break
-            edge = self._edges.get(before, {}).get(after) or _Edge("")
-            if step == 0:  # somewhere between the two: only the white space before the marker may be missing
-                out += "" if stream.endswith(edge.trail) else edge.trail
-            else:
-                out += edge.lead + edge.trail if edge.literal is None else edge.literal
-            out += after
-        return out
-
-    def _way(self, state: str, last: str) -> list[str] | None:
-        """The fewest markers from one to the last of the turn, or to its end."""
-        queue: deque[tuple[str, ...]] = deque([(state,)])
-        seen = {state}
-        while queue:
-            path = queue.popleft()
-            for after in self._edges.get(path[-1], ()):
-                if after == last:
-                    return [*path[1:], last]
-                if after not in seen and _is_whole(after):
-                    seen.add(after)
-                    queue.append((*path, after))
-        return None
-
-
-def _is_begun(literal: str, said: str) -> bool:
-    """Whether what was said is (some of) a literal, and white space."""
-    return literal.startswith(said) or not said.removeprefix(literal).strip()
-
-
-def _is_whole(marker: str) -> bool:
-    """Whether a marker can be written by itself; the head of a tag cannot."""
-    return marker[0] != "<" or marker[-1] == ">"
-
 
 def _last_field(segments: Sequence[tuple[str, str]]) -> int:
     return max((at for at, (_, field) in enumerate(segments) if field), default=len(segments))
-
-
-def _leading(text: str) -> str:
-    return text[: len(text) - len(text.lstrip())]
-
-
-def _trailing(text: str) -> str:
-    return text[len(text.rstrip()) :]

@@ -20,10 +20,10 @@ _MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<i4")])
 
 
 def check_ids(
-    value: Any, name: str, *, vocab_size: int | None = None, error: type[TokentraceError] = InputError
+    value: Any, name: str, *, vocab_size: int | None = None, error: type[TokentraceError] = InputError, first: int = 0
 ) -> Ids:
-    """A sequence of token ids as int32, or an error that names the first entry which is not one."""
-    given = value if type(value) is np.ndarray and value.dtype is _INT32 else check_integers(value, name, error)
+    """A sequence of token ids as int32, or an error that names the entry which is not one, counted from `first`."""
+    given = value if type(value) is np.ndarray and value.dtype is _INT32 else check_integers(value, name, error, first)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
     if given.dtype is _INT32 and given.ndim == 1 and len(given):
         if int(_LARGEST(given.view(_UINT32))) <= limit:  # negative ones are the largest then
@@ -33,12 +33,22 @@ def check_ids(
     if int(given.min()) < 0 or int(given.max()) > limit:
         where = int(((given < 0) | (given > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
-        raise _error(error, name, f"is {int(given[where])}, no token id: {bound}", where)
+        raise _error(error, name, f"is {int(given[where])}, no token id: {bound}", first + where)
     return given.astype(np.int32, copy=False)
 
 
-def check_integers(value: Any, name: str, error: type[TokentraceError] = InputError) -> npt.NDArray[Any]:
-    """A sequence of integers as an array; an array stays the one it is."""
+def check_last(ids: Any, name: str, count: int) -> Ids:
+    """The last ids of many, checked and as int32. The others are not looked at: check them when they are read."""
+    if type(ids) is not np.ndarray and not isinstance(ids, (np.ndarray, Sequence)):
+        raise InputError(f"must be a list of token ids, not {type(ids).__name__}", field=name)
+    first = max(len(ids) - count, 0)
+    return check_ids(ids[first:], name, first=first)
+
+
+def check_integers(
+    value: Any, name: str, error: type[TokentraceError] = InputError, first: int = 0
+) -> npt.NDArray[Any]:
+    """A sequence of integers as an array; an array stays the one it is. Errors count entries from `first`."""
     if not isinstance(value, (list, tuple, np.ndarray)):
         if isinstance(value, (str, bytes)) or not (isinstance(value, Sequence) or hasattr(value, "__array__")):
             raise _error(error, name, f"must be a list of token ids or an array, not {type(value).__name__}")
@@ -52,12 +62,12 @@ def check_integers(value: Any, name: str, error: type[TokentraceError] = InputEr
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
             where = next(at for at, one in enumerate(value) if type(one) is kind)
-            raise _error(error, name, f"is {shown(value[where])}; give a list of token ids: integers", where)
+            raise _error(error, name, f"is {shown(value[where])}; give a list of token ids: integers", first + where)
     try:
         return np.fromiter(value, np.int64, len(value))
     except OverflowError:
         where = next(at for at, one in enumerate(value) if not -(2**63) <= int(one) < 2**63)
-        raise _error(error, name, f"is {shown(value[where])}, larger than any token id", where) from None
+        raise _error(error, name, f"is {shown(value[where])}, larger than any token id", first + where) from None
 
 
 def plain_numbers(value: list[Any], form: np.dtype[Any], letter: bytes) -> npt.NDArray[Any] | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.conversations import (
     ALL,
@@ -247,6 +249,43 @@ def test_bad_prompts_are_input_errors_when_their_ids_are_looked_at(pocket: Rende
     """A prompt may be long: it is looked at when the whole next prompt is asked for, at the latest."""
     with pytest.raises(InputError, match="prev_prompt_ids"):
         pocket.bridge(bad, [], [BYE]).ids  # type: ignore[union-attr]  # noqa: B018
+
+
+READINGS = [
+    lambda bridged: bridged.ids,
+    lambda bridged: bridged.token_ids,
+    list,
+    lambda bridged: bridged[0],
+    lambda bridged: bridged[3:5],
+    np.asarray,
+    lambda bridged: bridged == [0] * len(bridged),
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    history=st.sampled_from(["train", "inference"]),
+    count=st.integers(0, 300),
+    wrong=st.sampled_from([2**31, 2**32 + 5, -1, 1.7, 1.0, True, "1", None, 2**70]),
+    read=st.sampled_from(READINGS),
+    data=st.data(),
+)
+def test_no_id_comes_out_that_was_not_put_in(history: str, count: int, wrong: Any, read: Any, data: Any) -> None:
+    """However far back a wrong id stands, and in whatever the ids come: an error names its place."""
+    renderer = create_renderer(POCKET, history=history)
+    prompt = renderer.render_ids([user("word " * count)], add_generation_prompt=True)
+    at = data.draw(st.integers(0, len(prompt) - 1))
+    ids: Any = [*prompt[:at], wrong, *prompt[at + 1 :]]
+    form = data.draw(st.sampled_from([list, tuple, np.array] if type(wrong) is int and abs(wrong) < 2**63 else [list]))
+    with pytest.raises(InputError, match=f"prev_prompt_ids: entry {at} "):
+        read(renderer.bridge(form(ids), prompt[:2], [BYE]))
+
+
+@pytest.mark.parametrize("back", [0, 70, 5000])
+def test_a_parser_checks_what_it_reads_of_a_prompt(pocket: Renderer, back: int) -> None:
+    prompt = [*pocket.render_ids([HI], add_generation_prompt=True), *[100] * back]
+    with pytest.raises(InputError, match=f"prompt_ids: entry {len(prompt) - back - 1} is 1.0"):
+        pocket.parse_response([1], prompt_ids=[*prompt[: len(prompt) - back - 1], 1.0, *prompt[len(prompt) - back :]])
 
 
 def test_bad_tools_are_input_errors(pocket: Renderer) -> None:

@@ -98,7 +98,7 @@ GLM = [
     Seam("glm-4.6", "wrong_head", "\n<think></think>\nHi!<|observation|>", "", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "in_words", "\n<think></think>\nHi", "", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "in_words_without_a_place_for_reasoning", "Hi", "", "<|user|>\nBye<|assistant|>"),
-    Seam("glm-4.6", "empty", "", "<think></think>", "<|user|>\nBye<|assistant|>"),
+    Seam("glm-4.6", "in_nothing", "", "", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "in_reasoning", "\n<think>They", "</think>", "<|user|>\nBye<|assistant|>"),
     Seam("glm-4.6", "ended_call", GLM_CALL + "<|observation|>", "", GLM_TOOL, (SUNNY,)),
     Seam("glm-4.6", "call_then_user_head", GLM_CALL + "<|user|>", "", "<|observation|>" + GLM_TOOL, (SUNNY,)),

@@ -1,0 +1,115 @@
+"""A turn that is cut off anywhere is closed: with its close it reads as what was written of it, and ends there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.assets import FAMILIES
+from tests.conversations import assistant, call, tool, user
+from tests.formats.small import small_renderer
+from tests.parsing.test_injection import SEPARATORS, delimiters
+from tests.support import examples
+from tokentrace import BridgedTokens, Renderer, TokentraceError
+from tokentrace.parsing.response import Finish, PartKind
+from tokentrace.tokens import Kind
+
+TOOLS = [tool("look", "Looks.", {"a": {"type": "string"}, "n": {"type": "integer"}}, ["a"])]
+ASK, BYE = user("Hi."), user("Bye.")
+QUIET: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+ODD = ["\U000f0019", "\U00100000", "<b>", "</b>", "<a=", "é", "🎉", "\ufffd", "\n", " ", "words " * 40]
+"""Among them characters of the private planes, of which no text may make a control token."""
+
+
+def texts(renderer: Renderer) -> st.SearchStrategy[str]:
+    """Text that spells anything of the grammar, in ordinary tokens."""
+    controls = sorted(renderer.tokenizer.vocabulary.control)[:100]
+    pieces = [*delimiters(renderer.grammar(TOOLS)) * 2, *SEPARATORS, *ODD * 2, *controls]
+    return st.lists(st.sampled_from(pieces), min_size=1, max_size=5).map("".join)
+
+
+def check_cut(renderer: Renderer, data: st.DataObject) -> None:
+    """Any turn, cut anywhere, some of it in the prompt: the close is the same, and the turn parses back."""
+    text = texts(renderer)
+    calls = [call("look", {"a": data.draw(text), "n": 1}, "call00001")] if data.draw(st.booleans()) else []
+    message = assistant(data.draw(text), *calls, reasoning=data.draw(text))
+    try:
+        rendered = renderer.render([ASK, message], tools=TOOLS)
+        asked = renderer.render_ids([ASK], tools=TOOLS, add_generation_prompt=True)
+    except TokentraceError:
+        return
+    start = len(asked) if rendered.token_ids[: len(asked)] == asked else rendered.turns[-1].start
+    prompt, turn = rendered.token_ids[:start], rendered.token_ids[start : rendered.turns[-1].stop]
+    if renderer.parse_response(turn, tools=TOOLS, prompt_ids=prompt).stop_token is not None:
+        turn = turn[:-1]
+    stop = data.draw(st.integers(0, len(turn)))
+    before = renderer.parse_response(turn[:stop], tools=TOOLS, prompt_ids=prompt)
+    if before.finish is Finish.STOP:  # the text of the message has ended the turn before
+        return
+    bridged = renderer.bridge(prompt, turn[:stop], [BYE], tools=TOOLS)
+    if not isinstance(bridged, BridgedTokens):
+        return
+    prefilled = data.draw(st.integers(0, stop)) if renderer.grammar(TOOLS).head else 0
+    again = renderer.bridge([*prompt, *turn[:prefilled]], turn[prefilled:stop], [BYE], tools=TOOLS)
+    assert isinstance(again, BridgedTokens)
+    assert again.token_ids == bridged.token_ids
+    check_reading(renderer, prompt, turn[:stop], bridged)
+
+
+def check_reading(renderer: Renderer, prompt: list[int], ids: list[int], bridged: BridgedTokens) -> None:
+    """With its close a turn has ended, and reads as it did before: no call more, and no other words."""
+    grammar = renderer.grammar(TOOLS)
+    closed = int((bridged.kinds == Kind.SYNTHETIC).sum())
+    new = bridged.new_ids.tolist()
+    before = renderer.parse_response(ids, tools=TOOLS, prompt_ids=prompt)
+    after = renderer.parse_response([*ids, *new[:closed]], tools=TOOLS, prompt_ids=prompt)
+    if grammar.channels is not None and not closed:  # it has ended, and maybe begun the next one
+        return
+    if grammar.channels is not None:  # each message has an end, and only the last one a stop token
+        assert renderer.tokenizer.decode([*ids, *new[:closed]][-1:]) == grammar.channels.end
+    elif after.finish is not Finish.STOP:  # what begins the next turn is the stop token
+        after = renderer.parse_response([*ids, *new[: closed + 1]], tools=TOOLS, prompt_ids=prompt)
+        assert after.stop_token == new[closed]
+    assert after.open is None or (grammar.calls is not None and not grammar.calls.close)
+    assert after.open is not PartKind.REASONING
+    assert (after.reasoning_content or "").rstrip() == (before.reasoning_content or "").rstrip()
+    if grammar.calls is None or not grammar.calls.shown.startswith("{"):  # else half a call is one only at the end
+        assert after.content.rstrip() == before.content.rstrip()
+        assert len(after.tool_calls) == len(before.tool_calls)
+        for one, other in zip(before.tool_calls, after.tool_calls, strict=True):
+            assert one.name in (None, other.name)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cut_off_turn_of_any_family_parses_back_as_it_was_and_a_close(name: str) -> None:
+    renderer = small_renderer(name, trusted=[], lost="ignore")
+    settings(max_examples=examples(100), **QUIET)(given(st.data())(lambda data: check_cut(renderer, data)))()
+
+
+@pytest.mark.parametrize(
+    ("prefilled", "sampled"),
+    [("<think>\n" + "word " * 80, "."), ("<think>\nHm.", "word " * 5000), ("<think>\n" + "word " * 5000, "Hm.")],
+)
+def test_reasoning_is_closed_however_far_back_it_began(prefilled: str, sampled: str) -> None:
+    renderer = small_renderer("qwen3")
+    encode = renderer.tokenizer.encode
+    prompt = [*renderer.render_ids([ASK], add_generation_prompt=True), *encode(prefilled)]
+    bridged = renderer.bridge(prompt, encode(sampled), [BYE])
+    assert isinstance(bridged, BridgedTokens)
+    close = renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC])
+    assert close == "\n</think>\n\n<|im_end|>"
+
+
+def test_private_characters_are_no_tokens() -> None:
+    renderer = small_renderer("qwen3")
+    encode = renderer.tokenizer.encode
+    for number in range(40):
+        completion = [*encode("<think>\nHm. "), *encode(chr(0xF0000 + number))]
+        prompt = renderer.render_ids([ASK], add_generation_prompt=True)
+        bridged = renderer.bridge(prompt, completion, [BYE])
+        assert isinstance(bridged, BridgedTokens)
+        close = renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC])
+        assert close == "\n</think>\n\n<|im_end|>"
