@@ -373,12 +373,9 @@ class Trajectory(ShowsItself, Record):
 
     def _extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
         if shared == len(ids):
-            length = self._nodes[index].stop
-            reason = f"the prompt ends at {shared}, inside the recorded stream of {length} ids"
+            reason = f"the prompt ends at {shared}, inside the recorded stream of {self._nodes[index].stop} ids"
         else:
-            node = self._nodes[self._owner(index, shared + 1)]
-            at = shared - node.start
-            recorded, kind = int(node.ids.view()[at]), Kind(int(node.kinds.view()[at])).name
+            recorded, kind = int(self.stream(index)[shared]), Kind(int(self.kinds(index)[shared])).name
             reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
         return ExtensionError(
             f"{reason}: it does not extend branch {index}; record a rewritten history with branch(prompt_ids)",
