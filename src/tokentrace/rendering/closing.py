@@ -143,7 +143,9 @@ class SeamFinder:
         marked = self.study.markers().marked
         missing = self.missing(prompt, completion)
         closing = marked.ids(marked.of_text(missing.rstrip() if is_head else missing))
-        if not is_head and not (closing and closing[-1] in self.endings.closers):
+        if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
+            closing = closing[: closing.index(stop) + 1]
+        elif not is_head and not (closing and closing[-1] in self.endings.closers):
             closing = [*closing, stop]
         return _Seam([(closing, Kind.SYNTHETIC), *head])
 
