@@ -33,6 +33,7 @@ from tests.assets import family_dir
 from tokentrace.tokens.kinds import Kind
 from tokentrace.tokens.tokenizer import Ids
 from tokentrace.trajectory import Trajectory, Turn
+from tokentrace.trajectory.storage import replay_records, write_records
 
 LENGTHS = (1_000, 8_000, 32_000, 128_000, 1_000_000)
 ROUNDS, QUICK_ROUNDS = 200, 20
@@ -289,11 +290,11 @@ def memory(trajectory: Trajectory) -> Memory:
     tracemalloc.start()
     made = Trajectory()
     most = 0.0
-    for write in trajectory.writes():
-        made.replay(write)
+    for record in write_records(trajectory):
+        replay_records(made, [record])
         if len(made) >= LENGTHS[0]:
             most = max(most, made.nbytes / len(made))
-    del write
+    del record
     gc.collect()
     traced, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.demo.conftest import ROLLOUTS
+from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.compare.breaks import Cause
 from tokentrace.demo.paths import (
@@ -105,7 +106,7 @@ def test_engines_see_the_prompts_that_are_recorded(demo: Demo, path: ClientPath)
 
     for rollout, known in zip(asyncio.run(alone()).rollouts, demo.trials[0].of(path).rollouts, strict=False):
         trajectory = rollout.trajectory
-        trajectory.check()
+        check_trajectory(trajectory)
         assert trajectory.stream().tolist() == known.trajectory.stream().tolist()
         turns = sorted(owned_turns(trajectory), key=lambda turn: turn.write)
         prompts = [trajectory.stream(turn.branch)[: turn.start].tolist() for turn in turns]

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 
+from tests.trajectory.checker import check_trajectory
 from tokentrace.gateway.store import SessionInfo, State, Store, TurnRecord
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes
@@ -113,7 +114,7 @@ async def check_whole(store: Store, id: str) -> int:
         assert turn == made_up_turn(expected, count, id), (id, count)
         assert replay_records(again, turn.records) == len(turn.records)
         count, sampled, prompted = count + 1, sampled + turn.sampled, prompted + turn.prompted
-    again.check()
+    check_trajectory(again)
     assert to_bytes(again) == to_bytes(expected)
     assert (known.turns, known.records) == (count, expected.num_writes), id
     assert (known.sampled, known.prompted) == (sampled, prompted), id

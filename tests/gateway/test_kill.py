@@ -20,6 +20,7 @@ import pytest
 
 from tests.gateway.talking import Agent, Refused, Unfinished, every_kind
 from tests.support import FULL
+from tests.trajectory.checker import check_trajectory
 from tokentrace.gateway.store import TurnRecord
 from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory
@@ -94,7 +95,7 @@ async def read(place: str) -> Recorded:
                 assert turn.info["finish_reason"] in ("stop", "length")
                 assert turn.info["stop"] - turn.info["start"] == turn.sampled > 0
             if turns[session]:
-                trajectory.check()
+                check_trajectory(trajectory)
                 info = await store.session(session)
                 assert info is not None
                 assert (info.turns, info.records) == (len(turns[session]), trajectory.num_writes)

@@ -9,6 +9,7 @@ import httpx2
 
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import counting
+from tests.trajectory.checker import check_trajectory
 from tokentrace.engines import ScriptedEngine
 
 SESSIONS, TURNS = 200, 5
@@ -37,7 +38,7 @@ def streams_of(served: Served) -> list[list[int]]:
         live = served.app.gateway.sessions.peek(f"s{at}")
         assert live is not None
         trajectory = live.session.trajectory
-        trajectory.check()
+        check_trajectory(trajectory)
         assert (trajectory.num_samples, len(live.session.turns)) == (1, TURNS)
         found += [trajectory.stream()[: turn.stop].tolist() for turn in live.session.turns]
     return found

@@ -15,6 +15,7 @@ import pytest
 from tests.engines.faults import Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, counting, every_kind
+from tests.trajectory.checker import check_trajectory
 from tokentrace.trajectory import to_bytes
 
 
@@ -38,7 +39,7 @@ def record_of(served: Served, session: str) -> Any:
 
     async def look() -> Any:
         async with served.app.gateway.sessions.held(session) as live:
-            live.session.trajectory.check()
+            check_trajectory(live.session.trajectory)
             return live.session
 
     return served.run(look())

@@ -19,6 +19,7 @@ import pytest
 
 from tests.engines.test_sampling import reference
 from tests.live.live import CONTEXT, ROOT, Recorder, llama_server, no_wheel
+from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.http import Connection
@@ -208,7 +209,7 @@ def test_the_engine_sees_the_prompts_of_the_trajectory(rolled: Rolled) -> None:
     ours = []
     for rollout in rolled.rollouts:
         trajectory = rollout.trajectory
-        trajectory.check()
+        check_trajectory(trajectory)
         turns = trajectory.turns()
         assert len(turns) == rollout.turns
         stream = trajectory.stream()

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.live.vllm_server import vllm_server
+from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.http import Connection
@@ -349,7 +350,7 @@ def test_the_engine_saw_the_rows_that_are_trained(url: str, closed: str | None, 
     prompts_seen = {tuple(_echo(answer)): _sampled(answer) for _, _, answer in tap.seen}
     gaps = []
     for rollout in rollouts:
-        rollout.trajectory.check()
+        check_trajectory(rollout.trajectory)
         stream = rollout.trajectory.stream()
         assert len(rollout.trajectory.turns()) == rollout.turns
         for turn in rollout.trajectory.turns():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.engines.faults import Fault, FaultyEngine
+from tests.trajectory.checker import check_trajectory
 from tokentrace import InputError, create_renderer
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.errors import LostTextWarning
@@ -231,7 +232,7 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
         rollout = runner.run(made.run(Task(QUESTION, name="one")))
     assert (rollout.end, rollout.notes) == (End.TIME, ["the rollout took longer than 10 s"])
     assert rollout.reward == rollout.turns == 1, "a budget has ended it: it is judged like any other"
-    rollout.trajectory.check()
+    check_trajectory(rollout.trajectory)
 
 
 # -- rewards

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.engines.faults import Fault, FaultyEngine
+from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.pocket import POCKET
@@ -54,7 +55,7 @@ def check_exact(rollout: Rollout, engine: FaultyEngine) -> None:
     stream = rollout.trajectory.stream()
     for request in engine.requests:
         np.testing.assert_array_equal(request.prompt_ids, stream[: len(request.prompt_ids)])
-    rollout.trajectory.check()
+    check_trajectory(rollout.trajectory)
     (sample,) = trajectory_samples(rollout.trajectory)
     assert sample.trained == rollout.trajectory.num_sampled
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trajectory.checker import check_trajectory
 from tokentrace import EmbeddedEngine, InputError, Trajectory, create_renderer, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, FinishReason, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
@@ -24,8 +25,8 @@ from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore
 from tokentrace.rollout.tools import FunctionTool, ToolResult
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory import from_bytes, to_bytes
-from tokentrace.trajectory.turns import CompletionWrite
+from tokentrace.trajectory import Turn, from_bytes, to_bytes
+from tokentrace.trajectory.storage import replay_records, write_records
 
 RENDERER = create_renderer(POCKET)
 TASK = Task([{"role": "user", "content": "What is 17 * 23?"}], name="one")
@@ -119,7 +120,7 @@ def check_same(rollout: Rollout, whole: Rollout) -> None:
     assert one.reward == other.reward
     assert len(one.turns()) == len(rollout.per_turn)
     assert [turn.continues for turn in one.turns()] == [turn.continues for turn in rollout.per_turn]
-    one.check()
+    check_trajectory(one)
     (sample,) = trajectory_samples(one)
     assert sample.mask.tolist() == (other.kinds() == Kind.SAMPLED).tolist()
 
@@ -186,15 +187,15 @@ def repeating(stream: Trajectory) -> ScriptedEngine:
 def cut(trajectory: Trajectory, writes: int, tokens: int | None = None) -> Trajectory:
     """The first writes of a trajectory; of the last of them, a completion, so many tokens, as if it was aborted."""
     out = Trajectory(name=trajectory.name, vocab_size=trajectory.vocab_size, metadata=trajectory.metadata)
-    for number, write in enumerate(trajectory.writes()):
+    for number, (write, record) in enumerate(zip(trajectory.writes(), write_records(trajectory), strict=True)):
         if number >= writes:
             break
         if number == writes - 1 and tokens is not None:
-            assert isinstance(write, CompletionWrite)
-            part = replace(write, ids=write.ids[:tokens], logprobs=np.asarray(write.logprobs)[:tokens], version=None)
-            out.replay(replace(part, finish_reason="abort"))
+            assert isinstance(write, Turn)
+            ids, logprobs = trajectory.completion(write), trajectory.completion_logprobs(write)
+            out.append_completion(ids[:tokens], logprobs[:tokens], finish_reason="abort", sampling=write.sampling)
         else:
-            out.replay(write)
+            replay_records(out, [record])
     for number, reward in trajectory.rewarded:
         if 0 <= number < writes:
             out.replay_reward(number, reward)
@@ -218,7 +219,7 @@ def test_a_rollout_goes_on_from_wherever_its_record_ends(whole: Rollout) -> None
         assert rollout.messages == whole.messages
         assert rollout.notes == []
         sampled = sum(len(turn) for turn in begun.turns()) - before
-        assert sampled == sum(len(one.ids) for one in begun.writes(writes) if hasattr(one, "finish_reason"))
+        assert sampled == sum(len(write) for write in begun.writes(writes) if isinstance(write, Turn))
 
 
 def test_the_rest_of_a_turn_has_the_rest_of_its_budget(whole: Rollout) -> None:
@@ -269,7 +270,7 @@ def test_a_stop_text_that_the_cut_goes_through_ends_the_turn(whole: Rollout, pla
         assert (first.finish_reason, rest.finish_reason, rest.continues) == ("abort", "stop", True)
         assert rest.versions[-1].stop == len(rest) == 7 - place
         assert all(isinstance(turn.engine_seconds, float) for turn in rollout.per_turn)
-        rollout.trajectory.check()
+        check_trajectory(rollout.trajectory)
 
 
 def test_a_stop_text_that_ended_no_turn_before_does_not_end_it_now(whole: Rollout) -> None:
@@ -310,8 +311,7 @@ def bad(change: str, whole: Rollout) -> Trajectory:
         trajectory.branch_at(3, [1], cause="compaction")
     elif change == "name":
         other = Trajectory(name="two")
-        for write in trajectory.writes():
-            other.replay(write)
+        replay_records(other, write_records(trajectory))
         return other
     elif change == "context":
         trajectory.append_context([5], Kind.SCAFFOLD)

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trajectory.checker import check_trajectory
 from tokentrace import InputError, Trajectory, create_renderer
 from tokentrace.data.tables import read_metadata
 from tokentrace.engines.protocol import SamplingParams
@@ -428,7 +429,7 @@ def test_a_killed_process_leaves_finished_rollouts_whole_and_the_rest_is_run_aga
     assert store.unfinished, "some were under way"
     assert finished.isdisjoint(store.unfinished)
     for row, trajectory in store.trajectories():
-        trajectory.check()
+        check_trajectory(trajectory)
         assert trajectory.num_sampled == row["metrics"]["sampled"]
     store.close()
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import examples
+from tests.trajectory.checker import check_trajectory
 from tests.trajectory.model import assert_same
 from tests.trajectory.stored import payload, record, small, walked
 from tokentrace.errors import TrajectoryError
@@ -21,12 +22,10 @@ from tokentrace.trajectory import (
     Ending,
     LogprobKind,
     Trajectory,
-    TrajectoryFile,
     from_bytes,
-    load_trajectory,
     to_bytes,
 )
-from tokentrace.trajectory.storage import MAGIC, VERSION, RecordType, preamble, replay_records, write_records
+from tokentrace.trajectory.storage import MAGIC, RecordType, preamble, replay_records, write_records
 
 # -- exact
 
@@ -41,7 +40,7 @@ def test_what_is_saved_is_loaded_exactly(seed: int, steps: int) -> None:
     assert loaded.trajectory.metadata == walk.trajectory.metadata
     assert (loaded.trajectory.name, loaded.trajectory.vocab_size) == (walk.trajectory.name, walk.trajectory.vocab_size)
     assert to_bytes(loaded.trajectory) == to_bytes(walk.trajectory)
-    loaded.trajectory.check()
+    check_trajectory(loaded.trajectory)
 
 
 def test_an_empty_trajectory_and_every_float_come_back() -> None:
@@ -86,41 +85,6 @@ def test_the_form_is_the_documented_one() -> None:
     assert to_bytes(trajectory) == expected
 
 
-def old_form() -> bytes:
-    """A trajectory of version 1, as it was written before logprobs had a kind."""
-    data = MAGIC + struct.pack("<I", 1)
-    data += record(1, payload(b'{"name":"old","vocab_size":9,"logprobs":true,"metadata":{}}'))
-    opening = b'{"branch":0,"start":0,"tokens":2,"messages":1,"spans":[],"parent":-1,"cause":""}'
-    data += record(2, payload(opening, struct.pack("<ii", 1, 2) + b"\0\0"))
-    turn = b'{"branch":0,"start":2,"tokens":1,"finish_reason":"stop","version":4,"continues":false,"sampling":null}'
-    return data + record(4, payload(turn, struct.pack("<if", 7, -0.5)))
-
-
-def test_an_old_file_is_read_and_does_not_know_what_its_logprobs_are() -> None:
-    loaded = from_bytes(old_form())
-    (turn,) = loaded.trajectory.turns()
-    assert (loaded.version, loaded.ending) == (1, Ending.WHOLE)
-    assert (turn.logprobs_kind, turn.cached_tokens) == (LogprobKind.UNKNOWN, None)
-    assert from_bytes(to_bytes(loaded.trajectory)).version == VERSION
-    new = to_bytes(loaded.trajectory)
-    with pytest.raises(TrajectoryError, match="its JSON must have"):
-        from_bytes(MAGIC + struct.pack("<I", 1) + new[12:])
-    with pytest.raises(TrajectoryError, match="its JSON must have"):
-        from_bytes(MAGIC + struct.pack("<I", 2) + old_form()[12:])
-
-
-def test_an_old_file_that_is_gone_on_with_is_of_one_version(tmp_path: Path) -> None:
-    path = tmp_path / "old.tt"
-    path.write_bytes(old_form())
-    with TrajectoryFile.resume(path) as file:
-        file.trajectory.append_context([3], Kind.CONTEXT)
-        file.trajectory.append_completion([4], [-1.0], finish_reason="stop", logprobs_kind="processed", cached_tokens=3)
-    loaded = load_trajectory(path)
-    assert (loaded.version, loaded.ending) == (VERSION, Ending.WHOLE)
-    kinds = [(turn.logprobs_kind, turn.cached_tokens) for turn in loaded.trajectory.turns()]
-    assert kinds == [(LogprobKind.UNKNOWN, None), (LogprobKind.PROCESSED, 3)]
-
-
 @pytest.mark.parametrize("junk", [None, "text", 5, [1], object()])
 def test_what_is_no_bytes_is_no_trajectory(junk: Any) -> None:
     with pytest.raises(TrajectoryError, match="read from bytes"):
@@ -154,7 +118,7 @@ def test_every_cut_off_gives_everything_up_to_the_last_whole_record() -> None:
         assert loaded.total_bytes == length
         assert loaded.good_bytes == (ends[whole - 1] if whole else 0)
         assert (loaded.problem is None) == (length in ends)
-        loaded.trajectory.check()
+        check_trajectory(loaded.trajectory)
         if whole:
             assert to_bytes(loaded.trajectory) == data[: ends[whole - 1]]
 

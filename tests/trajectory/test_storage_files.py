@@ -1,8 +1,7 @@
-"""Trajectories in files on disk: replaced whole, followed as they grow, gone on with after a cut."""
+"""Trajectories in files on disk: replaced whole, and followed as they grow."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from tokentrace.trajectory import (
     to_bytes,
 )
 from tokentrace.trajectory import storage as storage_module
-from tokentrace.trajectory.storage import preamble
 
 
 def test_save_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -80,37 +78,10 @@ def test_rewards_are_written_when_they_are_said(tmp_path: Path) -> None:
         assert file.write() == 0
         assert load_trajectory(path).trajectory.turns()[0].reward == 1.0
         trajectory.set_reward(0.25, turn)
-    with TrajectoryFile.resume(path) as file:
-        file.trajectory.set_reward(7)
+        trajectory.set_reward(7)
     loaded = load_trajectory(path).trajectory
     assert (loaded.turns()[0].reward, loaded.reward) == (0.25, 7.0)
     assert loaded.rewarded == ((turn.write, 1.0), (turn.write, 0.25), (-1, 7.0))
-
-
-def test_a_file_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "cut"
-    trajectory = small()
-    data = to_bytes(trajectory)
-    start = len(preamble(trajectory))
-    for length in random.Random(0).sample(range(start, len(data)), 40):
-        path.write_bytes(data[:length])
-        with TrajectoryFile.resume(path) as file:
-            kept = file.trajectory.num_writes
-            for write in trajectory.writes(kept):
-                file.trajectory.replay(write)
-        assert path.read_bytes() == data
-
-
-def test_a_damaged_file_is_not_written_to(tmp_path: Path) -> None:
-    path = tmp_path / "damaged"
-    spoilt = bytearray(to_bytes(small()))
-    spoilt[len(preamble(small())) + 30] ^= 1
-    path.write_bytes(spoilt)
-    with pytest.raises(TrajectoryError, match="another name"):
-        TrajectoryFile.resume(path)
-    path.write_bytes(b"")
-    with pytest.raises(TrajectoryError, match="another name"):
-        TrajectoryFile.resume(path)
 
 
 def test_a_write_that_failed_half_way_is_made_good_by_the_next(tmp_path: Path) -> None:

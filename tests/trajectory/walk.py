@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trajectory.checker import check_trajectory
 from tests.trajectory.model import Model, assert_same
 from tokentrace.errors import ExtensionError, TrajectoryError
 from tokentrace.tokens.kinds import Kind
@@ -69,7 +70,6 @@ class Walk:
         return 1
 
     def verify(self) -> None:
-        self.trajectory.check()
         if self.model.branches:
             assert_same(self.model, self.trajectory)
 
@@ -77,7 +77,7 @@ class Walk:
         data = to_bytes(self.trajectory)
         loaded = from_bytes(data)
         assert not loaded.truncated
-        loaded.trajectory.check()
+        check_trajectory(self.trajectory)
         assert_same(self.model, loaded.trajectory)
         assert to_bytes(loaded.trajectory) == data
         assert loaded.trajectory.metadata == self.trajectory.metadata

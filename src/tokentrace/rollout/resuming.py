@@ -23,7 +23,7 @@ from ..tokens.alignment import common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import CompletionWrite, ContextWrite, Turn
+from ..trajectory.turns import Context, Turn
 from .record import Rollout, TurnMetrics, call_id, result_message
 
 
@@ -96,7 +96,7 @@ def check_takes(trajectory: Trajectory, renderer: Renderer, task: str) -> None:
 def check_continues(trajectory: Trajectory, prompt: Ids) -> None:
     """`ContinuationError` where the loop cannot go on with a trajectory; `prompt` is what its task renders to."""
     who = f"trajectory {trajectory.name!r}"
-    first = np.asarray(next(trajectory.writes()).ids)
+    first, _ = trajectory.tokens(trajectory.writes()[0])
     at = common_prefix(first, prompt)
     if not at == len(first) == len(prompt):
         raise ContinuationError(
@@ -116,19 +116,16 @@ def take_up(rollout: Rollout, renderer: Renderer, sampling: SamplingParams) -> B
     the whole rollout and that of the turn which is answered next, are taken back.
     """
     reader = _RecordedStream(rollout, renderer)
-    turns = iter(rollout.trajectory.turns())
-    known = 0
     for write in rollout.trajectory.writes():
-        if isinstance(write, CompletionWrite):
-            reader.said(next(turns))
+        if isinstance(write, Turn):
+            reader.said(write)
         elif write.start:
-            if write.messages == known:
+            if write.messages == write.message:
                 raise ContinuationError(
                     f"trajectory {rollout.trajectory.name!r} has tokens of no message at {write.start}, after a turn: "
                     "the loop did not put them there"
                 )
-            reader.answered(write, write.messages - known)
-        known = write.messages if isinstance(write, ContextWrite) else known + (not write.continues)
+            reader.answered(write, write.messages - write.message)
     begun = reader.begun
     if begun is not None and begun.aborted and begun.start < len(rollout.trajectory):
         check_goes_on(sampling)
@@ -168,7 +165,7 @@ class _RecordedStream:
             )
         )
 
-    def answered(self, write: ContextWrite, count: int) -> None:
+    def answered(self, write: Context, count: int) -> None:
         """What was put after a turn: `count` messages."""
         if self.begun is None:
             raise ContinuationError(f"trajectory {self._rollout.trajectory.name!r} has messages after no turn")
@@ -192,14 +189,14 @@ class _RecordedStream:
         rollout.messages += new
         self.begun = None
 
-    def _texts(self, write: ContextWrite, count: int) -> list[str]:
+    def _texts(self, write: Context, count: int) -> list[str]:
         """The text of each message that was put after a turn."""
-        ids, owners = np.asarray(write.ids), np.full(len(write.ids), -1)
+        ids, kinds = self._rollout.trajectory.tokens(write)
+        owners = np.full(len(ids), -1)
         for start, stop, message in (write.spans - [write.start, write.start, 0]).tolist():
             owners[start:stop] = message
-        owners[np.asarray(write.kinds) != Kind.CONTEXT] = -1
-        first = write.messages - count
-        return [self._renderer.tokenizer.decode(ids[owners == first + at]) for at in range(count)]
+        owners[np.asarray(kinds) != Kind.CONTEXT] = -1
+        return [self._renderer.tokenizer.decode(ids[owners == write.message + at]) for at in range(count)]
 
     def _messages(self, parsed: ParsedResponse, texts: Sequence[str]) -> list[dict[str, Any]]:
         rollout = self._rollout
@@ -219,10 +216,12 @@ class _RecordedStream:
         completion: Ids,
         new: list[dict[str, Any]],
         before: list[Mapping[str, Any]],
-        write: ContextWrite,
+        write: Context,
     ) -> bool:
         """Whether messages that were read back bridge to the ids that were recorded."""
         bridged = self._renderer.bridge(prompt, completion, new, tools=self._rollout.schemas)
         if isinstance(bridged, BridgeRefusal):
             bridged = self._renderer.bridge(prompt, completion, new, tools=self._rollout.schemas, messages=before)
-        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, np.asarray(write.ids))
+        return not isinstance(bridged, BridgeRefusal) and np.array_equal(
+            bridged.new_ids, self._stream[write.start : write.stop]
+        )

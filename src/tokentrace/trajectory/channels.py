@@ -1,7 +1,7 @@
-"""Side channels: what an engine tells of each sampled token beside its logprob, such as routed experts or top logprobs.
+"""Side channels: values that an engine returns for each sampled token beside its logprob, such as routed experts.
 
-A trajectory keeps them as bytes, one `Packed` for each completion and name; its file holds the same bytes. Along a
-stream they are a `Channel`, which has nothing where nothing was sampled.
+A turn has one `Packed` per channel, and its file holds the same bytes. Along a stream they are a `Channel`, which is
+empty where nothing was sampled.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, shown
+from ..tokens.ids import runs
 from .inputs import from_json
 
 Entries: TypeAlias = npt.NDArray[Any] | Sequence[Any]
-"""One entry for each token: an array with a row for each, or values as JSON has them. None is nothing."""
+"""One entry per token: an array with a row for each, or JSON values. None means no entry."""
 
 MOST_BYTES: Final = 1 << 28
 """The most bytes of one channel of one completion."""
-_WHOLE_NUMBERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
-_DTYPES: Final = frozenset(dtype.str for dtype in (*_WHOLE_NUMBERS, *map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8"))))
+_INTEGERS: Final = tuple(map(np.dtype, ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<i8")))
+_DTYPES: Final = frozenset(dtype.str for dtype in (*_INTEGERS, *map(np.dtype, ("<u8", "?", "<f2", "<f4", "<f8"))))
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A channel of one completion: an entry for each of `count` tokens.
 
-    With a `dtype` the bytes are an array of that type, whose rows have `shape`; without, they are a JSON array, packed
-    by zlib.
+    With a `dtype` the bytes are an array of that type, whose rows have `shape`. Without, they are a JSON array,
+    compressed by zlib.
     """
 
     count: int
@@ -46,14 +47,14 @@ class Packed:
         """The entries: a read-only array, or a new list."""
         if self.dtype is not None:
             return np.frombuffer(self.data, self.dtype).reshape(self.count, *self.shape)
-        found: list[Any] = from_json(_unpacked(self.data))
-        return found
+        entries: list[Any] = from_json(_decompressed(self.data))
+        return entries
 
     def check(self, what: str) -> None:
-        """`TrajectoryError` where the bytes are not what is said of them."""
+        """Raise `TrajectoryError` if the bytes do not hold `count` entries of this type and shape."""
         if self.dtype is None:
             try:
-                entries = from_json(_unpacked(self.data))
+                entries = self.entries()
             except (ValueError, RecursionError) as error:
                 raise TrajectoryError(f"{what} is not JSON: {error}") from error
             if not isinstance(entries, list) or len(entries) != self.count or self.shape:
@@ -61,25 +62,25 @@ class Packed:
             return
         if self.dtype not in _DTYPES:
             raise TrajectoryError(f"{what} has numbers of type {shown(self.dtype)}; known are {sorted(_DTYPES)}")
-        known = all(type(one) is int and one >= 0 for one in self.shape)
-        if not known or len(self.data) != np.dtype(self.dtype).itemsize * self.count * math.prod(self.shape):
+        valid = all(type(size) is int and size >= 0 for size in self.shape)
+        if not valid or len(self.data) != np.dtype(self.dtype).itemsize * self.count * math.prod(self.shape):
             raise TrajectoryError(f"{what}: {len(self.data)} bytes do not hold {self.count} rows of {self.shape}")
 
 
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
-    """The channels of a completion of `count` tokens, checked; of no tokens nothing is told.
+    """Check and pack the channels of a completion of `count` tokens; a completion without tokens has none.
 
-    Integers of one shape become the smallest array that holds them, arrays of finite numbers stay of their type, and
-    all else must be what JSON can hold.
+    Integers of one shape become the smallest array that holds them, arrays of finite numbers keep their type, and
+    all else must be JSON.
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(
             f"channels must be a mapping by name, with one entry for each token, not {shown(channels)}"
         )
-    return {name: _packed(entries, count, f"channels[{name!r}]") for name, entries in channels.items() if count}
+    return {name: _pack(entries, count, f"channels[{name!r}]") for name, entries in channels.items() if count}
 
 
-def _packed(entries: Any, count: int, what: str) -> Packed:
+def _pack(entries: Any, count: int, what: str) -> Packed:
     if isinstance(entries, Packed):
         if entries.count != count:
             raise TrajectoryError(f"{what} has {entries.count} entries for {count} tokens")
@@ -105,27 +106,26 @@ def _packed(entries: Any, count: int, what: str) -> Packed:
 
 
 def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
-    """Whole numbers of one shape, as the smallest type that holds them; None for what is something else."""
+    """Integers of one shape, in the smallest type that holds them; None for anything else."""
     try:
         array = np.array(entries)
-    except Exception:  # lists of several lengths, and whatever objects raise that say they can be arrays
+    except Exception:  # lists of several lengths, and whatever objects raise that claim to be arrays
         return None
     if array.dtype.kind not in "iu" or not array.size or _has_bools(entries):
         return None
     low, high = int(array.min()), int(array.max())
-    fitting = (one for one in _WHOLE_NUMBERS if np.iinfo(one).min <= low and high <= np.iinfo(one).max)
+    fitting = (dtype for dtype in _INTEGERS if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
     smallest = next(fitting, None)
     return None if smallest is None else array.astype(smallest)
 
 
 def _has_bools(entries: Any) -> bool:
-    """Whether there is True or False among entries, which numpy would make 1 and 0."""
+    """Whether entries contain True or False, which numpy would make 1 and 0."""
     if isinstance(entries, np.ndarray):
         return bool(entries.dtype.kind == "b")
-    kinds = set(map(type, entries))
-    if bool in kinds or np.bool_ in kinds:
+    if {bool, np.bool_} & set(map(type, entries)):
         return True
-    return any(_has_bools(one) for one in entries if isinstance(one, list | tuple | np.ndarray))
+    return any(_has_bools(entry) for entry in entries if isinstance(entry, list | tuple | np.ndarray))
 
 
 def _plain(value: Any) -> Any:
@@ -133,11 +133,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("keys must be strings")
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     return value
 
 
@@ -147,22 +147,22 @@ def _limited(data: bytes, what: str) -> bytes:
     return data
 
 
-def _unpacked(data: bytes) -> bytes:
+def _decompressed(data: bytes) -> bytes:
     reader = zlib.decompressobj()
     try:
         text = reader.decompress(data, MOST_BYTES)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not reader.eof or reader.unused_data:
-        raise ValueError("the packed text does not end where it should")
+        raise ValueError("the compressed text does not end where it should")
     return text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channel:
-    """What is told of the tokens of a stream or of a row: entries for those that were sampled, nothing for others.
+    """One side channel along a stream or a row: entries for tokens that were sampled, None for the others.
 
-    `pieces` are runs of tokens that something is told of: where each begins, and an entry for each of its tokens.
+    `pieces` are runs of tokens with entries: where each run begins, and an entry for each of its tokens.
 
     >>> channel = Channel(5, ((3, [[7, 8], [8, 9]]),))
     >>> channel[0], channel[3]
@@ -183,32 +183,31 @@ class Channel:
 
     @classmethod
     def of(cls, entries: Iterable[Any]) -> Channel:
-        """A channel of entries; None is nothing."""
-        given = list(entries)
-        told = [False, *(entry is not None for entry in given), False]
-        edges = [at for at, (before, after) in enumerate(pairwise(told)) if before != after]
-        return cls(len(given), tuple((a, given[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)))
+        """A channel from one entry per token; None means no entry."""
+        values = list(entries)
+        present = np.array([value is not None for value in values], np.bool_)
+        return cls(len(values), tuple((start, values[start:stop]) for start, stop in runs(present)))
 
     @property
     def told(self) -> npt.NDArray[np.bool_]:
-        """True for tokens that something is told of."""
+        """True for tokens that have an entry."""
         mask = np.zeros(self.length, np.bool_)
         for start, entries in self.pieces:
-            told = True if isinstance(entries, np.ndarray) else [entry is not None for entry in entries]
-            mask[start : start + len(entries)] = told
+            present = True if isinstance(entries, np.ndarray) else [entry is not None for entry in entries]
+            mask[start : start + len(entries)] = present
         return mask
 
     def entries(self) -> list[Any]:
-        """An entry for each token; None where nothing is told."""
+        """One entry per token; None where there is none."""
         out: list[Any] = [None] * self.length
         for start, entries in self.pieces:
             out[start : start + len(entries)] = entries.tolist() if isinstance(entries, np.ndarray) else entries
         return out
 
     def array(self, fill: float) -> npt.NDArray[Any]:
-        """Entries that are numbers of one shape, as one array, with `fill` where nothing is told.
+        """Entries that are numbers of one shape, as one array, with `fill` where there is no entry.
 
-        `TrajectoryError` where they have several shapes, are not numbers, or where the array's type cannot hold `fill`.
+        Raises `TrajectoryError` if they have several shapes or are not numbers, or if the array cannot hold `fill`.
         """
         arrays = [
             (start + at, _as_array(run))
@@ -230,16 +229,16 @@ class Channel:
         return out
 
     def slice(self, start: int, stop: int) -> Channel:
-        """What is told of the tokens `start` to `stop`, counted from the first of them."""
-        kept = []
+        """The channel of the tokens `start` to `stop`, with positions from 0."""
+        pieces = []
         for first, entries in self.pieces:
             low, high = max(first, start), min(first + len(entries), stop)
             if low < high:
-                kept.append((low - start, entries[low - first : high - first]))
-        return Channel(stop - start, tuple(kept))
+                pieces.append((low - start, entries[low - first : high - first]))
+        return Channel(stop - start, tuple(pieces))
 
     def __getitem__(self, token: int) -> Any:
-        """What is told of a token, or None."""
+        """The entry of a token, or None."""
         if not 0 <= token < self.length:
             raise IndexError(token)
         for start, entries in self.pieces:

@@ -1,4 +1,4 @@
-"""A trajectory as bytes and in files: a versioned form that can be appended to, and read up to where it was cut off.
+"""A trajectory as bytes and in files: a form that can be appended to, and read up to where it was cut off.
 
 docs/trajectory.md is the specification.
 """
@@ -24,18 +24,17 @@ from ..files import owned, write_whole
 from .channels import Packed
 from .inputs import as_count, from_json
 from .trajectory import Trajectory
-from .turns import CompletionWrite, ContextWrite, LogprobKind, Write
+from .turns import Context, Turn
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""
 VERSION: Final = 3
-"""The version that is written. Older ones are still read: 2 has no channels and no rewards, 1 no `logprobs_kind` and no
-`cached_tokens` either."""
+"""The version that is written and read."""
 
 _VERSION = struct.Struct("<I")
 _HEAD = struct.Struct("<QB")  # length of the payload, type
 _CRC = struct.Struct("<I")
-_FRONT: Final = _HEAD.size + _CRC.size  # the head has a checksum of its own: a length is believed or not
+_FRONT: Final = _HEAD.size + _CRC.size  # the head has its own checksum: a length is either trusted or not
 _JSON_LENGTH = struct.Struct("<I")
 _IDS, _KINDS, _LOGPROBS = np.dtype("<i4"), np.dtype("u1"), np.dtype("<f4")
 
@@ -50,6 +49,19 @@ class RecordType(IntEnum):
     REWARD = 5
 
 
+_FIELDS: Final = {
+    RecordType.HEADER: {"name", "vocab_size", "logprobs", "metadata"},
+    RecordType.OPEN: {"branch", "start", "tokens", "messages", "spans", "parent", "cause"},
+    RecordType.CONTEXT: {"branch", "start", "tokens", "messages", "spans"},
+    RecordType.COMPLETION: {
+        *("branch", "start", "tokens", "finish_reason", "version", "continues"),
+        *("sampling", "logprobs_kind", "cached_tokens"),
+    },
+    RecordType.REWARD: {"write", "reward"},
+}
+"""The fields of the JSON of each record. A completion may have `channels` too."""
+
+
 class Ending(Enum):
     """How the bytes of a trajectory end."""
 
@@ -62,7 +74,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A trajectory with all writes up to the first record that is not whole, and what was found there."""
+    """A trajectory with all writes up to the first record that is not whole, and how the bytes end there."""
 
     trajectory: Trajectory
     ending: Ending
@@ -73,13 +85,14 @@ class Loaded:
     total_bytes: int
     problem: str | None = None
     """What is wrong after `good_bytes`, in words."""
-    version: int = VERSION
-    """The version of the form it was read from."""
 
     @property
     def truncated(self) -> bool:
         """Whether anything was left out."""
         return self.ending is not Ending.WHOLE
+
+
+# -- writing
 
 
 def to_bytes(trajectory: Trajectory) -> bytes:
@@ -103,42 +116,53 @@ def preamble(trajectory: Trajectory) -> bytes:
 
 
 def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
-    """One record a write, from number `start` on."""
+    """One record per write, from number `start` on."""
     for write in trajectory.writes(start):
-        small: dict[str, Any] = {"branch": write.branch, "start": write.start, "tokens": len(write.ids)}
-        ids = np.asarray(write.ids, _IDS).tobytes()
-        if isinstance(write, CompletionWrite):
-            small |= {"finish_reason": write.finish_reason, "version": write.version, "continues": write.continues}
-            small["sampling"] = None if write.sampling_json is None else from_json(write.sampling_json)
-            small |= {"logprobs_kind": write.logprobs_kind, "cached_tokens": write.cached_tokens}
-            logprobs = b"" if write.logprobs is None else np.asarray(write.logprobs, _LOGPROBS).tobytes()
+        ids, kinds = trajectory.tokens(write)
+        fields: dict[str, Any] = {"branch": write.branch, "start": write.start, "tokens": len(ids)}
+        arrays = [np.asarray(ids, _IDS).tobytes()]
+        if isinstance(write, Turn):
+            kind = RecordType.COMPLETION
+            fields |= {
+                "finish_reason": write.finish_reason,
+                "version": write.version if len(write.versions) < 2 else write.versions,
+                "continues": write.continues,
+                "sampling": write.sampling,
+                "logprobs_kind": write.logprobs_kind,
+                "cached_tokens": write.cached_tokens,
+            }
             if write.channels:
-                small["channels"] = [
-                    {"name": name, "bytes": len(one.data), "dtype": one.dtype, "shape": list(one.shape)}
-                    for name, one in write.channels.items()
+                fields["channels"] = [
+                    {"name": name, "bytes": len(packed.data), "dtype": packed.dtype, "shape": list(packed.shape)}
+                    for name, packed in write.channels
                 ]
-            told = (one.data for one in write.channels.values())
-            yield _record(RecordType.COMPLETION, small, ids, logprobs, *told)
-            continue
-        small |= {"messages": write.messages, "spans": write.spans.tolist()}
-        kind = RecordType.CONTEXT
-        if write.parent is not None:
-            kind = RecordType.OPEN
-            small |= {"parent": write.parent, "cause": write.cause}
-        yield _record(kind, small, ids, np.asarray(write.kinds, _KINDS).tobytes())
+            if trajectory.has_logprobs:
+                arrays.append(np.asarray(trajectory.completion_logprobs(write), _LOGPROBS).tobytes())
+            arrays += [packed.data for _, packed in write.channels]
+        else:
+            kind = RecordType.CONTEXT
+            fields |= {"messages": write.messages, "spans": write.spans.tolist()}
+            if write.parent is not None:
+                kind = RecordType.OPEN
+                fields |= {"parent": write.parent, "cause": write.cause}
+            arrays.append(np.asarray(kinds, _KINDS).tobytes())
+        yield _record(kind, fields, *arrays)
 
 
 def reward_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
-    """One record for each reward that was said, from number `start` on; it stands after the turn that it is of."""
+    """One record per call of `set_reward`, from number `start` on. Each follows the record of its turn."""
     for write, reward in trajectory.rewarded[start:]:
         yield _record(RecordType.REWARD, {"write": write, "reward": reward})
 
 
-def _record(kind: RecordType, small: dict[str, Any], *arrays: bytes) -> bytes:
-    text = json.dumps(small, allow_nan=False, separators=(",", ":")).encode("ascii")
+def _record(kind: RecordType, fields: dict[str, Any], *arrays: bytes) -> bytes:
+    text = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode("ascii")
     payload = b"".join((_JSON_LENGTH.pack(len(text)), text, *arrays))
     head = _HEAD.pack(len(payload), kind)
     return b"".join((head, _CRC.pack(zlib.crc32(head)), payload, _CRC.pack(zlib.crc32(payload))))
+
+
+# -- reading
 
 
 def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
@@ -151,49 +175,42 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
         view = memoryview(data).cast("B")
     except TypeError as error:
         raise TrajectoryError(f"a trajectory is read from bytes, not from {shown(data)}") from error
-    total = len(view)
-    start = len(MAGIC) + _VERSION.size
+    total, position = len(view), len(MAGIC) + _VERSION.size
     if bytes(view[: len(MAGIC)]) != MAGIC[:total]:
         raise TrajectoryError(
             f"not a trajectory: it begins with {bytes(view[: len(MAGIC)])!r}, and a trajectory with {MAGIC!r}"
         )
-    if total < start:
+    if total < position:
         return Loaded(Trajectory(), Ending.CUT_OFF, 0, 0, total, "it ends before its version")
     version = _VERSION.unpack_from(view, len(MAGIC))[0]
-    if not 1 <= version <= VERSION:
-        raise TrajectoryError(f"a trajectory of version {version}; this tokentrace reads versions 1 to {VERSION}")
+    if version != VERSION:
+        raise TrajectoryError(
+            f"a trajectory of version {version}; this tokentrace reads version {VERSION}: load the file with the "
+            "tokentrace that wrote it"
+        )
     trajectory: Trajectory | None = None
-    position, number = start, 0
     ending, problem = Ending.WHOLE, None
-    while position < total or trajectory is None:
+    for number in itertools.count():
+        if position == total and trajectory is not None:
+            break
         stop, ending, problem = _record_end(view, position)
         if stop is None:
             break
-        place = f"record {number} at byte {position}"
         try:
-            kind = _HEAD.unpack_from(view, position)[1]
-            payload = view[position + _FRONT : stop - _CRC.size]
-            if trajectory is None:
-                trajectory = _header(kind, payload)
-            elif kind == RecordType.REWARD and version >= 3:
-                _read_reward(trajectory, payload)
-            else:
-                trajectory.replay(_read_write(kind, payload, trajectory.has_logprobs, version))
+            trajectory = _read(view[position:stop], trajectory)
         except TrajectoryError as error:
-            raise TrajectoryError(f"{place} is whole but wrong: {error}") from error
-        except (ValueError, RecursionError) as error:
-            raise TrajectoryError(f"{place} is whole but its JSON is not valid: {error}") from error
-        position, number = stop, number + 1
+            raise TrajectoryError(f"record {number} at byte {position} is whole but wrong: {error}") from error
+        position = stop
     if trajectory is None:
-        return Loaded(Trajectory(), ending, 0, 0, total, problem, version)
-    return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem, version)
+        return Loaded(Trajectory(), ending, 0, 0, total, problem)
+    return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem)
 
 
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
-    """Add records that `write_records` gave, in their order, to a trajectory that has all those before them.
+    """Add records of `write_records`, in their order, to a trajectory that has all those before them.
 
-    Returns how many there were. Raises `TrajectoryError` for a record that is not whole, or that does not follow on
-    what the trajectory has: the records before it have been added then.
+    Returns how many there were. Raises `TrajectoryError` for a record that is not whole or does not follow on the
+    trajectory; the records before it have been added then.
     """
     before = trajectory.num_writes
     for record in records:
@@ -202,11 +219,10 @@ def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
         if stop is None or stop < len(view):
             problem = problem or "more bytes follow it"
             raise TrajectoryError(f"record {trajectory.num_writes} is not one whole record: {problem}")
-        kind = _HEAD.unpack_from(view)[1]
         try:
-            trajectory.replay(_read_write(kind, view[_FRONT : stop - _CRC.size], trajectory.has_logprobs, VERSION))
-        except (ValueError, RecursionError) as error:
-            raise TrajectoryError(f"record {trajectory.num_writes}: its JSON is not valid: {error}") from error
+            _read(view, trajectory)
+        except TrajectoryError as error:
+            raise TrajectoryError(f"record {trajectory.num_writes}: {error}") from error
     return trajectory.num_writes - before
 
 
@@ -241,111 +257,93 @@ def _fits(view: memoryview, start: int, stop: int) -> bool:
     return bool(zlib.crc32(view[start:stop]) == _CRC.unpack_from(view, stop)[0])
 
 
-def _split(payload: memoryview) -> tuple[dict[str, Any], memoryview]:
+def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
+    """Add one whole record to a trajectory; the header makes a new one."""
+    kind = _HEAD.unpack_from(record)[1]
+    if kind not in _FIELDS or (kind == RecordType.HEADER) != (trajectory is None):
+        raise TrajectoryError(f"a record of type {kind} cannot stand here")
+    payload = record[_FRONT : -_CRC.size]
     if len(payload) < _JSON_LENGTH.size:
         raise TrajectoryError("it is too short for the length of its JSON")
-    length = _JSON_LENGTH.unpack_from(payload)[0]
-    if length > len(payload) - _JSON_LENGTH.size:
-        raise TrajectoryError(f"its JSON of {length} bytes is longer than the record")
-    small = from_json(bytes(payload[_JSON_LENGTH.size : _JSON_LENGTH.size + length]))
-    if not isinstance(small, dict):
-        raise TrajectoryError("its JSON is not an object")
-    return small, payload[_JSON_LENGTH.size + length :]
-
-
-def _header(kind: int, payload: memoryview) -> Trajectory:
-    if kind != RecordType.HEADER:
-        raise TrajectoryError(f"the first record must be the header, type {RecordType.HEADER}, not {kind}")
-    small, rest = _split(payload)
-    if len(rest):
-        raise TrajectoryError(f"{len(rest)} bytes after the header's JSON")
-    _exactly(small, {"name", "vocab_size", "logprobs", "metadata"})
-    return Trajectory(**small)
-
-
-def _read_reward(trajectory: Trajectory, payload: memoryview) -> None:
-    small, rest = _split(payload)
-    _exactly(small, {"write", "reward"})
-    if len(rest) or type(small["write"]) is not int:
+    end = _JSON_LENGTH.size + _JSON_LENGTH.unpack_from(payload)[0]
+    if end > len(payload):
+        raise TrajectoryError("its JSON is longer than the record")
+    try:
+        fields = from_json(bytes(payload[_JSON_LENGTH.size : end]))
+    except (ValueError, RecursionError) as error:
+        raise TrajectoryError(f"its JSON is not valid: {error}") from error
+    _check_fields(fields, _FIELDS[kind], {"channels"} if kind == RecordType.COMPLETION else set())
+    arrays = payload[end:]
+    if trajectory is not None and kind != RecordType.REWARD:
+        _read_write(kind, fields, arrays, trajectory)
+        return trajectory
+    if len(arrays):
+        raise TrajectoryError(f"{len(arrays)} bytes after its JSON")
+    if trajectory is None:
+        return Trajectory(**fields)
+    if type(fields["write"]) is not int:
         raise TrajectoryError("a reward is the number of a write, or -1, and a number or null")
-    trajectory.replay_reward(small["write"], small["reward"])
+    trajectory.replay_reward(fields["write"], fields["reward"])
+    return trajectory
 
 
-def _read_write(kind: int, payload: memoryview, has_logprobs: bool, version: int) -> Write:
-    if kind not in {RecordType.OPEN, RecordType.CONTEXT, RecordType.COMPLETION}:
-        raise TrajectoryError(f"a record of type {kind} cannot stand here")
-    small, rest = _split(payload)
-    fields = {"branch", "start", "tokens"}
+def _read_write(kind: int, fields: dict[str, Any], arrays: memoryview, trajectory: Trajectory) -> None:
+    branch, start, tokens = (as_count(fields[name], name) for name in ("branch", "start", "tokens"))
+    width = _KINDS.itemsize if kind != RecordType.COMPLETION else _LOGPROBS.itemsize * trajectory.has_logprobs
+    middle = tokens * _IDS.itemsize
+    end = middle + tokens * width
+    channels = _read_channels(fields.get("channels", []), arrays[end:], tokens)
+    if end + sum(len(packed.data) for packed in channels.values()) != len(arrays):
+        raise TrajectoryError(f"{len(arrays)} bytes of arrays do not hold {tokens} tokens")
+    ids = np.frombuffer(arrays[:middle], _IDS).astype(np.int32)
     if kind == RecordType.COMPLETION:
-        fields |= {"finish_reason", "version", "continues", "sampling"}
-        told = {"channels"} & set(small) if version >= 3 else set()
-        _exactly(small, fields if version == 1 else fields | {"logprobs_kind", "cached_tokens"} | told)
-        second: np.dtype[Any] | None = _LOGPROBS if has_logprobs else None
-    else:
-        fields |= {"messages", "spans"}
-        _exactly(small, fields | {"parent", "cause"} if kind == RecordType.OPEN else fields)
-        second = _KINDS
-    branch, start, tokens = (as_count(small[name], name) for name in ("branch", "start", "tokens"))
-    cut = tokens * _IDS.itemsize
-    end = cut + tokens * (second.itemsize if second else 0)
-    channels = _read_channels(small.get("channels", []), rest[end:], tokens)
-    if end + sum(len(one.data) for one in channels.values()) != len(rest):
-        raise TrajectoryError(f"{len(rest)} bytes of arrays do not hold {tokens} tokens")
-    ids = np.frombuffer(rest[:cut], _IDS).astype(np.int32)
-    if kind == RecordType.COMPLETION:
-        sampling = small["sampling"]
-        if sampling is not None and not isinstance(sampling, dict):
-            raise TrajectoryError("sampling is not an object")
-        return CompletionWrite(
-            branch=branch,
-            start=start,
-            ids=ids,
-            logprobs=None if second is None else np.frombuffer(rest[cut:end], second).astype(np.float32),
-            finish_reason=small["finish_reason"],
-            version=small["version"],
-            sampling_json=None if sampling is None else json.dumps(sampling, allow_nan=False, separators=(",", ":")),
-            continues=small["continues"],
-            logprobs_kind=small.get("logprobs_kind", LogprobKind.UNKNOWN),
-            cached_tokens=small.get("cached_tokens"),
+        trajectory.check_follows(branch, start)
+        trajectory.append_completion(
+            ids,
+            np.frombuffer(arrays[middle:end], _LOGPROBS) if trajectory.has_logprobs else None,
+            finish_reason=fields["finish_reason"],
+            version=fields["version"],
+            sampling=fields["sampling"],
+            continues=fields["continues"],
+            logprobs_kind=fields["logprobs_kind"],
+            cached_tokens=fields["cached_tokens"],
             channels=channels,
+            branch=branch,
         )
-    spans = small["spans"]
-    if not isinstance(spans, list) or not all(isinstance(row, list) and len(row) == 3 for row in spans):
-        raise TrajectoryError("spans must be rows of three")
-    table = [[as_count(one, "a span") for one in row] for row in spans]
-    parent = small.get("parent")
-    return ContextWrite(
-        branch=branch,
-        start=start,
-        ids=ids,
-        kinds=np.frombuffer(rest[cut:end], _KINDS),
-        spans=np.array(table, np.int32).reshape(-1, 3),
-        messages=as_count(small["messages"], "messages"),
-        parent=None if kind != RecordType.OPEN else -1 if parent == -1 else as_count(parent, "parent"),
-        cause=small.get("cause", ""),
-    )
+        return
+    spans, parent = fields["spans"], fields.get("parent")
+    if not isinstance(spans, list):
+        raise TrajectoryError("spans must be a list")
+    if kind == RecordType.OPEN and parent != -1:
+        as_count(parent, "parent")
+    messages = as_count(fields["messages"], "messages")
+    rows: Any = spans
+    context = Context(branch, start, start + tokens, 0, messages, rows, parent, fields.get("cause", ""))
+    trajectory.replay_context(context, ids, np.frombuffer(arrays[middle:end], _KINDS))
 
 
-def _read_channels(table: Any, rest: memoryview, tokens: int) -> dict[str, Packed]:
-    """The channels of a completion, out of the bytes that hold them one after another."""
-    found: dict[str, Packed] = {}
-    if not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
-        raise TrajectoryError("channels must be rows that say what each is")
+def _read_channels(table: Any, data: memoryview, tokens: int) -> dict[str, Packed]:
+    """The channels of a completion, from the bytes that hold them one after another."""
+    channels: dict[str, Packed] = {}
+    if not isinstance(table, list):
+        raise TrajectoryError("channels must be a list")
     for row in table:
-        _exactly(row, {"name", "bytes", "dtype", "shape"})
+        _check_fields(row, {"name", "bytes", "dtype", "shape"})
         name, size, dtype, shape = row["name"], as_count(row["bytes"], "bytes"), row["dtype"], row["shape"]
-        if not isinstance(name, str) or name in found or not isinstance(dtype, str | None):
+        if not isinstance(name, str) or name in channels or not isinstance(dtype, str | None):
             raise TrajectoryError(f"channel {shown(name)} is there twice, or has no type")
-        if not isinstance(shape, list) or size > len(rest):
+        if not isinstance(shape, list) or size > len(data):
             raise TrajectoryError(f"channel {shown(name)} is longer than the record, or has no shape")
-        found[name] = Packed(tokens, bytes(rest[:size]), dtype, tuple(shape))
-        rest = rest[size:]
-    return found
+        channels[name] = Packed(tokens, bytes(data[:size]), dtype, tuple(shape))
+        data = data[size:]
+    return channels
 
 
-def _exactly(small: dict[str, Any], fields: set[str]) -> None:
-    if set(small) != fields:
-        raise TrajectoryError(f"its JSON must have {sorted(fields)}, not {sorted(small)}")
+def _check_fields(fields: Any, required: set[str], optional: set[str] | None = None) -> None:
+    if not isinstance(fields, dict):
+        raise TrajectoryError("its JSON is not an object")
+    if set(fields) - (optional or set()) != required:
+        raise TrajectoryError(f"its JSON must have {sorted(required)}, not {sorted(fields)}")
 
 
 # -- files
@@ -354,7 +352,7 @@ def _exactly(small: dict[str, Any], fields: set[str]) -> None:
 def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> None:
     """Write the whole trajectory. The file is there whole or not at all, and replaces one of that name.
 
-    Only its owner may read it: it holds whole conversations.
+    Only its owner may read it, since it holds whole conversations.
     """
     write_whole(Path(path), _whole(trajectory), private=True)
     if os.name == "posix":  # makes the rename last through a power cut
@@ -379,21 +377,20 @@ def load_trajectory(path: str | os.PathLike[str]) -> Loaded:
 class TrajectoryFile:
     """A file that follows a growing trajectory: each `write` appends what is not in it yet, rewards included.
 
-    What `write` returned from is on the disk. One that failed half-way leaves a tail that the next one replaces,
-    and that loading ignores. One writer at a time.
+    When `write` returns, the records are on the disk. A write that failed half-way leaves a tail that the next one
+    replaces, and that loading ignores. One writer at a time.
     """
 
-    def __init__(self, path: str | os.PathLike[str], trajectory: Trajectory, *, written: int, size: int) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, trajectory: Trajectory) -> None:
+        self.path = path
         self.trajectory = trajectory
-        self._written = written
-        self._rewarded = len(trajectory.rewarded)
-        self._size = size
-        self._file = self.path.open("r+b", buffering=0)
+        self._file = path.open("r+b", buffering=0)
+        self._size = path.stat().st_size
+        self._writes, self._rewards = trajectory.num_writes, len(trajectory.rewarded)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], trajectory: Trajectory) -> TrajectoryFile:
-        """Save the trajectory to a new file, and follow it from there. An existing file is not touched."""
+        """Save the trajectory to a new file, and follow it from there. Raises FileExistsError for an existing file."""
         with open(path, "xb", opener=owned):  # claims the name
             pass
         try:
@@ -401,51 +398,26 @@ class TrajectoryFile:
         except BaseException:
             Path(path).unlink(missing_ok=True)
             raise
-        return cls(path, trajectory, written=trajectory.num_writes, size=Path(path).stat().st_size)
-
-    @classmethod
-    def resume(cls, path: str | os.PathLike[str]) -> TrajectoryFile:
-        """Load a file and continue it. The rest of a record that was cut off is removed by the next write.
-
-        A file of an older version is rewritten in this one. A file that is damaged, rather than cut off, is refused:
-        whole records may follow the damage.
-        """
-        loaded = load_trajectory(path)
-        if loaded.ending is Ending.DAMAGED or not loaded.good_bytes:
-            raise TrajectoryError(
-                f"{os.fspath(path)} cannot be continued: {loaded.problem or 'it has no header'}; load_trajectory() "
-                "gives what comes before, to be saved under another name"
-            )
-        if loaded.version != VERSION:  # a file has one version
-            save_trajectory(loaded.trajectory, path)
-            return cls(path, loaded.trajectory, written=loaded.writes, size=Path(path).stat().st_size)
-        return cls(path, loaded.trajectory, written=loaded.writes, size=loaded.good_bytes)
+        return cls(Path(path), trajectory)
 
     def write(self) -> int:
         """Append what is not in the file yet; returns how many writes of the trajectory that were."""
-        count = self.trajectory.num_writes - self._written
-        rewarded = len(self.trajectory.rewarded)
-        if not count and rewarded == self._rewarded:
+        writes, rewards = self.trajectory.num_writes, len(self.trajectory.rewarded)
+        records = [*write_records(self.trajectory, self._writes), *reward_records(self.trajectory, self._rewards)]
+        if not records:
             return 0
         self._file.seek(self._size)
         self._file.truncate()
-        size = self._size
-        added = itertools.chain(
-            write_records(self.trajectory, self._written), reward_records(self.trajectory, self._rewarded)
-        )
-        for record in added:
-            rest = memoryview(record)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            size += len(record)
+        left = memoryview(b"".join(records))
+        size = self._size + len(left)
+        while left:
+            left = left[self._file.write(left) :]
         os.fsync(self._file.fileno())
-        self._size = size
-        self._written += count
-        self._rewarded = rewarded
+        count, self._size, self._writes, self._rewards = writes - self._writes, size, writes, rewards
         return count
 
     def close(self) -> None:
-        """Close the file; what was not written is not in it."""
+        """Close the file, without writing."""
         self._file.close()
 
     def __enter__(self) -> TrajectoryFile:

@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..errors import TrajectoryError, shown
+from ..errors import ExtensionError, TrajectoryError, shown
+from ..settings import as_float
 from ..showing import ShowsItself
-from ..tokens.kinds import Kind
+from ..tokens.ids import INT32_MAX
+from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .inputs import as_count, as_ids, as_spans, from_position, mapping_json, owner_spans
-from .ledger import LATER_KINDS, PROMPT_KINDS, Ledger
-from .reading import Record
-from .turns import (
-    CompletionWrite,
-    ContextWrite,
-    IdsLike,
-    KindsLike,
-    LogprobKind,
-    LogprobsLike,
-    SpansLike,
-    Turn,
-    VersionLike,
-    Write,
+from .channels import pack_channels
+from .inputs import (
+    LATER_KINDS,
+    PROMPT_KINDS,
+    Logprobs,
+    Spans,
+    as_count,
+    as_ids,
+    as_kinds,
+    as_logprob_kind,
+    as_logprobs,
+    as_spans,
+    as_versions,
+    mapping_json,
+    owner_spans,
 )
+from .record import Node, Record
+from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
 
 if TYPE_CHECKING:
     from ..rendering.bridged import BridgedTokens
+
+_UNFINISHED: Final = frozenset({"abort", "length"})
+"""Finish reasons after which a completion may continue the same message."""
 
 
 class Trajectory(ShowsItself, Record):
     """Ids, kinds, logprobs and turns of one rollout; a tree of branches where its history was rewritten.
 
-    It is only ever added to. Every write is checked as a whole before anything is changed: one that fails raises
-    `TrajectoryError` and leaves the trajectory as it was. Tokens are `Kind.SAMPLED` only through
-    `append_completion`. Reads and writes are about the current branch, the one last written to, unless `branch`
-    says otherwise; views handed out are read-only and never change. Not safe for writers in several threads.
+    It is append-only. Every write is checked as a whole before anything changes: one that fails raises
+    `TrajectoryError` and leaves the trajectory as it was. Only `append_completion` records tokens as
+    `Kind.SAMPLED`. Methods work on the current branch, the one last written to, unless `branch` names another.
+    Views are read-only and never change. Not safe for writers in several threads.
 
-    `vocab_size` bounds the ids. With `logprobs=False` none are recorded and none may be given; otherwise every
-    sampled token has one. `metadata` is any dict that JSON can hold, kept exactly.
+    `vocab_size` bounds the ids. With `logprobs=False` the trajectory has no logprobs and accepts none; otherwise every
+    sampled token has one. `metadata` is any dict that JSON can hold, stored exactly.
 
     >>> trajectory = Trajectory(name="demo")
     >>> trajectory.begin([1, 2, 3], messages=1)
@@ -69,8 +80,8 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {shown(logprobs)}")
         if vocab_size is not None and as_count(vocab_size, "vocab_size") == 0:
             raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
-        ledger = Ledger(None if vocab_size is None else int(vocab_size), logprobs)
-        super().__init__(name, mapping_json({} if metadata is None else metadata, "metadata"), ledger)
+        metadata_json = mapping_json({} if metadata is None else metadata, "metadata")
+        super().__init__(name, None if vocab_size is None else int(vocab_size), logprobs, metadata_json)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole trajectory to a file; see `save_trajectory`. `load_trajectory` reads it."""
@@ -78,20 +89,22 @@ class Trajectory(ShowsItself, Record):
 
         save_trajectory(self, path)
 
-    # -- writing
+    def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
+        from .storage import restore, to_bytes
+
+        return restore, (to_bytes(self),)
 
     def begin(
         self, prompt_ids: IdsLike, *, kinds: KindsLike | None = None, messages: int = 0, message_spans: SpansLike = ()
     ) -> None:
         """Record the first prompt, which holds `messages` messages."""
-        if self._tree.nodes:
+        if self._nodes:
             raise TrajectoryError(
                 "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
             )
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        kinds = Kind.PROMPT if kinds is None else kinds
         spans = as_spans(message_spans, 0, len(ids), as_count(messages, "messages"))
-        self._open(-1, 0, ids, kinds, spans, messages, "")
+        self._open(-1, 0, ids, Kind.PROMPT if kinds is None else kinds, spans, messages)
 
     def append_context(
         self,
@@ -102,32 +115,30 @@ class Trajectory(ShowsItself, Record):
         messages: int = 0,
         branch: int | None = None,
     ) -> None:
-        """Record what was put after the stream: tool results, scaffold, a generation prompt, a synthetic close.
+        """Record what follows the stream without being sampled: tool results, scaffold, a generation prompt, a close.
 
         It adds `messages` messages. `message_spans` are rows ``(start, stop, message)``: positions in `new_ids`, and
         the number of the new message, counted from 0. The cost depends on the new ids alone.
         """
         index = self._index(branch)
-        node = self._tree.nodes[index]
+        node = self._nodes[index]
         added = as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
-        spans = as_spans(message_spans, 0, len(ids), added, node.stop, node.messages)
-        self._ledger.record(ContextWrite(index, node.stop, ids, kinds, spans, node.messages + added), checked=True)
+        spans = np.add(as_spans(message_spans, 0, len(ids), added), (node.stop, node.stop, node.messages))
+        self._add_context(node, index, ids, kinds, spans, node.messages + added)
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this stream."""
-        node = self._tree.nodes[self._index(branch)]
+        length = self._nodes[self._index(branch)].stop
         if not hasattr(bridge, "stream_length"):
             raise TrajectoryError(f"append_bridge takes BridgedTokens, not {shown(bridge)}; was the bridge refused?")
-        if as_count(bridge.stream_length, "bridge.stream_length") != node.stop:
+        if as_count(bridge.stream_length, "bridge.stream_length") != length:
             raise TrajectoryError(
-                f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {node.stop}: "
+                f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {length}: "
                 "make the bridge from the stream as it is recorded"
             )
-        sampled = np.asarray(bridge.completion, None if type(bridge.completion) is np.ndarray else np.int64)
-        own = self.stream(branch)[node.stop - len(sampled) :]
-        same = sampled.dtype == own.dtype and sampled.tobytes() == own.tobytes()
-        if not same and not np.array_equal(own, sampled):
+        completion = np.asarray(bridge.completion, None if type(bridge.completion) is np.ndarray else np.int64)
+        if not np.array_equal(self.stream(branch)[length - len(completion) :], completion):
             raise TrajectoryError(
                 "the bridge was made for another completion than the one recorded last: make it from the ids that "
                 "the engine returned"
@@ -153,34 +164,44 @@ class Trajectory(ShowsItself, Record):
     ) -> Turn:
         """Record the tokens that an engine returned for the stream as its prompt.
 
-        `version` names the weights: one for all, or rows ``(version, start, stop)`` that cover the completion if they
-        changed during it. `logprobs_kind` says of which distribution the logprobs are, and `sampling` with which
-        temperature, top-p and top-k they were sampled: without both, the meaning of a logprob is unknown.
-        `cached_tokens` is how many ids of the prompt the engine had cached. A completion needs a prompt or context
-        before it. `channels` is what else the engine told of the tokens, by name, with one entry for each: routed
-        experts, top logprobs, anything that is an array or that JSON can hold. `continues` says that it continues the
-        message of the turn before, which ended with ``"abort"`` or ``"length"`` or was empty, with no new message in
-        between.
+        - `version`: the weights, one version for all tokens, or rows ``(version, start, stop)`` that cover them.
+        - `logprobs_kind` and `sampling`: the distribution that the logprobs are of, and the temperature, top-p and
+          top-k of the request. Without both, the meaning of a logprob is unknown.
+        - `cached_tokens`: how many ids of the prompt the engine had cached.
+        - `channels`: more values per token by name, such as routed experts or top logprobs: arrays or JSON values.
+        - `continues`: this completion continues the message of the turn before, which ended with ``"abort"`` or
+          ``"length"`` or was empty, with no new message in between. Otherwise a completion follows a prompt or context.
         """
         index = self._index(branch)
-        sampling_json = None if sampling is None else mapping_json(sampling, "sampling")
-        number = self._ledger.record(
-            CompletionWrite(
-                branch=index,
-                start=self._tree.nodes[index].stop,
-                ids=ids,
-                logprobs=logprobs,
-                finish_reason=finish_reason,
-                version=version,
-                sampling_json=sampling_json,
-                continues=continues,
-                logprobs_kind=logprobs_kind,
-                cached_tokens=cached_tokens,
-                channels={} if channels is None else channels,
+        node = self._nodes[index]
+        new_ids = as_ids(ids, "ids", self.vocab_size)
+        if not isinstance(finish_reason, str) or not finish_reason:
+            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {shown(finish_reason)}")
+        if not isinstance(continues, bool):
+            raise TrajectoryError(f"continues must be True or False, not {shown(continues)}")
+        if not continues and isinstance(self._writes[node.writes[-1]], Turn):
+            raise TrajectoryError(
+                f"branch {index} ends with a completion: append what the engine was given after it, or say "
+                "continues=True where it continues an unfinished message"
             )
+        turn = Turn(
+            write=self.num_writes,
+            branch=index,
+            start=node.stop,
+            stop=_end(node.stop, new_ids),
+            message=self._continued(node) if continues else node.messages,
+            finish_reason=finish_reason,
+            versions=as_versions(version, len(new_ids)),
+            sampling_json=None if sampling is None else sys.intern(mapping_json(sampling, "sampling")),
+            continues=continues,
+            logprobs_kind=as_logprob_kind(logprobs_kind, self.has_logprobs),
+            cached_tokens=None if cached_tokens is None else as_count(cached_tokens, "cached_tokens"),
+            channels=tuple(pack_channels({} if channels is None else channels, len(new_ids)).items()),
         )
-        row = self._log.row(number)
-        return self._ledger.turn(number, row, row.stop)
+        as_count(turn.messages, "the number of messages")
+        values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
+        self._add(node, turn, new_ids, Kind.SAMPLED, values)
+        return turn
 
     def extend_to(
         self,
@@ -191,29 +212,27 @@ class Trajectory(ShowsItself, Record):
         messages: int | None = None,
         branch: int | None = None,
     ) -> int:
-        """Record the next prompt, given whole; returns how many of its ids are new.
+        """Record a whole next prompt; returns how many of its ids are new.
 
         It must begin with the stream, id for id; `ExtensionError` names the first position that differs. `kinds`
-        (CONTEXT by default) and `message_spans` are about the whole prompt, and count for what is new: what is
-        recorded stays. `messages` is how many messages the prompt holds. A prompt that is the stream changes nothing.
+        (CONTEXT by default) and `message_spans` describe the whole prompt, but only the new part is recorded.
+        `messages` is how many messages the prompt holds. A prompt equal to the stream changes nothing.
         """
         index = self._index(branch)
-        node = self._tree.nodes[index]
+        node = self._nodes[index]
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        shared = self._tree.shared_with(ids, index)
+        shared = self._shared_with(ids, index)
         if shared < node.stop:
-            raise self._ledger.extension_error(index, ids, shared)
+            raise self._extension_error(index, ids, shared)
         total = node.messages if messages is None else as_count(messages, "messages")
-        if total < node.messages:
-            raise TrajectoryError(
-                f"messages is {total}, but {node.messages} are recorded: say how many the whole prompt holds"
-            )
-        fresh, spans = from_position(kinds, message_spans, len(ids), shared, total, LATER_KINDS)
+        new_kinds, spans = _from(shared, kinds, message_spans, len(ids), total, LATER_KINDS)
         if len(ids) == shared:
-            if total > node.messages:
-                raise TrajectoryError(f"{total - node.messages} new messages without a token: nothing was recorded")
+            if total != node.messages:
+                raise TrajectoryError(
+                    f"messages is {total}, but the stream holds {node.messages} and the prompt has no new token"
+                )
             return 0
-        self._ledger.record(ContextWrite(index, shared, ids[shared:], fresh, spans, total), checked=True)
+        self._add_context(node, index, ids[shared:], new_kinds, spans, total)
         return len(ids) - shared
 
     def branch(
@@ -226,32 +245,31 @@ class Trajectory(ShowsItself, Record):
         cause: str = "",
         from_branch: int | None = None,
     ) -> int:
-        """Record a prompt whose history was rewritten, given whole; returns its branch, which is now the current one.
+        """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
-        It shares the longest prefix that is recorded anywhere in the tree, or in the stream of `from_branch`; the
-        kinds, turns and messages of the shared part are inherited, and stay with the branch that owns them. `kinds`
-        (CONTEXT by default), `message_spans` and `messages` are about the whole prompt, as in `extend_to`; by
-        default no message is new.
+        It shares the longest prefix that is recorded anywhere in the tree, or in the stream of `from_branch`. The
+        kinds, turns and messages of the shared part stay with the branch that owns them. `kinds` (CONTEXT by
+        default), `message_spans` and `messages` describe the whole prompt, as in `extend_to`; by default no message
+        is new.
 
-        A prompt that begins with the whole stream of a branch rewrites nothing, and is refused: it belongs to
-        `extend_to`. To sample once more from the same prompt, branch after the first completion is recorded.
+        Raises `TrajectoryError` for a prompt that begins with the whole stream of a branch, since it rewrites nothing:
+        use `extend_to`. To sample again from the same prompt, branch after the first completion is recorded.
         """
         current = self._index(from_branch)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         if from_branch is None:
-            source, shared, extends = self._tree.longest_shared(ids)
+            source, shared, extends = self.shared_prefix(ids)
         else:
-            source, shared = current, self._tree.shared_with(ids, current)
-            extends = current if shared == self._tree.nodes[current].stop else -1
+            source, shared = current, self._shared_with(ids, current)
+            extends = current if shared == self._nodes[current].stop else -1
         if extends >= 0:
             raise TrajectoryError(
                 f"the prompt begins with all {shared} ids of branch {extends}, so no history was rewritten: record it "
                 f"with extend_to(prompt_ids, branch={extends})"
             )
-        inherited = self._ledger.messages_at(source, shared)
-        total = inherited if messages is None else as_count(messages, "messages")
-        fresh, spans = from_position(kinds, message_spans, len(ids), shared, total, PROMPT_KINDS)
-        return self._open(source, shared, ids[shared:], fresh, spans, total, cause)
+        total = self._messages_at(source, shared) if messages is None else as_count(messages, "messages")
+        new_kinds, spans = _from(shared, kinds, message_spans, len(ids), total, PROMPT_KINDS)
+        return self._open(source, shared, ids[shared:], new_kinds, spans, total, cause)
 
     def branch_at(
         self,
@@ -264,41 +282,158 @@ class Trajectory(ShowsItself, Record):
         cause: str = "",
         branch: int | None = None,
     ) -> int:
-        """Branch where it is known how much is shared: the first `position` ids of a stream, and `new_ids` after them.
+        """Branch at a known position: the first `position` ids of a stream, and `new_ids` after them.
 
         As with `append_context`, arguments and cost are about what is new.
         """
         source = self._index(branch)
         shared = as_count(position, "position")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
-        inherited = self._ledger.messages_at(source, shared)
-        added = as_count(messages, "messages")
-        spans = as_spans(message_spans, 0, len(ids), added, shared, inherited)
+        inherited, added = self._messages_at(source, shared), as_count(messages, "messages")
+        spans = np.add(as_spans(message_spans, 0, len(ids), added), (shared, shared, inherited))
         return self._open(source, shared, ids, kinds, spans, inherited + added, cause)
 
-    def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:
-        """Record what a turn was worth; without a turn, the whole rollout. What is said last counts: None takes back
-        what was said before."""
-        if turn is not None:
-            self._recorded(turn)
-        self._ledger.reward(-1 if turn is None else turn.write, reward)
+    def _open(
+        self, source: int, start: int, ids: Ids, kinds: KindsLike, spans: Spans, messages: int, cause: str = ""
+    ) -> int:
+        """Open a branch that shares the first `start` ids of the stream of `source`; returns its index."""
+        if start and start >= self._nodes[source].stop:
+            raise TrajectoryError(
+                f"branch {source} ends at {self._nodes[source].stop}, so leaving it at {start} rewrites nothing: "
+                "use append_context() or extend_to()"
+            )
+        if start == 0 and not len(ids):
+            raise TrajectoryError("a prompt needs at least one id")
+        if not isinstance(cause, str):
+            raise TrajectoryError(f"cause must be a str, not {shown(cause)}")
+        parent = self._owner(source, start)
+        node = Node(parent, start, self._messages_at(source, start))
+        return self._add_context(node, self.num_branches, ids, kinds, spans, messages, parent, cause)
 
-    def replay(self, write: Write) -> None:
-        """Do a write of another trajectory, as `writes` gives it. Storage loads a trajectory so."""
-        self._ledger.record(write)
+    def _add_context(
+        self,
+        node: Node,
+        index: int,
+        ids: Ids,
+        kinds: KindsLike,
+        spans: Spans,
+        messages: int,
+        parent: int | None = None,
+        cause: str = "",
+    ) -> int:
+        """Add checked ids and spans to a branch, which then holds `messages` messages; returns its index."""
+        if as_count(messages, "messages") < node.messages:
+            before = f"branch {index}" if parent is None else "the shared prefix"
+            raise TrajectoryError(
+                f"messages is {messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
+            )
+        if parent is None and not len(ids):
+            raise TrajectoryError("no new ids: there is nothing to record")
+        kinds = as_kinds(kinds, len(ids), allowed=LATER_KINDS if parent is None else PROMPT_KINDS)
+        stop = _end(node.stop, ids)
+        rows = spans.astype(np.int32)
+        rows.flags.writeable = False
+        context = Context(index, node.stop, stop, node.messages, messages, rows, parent, cause)
+        self._add(node, context, ids, kinds)
+        return index
+
+    def _continued(self, node: Node) -> int:
+        """The message that a completion with `continues` continues."""
+        writes = (self._writes[number] for number in reversed(node.writes))
+        last = next((write for write in writes if isinstance(write, Turn)), None)
+        if last is None:
+            raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
+        if last.finish_reason not in _UNFINISHED and len(last):
+            raise TrajectoryError(
+                f'the turn before finished with "{last.finish_reason}": a message continues only after "abort" or '
+                '"length"'
+            )
+        if last.messages != node.messages:
+            raise TrajectoryError("new messages came after the turn before: leave continues out")
+        return last.message
+
+    def _add(self, node: Node, write: Write, ids: Ids, kinds: Kinds | int, logprobs: Logprobs | None = None) -> None:
+        """Append a checked write to a branch, which may be new. If memory runs out, nothing changes."""
+        count = len(ids)
+        node.ids.reserve(count)
+        node.kinds.reserve(count)
+        node.logprobs.reserve(0 if logprobs is None else count)
+        # There is room: nothing below can fail.
+        node.ids.push(ids, count)
+        node.kinds.push(kinds, count)
+        if logprobs is not None:
+            node.logprobs.push(logprobs, count)
+        node.writes.append(len(self._writes))
+        node.offsets.append(node.sampled)
+        node.sampled += count if isinstance(write, Turn) else 0
+        node.messages = write.messages
+        if write.branch == len(self._nodes):
+            self._nodes.append(node)
+        self._writes.append(write)
+
+    def _extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
+        if shared == len(ids):
+            reason = f"the prompt ends at {shared}, inside the recorded stream of {self._nodes[index].stop} ids"
+        else:
+            recorded, kind = int(self.stream(index)[shared]), Kind(int(self.kinds(index)[shared])).name
+            reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
+        return ExtensionError(
+            f"{reason}: it does not extend branch {index}; record a rewritten history with branch(prompt_ids)",
+            position=shared,
+        )
+
+    def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:
+        """Set the reward of a turn, or of the whole rollout. The last value counts; None removes the reward."""
+        if turn is not None:
+            self._check_turn(turn)
+        self.replay_reward(-1 if turn is None else turn.write, reward)
 
     def replay_reward(self, write: int, reward: float | None) -> None:
-        """Say a reward again that another trajectory was told, as `rewarded` gives it."""
-        self._ledger.reward(write, reward)
+        """Repeat a reward of another trajectory, as `rewarded` returns it."""
+        turn = self._writes[write] if 0 <= write < self.num_writes else None
+        if write != -1 and not isinstance(turn, Turn):
+            raise TrajectoryError(f"write {shown(write)} is not a turn: there is nothing to reward")
+        value = as_float(reward) if not isinstance(reward, bool) and isinstance(reward, Real) else None
+        if value is None and reward is not None:
+            raise TrajectoryError(f"a reward is a finite number, or None, not {shown(reward)}")
+        if isinstance(turn, Turn):
+            self._writes[write] = replace(turn, reward=value)
+        self._rewards.append((write, value))
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Trajectory], tuple[bytes]]:
-        from .storage import restore, to_bytes
+    def replay_context(self, context: Context, ids: IdsLike, kinds: KindsLike) -> None:
+        """Repeat a context of another trajectory, opening its branch if that one did. `message` and `stop` follow."""
+        branch, start, parent = context.branch, context.start, context.parent
+        new_ids = as_ids(ids, "ids", self.vocab_size)
+        spans = as_spans(context.spans, start, start + len(new_ids), context.messages)
+        if parent is None:
+            self.check_follows(branch, start)
+            self._add_context(self._nodes[branch], branch, new_ids, kinds, spans, context.messages)
+            return
+        is_owner = 0 <= parent < self.num_branches and self._nodes[parent].start < start if start else parent == -1
+        if branch != self.num_branches or not is_owner:
+            raise TrajectoryError(
+                f"branch {branch} cannot open at {start} of branch {parent}: the next branch is {self.num_branches}, "
+                "and its parent owns the token before it"
+            )
+        self._open(parent, start, new_ids, kinds, spans, context.messages, context.cause)
 
-        return restore, (to_bytes(self),)
+    def check_follows(self, branch: int, start: int) -> None:
+        """Raise `TrajectoryError` if a branch does not end at `start`."""
+        if not 0 <= branch < self.num_branches or start != self._nodes[branch].stop:
+            raise TrajectoryError(f"there is no branch {branch} that ends at {start}")
 
-    def _open(self, source: int, start: int, ids: Ids, kinds: KindsLike, spans: Any, messages: int, cause: str) -> int:
-        """Make a branch that shares the first `start` ids of the stream of `source`; returns its index."""
-        self._ledger.check_leaves(source, start)
-        index, parent = self.num_branches, self._tree.owner(source, start)
-        self._ledger.record(ContextWrite(index, start, ids, kinds, spans, messages, parent, cause))
-        return index
+
+def _from(
+    position: int, kinds: KindsLike | None, spans: SpansLike, length: int, messages: int, allowed: frozenset[Kind]
+) -> tuple[Kinds, Spans]:
+    """Kinds and spans of a whole prompt, from a position on."""
+    rows = as_spans(spans, 0, length, messages)
+    rows = rows[rows[:, 1] > position]
+    rows[:, 0] = np.maximum(rows[:, 0], position)
+    return as_kinds(Kind.CONTEXT if kinds is None else kinds, length, allowed=allowed, skip=position)[position:], rows
+
+
+def _end(start: int, ids: Ids) -> int:
+    if start + len(ids) > INT32_MAX:
+        raise TrajectoryError(f"a stream holds at most 2**31 - 1 ids, and this one would have {start + len(ids)}")
+    return start + len(ids)

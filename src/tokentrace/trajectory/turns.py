@@ -1,17 +1,20 @@
-"""What a trajectory consists of: turns, branches, spans of messages and versions, and the writes it was made of."""
+"""The parts of a trajectory: turns, branches, spans of messages and versions, and the writes that record them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..tokens.kinds import Kind
+
+if TYPE_CHECKING:
+    from .channels import Packed
 
 IdsLike: TypeAlias = Sequence[int] | npt.NDArray[Any]
 KindsLike: TypeAlias = Kind | int | Sequence[int] | npt.NDArray[Any]
@@ -21,20 +24,20 @@ VersionLike: TypeAlias = Version | Sequence[tuple[Version, int, int]] | None
 SpansLike: TypeAlias = Iterable[tuple[int, int, int]] | npt.NDArray[Any]
 
 PENALTIES: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
-"""The sampling parameters that change logits by what is there already, each with the value that does nothing."""
+"""The sampling parameters that change logits by earlier tokens, each with the value that turns it off."""
 
 
 class LogprobKind(StrEnum):
     """The distribution that logprobs are of. Kinds differ where temperature is not 1, or top-p or top-k exclude ids."""
 
     PROCESSED = "processed"
-    """The one that was sampled from: temperature, top-p and top-k included."""
+    """The distribution that was sampled from: temperature, top-p and top-k included."""
     SCALED = "scaled"
-    """After temperature, before top-p and top-k. Where these exclude nothing, it is the one that was sampled from."""
+    """After temperature, before top-p and top-k. Equals `PROCESSED` where these exclude nothing."""
     RAW = "raw"
-    """The model's own, before temperature, top-p and top-k; what a greedy completion (temperature 0) has everywhere."""
+    """The model's, before temperature, top-p and top-k; a greedy completion (temperature 0) always has this one."""
     UNKNOWN = "unknown"
-    """It was not said, and could not be found."""
+    """The engine did not report it."""
 
 
 class MessageSpan(NamedTuple):
@@ -69,7 +72,7 @@ class Turn:
     """One completion, as the engine returned it. Positions are those of the stream.
 
     `cut` is True in the turns of a branch that left its parent inside this completion: only the head up to `stop`
-    lies in that branch, and `finish_reason` tells of the whole. The turn itself, whole, is the parent's.
+    lies in that branch, while `finish_reason` describes the whole turn. The parent has the whole turn.
     """
 
     write: int
@@ -82,85 +85,74 @@ class Turn:
     """Its number in the conversation."""
     finish_reason: str
     versions: tuple[VersionSpan, ...]
-    """Which weights sampled which part; positions count from `start`. Empty where it is not known."""
+    """Which weights sampled which part; positions count from `start`. Empty where the version is unknown."""
     sampling_json: str | None
     continues: bool
     """It continues the message of the turn before, which was aborted or ran out of tokens."""
     cut: bool = False
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
-    """Of which distribution its logprobs are."""
     cached_tokens: int | None = None
-    """How many ids of its prompt the engine had cached; None where it is not known."""
+    """How many ids of its prompt the engine had cached; None where that is unknown."""
     reward: float | None = field(default=None, compare=False)
-    """What it was worth, as `Trajectory.set_reward` was told until then; None where it was not."""
+    """The reward that `Trajectory.set_reward` had recorded when this turn was read."""
+    channels: tuple[tuple[str, Packed], ...] = field(default=(), compare=False, repr=False)
+    """Names and packed entries of its side channels; `Trajectory.channels` has them along a stream."""
+
+    @property
+    def messages(self) -> int:
+        """How many messages its branch holds after it."""
+        return self.message + 1
 
     @property
     def version(self) -> str | int | None:
-        """The version that sampled all of it; None where it is not known or the weights changed in between."""
+        """The version that sampled all of it; None if it is unknown or the weights changed in between."""
         return self.versions[0].version if len(self.versions) == 1 else None
 
     @property
     def sampling(self) -> dict[str, Any] | None:
-        """The sampling parameters, as given."""
+        """The sampling parameters."""
         return None if self.sampling_json is None else json.loads(self.sampling_json)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """Tokens that were added to a stream without sampling: a prompt, a rewritten one, or what follows a completion."""
+
+    branch: int
+    start: int
+    stop: int
+    message: int
+    """How many messages the branch held before it: the number of its first message."""
+    messages: int
+    """How many messages the branch holds after it."""
+    spans: npt.NDArray[np.int32]
+    """Read-only rows of stream positions and message number."""
+    parent: int | None = None
+    """Set if this write opened the branch: the branch that owns the token before `start`, -1 for none."""
+    cause: str = ""
+    """Why it opened a branch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One node of the tree: the tokens from `start` on are its own, those before are its parent's."""
+    """One node of the tree: it owns the tokens from `start` on, and its ancestors those before."""
 
     index: int
     parent: int
     """The branch that owns the token before `start`; -1 where nothing is shared."""
     start: int
     stop: int
-    """The length of its stream, as of when it was asked for."""
+    """The length of its stream when it was read."""
     sampled: int
-    """How many of its own tokens were sampled."""
+    """How many of the tokens that it owns were sampled."""
     cause: str
     """Why the history was rewritten; empty for the first branch."""
     retries: bool = False
-    """Whether it rewrites nothing: a recorded prompt, or the beginning of one, was sampled again."""
+    """It rewrites nothing: a recorded prompt, or the beginning of one, was sampled again."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ContextWrite:
-    """Tokens that were put into a stream: a first prompt, a rewritten one, or what came after a completion."""
-
-    branch: int
-    start: int
-    ids: IdsLike
-    kinds: KindsLike
-    spans: npt.NDArray[np.int32]
-    """Rows of stream positions and message number."""
-    messages: int
-    """How many messages the conversation holds after it."""
-    parent: int | None = None
-    """Set where this write makes the branch: the branch that owns the token before `start`, -1 for none."""
-    cause: str = ""
-    """Why it makes a branch."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CompletionWrite:
-    """Tokens that an engine returned."""
-
-    branch: int
-    start: int
-    ids: IdsLike
-    logprobs: LogprobsLike | None
-    finish_reason: str
-    version: VersionLike
-    sampling_json: str | None
-    continues: bool
-    logprobs_kind: LogprobKind | str = LogprobKind.UNKNOWN
-    cached_tokens: int | None = None
-    channels: Mapping[str, Any] = field(default_factory=dict)
-    """What else was told of the tokens, by name."""
-
-
-Write = ContextWrite | CompletionWrite
-"""What the ledger records, and what a trajectory is made of. `Trajectory.writes` gives those made, with arrays."""
+Write: TypeAlias = Turn | Context
+"""What a trajectory is a list of. `Trajectory.tokens` has the tokens of a write."""

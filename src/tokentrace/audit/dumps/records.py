@@ -36,7 +36,6 @@ def read_trajectory(path: Path, where: str) -> DumpedRollout | UnreadSource:
     """A trajectory file. One that was cut off is read as far as it goes, which is noted."""
     try:
         loaded = load_trajectory(path)
-        loaded.trajectory.check()
     except (TrajectoryError, OSError) as error:
         return UnreadSource(where, str(error).removeprefix(f"{path}: "))
     notes = [f"{where}: {loaded.problem}"] if loaded.truncated else []
