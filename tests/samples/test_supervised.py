@@ -143,7 +143,7 @@ def test_what_a_row_knows_of_tokens_is_found_when_it_is_asked_for() -> None:
 def test_row_takes_one_render(any_family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a renderer has seen such conversations; the first ones teach it how the template prompts and ends turns.
 
-    Where the generation prompt may depend on the conversation (DeepSeek), each turn takes two more: with it and without.
+    Where the generation prompt may depend on the conversation (DeepSeek), each turn takes two more.
     """
     renderer = make_renderer(any_family)
     of_turn = 0 if renderer.study().template.asks_alike else 2
