@@ -21,6 +21,7 @@ from typing import IO, Any, Final
 
 from ..errors import InputError, shown
 from ..files import writing
+from ..tokens.nearest import meant_file
 
 _BLOCK: Final = 1 << 20
 
@@ -130,7 +131,7 @@ def _sources(given: str, spool: Path, split: str | None, count: int) -> list[Sou
         return [_source(path, given, spool, count)]
     if not path.is_dir():
         if not _HUB_NAME.fullmatch(given) or given.startswith("."):
-            raise InputError(f"there is no file or folder {given!r}")
+            raise InputError(f"there is no file or folder {given!r}{meant_file(path)}")
         path = _from_hub(given)
     files = _files(path, given, split)
     return [
