@@ -50,7 +50,7 @@ class Trainer:
             raise InputError(f"{path} is there, and {what}: give another name")
         elif path.exists() and not overwrite:
             raise InputError(
-                f"{path} is there already: give another name, or replace it with --overwrite (overwrite=True)"
+                f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)"
             )
 
     def schema(self, schema: Any) -> Any:
