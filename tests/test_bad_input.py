@@ -350,6 +350,13 @@ def test_arguments_that_json_does_not_have_are_refused_for_every_template(any_fa
         assert (caught.value.field or "").startswith("tool_calls.0.function.arguments")
 
 
+def test_integers_that_python_does_not_print_are_refused() -> None:
+    for arguments in ({"x": 10**4300}, {"x": [-(10**5000)]}):
+        with pytest.raises(InputError, match="digits") as caught:
+            RENDERER.render(calls(call(arguments=arguments)))
+        assert (caught.value.field or "").startswith("tool_calls.0.function.arguments")
+
+
 def test_tools_that_are_not_quite_json() -> None:
     for name in ("enum", "tuple", "numpy_int", "ordered", "huge_int", "int_keys", "nested", "object"):
         tools = [{"name": "f", "parameters": {"type": "object", "x": VALUES[name]}}]

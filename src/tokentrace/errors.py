@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -95,21 +96,16 @@ class SampleError(TokentraceError):
 
 
 class WriteError(TokentraceError):
-    """A file could not be written: no room, no permission, a limit. Names the file; `rows` says what is safe."""
+    """A file could not be written: no room, no permission, a limit. `path` names the file."""
 
-    def __init__(self, problem: str, *, path: str, rows: int | None = None) -> None:
+    def __init__(self, problem: str, *, path: str) -> None:
         self.problem = problem
         self.path = path
-        self.rows = rows
         super().__init__(f"{path} cannot be written: {problem}")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between processes."""
-        return _write_error, (self.problem, self.path, self.rows)
-
-
-def _write_error(problem: str, path: str, rows: int | None) -> WriteError:
-    return WriteError(problem, path=path, rows=rows)
+        return functools.partial(WriteError, path=self.path), (self.problem,)
 
 
 class ExtensionError(TrajectoryError):

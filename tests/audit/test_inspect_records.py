@@ -78,7 +78,7 @@ def test_a_trajectory_that_was_cut_off_is_read_as_far_as_it_goes(folder: Path) -
     assert found(path).unreadable == 1
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.arrow"])
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name: str) -> None:
     samples = [row for told in (*clean("pocket"), BROKEN) for row in trajectory_samples(recorded(told))]
     write_samples(tmp_path / name, samples)

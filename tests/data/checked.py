@@ -16,7 +16,7 @@ from tests.conversations import (
 )
 from tests.support import load_family, per_family
 from tokentrace.data.check.dataset import CheckedRow, RowChecker
-from tokentrace.data.chunks import Row
+from tokentrace.data.rows import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Sample

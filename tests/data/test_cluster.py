@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,11 @@ import pytest
 from tests.data.generate import conversations, write_conversations
 from tests.ray_cluster import children_of, local_ray, none_left, processes_of
 from tokentrace.data import cluster as on_ray
-from tokentrace.data.chunks import CHUNK_ROWS, Chunk, plan
-from tokentrace.data.job import MANIFEST, Finished, Progress, parts_path, tokenize_files
-from tokentrace.data.sources import find_sources
+from tokentrace.data.job import BatchResult, Finished, Progress, tokenize_files
+from tokentrace.data.rows import Batch, Row, read_batches
+from tokentrace.data.sources import Format, find_sources
 from tokentrace.data.tables import Layout, schema, table_samples
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
-from tokentrace.data.workers import part_file
 from tokentrace.errors import InputError, SampleError
 from tokentrace.pocket import POCKET
 
@@ -41,6 +41,7 @@ pytestmark = [
 ]
 
 SETTINGS = TokenizeSettings(str(POCKET))
+WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scale-out.md"
 
 
@@ -60,7 +61,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all kinds of files, good rows and bad ones. Its chunks are its files, but for one that has two."""
+    """A folder of all kinds of files, good rows and bad ones. Its batches are its files, but for one that has two."""
     folder = tmp_path_factory.mktemp("inputs")
     rows = folder / "rows"
     rows.mkdir()
@@ -87,7 +88,6 @@ def wanted(inputs: Path, relative: TokenizeSettings, tmp_path_factory: pytest.Te
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(inputs)
         done = tokenize_files(["rows"], tmp_path_factory.mktemp("wanted") / "out.parquet", relative, workers=1)
-    assert done.chunks == 8
     assert done.counts.bad_rows == 4
     return done
 
@@ -98,33 +98,7 @@ def check_same(found: Finished, wanted: Finished) -> None:
     assert wanted.bad_rows is not None
     assert found.bad_rows.read_bytes() == wanted.bad_rows.read_bytes()
     assert found.counts == wanted.counts
-    assert found.chunks == wanted.chunks
-    assert not parts_path(found.output).exists()
-
-
-def after(chunks: int, act: Callable[[], None]) -> Callable[[Progress], None]:
-    """A callback that does something once, when so many chunks were done in this run."""
-    left = [chunks]
-
-    def progress(seen: Progress) -> None:
-        left[0] -= not seen.resumed
-        if not left[0] and not seen.resumed:
-            act()
-
-    return progress
-
-
-def kill_workers() -> None:
-    killed = 0
-    for pid, name in list(children_of(os.getpid())):
-        if "ChunkTokenizer" in name:
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    assert killed
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
+    assert sorted(path.name for path in found.output.parent.iterdir()) == ["out.bad.jsonl", "out.parquet"]
 
 
 # -- the same file
@@ -145,35 +119,35 @@ def test_one_worker_makes_the_same_file(
         ["rows"], output, relative, workers=1, progress=lambda progress: seen.append(progress.done)
     )
     check_same(done, wanted)
-    assert len(set(seen)) == done.chunks
-    assert sorted(seen) == seen
+    assert len(seen) == 8
+    assert sorted(set(seen)) == seen
     assert capfd.readouterr() == ("", "")
 
 
 def test_workers_that_die_change_nothing(
     inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    killed = []
+
+    def kill_workers(_: Progress) -> None:
+        if not killed:
+            killed.extend(pid for pid, name in children_of(os.getpid()) if name in WORKERS)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
     monkeypatch.chdir(inputs)
-    output = tmp_path / "out.parquet"
-    done = on_ray.tokenize_on_ray(["rows"], output, relative, workers=2, progress=after(1, kill_workers))
+    done = on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", relative, workers=2, progress=kill_workers)
+    assert killed
     check_same(done, wanted)
 
 
-def test_a_run_is_gone_on_with(
-    inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(inputs)
-    output = tmp_path / "out.parquet"
+def test_a_run_that_is_interrupted_writes_nothing(inputs: Path, tmp_path: Path) -> None:
+    def interrupt(_: Progress) -> None:
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        tokenize_files(["rows"], output, relative, workers=1, progress=after(3, interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        on_ray.tokenize_on_ray(["rows"], output, relative, workers=1, progress=after(1, interrupt))
-    assert not output.exists()
-    made = len(list(parts_path(output).glob("*.arrow")))
-    assert made >= 4
-    done = on_ray.tokenize_on_ray(["rows"], output, relative)
-    assert done.resumed_chunks >= made  # a worker that was not yet gone may have finished one more
-    check_same(done, wanted)
+        on_ray.tokenize_on_ray([str(inputs)], tmp_path / "out.parquet", SETTINGS, workers=1, progress=interrupt)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_example_in_the_docs_runs_and_leaves_nothing(tmp_path: Path, short_folder: str) -> None:
@@ -202,33 +176,23 @@ def test_the_example_with_a_dataset_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert bad.startswith("b 0 InputError: ")
 
 
-# -- what a worker dies on
+# -- what goes wrong on a node
 
 
 class Deadly:
-    """A path that whoever opens it dies of."""
+    """A row's text that whoever decodes it dies of."""
 
-    def __fspath__(self) -> str:
+    def decode(self, _: str) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
         return ""
 
 
-def test_a_chunk_that_workers_die_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deadly(chunk: Chunk) -> Chunk:
-        path: Any = Deadly() if chunk.index else chunk.source.path
-        return dataclasses.replace(chunk, source=dataclasses.replace(chunk.source, path=path))
-
-    source = tmp_path / "rows.jsonl"
-    write_conversations(source, CHUNK_ROWS + 5)
-    monkeypatch.setattr(on_ray, "_everywhere", deadly)
+def test_rows_that_workers_die_on_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadly: Any = Deadly()
+    batches = iter([Batch("x.jsonl", Format.LINES, (Row(7, 7, text=deadly), Row(8, 8)), 1)])
     monkeypatch.setattr(on_ray, "_RETRIES", 1)
-    output = tmp_path / "out.parquet"
-    with pytest.raises(SampleError, match=rf"^rows \d+ to \d+ of {source}: 2 workers died on them, .* is kept: run"):
-        on_ray.tokenize_on_ray([str(source)], output, SETTINGS, workers=1)
-    monkeypatch.undo()
-    done = tokenize_files([str(source)], output, SETTINGS, workers=1)
-    assert done.resumed_chunks == 1
-    assert done.counts.samples == CHUNK_ROWS + 5
+    with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: Ray gave up on them"):
+        list(on_ray.run_on_ray(batches, RowTokenizer(SETTINGS), 1))
 
 
 class Unreadable(dict[str, Any]):
@@ -238,77 +202,42 @@ class Unreadable(dict[str, Any]):
         return eval, ("1 / 0",)
 
 
-def test_workers_that_cannot_be_made(tmp_path: Path) -> None:
-    _, parts, chunks = planned(tmp_path)
-    settings = dataclasses.replace(SETTINGS, template_kwargs=Unreadable())
-    with pytest.raises(SampleError, match=r"^Ray gave up: .*; what is done is kept: run again to continue"):
-        list(on_ray.run_on_ray(chunks, settings, parts, 1))
-
-
-# -- what a node does not see
-
-
-def planned(tmp_path: Path) -> tuple[Path, Path, list[Any]]:
-    """A source, a folder for its parts with a manifest, and its chunks."""
-    source, parts = tmp_path / "rows.jsonl", tmp_path / "parts"
+def batches_of(tmp_path: Path) -> Iterator[Batch]:
+    source = tmp_path / "rows.jsonl"
     write_conversations(source, 5)
-    parts.mkdir()
-    (parts / MANIFEST).write_text(json.dumps(RowTokenizer(SETTINGS).described()))
-    return source, parts, list(plan(find_sources([str(source)], parts)))
+    return read_batches(find_sources([str(source)], tmp_path))
 
 
-def worked_on(chunks: list[Any], settings: TokenizeSettings, parts: Path) -> str:
-    """What an actor says of the first chunk, asked in this process."""
-    (row,) = on_ray.ChunkTokenizer(settings, parts)(
-        pa.table({"chunk": [on_ray.pickle.dumps(chunk) for chunk in chunks[:1]]})
-    ).to_pylist()
-    return str(row["error"])
+def test_workers_that_cannot_be_made(tmp_path: Path) -> None:
+    tokenizer = RowTokenizer(dataclasses.replace(SETTINGS, template_kwargs=Unreadable()))
+    with pytest.raises(SampleError, match=r"^rows 1 to 5 of .*: Ray gave up on them"):
+        list(on_ray.run_on_ray(batches_of(tmp_path), tokenizer, 1))
 
 
-def test_a_source_that_a_node_does_not_see(tmp_path: Path) -> None:
-    source, parts, chunks = planned(tmp_path)
-    source.unlink()
-    with pytest.raises(SampleError, match=rf"^node \S+ does not see {source}: .* storage that all nodes share"):
-        list(on_ray.run_on_ray(chunks, SETTINGS, parts, 1))
-    assert not part_file(parts, 0).exists()
+def test_more_workers_than_cpus_wait_for_one_another(
+    inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(inputs)
+    check_same(on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", relative, workers=7), wanted)
 
 
-def test_other_things_that_a_node_does_not_see(tmp_path: Path) -> None:
-    source, parts, chunks = planned(tmp_path)
-    assert worked_on(chunks, SETTINGS, parts) == ""
-    assert f"does not see {tmp_path}/nowhere" in worked_on(chunks, SETTINGS, tmp_path / "nowhere")
-    away = TokenizeSettings(str(tmp_path / "away"))
-    assert f"does not see {tmp_path}/away: " in worked_on(chunks, away, parts)
-    assert "no folder './away'" in worked_on(chunks, TokenizeSettings("./away"), parts)
-    source.write_text("{}\n")
-    assert re.search(rf"^node \S+ sees another {source}, of 3 bytes", worked_on(chunks, SETTINGS, parts))
+def test_a_node_without_the_tokenizer_or_with_another_is_named(tmp_path: Path) -> None:
+    (batch,) = batches_of(tmp_path)
+    same = {name: RowTokenizer(SETTINGS).described()[name] for name in ("tokentrace", "tokenizer_sha256")}
+
+    def tokenized(settings: TokenizeSettings, same: dict[str, Any]) -> Any:
+        return on_ray.tokenize_on_node(batch, on_ray.NodeRun(str(uuid.uuid4()), settings, same))
+
+    assert isinstance(tokenized(SETTINGS, same), BatchResult)
+    assert re.search(r"^node \S+: .*/away", tokenized(TokenizeSettings(str(tmp_path / "away")), same))
+    other = tokenized(SETTINGS, {**same, "tokenizer_sha256": "another"})
+    assert re.search(r"^node \S+: this node has another tokenizer_sha256 .*'another'", other)
 
 
-def test_another_tokenizer_on_a_node(tmp_path: Path) -> None:
-    _, parts, chunks = planned(tmp_path)
-    manifest = {**RowTokenizer(SETTINGS).described(), "tokenizer_sha256": "another"}
-    (parts / MANIFEST).write_text(json.dumps(manifest))
-    assert re.search(
-        r"^node \S+ has another tokenizer_sha256 .* instead of 'another'", worked_on(chunks, SETTINGS, parts)
-    )
-
-
-def test_an_error_that_is_no_rows_own_says_which_rows(tmp_path: Path) -> None:
-    source, parts, chunks = planned(tmp_path)
-    part_file(parts, 0).mkdir()  # what cannot be replaced by a file
-    assert re.search(
-        rf"^rows 1 to 5 of {source}, on node \S+: WriteError: .*: Is a directory; what is done is kept",
-        worked_on(chunks, SETTINGS, parts),
-    )
-
-
-def test_a_part_that_is_not_seen_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "_PAUSES", (0.0, 0.0))
-    part = tmp_path / "00000000.arrow"
-    with pytest.raises(SampleError, match=r"00000000.arrow, which node n7 wrote, is not seen on node "):
-        on_ray._check_part(part, "n7")
-    part.touch()
-    on_ray._check_part(part, "n7")
+def test_an_error_that_is_no_rows_own_says_which_rows() -> None:
+    broken: Any = Batch("x.jsonl", Format.LINES, (Row(3, 3, text=3), Row(4, 4)), 1)  # type: ignore[arg-type]
+    problem = on_ray.tokenize_on_node(broken, on_ray.NodeRun("broken", SETTINGS, {}))
+    assert re.search(r"^rows 3 to 4 of x\.jsonl, on node \S+: AttributeError: ", str(problem))
 
 
 # -- rows

@@ -1,4 +1,4 @@
-"""Sources: the same rows from every format, cut the same way every time."""
+"""Sources: the same rows from every format, in batches that depend on the sources alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import bz2
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import lzma
 import os
@@ -22,16 +21,16 @@ from hypothesis import strategies as st
 from tests.data.generate import conversations
 from tests.support import examples
 from tokentrace import InputError
-from tokentrace.data import chunks as chunking
-from tokentrace.data.chunks import Row, plan, read_rows
+from tokentrace.data import rows as reading
+from tokentrace.data.rows import Row, read_batches, read_rows
 from tokentrace.data.sources import Format, Source, find_sources
 
 ROWS = [{"messages": [{"role": "user", "content": f'question {n} \n ,[]{{}} "x" Zürich'}], "n": n} for n in range(7)]
 
 
-def rows_of(*inputs: Path | str, spool: Path, limit: int = chunking.ROW_BYTES, **options: Any) -> list[Row]:
+def rows_of(*inputs: Path | str, spool: Path, limit: int = reading.ROW_BYTES, **options: Any) -> list[Row]:
     found = find_sources([str(path) for path in inputs], spool, **options)
-    return [row for chunk in plan(found, row_bytes=limit) for row in read_rows(chunk, row_bytes=limit)]
+    return [row for source in found for row in read_rows(source, row_bytes=limit)]
 
 
 def values(rows: list[Row]) -> list[Any]:
@@ -294,7 +293,7 @@ def test_an_array_is_taken_apart_as_json_reads_it(
     text = json.dumps(rows, indent=indent, ensure_ascii=ascii_only)
     (folder / "x.json").write_bytes(b"[" + text.encode()[1:])
     source = Source("x", str(folder / "x.json"), Format.ELEMENTS, len(text.encode()), "")
-    read = [row for chunk in plan([source]) for row in read_rows(chunk)]
+    read = list(read_rows(source))
     assert values(read) == rows
     assert [row.number for row in read] == list(range(1, len(rows) + 1))
     begins = [_line_of(text, at) for at in range(len(rows))] if indent else None
@@ -312,36 +311,30 @@ def _line_of(text: str, element: int) -> int:
     return text.count("\n", 0, begin) + 1
 
 
-# -- planning
+# -- batches
 
 
-def test_chunks_cover_a_file_without_gaps_and_depend_on_its_bytes_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet"])
+def test_batches_hold_every_row_once_and_add_up_to_their_sources(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunking, "CHUNK_ROWS", 16)
-    monkeypatch.setattr(chunking, "CHUNK_BYTES", 20_000)
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(lines(list(conversations(200, seed=3))))
-    (source,) = find_sources([str(path)], tmp_path)
-    chunks = list(plan([source]))
-    assert len(chunks) > 10
-    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
-    assert chunks[0].start == 0
-    assert chunks[-1].stop == path.stat().st_size == source.size == sum(chunk.size for chunk in chunks)
-    assert all(one.stop == two.start for one, two in itertools.pairwise(chunks))
-    assert all(one.first + one.rows == two.first for one, two in itertools.pairwise(chunks))
-    assert all(chunk.rows <= 16 for chunk in chunks)
-    assert chunks == list(plan(find_sources([str(path)], tmp_path)))
-
-
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
-def test_the_sizes_of_chunks_add_up_to_their_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunking, "CHUNK_ROWS", 3)
-    (tmp_path / name).write_bytes(lines(ROWS) if name == "x.jsonl" else json.dumps(ROWS, indent=1).encode() + b"\n")
-    (source,) = find_sources([str(tmp_path / name)], tmp_path)
-    chunks = list(plan([source]))
-    assert len(chunks) == 3
-    assert sum(chunk.size for chunk in chunks) == source.size
+    monkeypatch.setattr(reading, "BATCH_ROWS", 16)
+    monkeypatch.setattr(reading, "BATCH_BYTES", 20_000)
+    talks = list(conversations(200, seed=3))
+    if name == "x.parquet":
+        pq.write_table(pa.table({"text": [json.dumps(talk) for talk in talks]}), tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(talks) if name == "x.jsonl" else json.dumps(talks).encode() + b"\n")
+    sources = find_sources([str(tmp_path / name)] * 2, tmp_path)
+    batches = list(read_batches(sources))
+    assert len(batches) > 20
+    assert all(len(batch.rows) <= 16 for batch in batches)
+    numbers = [row.number for batch in batches for row in batch.rows]
+    assert numbers == [*range(1, 201)] * 2
+    done = [batch.done for batch in batches]
+    assert sorted(set(done)) == done, "progress never goes back"
+    assert done[-1] == sum(source.size for source in sources)
+    assert batches == list(read_batches(sources))
 
 
 def test_the_digest_of_a_source_is_that_of_its_content(tmp_path: Path) -> None:

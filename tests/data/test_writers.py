@@ -11,7 +11,16 @@ import pytest
 
 from tokentrace import InputError
 from tokentrace.data import writers
-from tokentrace.data.tables import Layout, read_metadata, read_samples, read_tables, samples_table, write_samples
+from tokentrace.data.tables import (
+    Layout,
+    file_schema,
+    read_metadata,
+    read_samples,
+    read_tables,
+    samples_table,
+    write_samples,
+)
+from tokentrace.samples.sample import Sample
 from tokentrace.samples.trajectories import trajectory_samples
 from tokentrace.trajectory import Trajectory
 
@@ -25,11 +34,21 @@ def trajectory() -> Trajectory:
     return made
 
 
+def write_arrow(path: Path, samples: list[Sample], metadata: dict[str, str]) -> None:
+    """Arrow's stream, as the gateway sends it."""
+    layout = Layout.of(samples)
+    with path.open("wb") as file:
+        writer = writers.table_writer(path.name, file, file_schema(layout, metadata))
+        writer.write(samples_table(samples, layout=layout))
+        writer.finish()
+
+
 def test_an_arrow_file_is_read_as_the_others_are(tmp_path: Path) -> None:
     samples = trajectory_samples(trajectory(), reward=0.5)
     tables = []
     for name in ("rows.arrow", "rows.parquet", "rows.jsonl"):
-        write_samples(tmp_path / name, samples, {"made": "here"})
+        write = write_arrow if name == "rows.arrow" else write_samples
+        write(tmp_path / name, samples, {"made": "here"})
         assert read_metadata(tmp_path / name)["made"] == "here"
         read = list(read_samples(tmp_path / name))
         assert [each.ids.tolist() for each in read] == [[1, 2, 3, 7, 8], [1, 2, 4, 9]]
@@ -40,7 +59,7 @@ def test_an_arrow_file_is_read_as_the_others_are(tmp_path: Path) -> None:
 
 def test_an_arrow_file_that_is_cut_off_or_something_else_is_an_input_error(tmp_path: Path) -> None:
     whole, path = tmp_path / "whole.arrow", tmp_path / "cut.arrow"
-    write_samples(whole, trajectory_samples(trajectory()))
+    write_arrow(whole, trajectory_samples(trajectory()), {})
     raw = whole.read_bytes()
     for damaged in (b"", b"not arrow at all", raw[: len(raw) // 2]):
         path.write_bytes(damaged)

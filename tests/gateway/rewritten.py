@@ -285,6 +285,21 @@ CASES: dict[str, Case] = {
     "several turns dropped for another instruction": Case(
         [*RECORDED[:4], user("No, look at the lexer.")], C.RETRY, 4, "goes back"
     ),
+    # what was put in, or apart
+    "a message put in before a short last reply": Case(
+        [*RECORDED[:2], user("Please hurry."), reply("Done."), user("Thanks.")],
+        C.EDIT,
+        2,
+        "1 message was put in here",
+        recorded=[*RECORDED[:2], reply("Done.")],
+    ),
+    "a reply in two messages": Case(
+        [*RECORDED[:2], reply("The parser fails."), reply("On empty input."), user("Thanks.")],
+        C.EDIT,
+        2,
+        "it was split into 2 messages",
+        recorded=[*RECORDED[:2], reply("The parser fails. On empty input.")],
+    ),
     # calls
     "a repaired argument": Case(
         but(4, call("read_file", "The parser first.", path="/work/src/parser.py")),

@@ -297,6 +297,14 @@ def test_a_name_that_comes_later_is_no_other_history() -> None:
     bench.check(rows=2)
 
 
+def test_what_the_model_wrote_keeps_its_tokens_under_a_name_that_the_template_prints() -> None:
+    bench = Bench("kimi-k2")
+    reply = bench.ask([SYSTEM, TASK], say("Sunny."))
+    bench.ask([SYSTEM, TASK, {**reply, "name": "Host"}, user("Sure?")], say("Sure."))
+    assert bench.causes == [None, None], bench.turns[-1].cause
+    bench.check(rows=1)
+
+
 def test_a_field_that_the_template_prints_is_named() -> None:
     bench = Bench("kimi-k2")
     reply = bench.ask([SYSTEM, {**TASK, "name": "Ann"}], say("Sunny."))

@@ -360,7 +360,7 @@ class Endless:
 def test_memory_does_not_grow_with_the_number_of_sessions(
     format: ExportFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writers, "GROUP_TOKENS", 20_000)
+    monkeypatch.setattr(writers, "GROUP_BYTES", 320_000)
 
     async def peak(store: Any, count: int) -> tuple[int, int]:
         """The most that Python held at any time, and Arrow whenever bytes left; how many bytes left in all."""

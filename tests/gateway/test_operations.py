@@ -33,9 +33,11 @@ from tokentrace.engines import (
     ScriptedEngine,
 )
 from tokentrace.errors import InputError
+from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.serving import ServeSettings, open_gateway
+from tokentrace.gateway.store import StoreError
 from tokentrace.pocket import POCKET
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
@@ -326,6 +328,35 @@ def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool) -> None:
         assert served.state("few")["sampled"] == 100
 
 
+def test_a_turn_that_was_reserved_and_not_taken_is_free_again(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    served.call("POST", "/sessions", {"id": "one", "settings": {"max_turns": 1}})
+    path = "/sessions/one/v1/chat/completions"
+    first = in_thread(lambda: served.call("POST", path, SUM))
+    assert engine.began.acquire(timeout=60)
+    second = in_thread(lambda: served.call("POST", path, SUM))
+    until(lambda: served.app.gateway.waiting == 1)
+    engine.fail = EngineUnavailable("gone")
+    let(served, engine, 1)
+    assert first()[0] == 503
+    engine.fail = None
+    let(served, engine, engine.tokens)
+    assert second()[0] == 200
+    status, refused = served.call("POST", path, SUM)
+    assert (status, refused["error"]["message"]) == (403, "session one has had its 1 turns")
+
+
+def test_choices_that_can_never_fit_into_a_budget_are_refused_at_once(gated: tuple[Served, Gated]) -> None:
+    served, engine = gated
+    served.call("POST", "/sessions", {"id": "n", "settings": {"max_turns": 3, "max_sampled_tokens": 2}})
+    path = "/sessions/n/v1/chat/completions"
+    for n, left in ((4, "the turns that session n has left: 3"), (3, "the sampled tokens that session n has left: 2")):
+        status, refused = served.call("POST", path, {**SUM, "n": n})
+        assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
+        assert refused["error"]["message"] == f"n={n} does not fit into {left}"
+    assert not engine.began.acquire(blocking=False)
+
+
 def test_tokens_that_were_reserved_and_not_sampled_are_free_again() -> None:
     gates: list[Gate] = []
 
@@ -421,11 +452,52 @@ def test_an_agent_that_goes_away_ends_its_request(gated: tuple[Served, Gated], b
     assert served.rows("gone") == []
 
 
+def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothing_under_way() -> None:
+    """Else whoever sends the request again waits for an answer that nobody samples."""
+
+    async def leave(gateway: Gateway) -> None:
+        begin, written = gateway.store.begin, asyncio.Event()
+
+        async def slow(*args: Any) -> None:
+            writing = asyncio.ensure_future(begin(*args))
+            await written.wait()
+            await writing
+
+        gateway.store.begin = slow  # type: ignore[method-assign]
+        answer = await gateway.begin("left", CHAT, CHAT.read(SUM, {}), "key")
+        running = asyncio.create_task(answer.run(lambda *_: None))
+        while b"tokentrace_engine_seconds_count 1.0" not in gateway.metrics.text():
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.sleep(0)
+        written.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with gateway_server(lambda: ScriptedEngine(counting)) as served:
+        served.run(leave(served.app.gateway))
+        state = served.state("left")
+        assert [left["ended"] for left in state["incomplete"]] == ["the agent went away"]
+        assert not served.app.gateway.under_way
+
+
+def test_a_recorded_answer_is_replayed_at_once_whatever_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that died may have left a request of the same name."""
+    with gateway_server(lambda: ScriptedEngine(counting)) as served:
+        path, key = "/sessions/again/v1/chat/completions", {"idempotency-key": "k"}
+        first = served.call("POST", path, SUM, key)
+        monkeypatch.setattr(served.app.gateway.store, "incomplete", None)
+        assert served.call("POST", path, SUM, key) == first
+
+
 def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "tokentrace.gateway")
     gates: list[Gate] = []
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise StoreError("full")
 
     def engine() -> ScriptedEngine:
         gates.append(Gate())
@@ -443,12 +515,18 @@ def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
         with urllib.request.urlopen(served.url + path, json.dumps(body).encode()) as answer:
             assert answer.readline().startswith(b"data:")
         until(lambda: not served.app.gateway.claims)
+        monkeypatch.setattr(served.app.gateway.store, "append", refuse)
+        served.run(gates[0].open(4))
+        assert b'"error"' in served.call("POST", path, body)[1]
+        served.run(gates[0].open(4))
+        assert served.call("POST", path, {**body, "stream": False})[0] == 503
         counted = served.call("GET", "/metrics")[1].decode()
     lines = [json.loads(record.getMessage()) for record in caplog.records]
-    streams = [line for line in lines if line.get("stream")]
-    assert [line["status"] for line in streams] == [200, 502, 499]
-    assert [line.get("sampled") for line in streams] == [4, None, None]
-    assert streams[1]["problem"] == "engine"
+    asked = [line for line in lines if "stream" in line]
+    assert [line["status"] for line in asked] == [200, 502, 499, 503, 503]
+    assert [line["sampled"] for line in asked] == [4, 2, 1, 4, 4]
+    assert [line.get("problem") for line in asked] == [None, "engine", None, "store", "store"]
+    assert 'tokentrace_tokens_total{kind="sampled"} 15.0' in counted
     route = "/sessions/{session}/v1/chat/completions"
     for status in (200, 502):
         assert f'tokentrace_requests_total{{route="{route}",status="{status}"}} 1.0' in counted
@@ -508,6 +586,33 @@ def test_what_encodes_is_loaded_before_the_gateway_is_ready(monkeypatch: pytest.
 
 
 # -- weights and leaving
+
+
+def test_a_version_that_cannot_be_recorded_is_refused_where_it_comes_in(gated: tuple[Served, Gated]) -> None:
+    """Else every request would be sampled, and then thrown away."""
+    served, _ = gated
+    served.call("POST", "/sessions", {"id": "v", "settings": {"version": 7}})
+    for version in (2**63, -(2**63) - 1, "", "a\0", "\ud800", "v" * 201, True, 1.0):
+        settings = {"settings": {"version": version}}
+        for method, path, body, field in (
+            ("POST", "/admin/resume", {"version": version}, "version"),
+            ("POST", "/sessions", settings, "settings.version"),
+            ("PATCH", "/sessions/v", settings, "settings.version"),
+        ):
+            status, answer = served.call(method, path, body)
+            assert (status, answer["error"]["param"]) == (400, field), version
+    assert served.app.gateway.version is None
+    assert served.state("v")["settings"] == {"version": 7}
+
+
+def test_a_version_that_the_engine_does_not_take_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(version: str | int) -> None:
+        raise EngineUnavailable("gone")
+
+    with gateway_server() as served:
+        monkeypatch.setattr(served.app.gateway.engine, "set_version", refuse)
+        assert served.call("POST", "/admin/resume", {"version": 8})[0] == 503
+        assert served.app.gateway.version is None
 
 
 def test_weights_change_between_tokens_and_the_record_says_where(gated: tuple[Served, Gated]) -> None:

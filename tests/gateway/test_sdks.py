@@ -395,6 +395,32 @@ def test_what_would_fail_again_is_sent_once(served: Served, opened: ExitStack) -
     assert sent == ["/sessions/sealed/v1/chat/completions", "/sessions/sealed/v1/messages"]
 
 
+@pytest.mark.parametrize("key", [None, "one"])
+@pytest.mark.parametrize("sdk", ["openai", "anthropic"])
+def test_a_lost_answer_is_sampled_once_with_a_key(served: Served, stage: Stage, sdk: str, key: str | None) -> None:
+    """The client keeps the key of `extra_headers` when it retries. Without one, a retry is another sample."""
+    session, lost = f"lost-{sdk}-{key}", list[bytes]()
+    stage.stories[session] = STORY
+
+    def lose_the_first(response: Any) -> None:
+        if not lost:
+            lost.append(response.read())
+            response.status_code = 502  # as a proxy has it
+
+    url, hooks = f"{served.url}/sessions/{session}", {"response": [lose_the_first]}
+    asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}], "max_tokens": 10}
+    asked["extra_headers"] = {"Idempotency-Key": key} if key else {}
+    if sdk == "openai":
+        with openai.DefaultHttpxClient(event_hooks=hooks) as http:
+            chat = openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http).chat
+            id = chat.completions.create(**asked).id
+    else:
+        with anthropic.DefaultHttpxClient(event_hooks=hooks) as http:
+            id = anthropic.Anthropic(base_url=url, api_key="none", http_client=http).messages.create(**asked).id
+    assert (json.loads(lost[0])["id"] == id) is bool(key)
+    assert served.state(session)["turns"] == (1 if key else 2)
+
+
 # -- the session, by each client's key
 
 

@@ -18,7 +18,7 @@ from tests.assets import family_dir
 from tests.formats.small import small_tokenizer
 from tests.support import JINJA_FAMILIES, PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, rotating
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer, create_renderer_pool
-from tokentrace.data.chunks import Row
+from tokentrace.data.rows import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET

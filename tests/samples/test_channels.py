@@ -56,7 +56,7 @@ def check(sample: Sample, ids: list[int], sampled: list[bool]) -> None:
             assert (found.tolist() if isinstance(found, np.ndarray) else found) == entry
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_channels_survive_the_trajectorys_file_and_files_of_rows(tmp_path: Path, suffix: str) -> None:
     trajectory = from_bytes(to_bytes(recorded())).trajectory
     (sample,) = trajectory_samples(trajectory)

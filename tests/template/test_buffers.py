@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.assets import family_dir
-from tests.conversations import CONVERSATIONS
-from tests.support import JINJA_FAMILIES, SPECIAL
+from tests.conversations import CONVERSATIONS, assistant, user
+from tests.support import JINJA_FAMILIES, SPECIAL, byte_tokenizer_json
 from tokentrace import TemplateError, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.template import ChatTemplate, wrap_tools
+from tokentrace.tokens import Tokenizer
 
 BUFFERS = {
     "set block": "{% set all %}SOURCE{%+ endset %}{{ all }}",
@@ -78,3 +79,23 @@ def test_a_buffer_changes_no_mask_and_no_bridge(buffer: str) -> None:
             ]
             seen.append((rendered.token_ids, rendered.mask.tolist(), rendered.turns, results, rendered.notes))
         assert seen[0] == seen[1]
+
+
+def test_turns_of_a_text_that_is_collected_in_a_namespace() -> None:
+    """The template does not show whose turn it writes: turns are found by rendering the conversation up to them."""
+    turn = "'<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n'"
+    ask = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    collected = (
+        "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s ~ TURN %}{% endfor %}{{ ns.s }}"
+    )
+    sources = [collected.replace("TURN", turn) + ask, "{% for m in messages %}{{ " + turn + " }}{% endfor %}" + ask]
+    tokenizer = Tokenizer(byte_tokenizer_json(["<|im_start|>", "<|im_end|>"]), fast=False)
+    messages = [user("hi"), assistant("yes"), user("q"), assistant("no")]
+    seen: list[Any] = []
+    for source in sources:
+        renderer = create_renderer(tokenizer, "default", chat_template=source, lost="ignore")
+        prompt = renderer.render(messages[:3], add_generation_prompt=True).ids
+        bridges = [renderer.bridge_to_next_turn(prompt, list(text), [user("next")]) for text in (b"no", b"")]
+        masks = [renderer.render(messages, add_generation_prompt=prompt).mask.tolist() for prompt in (False, True)]
+        seen.append((masks, [None if bridge is None else bridge.token_ids for bridge in bridges]))
+    assert seen[0] == seen[1]

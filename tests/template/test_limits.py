@@ -12,12 +12,15 @@ import json
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
-from tokentrace import TemplateError
+from tests.support import tokenizer_json_for
+from tokentrace import TemplateError, create_renderer
 from tokentrace.errors import TemplateLimitError
-from tokentrace.template import ChatTemplate, pairs, wrap_tools
+from tokentrace.template import ChatTemplate, budget, pairs, wrap_tools
+from tokentrace.tokens import Tokenizer
 
 RUN = textwrap.dedent(
     """
@@ -406,3 +409,31 @@ def test_entering_a_loop_makes_nothing_that_is_not_asked_for(monkeypatch: pytest
     source = "{% for x in messages[0].list %}{{ x }}{% if loop.index == 3 %}{% break %}{% endif %}{% endfor %}"
     assert ChatTemplate(source).render([{"role": "user", "content": "x", "list": [7] * 1000}]).text == "777"
     assert asked == [0, 1, 2]
+
+
+def test_lines_are_counted_before_they_are_made() -> None:
+    with pytest.raises(TemplateLimitError, match="pieces"):
+        ChatTemplate("{{ ('a\\n' * 20000000).splitlines()|length }}{{ messages[0].content }}").render(
+            [{"role": "user", "content": "x"}]
+        )
+
+
+def test_a_probe_that_runs_into_a_limit_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that loops only on probes would be run by each of them until its limit."""
+    monkeypatch.setattr(budget, "MAX_STEPS", 1_000)
+    loops = "{% if messages[0].content != 'a' %}{% for i in range(9999) %}{{ i }}{% endfor %}{% endif %}"
+    source = "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}</s>{% endfor %}" + loops
+    renderer = create_renderer(Tokenizer(tokenizer_json_for(source), fast=False), "default", chat_template=source)
+    runs: list[int] = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Any, *args: Any, **options: Any) -> Any:
+        runs.append(len(messages))
+        return render(self, messages, *args, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    with pytest.raises(TemplateLimitError):
+        renderer.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    with pytest.raises(TemplateLimitError):
+        renderer.get_stop_token_ids()
+    assert len(runs) <= 3

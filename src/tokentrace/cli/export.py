@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
+from ..tokens.visible import counted
 from . import command
 from .options import OneOf, complete_files, json_option, quiet_option, trainer_option
 from .output import ProgressBars, advice_json, note, short_number, show_advice
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="Where the rows go: .parquet, .arrow, .jsonl or .jsonl.gz.",
+    help="Where the rows go: .parquet or .jsonl.",
 )
 @trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
@@ -58,14 +59,14 @@ def export(
     what is added to them later is not in the file. With --for, a file for supervised training: ids and labels alone,
     of every row, whatever its reward.
 
-    A file that already exists is replaced only with --overwrite, and never by one without rows.
+    A file that already exists is replaced only with --overwrite. Without rows no file is written.
 
     \b
     Examples:
       tokentrace export store.db -o rows.parquet
       tokentrace export store.db -o new.parquet --state sealed
       tokentrace export store.db -o one.jsonl --session run-7 --keep-state
-      tokentrace export postgresql://gateway@db/traces -o rows.arrow --search batch-17
+      tokentrace export postgresql://gateway@db/traces -o rows.jsonl --search batch-17
     """
     from ..data.tables import check_target
     from ..data.trainers import find_trainer
@@ -121,8 +122,10 @@ async def _export(
                     done = made.done
                     said = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
                     bars.show("sessions", done.sessions, total, said, f"{done.sessions:,} sessions, {said}")
-                if not made.done.rows and output.exists():
-                    raise InputError(f"no session matches, so there are no rows: {output} stays as it is")
+                if not made.done.rows:
+                    matching = counted(made.done.sessions, "session")
+                    why = f"nothing was sampled in {matching}" if made.done.sessions else "no session matches"
+                    raise InputError(f"{why}, so there are no rows: {output} is not written")
             bars.show("sessions", made.done.sessions, made.done.sessions)
             if not keep_state:
                 await made.mark()

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,7 +44,7 @@ _REASONS: Final = 5
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="The file to write: .parquet, .arrow, .jsonl or .jsonl.gz.",
+    help="The file to write: .parquet or .jsonl.",
 )
 @trainer_option
 @template_options
@@ -82,8 +81,7 @@ _REASONS: Final = 5
 @click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Worker processes.  [default: all cores]")
 @ray_option
 @click.option("--overwrite", is_flag=True, help="Replace an output that already exists.")
-@click.option("--restart", is_flag=True, help="Discard what an unfinished run left behind instead of going on with it.")
-@click.option("--stats", is_flag=True, help="Show lengths and a histogram.")
+@click.option("--stats", is_flag=True, help="Show how long the rows are.")
 @click.option("--show", type=click.IntRange(1), metavar="N", help="Show the first N rows; without -o only that.")
 @page_option("Show these rows as a page.")
 @json_option("Print the summary, and with --stats the statistics, as JSON.")
@@ -100,7 +98,6 @@ def tokenize(
     ray: str | None,
     split: str | None,
     overwrite: bool,
-    restart: bool,
     stats: bool,
     show: int | None,
     html: Path | None,
@@ -117,8 +114,9 @@ def tokenize(
     A file that already exists is replaced only with --overwrite, and never by one without rows. There is no default
     tokenizer for a file of rows: "-t pocket" is the embedded toy model.
 
-    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason, and the run goes on. A run that was
-    interrupted goes on where it stopped. The result is the same for any number of workers.
+    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason, and the run goes on. The output has its
+    name only when it is whole: a run that was interrupted writes nothing. The result is the same for any number of
+    workers.
 
     The exit code is 0 if every row was used, 1 if some were not, 2 on errors.
 
@@ -148,16 +146,16 @@ def tokenize(
     job = TokenizeSettings.read(row_settings(options), name)
     bad = 0
     if output is not None:
-        how = {"workers": workers, "split": split, "overwrite": overwrite, "restart": restart, "trainer": trainer}
+        how = {"workers": workers, "split": split, "overwrite": overwrite, "trainer": trainer}
         try:
             finished, seconds = _run(inputs, output, job, ray, how, quiet)
         except KeyboardInterrupt:
-            click.secho("\ninterrupted: what is done is kept; the same command goes on with it", fg="yellow", err=True)
+            click.secho("\ninterrupted: nothing was written", fg="yellow", err=True)
             ctx.exit(130)
         bad = finished.counts.bad_rows + finished.counts.left_out
         if as_json:
-            said = _as_json(finished, seconds, output if stats else None)
-            click.echo(json.dumps(said | advice_json(trainer, finished.output, finished.longest)))
+            summary = _as_json(finished, seconds, output if stats else None)
+            click.echo(json.dumps(summary | advice_json(trainer, finished.output, finished.longest)))
         elif not quiet:
             _summarize(finished, seconds)
             if trainer is not None:
@@ -180,7 +178,7 @@ def _run(
     from ..data.job import tokenize_files
 
     began = time.monotonic()
-    with _Display(quiet) as display:
+    with _Display(quiet=quiet) as display:
         if ray is not None:
             from ..data.cluster import tokenize_on_ray
 
@@ -193,50 +191,30 @@ def _run(
 class _Display(ProgressBars):
     """Progress of a run, with rate and time left."""
 
-    def __init__(self, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
-        self._before = (0, 0, 0)
-        self._is_reading = False
-
     def update(self, progress: Progress) -> None:
-        """Show how far the run is. The input is read once before; on many gigabytes that takes a while."""
-        self._is_reading, was_reading = progress.stage != "tokenizing", self._is_reading
-        if self._is_reading:
-            said = f"{short_number(progress.done)}B of {short_number(progress.total)}B"
-            self.show(str(progress.stage), progress.done, progress.total, said, f"{progress.stage}: {said}")
-            return
-        now, counts = time.monotonic(), progress.counts
-        if was_reading:
-            self._began = now
-        if progress.resumed:  # what was there before says nothing about how fast this goes
-            self._before = (progress.done, counts.rows, counts.tokens)
-        seconds = max(now - self._began, 1e-9)
-        done, rows, tokens = (
-            new - old for new, old in zip((progress.done, counts.rows, counts.tokens), self._before, strict=True)
-        )
+        """Show how far the run is."""
+        counts, seconds = progress.counts, max(time.monotonic() - self._began, 1e-9)
         bad = f", {counts.bad_rows:,} bad" if counts.bad_rows else ""
-        rates = f"{rows / seconds:,.0f} rows/s · {short_number(tokens / seconds)} tokens/s"
-        said = f"{counts.rows:,} rows{bad} · {rates}"
-        left = seconds * (progress.total - progress.done) / done if done else 0
+        rates = f"{counts.rows / seconds:,.0f} rows/s · {short_number(counts.tokens / seconds)} tokens/s"
+        summary = f"{counts.rows:,} rows{bad} · {rates}"
+        left = seconds * (progress.total - progress.done) / progress.done if progress.done else 0
         share = 100 * progress.done / max(progress.total, 1)
-        self.show(
-            str(progress.stage), progress.done, progress.total, said, f"{share:.0f} % · {said} · {left:.0f} s left"
-        )
+        line = f"{share:.0f} % · {summary} · {left:.0f} s left"
+        self.show("tokenizing", progress.done, progress.total, summary, line)
 
 
 def _as_json(finished: Finished, seconds: float, stats: Path | None) -> dict[str, Any]:
-    """What was made, and the statistics of a file."""
+    """The summary of a run, and the statistics of a file."""
     from ..data.statistics import statistics
 
-    bad = None if finished.bad_rows is None else str(finished.bad_rows)
-    said = {"output": str(finished.output), "bad_rows_file": bad, **finished.counts.described()}
-    said |= {"longest": finished.longest, "seconds": seconds, "resumed_chunks": finished.resumed_chunks}
+    bad_rows = None if finished.bad_rows is None else str(finished.bad_rows)
+    summary = {"output": str(finished.output), "bad_rows_file": bad_rows, **finished.counts.described()}
+    summary |= {"longest": finished.longest, "seconds": seconds}
     if stats is not None:
-        found = statistics(stats)
-        lengths = {name: getattr(found, name)() for name in ("lengths", "trained_lengths")}
-        said["statistics"] = {name: {str(at): one for at, one in of.items()} for name, of in lengths.items()}
-        said["statistics"]["histogram"] = [asdict(bar) for bar in found.histogram()]
-    return said
+        read = statistics(stats)
+        lengths = {"lengths": read.lengths, "trained_lengths": read.trained_lengths}
+        summary["statistics"] = {name: {str(at): one for at, one in of.items()} for name, of in lengths.items()}
+    return summary
 
 
 def _summarize(finished: Finished, seconds: float) -> None:
@@ -246,8 +224,6 @@ def _summarize(finished: Finished, seconds: float) -> None:
     made = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
     rate = f"{seconds:.1f} s, {short_number(counts.tokens / max(seconds, 1e-9))} tokens/s"
     click.echo(f"  {made} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}")
-    if finished.resumed_chunks:
-        click.echo(f"  {finished.resumed_chunks} of {finished.chunks} chunks were done by an earlier run")
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
         click.secho(f"  {counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
     if finished.bad_rows is not None:
@@ -298,7 +274,7 @@ def _show_rows(
     """The first rows that give samples, and what is wrong with those before that do not."""
     import tempfile
 
-    from ..data.chunks import plan, read_rows
+    from ..data.rows import read_rows
     from ..data.sources import find_sources
     from ..data.tokenizing import RowTokenizer
     from ..show.rows import rows_plain, rows_text
@@ -308,9 +284,9 @@ def _show_rows(
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as folder:
         sources = find_sources(inputs, Path(folder), split=split)
         rows = (
-            (chunk.source.name, tokenizer.tokenize(row, chunk.source.name, chunk.source.format))
-            for chunk in plan(sources, row_bytes=job.row_bytes)
-            for row in read_rows(chunk, row_bytes=job.row_bytes)
+            (source.name, tokenizer.tokenize(row, source.name, source.format))
+            for source in sources
+            for row in read_rows(source, row_bytes=job.row_bytes)
         )
         shown = list(itertools.islice(itertools.chain.from_iterable(_shown(name, one) for name, one in rows), count))
     if html is not None:

@@ -18,7 +18,7 @@ from .values import no_constant
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
     """A note for each thing that does not fit, in checked messages.
 
-    - Arguments of a call that are not JSON of an object.
+    - Arguments of a call that are not JSON of an object, or in which one is null.
     - A tool result that answers no earlier call, or has the name of another function than the call that it answers.
     - An assistant's message without text, reasoning or calls. Of a `continued` conversation the last may be empty.
     """
@@ -30,23 +30,31 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
             calls = [_mapping(call) for call in message.get("tool_calls") or ()]
             for at, call in enumerate(calls):
                 names[str(call.get("id"))] = _function(call).get("name")
-                if _is_broken(_function(call).get("arguments")):
-                    inner = "function.arguments" if "function" in call else "arguments"
-                    yield f"{place(index, f'tool_calls.{at}.{inner}')}the arguments of a call are not a JSON object"
+                arguments = _function(call).get("arguments")
+                where = place(index, f"tool_calls.{at}.{'function.arguments' if 'function' in call else 'arguments'}")
+                if _is_broken(arguments):
+                    yield f"{where}the arguments of a call are not a JSON object"
+                elif isinstance(arguments, Mapping) and any(value is None for value in arguments.values()):
+                    yield f"{where}an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
             is_open = continued and index == len(messages) - 1
-            if not is_open and not any(message.get(name) for name in ("content", "tool_calls", *THOUGHTS)):
+            if not is_open and not any(_has(message.get(name)) for name in ("content", "tool_calls", *THOUGHTS)):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
             latest = calls or latest
         elif role in RESULT_ROLES:
-            answered = message.get("tool_call_id")
+            answered, name = message.get("tool_call_id"), message.get("name")
             called = [_function(call).get("name") for call in latest]
-            if answered and str(answered) in names:
+            is_id = isinstance(answered, (str, int)) and answered != ""
+            if is_id and str(answered) in names:
                 called = [names[str(answered)]]
-            elif answered and all(call.get("id") for call in latest):
+            elif is_id and all(_has(call.get("id")) for call in latest):
                 yield f"{place(index, 'tool_call_id')}the result answers no call before it"
                 continue
-            if message.get("name") and called and message["name"] not in called:
+            if isinstance(name, str) and name and called and name not in called:
                 yield f"{place(index, 'name')}the result has another name than the function that was called"
+
+
+def _has(value: Any) -> bool:
+    return value is not None and not (isinstance(value, (str, list, tuple)) and not value)
 
 
 def _mapping(call: Any) -> Mapping[str, Any]:

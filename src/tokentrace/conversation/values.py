@@ -19,6 +19,7 @@ MAX_DEPTH: Final = 128
 MAX_VALUES: Final = 1_000_000
 """How many values one may hold altogether; what is shared counts each time, as it is printed each time."""
 
+_LARGEST_INT: Final = 10**4300
 _SCALARS: Final = frozenset({str, int, bool, type(None)})
 """Types whose values JSON all has. Of floats it has the finite ones."""
 _TEXT: Final = frozenset({str})
@@ -64,7 +65,10 @@ def is_usual(value: Any) -> bool:
 
 
 def _is_scalar(value: Any) -> bool:
-    return type(value) in _SCALARS or (type(value) is float and math.isfinite(value))
+    kind = type(value)
+    if kind is int:
+        return bool(-_LARGEST_INT < value < _LARGEST_INT)
+    return kind in _SCALARS or (kind is float and math.isfinite(value))
 
 
 def is_plain(value: Any) -> bool:
@@ -109,6 +113,8 @@ class _Plain:
         if isinstance(value, float) and not math.isfinite(value):
             name = "NaN" if math.isnan(value) else "Infinity"
             raise self._refused(f"contains {name}, which is not valid JSON", path)
+        if type(value) is int:
+            raise self._refused("contains an integer of more than 4,300 digits, which Python does not print", path)
         if id(value) in self._around or len(path) > MAX_DEPTH:
             raise self._refused(f"contains itself, or is nested more than {MAX_DEPTH} deep", path)
         self._around.add(id(value))

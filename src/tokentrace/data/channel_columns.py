@@ -16,32 +16,32 @@ from ..errors import SampleError, shown
 from ..trajectory.channels import Channel, Entries
 from .sources import pyarrow
 
-OTHERS: Final = "channels"
-"""The column of all that has none of its own."""
+UNTYPED: Final = "channels"
+"""The column of channels that have no column of their own, as JSON."""
 
 
 def channel_fields() -> list[Any]:
     """The columns, as fields of an Arrow schema."""
     pa = pyarrow()
-    return [*(pa.field(name, pa.list_(type_())) for name, (type_, _) in _KNOWN.items()), pa.field(OTHERS, pa.string())]
+    return [*(pa.field(name, pa.list_(type_())) for name, (type_, _) in _KNOWN.items()), pa.field(UNTYPED, pa.string())]
 
 
 def channel_columns(rows: Sequence[tuple[int, Mapping[str, Channel]]]) -> dict[str, Any]:
     """The columns of some rows, each given by how many tokens it has and by its channels."""
     pa = pyarrow()
-    known: dict[str, list[Any]] = {name: [] for name in _KNOWN}
-    others: list[str | None] = []
+    typed: dict[str, list[Any]] = {name: [] for name in _KNOWN}
+    texts: list[str | None] = []
     for length, channels in rows:
         untyped = {name: channel for name, channel in channels.items() if name not in _KNOWN}
         for name, (type_, _) in _KNOWN.items():
             pieces, odd = _typed(name, channels[name]) if name in channels else ([], [])
             if odd:
                 untyped[name] = Channel(length, tuple(odd))
-            known[name].append(_one_list(pieces, length, type_()) if pieces else None)
+            typed[name].append(_one_list(pieces, length, type_()) if pieces else None)
         text = {name: _plain(channel.entries()) for name, channel in untyped.items()}
-        others.append(_json(text) if text else None)
-    made = {name: _joined(lists, pa.list_(_KNOWN[name][0]())) for name, lists in known.items()}
-    return {**made, OTHERS: pa.array(others, pa.string())}
+        texts.append(_json(text) if text else None)
+    columns = {name: _joined(lists, pa.list_(_KNOWN[name][0]())) for name, lists in typed.items()}
+    return {**columns, UNTYPED: pa.array(texts, pa.string())}
 
 
 def _json(text: Mapping[str, Any]) -> str:
@@ -53,17 +53,17 @@ def _json(text: Mapping[str, Any]) -> str:
 
 def row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
     """The channels of a row that has these columns, as Python reads them from Arrow."""
-    found = {}
-    for name in _KNOWN:
-        if row.get(name) is not None:
-            found[name] = Channel.of(_untyped(name, entry) for entry in row[name])
-    others = json.loads(row[OTHERS]) if row.get(OTHERS) else {}
-    if not isinstance(others, dict) or not all(isinstance(entries, list) for entries in others.values()):
-        raise SampleError(f"channels must be lists of entries by name, not {shown(others)}")
-    for name, entries in others.items():
-        both = found[name].entries() if name in found else [None] * len(entries)
-        found[name] = Channel.of(one if one is not None else other for one, other in zip(both, entries, strict=True))
-    return found
+    channels = {
+        name: Channel.of(_untyped(name, entry) for entry in row[name]) for name in _KNOWN if row.get(name) is not None
+    }
+    untyped = json.loads(row[UNTYPED]) if row.get(UNTYPED) else {}
+    if not isinstance(untyped, dict) or not all(isinstance(entries, list) for entries in untyped.values()):
+        raise SampleError(f"channels must be lists of entries by name, not {shown(untyped)}")
+    for name, entries in untyped.items():
+        typed = channels[name].entries() if name in channels else [None] * len(entries)
+        pairs = zip(typed, entries, strict=True)
+        channels[name] = Channel.of(entry if entry is not None else other for entry, other in pairs)
+    return channels
 
 
 def _joined(lists: Sequence[Any], type_: Any) -> Any:

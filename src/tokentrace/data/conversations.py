@@ -36,7 +36,7 @@ class Columns:
     completion: str | None = None
 
 
-FOUND_OUT: Final = Columns()
+USUAL_NAMES: Final = Columns()
 """No column is named: all are found by the usual names."""
 
 
@@ -56,7 +56,7 @@ class Conversation:
     """What to know about the row before it is trained on."""
 
 
-def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | None = None) -> Conversation:
+def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | None = None) -> Conversation:
     """The conversation of a row, or InputError naming the column, or the message and its field.
 
     - Messages: from ``messages``, ``conversations`` or ``conversation``, a list or JSON text of one; else from
@@ -71,17 +71,17 @@ def conversation_of(row: Any, columns: Columns = FOUND_OUT, *, shape: Shape | No
     A column found by a usual name counts as absent if it is None; a column that was named has to be there.
     """
     if isinstance(row, list):
-        if columns != FOUND_OUT:
+        if columns != USUAL_NAMES:
             raise InputError("columns are named, but the row is a list of messages")
         row = {"messages": row}
     if not isinstance(row, Mapping):
         raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     first, second = _message_columns(row, columns)
-    said = [_listed(row, first)] if second is None else [_said(row, first), _said(row, second)]
-    shape = shape or shape_of([message for part in said if isinstance(part, list) for message in part])
+    values = [_listed(row, first)] if second is None else [_text_or_list(row, first), _text_or_list(row, second)]
+    shape = shape or shape_of([message for value in values if isinstance(value, list) for message in value])
     parts = [
-        part if isinstance(part, list) else [_turn(role, part, shape)]
-        for role, part in zip(("user", "assistant"), said, strict=False)
+        value if isinstance(value, list) else [_turn(role, value, shape)]
+        for role, value in zip(("user", "assistant"), values, strict=False)
     ]
     messages = openai_messages([message for part in parts for message in part], shape)
     start = None
@@ -118,11 +118,11 @@ def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
         return row, ()
     try:
         filled = {name for name, value in row.items() if _may_be_struct(value)}
-        made = {name: _without_nulls(value) if name in filled else value for name, value in row.items()}
+        stripped = {name: _without_nulls(value) if name in filled else value for name, value in row.items()}
         lost = any(_has_null(row[name], name in TOOLS) for name in filled)
     except RecursionError as error:
         raise InputError("the row is nested too deeply") from error
-    return made, (NULLS_REMOVED,) if lost else ()
+    return stripped, (NULLS_REMOVED,) if lost else ()
 
 
 def without_nulls(value: Any) -> Any:
@@ -216,8 +216,8 @@ def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
     return list(value)
 
 
-def _said(row: Mapping[str, Any], column: str) -> list[Any] | str:
-    """A prompt or a completion: text is what somebody says, whatever it looks like."""
+def _text_or_list(row: Mapping[str, Any], column: str) -> list[Any] | str:
+    """A prompt or a completion. Text is what somebody says, never JSON."""
     value = row[column]
     return value if isinstance(value, str) else _listed(row, column)
 
@@ -241,6 +241,6 @@ def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise InputError(f"must be a mapping of template variables, not {kind_of(value)}", field=VARIABLES)
-    if taken := [name for name in value if not isinstance(name, str) or name in _RESERVED]:
-        raise InputError(f"{str(taken[0])[:80]!r} is not a variable that a row can set", field=VARIABLES)
+    if reserved := [name for name in value if not isinstance(name, str) or name in _RESERVED]:
+        raise InputError(f"{str(reserved[0])[:80]!r} is not a variable that a row can set", field=VARIABLES)
     return value

@@ -1,44 +1,36 @@
-"""The job: files of conversations to one file of samples, on all cores, in bounded memory, and resumable.
+"""The job: files of conversations to one file of samples, on all cores, in bounded memory.
 
-The input is planned as chunks (`chunks.plan`). Each chunk becomes a part file, written whole or not at all, by any free
-worker; parts are put together in the order of the chunks. So the result depends on the input and the settings alone,
-not on the number of workers, and a run that was killed continues where it stopped: part files that are there are kept.
+One process reads batches of rows and writes their samples in the same order; workers tokenize the batches. So the
+result depends on the input and the settings alone, not on how many workers there are or where they run. The file has
+its name only when it is whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+import signal
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from ..errors import InputError, SampleError, WriteError
-from ..files import lock, write_whole, writing
-from ..settings import flat, instance, whole
-from .chunks import Chunk, chunk_size, plan
-from .sources import Source, file_digest, find_sources, pyarrow
-from .tables import Layout, check_target, named_path, sample_writer
+from ..errors import InputError, SampleError
+from ..files import write_whole, writing
+from ..settings import instance, whole
+from .rows import Batch, count_batches, read_batches
+from .sources import Source, find_sources, pyarrow
+from .tables import Layout, SampleOrigin, check_target, named_path, sample_writer, samples_table
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
-from .trainers import Trainer, find_trainer
-from .workers import part_file, read_part, run_chunks
-
-MANIFEST: Final = "manifest.json"
-
-_TELL: Final = 64 << 20
-"""Bytes of input between two reports while it is hashed: a fraction of a second."""
-
-
-class Stage(StrEnum):
-    """What a run is doing."""
-
-    READING = "reading the input"
-    """To tell by its content whether an earlier run had the same input; progress is in bytes."""
-    TOKENIZING = "tokenizing"
+from .trainers import find_trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +41,6 @@ class Progress:
     done: int
     """How much of the sources is done, in the units of `Source.size`."""
     total: int
-    resumed: bool = False
-    """The chunk was done by an earlier run."""
-    stage: Stage = Stage.TOKENIZING
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +49,54 @@ class Finished:
 
     output: Path
     bad_rows: Path | None
-    """The file of bad rows; None where every row gave a sample."""
+    """The file of bad rows; None if every row gave a sample."""
     counts: Counts
-    resumed_chunks: int
-    chunks: int
     longest: int
     """The tokens of the longest sample."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """The samples of a batch as a table, its counts, and its bad rows as they are written."""
+
+    table: Any
+    counts: Counts
+    bad_rows: list[dict[str, Any]]
+
+
+Results = Generator[tuple[Batch, BatchResult]]
+"""Batches with their results, in the order of the batches."""
+Run = Callable[[Iterator[Batch], RowTokenizer, int], Results]
+"""Tokenizes batches with so many workers."""
+
+
 def bad_rows_path(output: Path) -> Path:
     """The file of the bad rows of an output."""
-    name = output.name.removesuffix(".gz").removesuffix(".parquet").removesuffix(".jsonl")
-    return output.with_name(f"{name}.bad.jsonl")
+    return output.with_name(f"{output.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
 
 
-def parts_path(output: Path) -> Path:
-    """Where the parts of an unfinished output are."""
-    return output.with_name(output.name + ".parts")
+def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
+    """Tokenize batches in this process, or in several processes of this machine."""
+    if workers == 1:
+        for batch in batches:
+            yield batch, tokenize_batch(tokenizer, batch)
+        return
+    if sys.platform == "win32":
+        workers = min(workers, 61)  # more are a ValueError there
+    context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
+    place = "at the beginning"
+    try:
+        for batch, result in in_order(
+            batches, lambda batch: pool.submit(_tokenize_in_worker, batch).result, ahead=2 * workers
+        ):
+            yield batch, result
+            place = f"soon after {batch}"
+    except BrokenProcessPool as error:
+        problem = "perhaps for lack of memory: run again with fewer workers"
+        raise SampleError(f"a worker died {place}, {problem}") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def tokenize_files(
@@ -87,21 +107,20 @@ def tokenize_files(
     workers: int | None = None,
     split: str | None = None,
     overwrite: bool = False,
-    restart: bool = False,
     trainer: str | None = None,
     progress: Callable[[Progress], None] | None = None,
-    run: Callable[..., Iterable[tuple[Chunk, Counts]]] = run_chunks,
+    run: Run = run_here,
 ) -> Finished:
-    """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``, ``.jsonl.gz``).
+    """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
     With a `trainer` ("trl", "axolotl", …: `data.trainers`) the file has what that trainer reads, and nothing else.
 
-    An existing file is replaced only with `overwrite`, and only if some row gave a sample: otherwise the bad rows are
-    written and InputError is raised. An unfinished run with the same input and settings is continued;
-    the parts of another run are an InputError, unless `restart` discards them. Rows that give no sample go to the
-    file of bad rows, with their line and the reason. `run` works through the chunks: on processes of this machine, or
-    on Ray (`data.cluster`). Where the system refuses to write, WriteError names the file and how many rows are safe:
-    the same call continues from there.
+    Replaces an existing file only with `overwrite`, and only if some row gave a sample. Rows that give no sample go to
+    the file of bad rows, with their line and the reason. `run` tokenizes the batches: in processes of this machine, or
+    on Ray (`data.cluster`).
+
+    Raises InputError if there is nothing to read or no row gives a sample, WriteError if the system refuses to write.
+    Whenever a run ends early, the output stays as it was.
     """
     pyarrow()
     path = named_path(output)
@@ -111,24 +130,40 @@ def tokenize_files(
     if target is not None and not settings.labels:
         raise InputError(f"{target.title} reads labels: leave them in")
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
-    parts = parts_path(path)
-    with writing(parts):
-        parts.mkdir(exist_ok=True)
-    with _held(parts, restart):
-        found = find_sources(inputs, parts / "unpacked", split=split)
+    counts, longest, bad_rows = Counts(), 0, bad_rows_path(path)
+    first_reason = ""
+    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
+        sources = find_sources(inputs, Path(spool), split=split)
         tokenizer = RowTokenizer(settings)
-        seen = [_seen(source) for source in found]
-        sources = _hashed(found, progress)
-        listed = [{"name": source.name, "size": source.size, "digest": source.digest} for source in sources]
-        described = {**tokenizer.described(), "sources": listed}
-        _check_manifest(parts, described)
-        work = _Work(parts, settings, sources, described, progress)
-        with _safe(work):
-            counts = work.run(run, workers or min(available_cores(), work.useful_workers))
-            _check_unchanged(sources, seen, parts)
-            finished = work.assemble(path, counts, target)
-        shutil.rmtree(parts)
-    return finished
+        metadata = tokenizer.described()
+        # a small input is done before a second process is ready
+        workers = workers or max(1, min(available_cores(), count_batches(sources) // 4))
+        total = sum(source.size for source in sources)
+        results = run(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
+        with (
+            (Path(spool) / "bad_rows").open("w+b") as rejected,
+            sample_writer(path, Layout(labels=settings.labels), metadata, trainer=target, overwrite=overwrite) as write,
+            contextlib.closing(results),
+        ):
+            for batch, result in results:
+                write(result.table)
+                counts.update(result.counts)
+                longest = max([longest, *result.table.column("num_tokens").to_pylist()])
+                for bad_row in result.bad_rows:
+                    first_reason = first_reason or bad_row["reason"]
+                    line = json.dumps(bad_row, ensure_ascii=False) + "\n"
+                    with writing(Path(rejected.name)):
+                        rejected.write(line.encode("utf-8", "backslashreplace"))  # half characters as JSON escapes
+                if progress is not None:
+                    progress(Progress(counts, batch.done, total))
+            if not counts.rows:
+                raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
+            metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
+            _put_bad_rows(rejected, bad_rows)
+            if not counts.samples:
+                problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
+                raise InputError(f"{path} was not written: {problem}")
+    return Finished(path, bad_rows if first_reason else None, counts, longest)
 
 
 def available_cores() -> int:
@@ -137,176 +172,77 @@ def available_cores() -> int:
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _seen(source: Source) -> tuple[int, int]:
-    about = os.stat(source.path)
-    return about.st_size, about.st_mtime_ns
+def _described(source: Source, output: Path) -> dict[str, Any]:
+    """A source, for the metadata. Its path is relative to the folder of the output: both may move together."""
+    place: str | None = None
+    if source.origin:
+        place = os.path.abspath(source.origin)
+        with contextlib.suppress(ValueError):  # on another drive
+            place = Path(os.path.relpath(place, output.absolute().parent)).as_posix()
+    return {"name": source.name, "size": source.size, "digest": source.digest, "path": place}
 
 
-def _hashed(sources: Sequence[Source], progress: Callable[[Progress], None] | None) -> list[Source]:
-    """The sources with the digest of their content. Modification times do not tell whether a file changed."""
-    done, total = 0, sum(os.path.getsize(source.path) for source in sources if not source.hashed)
-
-    def more(size: int) -> None:
-        nonlocal done
-        before, done = done, done + size
-        if progress is not None and before // _TELL != done // _TELL:
-            progress(Progress(Counts(), done, total, stage=Stage.READING))
-
-    return [replace(source, hashed=source.hashed or file_digest(source.path, more)) for source in sources]
-
-
-def _check_unchanged(sources: Sequence[Source], seen: Sequence[tuple[int, int]], parts: Path) -> None:
-    for source, before in zip(sources, seen, strict=True):
-        if _seen(source) != before and file_digest(source.path) != source.digest:
-            raise InputError(
-                f"{source.name} changed while it was read, and {parts} holds rows of both: restart=True (--restart) "
-                "discards it"
-            )
-
-
-@contextlib.contextmanager
-def _safe(work: _Work) -> Iterator[None]:
-    """Add to a WriteError how many rows are safe."""
-    try:
-        yield
-    except WriteError as error:
-        rows = work.counts.rows
-        kept = f"{rows:,} row{'' if rows == 1 else 's'} {'is' if rows == 1 else 'are'} safe in {work.parts}"
-        said = f"{error.problem}; {kept}: make room and run the same again, it continues from there"
-        raise WriteError(said, path=error.path, rows=rows) from error
-
-
-def _where(source: Source, output: Path) -> str | None:
-    """The path of a source, relative to the folder of the output: both may move together."""
-    if not source.given:
-        return None
-    given = os.path.abspath(source.given)
-    try:
-        return Path(os.path.relpath(given, output.absolute().parent)).as_posix()
-    except ValueError:  # on another drive
-        return given
-
-
-@contextlib.contextmanager
-def _held(folder: Path, restart: bool) -> Iterator[None]:
-    """Hold a folder for this process alone. After an error it is removed if no chunk was done in it."""
-    with writing(folder):
-        file = (folder / "lock").open("w")
-    with file:
-        lock(file, f"another run is writing to {folder}: wait for it, or give another output")
-        if restart:
-            for path in folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != "lock":
-                    path.unlink()
-        try:
-            yield
-        except BaseException:
-            if not any(folder.glob("*.arrow")):
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-
-def _check_manifest(parts: Path, described: dict[str, Any]) -> None:
-    """Check that parts of an earlier run belong to this job."""
-    path = parts / MANIFEST
-    now = json.dumps(described, sort_keys=True, ensure_ascii=False, indent=1)
-    if path.is_file():
-        before = path.read_text(encoding="utf-8")
-        if before != now:
-            old, new = flat(json.loads(before)), flat(json.loads(now))
-            changed = ", ".join(key for key in sorted({*old, *new}) if old.get(key) != new.get(key)) or "something"
-            raise InputError(
-                f"{parts} is left from an unfinished run with other input or settings ({changed}): restart=True "
-                "(--restart) discards it, or give another output"
-            )
-        return
+def _put_bad_rows(rejected: IO[bytes], path: Path) -> None:
+    """Write the file of bad rows. Removes that of an earlier run if there are none."""
     with writing(path):
-        write_whole(path, now.encode("utf-8"))
+        if not rejected.tell():
+            path.unlink(missing_ok=True)
+            return
+        rejected.seek(0)
+        write_whole(path, rejected)
 
 
-class _Work:
-    """The state of a run: which chunks are done, and what they came to."""
+# -- batches
 
-    def __init__(
-        self,
-        parts: Path,
-        settings: TokenizeSettings,
-        sources: Sequence[Source],
-        described: dict[str, Any],
-        progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self.parts = parts
-        self.settings = settings
-        self.sources = sources
-        self.described = described
-        self.progress = progress
-        self.chunks = self.resumed = self.done = 0
-        self.counts = Counts()
-        self.total = sum(source.size for source in sources)
 
-    @property
-    def useful_workers(self) -> int:
-        """How many processes are worth starting: a small input is done before a second one is ready."""
-        chunks = sum(-(-source.size // chunk_size(source)) for source in self.sources)
-        return max(1, chunks // 4)
+def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
+    """Tokenize the rows of a batch. This is what every worker does, here and on Ray."""
+    counts = Counts()
+    samples, places, bad_rows = [], [], []
+    for row in batch.rows:
+        result = tokenizer.tokenize(row.parsed(), batch.source, batch.format)
+        counts.add(result)
+        samples += [sample.replace(rendered=None) for sample in result.samples]
+        places += [SampleOrigin(batch.source, row.number, at, result.messages) for at in range(len(result.samples))]
+        bad_rows += [problem.described() for problem in result.problems]
+    return BatchResult(samples_table(samples, places, Layout(labels=tokenizer.settings.labels)), counts, bad_rows)
 
-    def run(self, run: Callable[..., Iterable[tuple[Chunk, Counts]]], workers: int) -> Counts:
-        """Work through all chunks that are not done yet."""
-        for chunk, counts in run(self._missing(), self.settings, self.parts, workers):
-            self._add(chunk.size, counts)
-        return self.counts
 
-    def _missing(self) -> Iterator[Chunk]:
-        for chunk in plan(self.sources, row_bytes=self.settings.row_bytes):
-            self.chunks += 1
-            path = part_file(self.parts, chunk.index)
-            if path.is_file():
-                self.resumed += 1
-                self._add(chunk.size, Counts.read(read_part(path, rows=False)[1]["counts"]), resumed=True)
-            else:
-                yield chunk
+def in_order(batches: Iterable[Batch], submit: Callable[[Batch], Callable[[], BatchResult]], ahead: int) -> Results:
+    """Submit batches to workers, at most `ahead` at a time, and yield their results in the order of the batches.
 
-    def _add(self, size: int, counts: Counts, *, resumed: bool = False) -> None:
-        self.counts.update(counts)
-        self.done += size
-        if self.progress is not None:
-            self.progress(Progress(self.counts, self.done, self.total, resumed))
+    `submit` starts the work on a batch and returns a function that waits for its result.
+    """
+    pending: deque[tuple[Batch, Callable[[], BatchResult]]] = deque()
+    for batch in batches:
+        pending.append((batch, submit(batch)))
+        if len(pending) >= ahead:
+            first, wait = pending.popleft()
+            yield first, wait()
+    for batch, wait in pending:
+        yield batch, wait()
 
-    def assemble(self, path: Path, counts: Counts, trainer: Trainer | None = None) -> Finished:
-        """Put the parts together, in order."""
-        if not counts.rows:
-            shutil.rmtree(self.parts)
-            raise InputError(f"there are no rows in {', '.join(source.name for source in self.sources)}")
-        side = bad_rows_path(path)
-        draft = side.with_name(side.name + ".unfinished")
-        sources = [
-            {**row, "path": _where(source, path)}
-            for row, source in zip(self.described["sources"], self.sources, strict=True)
-        ]
-        longest = 0
-        metadata = {**self.described, "sources": sources, "counts": counts.described()}
-        try:
-            with sample_writer(
-                path, Layout(labels=self.settings.labels), metadata, trainer=trainer, overwrite=True
-            ) as write:
-                with writing(side), draft.open("w", encoding="utf-8") as bad_rows:
-                    for index in range(self.chunks):
-                        table, about = read_part(part_file(self.parts, index))
-                        bad_rows.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in about["bad"])
-                        longest = max([longest, *table.column("num_tokens").to_pylist()])
-                        write(table)
-                has_bad = draft.stat().st_size > 0
-                if has_bad:
-                    os.replace(draft, side)
-                else:
-                    side.unlink(missing_ok=True)
-                if not counts.samples:
-                    shutil.rmtree(self.parts)
-                    with side.open(encoding="utf-8") as bad_rows:
-                        reason = json.loads(bad_rows.readline())["reason"]
-                    raise InputError(f"{path} was not written: no row gave a sample ({side} says why; first: {reason})")
-        finally:
-            draft.unlink(missing_ok=True)
-        return Finished(path, side if has_bad else None, counts, self.resumed, self.chunks, longest)
+
+_TOKENIZERS: Final[list[RowTokenizer]] = []
+"""In a worker process: its tokenizer."""
+
+
+def _start_worker(settings: TokenizeSettings) -> None:
+    """Prepare a worker process: it ends when the process that started it ends, however that happens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _TOKENIZERS.append(RowTokenizer(settings))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _tokenize_in_worker(batch: Batch) -> BatchResult:
+    try:
+        return tokenize_batch(_TOKENIZERS[0], batch)
+    except Exception as error:  # not every error survives pickling
+        raise SampleError(f"{batch}: {type(error).__name__}: {' '.join(str(error).split())}") from None

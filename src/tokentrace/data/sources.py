@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -50,6 +50,9 @@ class Format(StrEnum):
     """Arrow's own format, as ``datasets`` saves it."""
 
 
+TABLES: Final = (Format.PARQUET, Format.ARROW)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file with rows. `name` is what the user called it; `path` is where it is read, perhaps unpacked."""
@@ -59,27 +62,14 @@ class Source:
     format: Format
     size: int
     """Bytes of text, or rows of a table."""
-    given: str = ""
+    origin: str = ""
     """Where the file itself is, packed or not; empty for stdin."""
-    hashed: str = ""
-    """Its SHA-256, where it is known already."""
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of its (unpacked) bytes, read from beginning to end."""
-        return self.hashed or file_digest(self.path)
-
-
-def file_digest(path: str, progress: Callable[[int], None] | None = None) -> str:
-    """The SHA-256 of a file, read a little at a time; `progress` gets the number of bytes of each step."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_BLOCK))
-    with reading(path), open(path, "rb", buffering=0) as file:
-        while read := file.readinto(buffer):
-            digest.update(buffer[:read])
-            if progress is not None:
-                progress(read)
-    return digest.hexdigest()
+        """The SHA-256 of its unpacked bytes, read from beginning to end."""
+        with reading(self.path), open(self.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
@@ -101,67 +91,67 @@ def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None
     """
     if isinstance(inputs, (str, os.PathLike)):
         inputs = [os.fspath(inputs)]
-    if not isinstance(inputs, Iterable) or not (inputs := [_named(given) for given in inputs]):
-        raise InputError("no input was given: name files, folders, or '-' for stdin")
+    if not isinstance(inputs, Iterable) or not (inputs := [_named(each) for each in inputs]):
+        raise InputError("there is no input: name files, folders, or '-' for stdin")
     if split is not None and not isinstance(split, str):
         raise InputError(f"split must be the name of a split, not {shown(split)}")
-    found: list[Source] = []
-    for given in inputs:
-        found += _sources(given, spool, split, len(found))
-    return found
+    sources: list[Source] = []
+    for name in inputs:
+        sources += _sources(name, spool, split, len(sources))
+    return sources
 
 
-def _named(given: Any) -> str:
+def _named(value: Any) -> str:
     """An input as a string."""
-    named = os.fspath(given) if isinstance(given, os.PathLike) else given
-    if not isinstance(named, str) or not named or "\0" in named:
-        raise InputError(f"an input is the name of a file or a folder, not {shown(given)}")
-    return named
+    name = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InputError(f"an input is the name of a file or a folder, not {shown(value)}")
+    return name
 
 
-def _sources(given: str, spool: Path, split: str | None, count: int) -> list[Source]:
-    if given == "-":
+def _sources(name: str, spool: Path, split: str | None, count: int) -> list[Source]:
+    if name == "-":
         return [_unpacked("stdin", sys.stdin.buffer, spool, count)]
     try:
-        path = Path(given).expanduser()
+        path = Path(name).expanduser()
         is_file = path.is_file()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{shown(given)} cannot be looked at: {error}") from error
+        raise InputError(f"{shown(name)} cannot be looked at: {error}") from error
     if is_file:
-        return [_source(path, given, spool, count)]
+        return [_source(path, name, spool, count)]
     if not path.is_dir():
-        if not _HUB_NAME.fullmatch(given) or given.startswith("."):
-            raise InputError(f"there is no file or folder {given!r}{meant_file(path)}")
-        path = _from_hub(given)
-    files = _files(path, given, split)
+        if not _HUB_NAME.fullmatch(name) or name.startswith("."):
+            raise InputError(f"there is no file or folder {name!r}{meant_file(path)}")
+        path = _from_hub(name)
+    files = _files(path, name, split)
     return [
-        _source(file, f"{given.rstrip('/')}/{file.relative_to(path).as_posix()}", spool, count + at)
+        _source(file, f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}", spool, count + at)
         for at, file in enumerate(files)
     ]
 
 
-def _files(folder: Path, given: str, split: str | None) -> list[Path]:
+def _files(folder: Path, name: str, split: str | None) -> list[Path]:
     """The files with rows in a folder, in order."""
     if (folder / "dataset_dict.json").is_file():
         splits = _json_file(folder / "dataset_dict.json").get("splits")
         if not isinstance(splits, list) or not splits:
-            raise InputError(f"{given}: dataset_dict.json names no splits")
-        return _files(folder / _choose_split([str(name) for name in splits], split, given), given, None)
+            raise InputError(f"{name}: dataset_dict.json names no splits")
+        return _files(folder / _choose_split([str(each) for each in splits], split, name), name, None)
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
         try:
             names = [str(row["filename"]) for row in _json_file(folder / "state.json")["_data_files"]]
         except (KeyError, TypeError):
-            raise InputError(f"{given}: state.json does not say which files the dataset has") from None
-        return [folder / name for name in names]
+            raise InputError(f"{name}: state.json does not say which files the dataset has") from None
+        return [folder / each for each in names]
     files = sorted(path for path in folder.rglob("*") if path.is_file() and _is_data(path))
     words = {path: _words(path.relative_to(folder)) for path in files}
     if split is None:
-        _check_one_split(words, given)
+        _check_one_split(words, name)
     else:
         files = [path for path in files if set(_words(Path(split))) <= set(words[path])]
     if not files:
         of = f" of split {split!r}" if split is not None else ""
-        raise InputError(f"{given}: there is no file with rows{of}: .jsonl, .json, .parquet or .arrow")
+        raise InputError(f"{name}: there is no file with rows{of}: .jsonl, .json, .parquet or .arrow")
     return files
 
 
@@ -175,15 +165,17 @@ def _check_one_split(files: Mapping[Path, list[str]], folder: str) -> None:
     splits = [next((word for word in words if word in _SPLITS), None) for words in files.values()]
     named = sorted({split for split in splits if split is not None})
     if len(set(splits)) > 1 and not _TRAINING.issuperset(named):
-        others = ", and files of none" if None in splits else ""
-        raise InputError(f"{folder} holds several splits: {', '.join(named)}{others}; choose one with --split (split=)")
+        unnamed = ", and files of none" if None in splits else ""
+        raise InputError(
+            f"{folder} holds several splits: {', '.join(named)}{unnamed}; choose one with --split (split=)"
+        )
 
 
-def _choose_split(splits: list[str], split: str | None, given: str) -> str:
+def _choose_split(splits: list[str], split: str | None, name: str) -> str:
     wanted = split or ("train" if "train" in splits else splits[0] if len(splits) == 1 else None)
     if wanted is None or wanted not in splits:
-        asked = f"there is no split {split!r}" if split else "a split has to be chosen"
-        raise InputError(f"{given}: {asked}; there are {', '.join(splits)}")
+        problem = f"there is no split {split!r}" if split else "a split has to be chosen"
+        raise InputError(f"{name}: {problem}; there are {', '.join(splits)}")
     return wanted
 
 
@@ -279,17 +271,15 @@ def _opened(path: Path) -> IO[bytes]:
     return opened
 
 
-def _unpacked(name: str, stream: IO[bytes], spool: Path, count: int, given: str = "") -> Source:
-    """An unpacked copy of a stream, with its hash."""
+def _unpacked(name: str, stream: IO[bytes], spool: Path, count: int, origin: str = "") -> Source:
+    """Write an unpacked copy of a stream."""
     path = spool / f"source-{count:05d}{Path(name).suffix or '.json'}"
-    digest = hashlib.sha256()
     with writing(path):
         spool.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as copy:
             while block := _read_packed(stream, name):
-                digest.update(block)
                 copy.write(block)
-    return Source(name, str(path), _text_format(path), path.stat().st_size, given, digest.hexdigest())
+    return Source(name, str(path), _text_format(path), path.stat().st_size, origin)
 
 
 def _read_packed(stream: IO[bytes], name: str) -> bytes:

@@ -10,15 +10,16 @@ import dataclasses
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
 from ..errors import InputError, SampleError, shown
-from ..files import owned, sync, write_whole, writing
+from ..files import owned, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
@@ -26,11 +27,16 @@ from ..trajectory.turns import LogprobKind, VersionSpan
 from .channel_columns import channel_columns, channel_fields, row_channels
 from .sources import arrow_table, parquet_file, pyarrow
 from .trainers import Trainer, find_trainer
-from .writers import SUFFIXES, SavedDataset, TableWriter, metadata_path, read_line_tables, table_writer
-
-METADATA_KEY: Final = "tokentrace"
-"""The key of the file's metadata under which JSON says how the rows were made."""
-
+from .writers import (
+    DATA_FILE,
+    METADATA_KEY,
+    SUFFIXES,
+    describe_dataset,
+    is_saved_dataset,
+    metadata_path,
+    read_line_tables,
+    table_writer,
+)
 
 _PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
     "input_ids": ("ids", np.int32),
@@ -130,9 +136,9 @@ def samples_table(
         values = pa.array(flat, from_pandas=False)
         return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(missing) if missing.any() else None)
 
-    made = schema(layout)
+    fields = schema(layout)
     columns: dict[str, Any] = {
-        **{name: lists(*about) for name, about in _PER_TOKEN.items() if name in made.names},
+        **{name: lists(*about) for name, about in _PER_TOKEN.items() if name in fields.names},
         "num_tokens": np.diff(offsets),
         "num_trained": np.asarray([sample.trained for sample in samples], np.int32),
         "num_messages": np.asarray([place.messages for place in where], np.int32),
@@ -153,7 +159,7 @@ def samples_table(
     }
     if layout.channels:
         columns |= channel_columns([(len(sample), sample.channels) for sample in samples])
-    return pa.table({field.name: pa.array(columns[field.name], field.type) for field in made}, schema=made)
+    return pa.table({field.name: pa.array(columns[field.name], field.type) for field in fields}, schema=fields)
 
 
 def _filled(sample: Sample, name: str, dtype: Any) -> Any:
@@ -208,24 +214,33 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 # -- files
 
 
-def check_name(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
-    """Check that a file of samples can have this name: its suffix says how the file is written."""
-    if trainer is not None:
-        trainer.check_name(path, overwrite=overwrite)
-        return
-    if not path.name.endswith(SUFFIXES):
-        raise InputError(f"samples are written to {', '.join(SUFFIXES)}, and {path.name!r} is none of these")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file to write")
-
-
 def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
-    """Check that rows may be written here. Raises InputError if a file is there, unless `overwrite` is set."""
-    check_name(path, trainer, overwrite=overwrite)
+    """Check that rows may be written here.
+
+    Raises InputError if the name does not say how to write the file, if something is there that `overwrite` does not
+    allow to replace, or if there is no folder for it. A folder is replaced only if it holds a saved dataset.
+    """
+    _check_name(path, trainer)
     if path.exists() and not overwrite:
         raise InputError(f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
+
+
+def _check_name(path: Path, trainer: Trainer | None) -> None:
+    if trainer is not None and trainer.folder:
+        if path.name.endswith(SUFFIXES):
+            what = f"{trainer.title} reads a dataset that was saved to disk, which is a folder"
+            raise InputError(f"{what}: name one, such as {str(path.with_name(path.name.split('.')[0]))!r}")
+        if path.exists() and not is_saved_dataset(path):
+            what = "is not a dataset that was saved to disk, or holds other files as well"
+            raise InputError(f"{path} is there, and {what}: give another name")
+        return
+    if not path.name.endswith(SUFFIXES):
+        what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
+        raise InputError(f"{what} {', '.join(SUFFIXES)}, and {path.name!r} is none of these")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file to write")
 
 
 _LEGEND: Final = {
@@ -248,7 +263,7 @@ def file_schema(layout: Layout, metadata: Mapping[str, Any], more: Sequence[Any]
 
 def is_lines(path: Path) -> bool:
     """Whether the name of a file of samples says that it is JSON Lines."""
-    return path.name.endswith((".jsonl", ".jsonl.gz"))
+    return path.name.endswith(".jsonl")
 
 
 @contextlib.contextmanager
@@ -262,51 +277,60 @@ def sample_writer(
     trainer: Trainer | None = None,
     overwrite: bool = False,
 ) -> Iterator[Callable[[Any], None]]:
-    """Writes tables of samples to a file: Parquet, Arrow's stream or JSON Lines, as its name says.
+    """Write tables of samples to a file: Parquet or JSON Lines, as its name says.
 
-    The file has its name only after the block, when it is whole; WriteError where the system refuses. Parquet's row
-    groups depend on the rows alone. `more` are Arrow fields that the tables have beside those of the layout; a
-    `private` file is for its owner alone. For a `trainer`, the file has what that reads and nothing else. A file that
-    is there is replaced; a folder (a saved dataset) only with `overwrite`.
+    The file has its name only after the block, when it is whole. Raises WriteError if the system refuses. Parquet's row
+    groups depend on the rows alone. What the block adds to `metadata` is written too. `more` are Arrow fields that the
+    tables have beside those of the layout; a `private` file is for its owner alone. For a `trainer`, the file has what
+    that reads and nothing else. Replaces an existing file; a folder (a saved dataset) only with `overwrite`.
     """
-    check_name(path, trainer, overwrite=overwrite)
+    check_target(path, trainer, overwrite=overwrite or not path.is_dir())
     schema = file_schema(layout, metadata, more)
-    draft = path.with_name(path.name + ".unfinished")
-    out: TableWriter | None = None
+    if trainer is not None:
+        schema = trainer.schema(schema)
+    is_folder = trainer is not None and trainer.folder
+    draft = draft_path(path)
+    data = draft / DATA_FILE if is_folder else draft
 
     def write(table: Any) -> None:
-        assert out is not None
         with writing(path):
             out.write(table if trainer is None else trainer.table(table))
 
     try:
+        with contextlib.ExitStack() as stack:
+            with writing(path):
+                if is_folder:
+                    draft.mkdir(0o700 if private else 0o777)
+                file = open(data, "wb", opener=owned if private else None)  # noqa: SIM115
+                stack.callback(_close, file)
+                out = table_writer(data.name if is_folder else path.name, file, schema)
+            stack.callback(out.abandon)
+            yield write
+            about = _metadata_text(metadata)
+            with writing(path):
+                out.finish(about)
+                file.flush()
+                os.fsync(file.fileno())
         with writing(path):
-            out = _draft_writer(path, draft, schema, private, trainer)
-        yield write
-        with writing(path):
-            out.finish()
-            for file in draft.iterdir() if draft.is_dir() else [draft]:
-                sync(file)
+            if is_folder:
+                describe_dataset(draft)
             if is_lines(path):
-                write_whole(metadata_path(path), schema.metadata[METADATA_KEY.encode()])
+                write_whole(metadata_path(path), about.encode())
             _put(draft, path)
     except BaseException:
-        if out is not None:
-            out.abandon()
         _discard(draft)
         raise
 
 
-def _draft_writer(path: Path, draft: Path, schema: Any, private: bool, trainer: Trainer | None) -> TableWriter:
-    if trainer is not None:
-        schema = trainer.schema(schema)
-        if trainer.folder:
-            _discard(draft)
-            return SavedDataset(draft, schema, private=private)
-    if private:
-        _discard(draft)
-        open(draft, "xb", opener=owned).close()  # Parquet's own writer then keeps its mode
-    return table_writer(path.name, draft, schema)
+def _close(file: IO[bytes]) -> None:
+    """Close a file. On success it is flushed already; after an error it does not matter what is left to flush."""
+    with contextlib.suppress(OSError):
+        file.close()
+
+
+def draft_path(path: Path) -> Path:
+    """The name of a file until it is whole. Each run has its own."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")
 
 
 def _put(draft: Path, path: Path) -> None:
@@ -336,7 +360,7 @@ def write_samples(
     trainer: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write samples to a file: Parquet, Arrow's stream (``.arrow``) or JSON Lines (``.jsonl``, ``.jsonl.gz``).
+    """Write samples to a file: Parquet or JSON Lines (``.jsonl``).
 
     Those of trajectories have logprobs, advantages, rewards and versions. With a `trainer` ("trl", "axolotl", …) the
     file has what that trainer reads for supervised training, and nothing else. WriteError where the system refuses;
@@ -347,16 +371,17 @@ def write_samples(
     for row in rows:
         instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)
-    held = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
+    about = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
     target = None if trainer is None else find_trainer(trainer)
-    with sample_writer(named_path(path), layout, held, trainer=target, overwrite=overwrite) as write:
+    with sample_writer(named_path(path), layout, about, trainer=target, overwrite=overwrite) as write:
         write(samples_table(rows, layout=layout))
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
-    """The samples of a file that tokentrace wrote, a row group (or some lines) at a time."""
+    """Read the samples of a file that tokentrace wrote, a row group (or some lines) at a time."""
     for table in read_tables(path):
-        yield from _placed(table_samples(table), path)
+        with _reading(path):
+            yield from table_samples(table)
 
 
 def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
@@ -387,31 +412,31 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     """How the rows of a file were made: tokenizer, template, settings. Empty where the file does not say."""
     file = named_path(path)
     if file.name.endswith(".parquet"):
-        found = (parquet_file(_there(file)).schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        text = (parquet_file(_there(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     elif file.suffix == ".arrow":
-        found = (arrow_table(_there(file)).schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        text = (arrow_table(_there(file)).schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     else:
         beside = metadata_path(file)
         try:
-            found = beside.read_bytes() if beside.is_file() else b"{}"
+            text = beside.read_bytes() if beside.is_file() else b"{}"
         except OSError as error:
             raise InputError(f"{beside} cannot be read: {error.strerror or error}") from error
     try:
-        value = json.loads(found)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the metadata of {path} is not valid JSON: {error}") from error
     return value if isinstance(value, dict) else {}
 
 
-def named_path(given: Any) -> Path:
-    """The path that a caller names a file by, or InputError."""
-    if not isinstance(given, (str, os.PathLike)) or not Path(given).name or "\0" in str(given):
-        raise InputError(f"a file is named by a string or a path, not by {shown(given)}")
+def named_path(name: Any) -> Path:
+    """The path of a file that a caller names. Raises InputError if it is no name."""
+    if not isinstance(name, (str, os.PathLike)) or not Path(name).name or "\0" in str(name):
+        raise InputError(f"a file is named by a string or a path, not by {shown(name)}")
     try:
-        Path(given).exists()
+        Path(name).exists()
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(given)} cannot be looked at: {error.args[-1]}") from None
-    return Path(given)
+        raise InputError(f"{shown(name)} cannot be looked at: {error.args[-1]}") from None
+    return Path(name)
 
 
 def _there(path: Path) -> str:
@@ -429,20 +454,12 @@ def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: st
             raise InputError(f"{path} has no column {name!r}: it was not written by tokentrace")
 
 
-def _placed(samples: Iterator[Sample], path: str | Path) -> Iterator[Sample]:
-    """The samples; a row with wrong values is an InputError that names the file."""
-    try:
-        with _reading(path):
-            yield from samples
-    except InputError as error:
-        if str(path) in error.problem:
-            raise
-        raise InputError(f"{path}: {error.problem}") from error
-
-
 @contextlib.contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
+    """Raise InputError with the name of the file if its rows have wrong values."""
     try:
         yield
+    except InputError as error:
+        raise InputError(f"{path}: {error.problem}") from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError, SampleError) as error:
         raise InputError(f"{path}: not rows of samples: {error}") from error

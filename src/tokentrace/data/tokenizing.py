@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections import Counter
@@ -25,9 +26,9 @@ from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
 from ..version import __version__
-from .chunks import ROW_BYTES, Row
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
-from .sources import Format
+from .rows import ROW_BYTES, Row
+from .sources import TABLES, Format
 
 _MANY_SETTINGS: Final = 32
 """For how many combinations of the rows' own template variables a renderer is kept."""
@@ -106,17 +107,17 @@ class TokenizeSettings:
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
-        """The settings that `described` gave, for this tokenizer; what is not named is the default.
+        """The settings that `described` returned, for this tokenizer; others have their defaults.
 
-        The source of a template is not described; it may be given as ``chat_template``. SampleError or RendererError
-        for settings that do not exist.
+        The source of a template is not described; pass it as ``chat_template``. Raises SampleError or RendererError for
+        settings that do not exist.
         """
-        own, choice = cls.__dataclass_fields__, SampleSettings.__dataclass_fields__
-        if unknown := sorted(set(described) - set(own) - set(choice)):
+        of_rows, of_samples = cls.__dataclass_fields__, SampleSettings.__dataclass_fields__
+        if unknown := sorted(set(described) - set(of_rows) - set(of_samples)):
             raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
-        plain = {name: value for name, value in described.items() if name in own}
+        plain = {name: value for name, value in described.items() if name in of_rows}
         plain["tokenizer"] = tokenizer
-        plain["samples"] = SampleSettings(**{name: value for name, value in described.items() if name in choice})
+        plain["samples"] = SampleSettings(**{name: value for name, value in described.items() if name in of_samples})
         try:
             if "columns" in plain:
                 plain["columns"] = Columns(**plain["columns"])
@@ -142,8 +143,7 @@ class BadRow:
 
     def described(self) -> dict[str, Any]:
         """As it stands in the side file."""
-        known = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +190,7 @@ class RowTokenizer:
 
     def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
         settings = self.settings
-        mine = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
+        trusted = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
         return create_renderer(
             self._tokenizer,
             settings.renderer,
@@ -200,7 +200,7 @@ class RowTokenizer:
             lost="error" if settings.lost == LostPolicy.ERROR else "ignore",
             preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
             use_patched=settings.use_patched,
-            trusted=(TRUSTED - {"kwargs"}) | mine,  # a row's own variables are data
+            trusted=(TRUSTED - {"kwargs"}) | trusted,  # variables of a row are data
             **{**settings.template_kwargs, **variables},
         )
 
@@ -215,8 +215,8 @@ class RowTokenizer:
             if isinstance(error, TemplateError) and _has_text_arguments(row.value):
                 reason += "; its arguments are JSON strings, which some templates cannot show: see --parse-arguments"
             message = getattr(error, "message", None)
-            named = getattr(error, "field", None) if isinstance(error, InputError) else None
-            return _failed(row, source, type(error).__name__, reason[:2000], message, named)
+            field_name = getattr(error, "field", None) if isinstance(error, InputError) else None
+            return _failed(row, source, type(error).__name__, reason[:2000], message, field_name)
         except RecursionError:
             return _failed(row, source, "RecursionError", "the row is nested too deeply")
 
@@ -230,9 +230,9 @@ class RowTokenizer:
         samples: list[Sample] = []
         problems: list[BadRow] = []
         for sample in built:
-            kept, reason = self._fitted(sample, conversation.notes)
-            if kept is not None:
-                samples.append(kept)
+            fitted, reason = self._fitted(sample, conversation.notes)
+            if fitted is not None:
+                samples.append(fitted)
                 continue
             which = f"sample of message {sample.messages.max()}: " if len(built) > 1 else ""
             problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{reason}"))
@@ -255,20 +255,18 @@ class RowTokenizer:
     def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
         """The conversation of a row, as the template will be shown it."""
         notes: tuple[str, ...] = ()
-        if form in (Format.PARQUET, Format.ARROW):
+        if form in TABLES:
             value, notes = table_row(value)
-        found = conversation_of(value, self.settings.columns)
-        tools = found.tools
+        read = conversation_of(value, self.settings.columns)
+        messages, tools = read.messages, read.tools
         if tools is None and self.settings.tools is not None:
             tools = [dict(tool) for tool in self.settings.tools]
-        messages = found.messages
         if self.settings.parse_arguments:
-            checked = self.renderer.check_messages(messages, tools=tools)
-            messages = with_parsed_arguments(checked)
-        return Conversation(messages, tools, found.completion_from, found.variables, notes)
+            messages = with_parsed_arguments(self.renderer.check_messages(messages, tools=tools))
+        return Conversation(messages, tools, read.completion_from, read.variables, notes)
 
     def described(self) -> dict[str, Any]:
-        """What made the samples: for the metadata of a file, and to tell whether a run can be continued."""
+        """What made the samples: for the metadata of a file."""
         return {
             "tokentrace": __version__,
             "tokenizer": self.renderer.tokenizer.name,
@@ -312,12 +310,12 @@ class Counts:
     notes: Counter[str] = field(default_factory=Counter)
     """How many samples have each note; the messages that a note names are left off."""
 
-    def add(self, one: RowResult) -> None:
+    def add(self, result: RowResult) -> None:
         self.rows += 1
-        self.left_out += len(one.left_out)
-        if one.bad is not None:
-            self.bad[one.bad.kind] += 1
-        for sample in one.samples:
+        self.left_out += len(result.left_out)
+        if result.bad is not None:
+            self.bad[result.bad.kind] += 1
+        for sample in result.samples:
             self.samples += 1
             self.tokens += len(sample)
             self.trained += sample.trained
@@ -334,10 +332,6 @@ class Counts:
         out = {name: getattr(self, name) for name in ("rows", "samples", "tokens", "trained", "left_out")}
         return {**out, "bad": dict(sorted(self.bad.items())), "notes": dict(sorted(self.notes.items()))}
 
-    @classmethod
-    def read(cls, value: Mapping[str, Any]) -> Counts:
-        return cls(**{**value, "bad": Counter(value["bad"]), "notes": Counter(value["notes"])})
-
     @property
     def bad_rows(self) -> int:
         return sum(self.bad.values())
@@ -345,9 +339,9 @@ class Counts:
 
 def without_place(note: str) -> str:
     """A note without the messages it names, or the numbers of a cut."""
-    head, colon, rest = note.partition(": ")
-    if colon and head.startswith("message"):
-        return rest
+    place, colon, text = note.partition(": ")
+    if colon and place.startswith("message"):
+        return text
     return "cut to fit" if note.startswith("cut to the ") else note
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from ..errors import InputError, shown
 from .sources import pyarrow
-from .writers import SUFFIXES, is_saved_dataset
 
 ATTENTION: Final = "attention_mask"
 """The column that says which tokens are no padding."""
@@ -32,34 +31,15 @@ class Trainer:
     """What to write into its configuration: ``{path}`` is the file, ``{form}`` what `datasets` calls its form,
     ``{longest}`` the length of the longest row."""
     folder: bool = False
-    """Whether it reads a dataset that was saved to disk, which is a folder, and not a file."""
-
-    def check_name(self, path: Path, *, overwrite: bool = False) -> None:
-        """Check that a file for it can have this name. A folder that is there is replaced only with `overwrite`, and
-        only if it holds nothing but a dataset."""
-        if not self.folder:
-            if not path.name.endswith(SUFFIXES):
-                raise InputError(f"{self.title} reads rows from {', '.join(SUFFIXES)}: {path.name!r} is none of these")
-            if path.is_dir():
-                raise InputError(f"{path} is a folder: name a file to write")
-        elif path.name.endswith(SUFFIXES):
-            what = f"{self.title} reads a dataset that was saved to disk, which is a folder"
-            raise InputError(f"{what}: name one, such as {str(path.with_name(path.name.split('.')[0]))!r}")
-        elif path.exists() and not is_saved_dataset(path):
-            what = "is not a dataset that was saved to disk, or holds other files as well"
-            raise InputError(f"{path} is there, and {what}: give another name")
-        elif path.exists() and not overwrite:
-            raise InputError(
-                f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)"
-            )
+    """True if it reads a dataset that was saved to disk, which is a folder, and not a file."""
 
     def schema(self, schema: Any) -> Any:
         """Of the fields of a table of samples those that it reads, with the metadata of all."""
         pa = pyarrow()
         if "labels" not in schema.names:
             raise InputError(f"{self.title} reads labels: leave them in")
-        own = {ATTENTION: pa.field(ATTENTION, pa.list_(pa.int8()))}
-        fields = [own[name] if name in own else schema.field(name) for name in self.columns]
+        attention = pa.field(ATTENTION, pa.list_(pa.int8()))
+        fields = [attention if name == ATTENTION else schema.field(name) for name in self.columns]
         return pa.schema(fields, metadata=schema.metadata)
 
     def table(self, table: Any) -> Any:
@@ -71,7 +51,7 @@ class Trainer:
         """What to write into its configuration to train on a file; a comment where that has no rows."""
         if not longest:
             return "# there are no rows to train on"
-        form = "json" if path.name.endswith((".jsonl", ".jsonl.gz")) else path.suffix.removeprefix(".")
+        form = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
         quoted = json.dumps(path.as_posix(), ensure_ascii=False)  # escapes of half a character are not YAML's
         return self.advice.format(path=quoted, form=form, longest=longest)
 

@@ -1,144 +1,125 @@
-"""Tables of samples as bytes: Parquet, Arrow's stream, or JSON Lines, to a file or to anything that takes bytes; and as
-a folder that `datasets` reads.
+"""Tables of samples as bytes: Parquet, Arrow's stream, JSON Lines, or a folder that `datasets` reads.
 
-JSON Lines are the rows of a Parquet file of samples, one object per line; they are read here, too. What a Parquet file
-says in its metadata is in a file beside them: `metadata_path`.
+JSON Lines are the rows of a Parquet file of samples, one object per line; they are read here, too. Their metadata is
+in a file beside them: `metadata_path`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import itertools
 import json
 import math
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from ..errors import InputError, kind_of
-from .sources import pyarrow
+from ..files import sync
+from .rows import Row, read_rows
+from .sources import Format, Source, pyarrow
 
-SUFFIXES: Final = (".parquet", ".arrow", ".jsonl", ".jsonl.gz")
+SUFFIXES: Final = (".parquet", ".jsonl")
 """The names of files of samples end in one of these."""
-GROUP_TOKENS: Final = 1 << 20
+METADATA_KEY: Final = "tokentrace"
+"""The key of the file's metadata under which JSON says how the rows were made."""
 GROUP_ROWS: Final = 4096
-GROUP_BYTES: Final = 1 << 26
-"""A row group, or a batch of an Arrow stream, is closed when it has this many tokens, rows or bytes."""
-_LINES_AT_ONCE: Final = 256
-"""How many lines are read at a time."""
+GROUP_BYTES: Final = 1 << 24
+"""A row group, or a batch of an Arrow stream, is closed when it has this many rows or bytes: about a million tokens."""
+_ROWS_AT_ONCE: Final = 256
+"""How many rows are read or added at a time."""
 
 
 class TableWriter(Protocol):
-    """Writes tables; what it writes is whole after `finish`."""
+    """Writes tables to an open file, which stays open."""
 
     def write(self, table: Any) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self, metadata: str = "") -> None:
+        """Write the end of the file. Only Parquet can still take metadata here."""
+        ...
 
     def abandon(self) -> None:
-        """Let go of what was written so far, which is of no use."""
+        """Stop writing: the file is of no use."""
         ...
 
 
-def table_writer(name: str, out: Path | IO[bytes], schema: Any) -> TableWriter:
-    """The writer for a file of this name. It writes to the file at `out`, or to `out` itself, which stays open."""
-    if name.endswith((".jsonl", ".jsonl.gz")):
-        return _LineWriter(out, packed=name.endswith(".gz"))
+def table_writer(name: str, out: IO[bytes], schema: Any) -> TableWriter:
+    """The writer for a file of this name: its suffix says how it is written."""
+    if name.endswith(".jsonl"):
+        return _LineWriter(out)
     if name.endswith(".arrow"):
-        sink = out if not isinstance(out, Path) else pyarrow().OSFile(str(out), "wb")
-        return _RowGroups(pyarrow("pyarrow.ipc").new_stream(sink, schema), schema, sink if sink is not out else None)
-    where = str(out) if isinstance(out, Path) else out
-    return _RowGroups(pyarrow("pyarrow.parquet").ParquetWriter(where, schema, compression="zstd"), schema)
+        return _RowGroups(pyarrow("pyarrow.ipc").new_stream(out, schema), schema)
+    return _RowGroups(pyarrow("pyarrow.parquet").ParquetWriter(out, schema, compression="zstd"), schema)
 
 
 class _RowGroups:
-    """Collects tables, and writes a group of their rows whenever there are enough rows, tokens or bytes."""
+    """Collects tables, and writes a group of their rows whenever there are enough rows or bytes."""
 
-    def __init__(self, writer: Any, schema: Any, file: Any = None) -> None:
-        self._writer, self._schema, self._file = writer, schema, file
+    def __init__(self, writer: Any, schema: Any) -> None:
+        self._writer, self._schema = writer, schema
         self._waiting: list[Any] = []
-        self._rows = self._tokens = self._bytes = 0
+        self._rows = self._bytes = 0
 
     def write(self, table: Any) -> None:
-        start = 0
-        lengths = pyarrow("pyarrow.compute").list_value_length(table.column("input_ids"))
-        for at, length in enumerate(lengths.to_pylist()):
-            self._rows += 1
-            self._tokens += length
-            if self._rows >= GROUP_ROWS or self._tokens >= GROUP_TOKENS:
-                self._waiting.append(table.slice(start, at + 1 - start))
-                self._flush()
-                start = at + 1
-        if start < table.num_rows:
-            rest = table.slice(start)
-            self._waiting.append(rest)
-            self._bytes += rest.nbytes
-            if self._bytes >= GROUP_BYTES:
+        for start in range(0, table.num_rows, _ROWS_AT_ONCE):
+            piece = table.slice(start, _ROWS_AT_ONCE)
+            self._waiting.append(piece)
+            self._rows += piece.num_rows
+            self._bytes += piece.nbytes
+            if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
                 self._flush()
 
     def _flush(self) -> None:
         if self._waiting:
             group = pyarrow().concat_tables(self._waiting).cast(self._schema).combine_chunks()
             self._writer.write_table(group, max(group.num_rows, 1))
-        self._waiting, self._rows, self._tokens, self._bytes = [], 0, 0, 0
+        self._waiting, self._rows, self._bytes = [], 0, 0
 
-    def finish(self) -> None:
+    def finish(self, metadata: str = "") -> None:
         self._flush()
+        if metadata and isinstance(self._writer, pyarrow("pyarrow.parquet").ParquetWriter):
+            self._writer.add_key_value_metadata({METADATA_KEY: metadata})
         self._writer.close()
-        if self._file is not None:
-            self._file.close()
 
     def abandon(self) -> None:
-        for each in (self._writer, self._file):
-            with contextlib.suppress(OSError, ValueError):  # Arrow's, where it is closed already
-                if each is not None:
-                    each.close()
+        with contextlib.suppress(OSError, ValueError):  # it may be closed already
+            self._writer.close()
 
 
+# -- datasets that are saved to disk
+
+DATA_FILE: Final = "data-00000-of-00001.arrow"
+"""The name of the data in the folder of a saved dataset."""
 _STATE: Final = "state.json"
 _ABOUT: Final = "dataset_info.json"
-_DATA: Final = "data-00000-of-00001.arrow"
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder is a dataset as `datasets` saves it to disk, and nothing else."""
+    """True if a folder is a dataset as `datasets` saves it to disk, and nothing else."""
     if not ((path / _STATE).is_file() and (path / _ABOUT).is_file()):
         return False
     return all(one.is_file() and (one.name in (_STATE, _ABOUT) or one.suffix == ".arrow") for one in path.iterdir())
 
 
-class SavedDataset:
-    """Writes tables to a folder that ``datasets.load_from_disk`` reads. It needs no `datasets`."""
-
-    def __init__(self, folder: Path, schema: Any, *, private: bool = False) -> None:
-        folder.mkdir(0o700 if private else 0o777)
-        self._folder = folder
-        self._rows = table_writer(_DATA, folder / _DATA, schema)
-
-    def write(self, table: Any) -> None:
-        self._rows.write(table)
-
-    def finish(self) -> None:
-        self._rows.finish()
-        with (self._folder / _DATA).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": _DATA}],
-            "_fingerprint": digest[:16],  # what it keeps of the dataset's changes is told apart by
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": "train",
-        }
-        (self._folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        (self._folder / _ABOUT).write_text("{}", encoding="utf-8")  # columns and types are in the data
-
-    def abandon(self) -> None:
-        self._rows.abandon()
+def describe_dataset(folder: Path) -> None:
+    """Write what ``datasets.load_from_disk`` reads beside the data. This needs no `datasets`."""
+    with (folder / DATA_FILE).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": DATA_FILE}],
+        "_fingerprint": digest[:16],  # the key of what `datasets` caches
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": "train",
+    }
+    (folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+    (folder / _ABOUT).write_text("{}", encoding="utf-8")  # columns and types are in the data
+    for name in (_STATE, _ABOUT):
+        sync(folder / name)
 
 
 # -- JSON Lines
@@ -150,44 +131,30 @@ def metadata_path(path: Path) -> Path:
 
 
 class _LineWriter:
-    """Writes tables of samples as JSON Lines; `packed` by gzip. The same rows are the same bytes.
+    """Writes tables of samples as JSON Lines."""
 
-    A file at a path is its own; a file that is open already is left open.
-    """
-
-    def __init__(self, out: Path | IO[bytes], packed: bool) -> None:
-        self._owned = isinstance(out, Path)
-        self._file: IO[bytes] = out.open("wb") if isinstance(out, Path) else out
-        self._out: Any = self._file
-        if packed:  # without name and time, which say nothing about the rows
-            self._out = gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=self._file, mtime=0)
+    def __init__(self, out: IO[bytes]) -> None:
+        self._out = out
 
     def write(self, table: Any) -> None:
         self._out.writelines(map(_line, table.to_pylist()))
 
-    def finish(self) -> None:
-        for file in self._closed_by_us():
-            file.close()
+    def finish(self, metadata: str = "") -> None:
+        """Lines need no end."""
 
     def abandon(self) -> None:
-        for file in self._closed_by_us():
-            with contextlib.suppress(OSError):
-                file.close()
-
-    def _closed_by_us(self) -> list[Any]:
-        packing = [] if self._out is self._file else [self._out]
-        return [*packing, self._file] if self._owned else packing
+        """Nothing is open here."""
 
 
 def _line(row: dict[str, Any]) -> bytes:
     try:
-        return (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
-    except ValueError:  # NaN stands where nothing was sampled: null in JSON, which has no NaN
-        plain = {name: _without_nan(value) for name, value in row.items()}
-    try:
-        return (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+        try:
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # NaN stands where nothing was sampled: null in JSON, which has no NaN
+            text = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise InputError("a row holds an infinite number, which JSON cannot: write it to a .parquet file") from error
+    return text.encode() + b"\n"
 
 
 def _without_nan(value: Any) -> Any:
@@ -201,34 +168,20 @@ def _without_nan(value: Any) -> Any:
 def read_line_tables(path: Path, schema: Any) -> Iterator[Any]:
     """The rows of a file of lines as tables with those columns of `schema` that they have."""
     pa = pyarrow()
-    number = 0
-    rows = _rows(path)
-    while group := list(itertools.islice(rows, _LINES_AT_ONCE)):
-        names = set(group[0])
-        fields = [field for field in schema if field.name in names]
+    rows = read_rows(Source(str(path), str(path), Format.LINES, 0), row_bytes=1 << 40)
+    while group := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+        values = [_sample_row(row, path) for row in group]
+        fields = [field for field in schema if field.name in values[0]]
         try:
-            yield pa.Table.from_pylist(group, schema=pa.schema(fields))
+            yield pa.Table.from_pylist(values, schema=pa.schema(fields))
         except (ValueError, TypeError, OverflowError) as error:
-            where = f"{path}, rows {number + 1} to {number + len(group)}"
-            raise InputError(f"{where}: not rows of samples: {error}") from error
-        number += len(group)
+            place = f"{path}, rows {group[0].number} to {group[-1].number}"
+            raise InputError(f"{place}: not rows of samples: {error}") from error
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _row(line, f"{path}, line {number}")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
-
-
-def _row(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not valid JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: a sample is an object, not {kind_of(row)}")
-    return row
+def _sample_row(row: Row, path: Path) -> dict[str, Any]:
+    if row.problem is not None:
+        raise InputError(f"{path}, line {row.line}: {row.problem}")
+    if not isinstance(row.value, dict):
+        raise InputError(f"{path}, line {row.line}: a sample is an object, not {kind_of(row.value)}")
+    return row.value

@@ -18,7 +18,7 @@ from .gateway import Gateway, described
 from .keys import hash_key, new_key
 from .reading import Endpoint, json_response, read_json, read_state
 from .requests import Body, RequestError, one_of
-from .sessions import ID, Live, SessionSettings
+from .sessions import ID, Live, SessionSettings, read_version
 from .store import Label, SessionInfo, State, is_storable
 
 _LISTED: Final = 200
@@ -184,7 +184,7 @@ class AdminRoutes:
 
     async def _resume(self, request: HTTPRequest) -> Response:
         body = await self._body(request)
-        version = body.get("version", (str, int), "a string or an integer")
+        version = read_version(body)
         _only(body, "there is version to say here")
         await self._gateway.resume(version)
         return json_response(self._gateway.standing())

@@ -90,6 +90,8 @@ class Answer:
     replies: list[Replied] | None = None
     """The answer, where the request was answered before."""
     turns: list[Recorded] = field(default_factory=list)
+    sampled: int = 0
+    """How many tokens were sampled for it so far, whatever became of them."""
     claim: Claim | None = None
     """Where it is being answered, for those who ask the same again."""
 
@@ -114,6 +116,7 @@ class Answer:
                 self.claim.end((self.head, self.replies))
             return self.replies
         finally:
+            self.gateway.metrics.tokens.labels("sampled").inc(self.sampled)
             self.give_up()
 
     def give_up(self) -> None:
@@ -144,7 +147,7 @@ class Answer:
         try:
             with self.gateway.tracing.stage("engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
                 sampled = await self._sample_all(feed)
-            await beginning
+            await asyncio.shield(beginning)  # it may be in the store's queue: whoever goes away does not take it back
             storing = asyncio.ensure_future(self._store(sampled, time.perf_counter() - began))
             with self.gateway.tracing.stage("store", sampled=sum(len(reply.completion.ids) for reply in sampled)):
                 await unhurried(storing)
@@ -157,7 +160,9 @@ class Answer:
         return sampled
 
     async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
-        await beginning
+        """End the request in the store, after its beginning was written: in any other order it stays under way."""
+        with contextlib.suppress(StoreError):
+            await beginning
         await self.gateway.store.abandon(self.session, self.head.id, why)
 
     async def _sample_all(self, feed: Feed) -> list[Replied]:
@@ -196,6 +201,7 @@ class Answer:
                             kept = at
                             break
                 count += kept
+                self.sampled += kept
                 if labelled and self._weights is not None and kept:
                     add_version(versions, self._weights, count)
                 piece = delta if kept == len(delta.ids) else _cut(delta, kept)
@@ -217,7 +223,7 @@ class Answer:
         completion = joined(pieces)
         if not completion.versions and versions:
             completion = replace(completion, versions=tuple(versions))
-        gateway.metrics.sampled(completion, time.perf_counter() - began)
+        gateway.metrics.engine.observe(time.perf_counter() - began)
         call_id = call_ids_of(self.head.id, choice)
         return Replied(response, completion, call_id, reasoning_tokens(response), stops.found)
 

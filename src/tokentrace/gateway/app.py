@@ -108,13 +108,18 @@ class App:
             headers, session = _headers(request), await self._session(request, caller)
             raw = await read_body(request, self.gateway.limits.body_bytes)
             asked = dialect.read(parse_json(raw), headers)
-            name, fresh = self._name(session, dialect, raw, headers)
+            name = _request_name(dialect, raw, headers)
             about = request.scope["tokentrace"]
 
             async def answered() -> tuple[Answer, list[Replied]]:
-                answer = await self.gateway.begin(session, dialect, asked, name, fresh=fresh)
+                answer = await self.gateway.begin(session, dialect, asked, name)
                 about.update(_about(session, answer))
-                return answer, [] if asked.stream else await answer.run(lambda *_: None)
+                if asked.stream:
+                    return answer, []
+                try:
+                    return answer, await answer.run(lambda *_: None)
+                finally:
+                    about["sampled"] = answer.sampled
 
             answer, replies = await unless_gone(request.receive, answered())
             told = _told(session, answer)
@@ -124,25 +129,11 @@ class App:
                 except BaseException:
                     answer.give_up()
                     raise
-            about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             if answer.turns and answer.turns[0].cause is not None:
                 told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint
-
-    def _name(self, session: str, dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> tuple[str, bool]:
-        """What identifies a request if it is sent again, and whether that is known to be new.
-
-        Its key and its body do, or the count of its retries and its body; without both nothing does.
-        """
-        body = f"{dialect.name}:{hashlib.sha256(raw).hexdigest()[:32]}"
-        key, retries = headers.get("idempotency-key"), headers.get("x-stainless-retry-count", "")
-        if key:
-            return f"key:{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}:{body}", False
-        if retries.isascii() and retries.isdecimal() and len(retries) < 4:
-            return self.gateway.attempt_name(session, body, int(retries))
-        return "", False
 
     async def _count(self, request: HTTPRequest, caller: Caller) -> Response:
         session = await self._session(request, caller)
@@ -284,6 +275,15 @@ def _headers(request: HTTPRequest) -> dict[str, str]:
     return dict(request.headers.items())
 
 
+def _request_name(dialect: AgentDialect, raw: bytes, headers: Mapping[str, str]) -> str:
+    """What identifies a request if it is sent again: its `Idempotency-Key` and its body. Empty without a key."""
+    key = headers.get("idempotency-key")
+    if not key:
+        return ""
+    digest, body = (hashlib.sha256(each).hexdigest()[:32] for each in (key.encode("utf-8", "surrogatepass"), raw))
+    return f"key:{digest}:{dialect.name}:{body}"
+
+
 def _about(session: str, answer: Answer) -> dict[str, Any]:
     """What the log has of a request."""
     placed = answer.placed
@@ -308,5 +308,6 @@ def _told(session: str, answer: Answer) -> dict[str, str]:
 
 
 def _header(value: str) -> str:
-    """A text as a header can have it: one line of ASCII, not too long."""
-    return " ".join(value.encode("ascii", "replace").decode("ascii").split())[:1000]
+    """A text as a header can have it: one line of printable ASCII, not too long. Any other character is a ``?``."""
+    line = " ".join(value.split())
+    return "".join(each if " " <= each <= "~" else "?" for each in line)[:1000]

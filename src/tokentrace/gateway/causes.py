@@ -320,6 +320,8 @@ class _Difference:
     def _edit_words(self) -> str:
         if self.text == self.old_text:
             return f"the text is the same, but another field is not: {_changed_fields(self.new, self.old)}"
+        if pieces := self._pieces():
+            return f"it was split into {pieces} messages"
         if not self.text:
             return "its content was left out"
         if self.role == "assistant" and (thought := reasoning(self.old)) and thought in self.text:
@@ -338,6 +340,8 @@ class _Difference:
         if self.old_role == "assistant":
             if self._tells_of_calls():
                 return self._is(BranchCause.CALLS_AS_TEXT, "calls of the model's are words now")
+            if replies == 1 and self.theirs[0] in self.ours:
+                return self._is(BranchCause.EDIT, f"{_count(self.ours.index(self.theirs[0]))} put in here")
             if replies == 1:
                 return self._is(BranchCause.RETRY, "the reply before it was left out, and another one is asked for")
         if self._keeps_later() or self._retells() or self._follows_a_question():
@@ -361,6 +365,17 @@ class _Difference:
         calls = _call_marks(self.old)
         later = range(self.shared + 1, len(self.sent))
         return next((at for at in later if calls and _call_marks(self.sent[at]) == calls), None)
+
+    def _pieces(self) -> int:
+        """How many messages of this role say together what the one that was here said, white space aside; else 0."""
+        whole, joined = "".join(self.old_text.split()), ""
+        for count, message in enumerate(self.sent[self.shared :], 1):
+            joined += "".join(text_of(message).split())
+            if message.get("role") != self.role or not whole.startswith(joined):
+                return 0
+            if joined == whole:
+                return count if count > 1 else 0
+        return 0
 
     def _goes_on_alike(self) -> bool:
         """Whether the message after the difference is the same in both, at the same place."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -43,8 +43,6 @@ _ELSEWHERE: Final = 10.0
 """How many seconds a request that comes again waits for the gateway that it came to first, and…"""
 _POLL: Final = 0.1
 """…how often it looks."""
-_REMEMBERED: Final = 10_000
-"""How many bodies are remembered for requests that are sent again without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,6 @@ class Gateway:
     """Set whenever a request has ended."""
     _slots: asyncio.Semaphore = field(init=False)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
-    _attempts: OrderedDict[tuple[str, str, int], list[str]] = field(default_factory=OrderedDict)
-    """The names of attempts, by session, body and how many retries came before; two stand for any number."""
     _turns_reserved: Counter[str] = field(default_factory=Counter)
     _tokens_reserved: Counter[str] = field(default_factory=Counter)
     """What requests under way may still add to each session."""
@@ -102,23 +98,18 @@ class Gateway:
 
     # -- answering
 
-    async def begin(
-        self, id: str, dialect: AgentDialect, request: Request, name: str = "", *, fresh: bool = False
-    ) -> Answer:
+    async def begin(self, id: str, dialect: AgentDialect, request: Request, name: str = "") -> Answer:
         """Make the prompt of a request. RequestError says what is wrong with it.
 
-        `name` identifies the request: if it was answered before, or is being answered, this is that answer. A `fresh`
-        one is known to be new.
+        `name` identifies the request: if it was answered before, or is being answered, this is that answer.
         """
         claim = self._admit(id)
         try:
             live = await self.sessions.get(id)
-            earlier = await self._earlier(live, request, name, claim) if name and not fresh else None
+            earlier = await self._earlier(live, request, name, claim) if name else None
             if earlier is not None:
                 claim.end(earlier)
                 return Answer(self, id, dialect, request, earlier[0], replies=earlier[1])
-            if fresh:
-                claim.take(name)
             self._check_open(live)
             request = await self._with_previous(live, request)
             asked = self._asked(request)
@@ -229,16 +220,27 @@ class Gateway:
         own, new = request.messages[: request.instructions], request.messages[request.instructions :]
         return replace(request, messages=[*own, *past, *new])
 
-    def _check_open(self, live: Live, under_way: int = 0) -> None:
-        info, settings = live.info, live.settings
+    def _check_open(self, live: Live, turns: int = 1) -> None:
+        """Raises RequestError if no turn can be added to a session, or not so many: it is closed, or a budget is spent.
+
+        What requests under way have reserved is not looked at: it may become free again.
+        """
+        info, budget = live.info, live.settings.max_sampled_tokens
         if info.state is not State.OPEN:
             raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
-        most = self.limits.turns if settings.max_turns is None else min(self.limits.turns, settings.max_turns)
-        if info.turns + under_way >= most:
-            raise RequestError(f"session {info.id} has had its {most} turns", status=403, code="budget_exhausted")
-        if settings.max_sampled_tokens is not None and info.sampled >= settings.max_sampled_tokens:
-            budget = f"its {settings.max_sampled_tokens} sampled tokens"
-            raise RequestError(f"session {info.id} has had {budget}", status=403, code="budget_exhausted")
+        budgets = {"turns": (self._max_turns(live), info.turns)}
+        if budget is not None:
+            budgets["sampled tokens"] = (budget, info.sampled)
+        for what, (most, used) in budgets.items():
+            if most - used < turns:
+                problem = f"session {info.id} has had its {most} {what}"
+                if most > used:
+                    problem = f"n={turns} does not fit into the {what} that session {info.id} has left: {most - used}"
+                raise RequestError(problem, status=403, code="budget_exhausted")
+
+    def _max_turns(self, live: Live) -> int:
+        most = live.settings.max_turns
+        return self.limits.turns if most is None else min(self.limits.turns, most)
 
     def _sampling(self, live: Live, request: Request, length: int) -> SamplingParams:
         settings, forced = live.settings, dict(live.settings.sampling)
@@ -285,24 +287,6 @@ class Gateway:
 
     # -- requests that come again
 
-    def attempt_name(self, id: str, body: str, retries: int) -> tuple[str, bool]:
-        """What identifies a request of a client that counts its retries, and whether that is new.
-
-        A retry has the name of the attempt before it. Which one that was is certain only if there was one attempt with
-        this body and one retry less. Of several, as in a group of samples, nobody knows which was sent again: the retry
-        is then a request of its own.
-        """
-        before = self._attempts.get((id, body, retries - 1), [])
-        fresh = len(before) != 1
-        name = f"attempt:{random_id()}" if fresh else before.pop()
-        alike = self._attempts.setdefault((id, body, retries), [])
-        if len(alike) < 2:
-            alike.append(name)
-        self._attempts.move_to_end((id, body, retries))
-        if len(self._attempts) > _REMEMBERED:
-            self._attempts.popitem(last=False)
-        return name, fresh
-
     async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
         """The answer to the request of this name, if it came before, here or elsewhere; if not, the claim takes it."""
         while (under_way := self.under_way.get((live.info.id, name))) is not None:
@@ -310,16 +294,23 @@ class Gateway:
             if answered is not None:
                 return answered
         claim.take(name)
-        await self._elsewhere(live.info.id, name)
-        numbers = [await self.store.turn_named(live.info.id, f"{name}#{choice}") for choice in range(request.n)]
-        if any(number is None for number in numbers):
+        numbers = await self._turns_named(live.info.id, name, request.n)
+        if not numbers:
+            await self._elsewhere(live.info.id, name)
+            numbers = await self._turns_named(live.info.id, name, request.n)
+        if not numbers:
             return None
         async with self.sessions.held(live.info.id) as now:
-            turns = [now.session.turns[number] for number in numbers if number is not None]
+            turns = [now.session.turns[number] for number in numbers]
             replies = [self._reply_of(now, turn) for turn in turns]
             head = self._head_of(now, turns[0], request)
         self.metrics.replayed.inc()
         return head, replies
+
+    async def _turns_named(self, id: str, name: str, choices: int) -> list[int]:
+        """The turns that answered the request of this name, one for each choice; none if one of them is missing."""
+        numbers = [await self.store.turn_named(id, f"{name}#{choice}") for choice in range(choices)]
+        return [] if None in numbers else [number for number in numbers if number is not None]
 
     async def _elsewhere(self, id: str, name: str) -> None:
         """Wait while another gateway answers a request of this name; but not for long, for it may have died."""
@@ -415,20 +406,17 @@ class Gateway:
     async def within_budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
         """Reserve some turns of a session and their tokens; yields how many tokens each may sample.
 
-        That is `max_tokens`, or what is left. If requests under way have reserved all that is left, it waits until one
-        of them ends: what they do not sample is free again. RequestError if the budget is used up.
+        That is `max_tokens`, or what is left. If requests under way have reserved what is left, it waits until one of
+        them ends: what they do not use is free again. RequestError if the budget is used up.
         """
         while True:
             live = self.sessions.peek(id) or await self.sessions.get(id)
-            self._check_open(live, self._turns_reserved[id] + turns - 1)
+            self._check_open(live, turns)
             tokens, budget = max_tokens, live.settings.max_sampled_tokens
             if budget is not None:
                 tokens = min(tokens, (budget - live.info.sampled - self._tokens_reserved[id]) // turns)
-            if tokens > 0:
+            if tokens > 0 and live.info.turns + self._turns_reserved[id] + turns <= self._max_turns(live):
                 break
-            if not self._tokens_reserved[id]:
-                problem = f"{turns} choices do not fit into the tokens that session {id} has left"
-                raise RequestError(problem, status=403, code="budget_exhausted")
             self.ended.clear()
             await self.ended.wait()
         self._turns_reserved[id] += turns
@@ -464,9 +452,9 @@ class Gateway:
     async def resume(self, version: str | int | None = None) -> None:
         """Let requests go on, with new weights if a version is given."""
         if version is not None:
-            self.version = version
             if self.engine.capabilities.weights:
                 await self.engine.set_version(version)
+            self.version = version
         if self.engine.capabilities.pauses and self.paused:
             await self.engine.resume()
         self._open.set()

@@ -7,7 +7,6 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ..engines.protocol import Completion
 from .turns import Placement, Recorded
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -42,11 +41,6 @@ class Metrics:
         self.tokens.labels("prompt_reused").inc(placed.reused)
         self.tokens.labels("prompt_new").inc(len(placed.new_ids))
         self.repairs.inc(len(placed.repairs))
-
-    def sampled(self, completion: Completion, seconds: float) -> None:
-        """A completion arrived."""
-        self.engine.observe(seconds)
-        self.tokens.labels("sampled").inc(len(completion.ids))
 
     def stored(self, dialect: str, turn: Recorded, seconds: float) -> None:
         """A turn is on disk."""

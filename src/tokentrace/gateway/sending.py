@@ -114,7 +114,6 @@ class StreamedAnswer(Response):
 
         try:
             replies: list[Replied] = await answer.run(feed)
-            self._about["sampled"] = sum(len(reply.completion.ids) for reply in replies)
             self._say(self._frames.close(replies))
             self._told = True
         except Exception as error:
@@ -124,6 +123,7 @@ class StreamedAnswer(Response):
                 self.status_code, self._about["problem"] = known.status, known.code or type(error).__name__
                 self._say(self._frames.fail(known))
         finally:
+            self._about["sampled"] = answer.sampled
             self._queue.put_nowait(None)
             self._begun.set()
 

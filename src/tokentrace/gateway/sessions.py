@@ -18,11 +18,12 @@ from ..trajectory.turns import PENALTIES
 from .matching import MEANINGS, Matcher, Meaning, load_matcher
 from .requests import Body, RequestError, one_of
 from .session import SessionRecord
-from .store import SessionInfo, State, Store, StoreError
+from .store import SessionInfo, State, Store, StoreError, is_storable
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""
 _BUDGETS: Final = ("max_turns", "max_sampled_tokens", "max_prompt_tokens")
+_VERSION_LENGTH: Final = 200
 _SAMPLING: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed", "min_p", *PENALTIES)
 
 
@@ -48,12 +49,23 @@ class SessionSettings:
             one_of("settings.matcher", said.get("matcher", str, "a string", Matcher.NORMAL), tuple(MEANINGS)),
             _sampling(said.get("sampling", Mapping, "an object", {})),
             **{name: said.whole(name, 0, 2**53) for name in _BUDGETS},
-            version=said.get("version", (str, int), "a string or an integer"),
+            version=read_version(said),
         )
         if said.unread:
             known = ", ".join(field.name for field in fields(cls))
             raise RequestError(f"may have {known}, not {', '.join(said.unread)}", field="settings")
         return settings
+
+
+def read_version(body: Body) -> str | int | None:
+    """The name of the weights in a body's ``version``, None if there is none. RequestError if it cannot be recorded."""
+    version: str | int | None = body.get("version", (str, int), "a string or an integer")
+    if isinstance(version, str) and not (0 < len(version) <= _VERSION_LENGTH and is_storable(version)):
+        problem = f"must have 1 to {_VERSION_LENGTH} characters, no NUL and no lone surrogate, not {shown(version)}"
+        raise body.wrong("version", problem)
+    if isinstance(version, int) and not -(2**63) <= version < 2**63:
+        raise body.wrong("version", f"must be an integer of 64 bits, not {shown(version)}")
+    return version
 
 
 def _sampling(value: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -143,7 +143,9 @@ class SeamFinder:
         marked = self.study.markers().marked
         missing = self.missing(prompt, completion)
         closing = marked.ids(marked.of_text(missing.rstrip() if is_head else missing))
-        if not is_head and not (closing and closing[-1] in self.endings.closers):
+        if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
+            closing = closing[: closing.index(stop) + 1]
+        elif not is_head and not (closing and closing[-1] in self.endings.closers):
             closing = [*closing, stop]
         return _Seam([(closing, Kind.SYNTHETIC), *head])
 
@@ -171,10 +173,12 @@ class SeamFinder:
         """The seam of a template that ends the turn with text, or with nothing."""
         markers = self.study.markers()
         marked = markers.marked
-        closing = marked.of_text(tail.closing)
-        closing = closing[len(closing) - common_prefix(closing[::-1], markers.plain_close[::-1]) :]
+        whole = marked.of_text(tail.closing)
+        closing = whole[len(whole) - common_prefix(whole[::-1], markers.plain_close[::-1]) :]
         ended = self._is_stop(last)
         said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())
+        if marked.ends_with_token(whole) and said.endswith(whole):
+            return _NOTHING  # the template ends such a turn here: DeepSeek V3, after a single call
         there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
         if ended or (closing and there == len(closing)):
             return _Seam([(marked.ids(closing[there:]), Kind.SCAFFOLD)])

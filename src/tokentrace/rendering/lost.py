@@ -152,7 +152,7 @@ class _Account:
     def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> LeftOut:
         for index, message in enumerate(self._messages[first:], first):
             for key, value in message.items():
-                if value and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
+                if isinstance(value, (str, Sequence, Mapping)) and value and key not in BOOKKEEPING:
                     self._field(index, key, value)
         for at in self._unwritten(len(tools)) if tools else ():
             name = str(tools[at].get("function", tools[at])["name"])

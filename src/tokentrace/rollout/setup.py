@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
-from ..data.chunks import Row, plan, read_rows
+from ..data.rows import Row, read_rows
 from ..data.sources import Format, find_sources
 from ..engines import EmbeddedEngine, Engine, EngineError, HTTPSettings, SamplingParams
 from ..engines.protocol import OPTIONAL
@@ -336,11 +337,9 @@ def _rows(
         try:
             inputs = [str(folder / name) if (folder / name).exists() else name for name in names]
             sources = find_sources(inputs, Path(spool), split=data.read("split", str))
-            for chunk in plan(sources):
-                for row in read_rows(chunk):
-                    if len(tasks) == most:
-                        break
-                    tasks.append(_task(row, chunk.source.name, chunk.source.format, tools, len(tasks)))
+            for source in sources:
+                for row in itertools.islice(read_rows(source), most - len(tasks)):
+                    tasks.append(_task(row, source.name, source.format, tools, len(tasks)))
         except InputError as error:
             raise data.error(str(error), key) from error
     return tasks, {source.name: source.digest for source in sources}

@@ -67,6 +67,10 @@ class MarkedText:
         added = self.vocabulary.added
         return _CONTROL.sub(lambda match: added[self._ids[ord(match[0]) - _PLANE]].text, marked)
 
+    def ends_with_token(self, marked: str) -> bool:
+        """True if marked text ends with a control token."""
+        return _CONTROL.fullmatch(marked[-1:]) is not None
+
     def char(self, index: int) -> str | None:
         """The character that stands for a control token."""
         return self._chars.get(index)

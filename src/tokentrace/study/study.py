@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ..computed import computed
 from ..conversation.messages import Messages
 from ..conversation.values import is_plain
-from ..errors import TokentraceError
+from ..errors import TemplateLimitError, TokentraceError
 from ..formats.grammar import NO_CALLS, TurnGrammar
 from ..template.chat_template import ChatTemplate, Template, wrap_tools, wrap_variables
 from ..template.trace import Rendering
@@ -65,6 +65,8 @@ class TemplateStudy:
         self._tool = wrap_tools([STAND_IN_TOOL])
         self._facts = Memory()
         self._renderings = Memory()
+        self._limit: TemplateLimitError | None = None
+        """The limit that a probe ran into. No other probe is tried then: each could take as long."""
 
     # -- rendering
 
@@ -80,6 +82,8 @@ class TemplateStudy:
     ) -> Rendering | None:
         """A probe conversation, rendered once; None where the template refuses it. Do not change what it returns.
 
+        Raises TemplateLimitError if the template does too much, for every probe from then on.
+
         `tools` declares the stand-in tool, `changes` are other values of template variables. A template that fails
         without tools (`needs_tools`) is given the stand-in tool in any case.
         """
@@ -94,8 +98,13 @@ class TemplateStudy:
         def render() -> Rendering | None:
             variables = {**self.variables, **wrap_variables(changes)} if changes else self.variables
             shown = self._tool if tools else None
+            if self._limit is not None:
+                raise self._limit
             try:
                 return self.template.render(messages, shown, add_generation_prompt=prompt, variables=variables)
+            except TemplateLimitError as error:
+                self._limit = error
+                raise
             except TokentraceError:
                 return None
 

@@ -97,8 +97,7 @@ def find_turns(
     missing = [index for index in _without_turn(rendering, turns, messages) if wanted(index)]
     for index in missing:
         start = _after_prompt(rendering, messages[:index], render, tokenizer)
-        last = index == len(messages) - 1
-        end = len(rendering.text) if last else _shared_length(rendering, messages[: index + 1], render)
+        end = _shared_length(rendering, messages[: index + 1], render)
         if start is None or end is None or end < start:
             notes.append(
                 f"message {index}: the template does not say where its turn stands, and it cannot be proven; "

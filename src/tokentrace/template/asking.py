@@ -3,11 +3,14 @@
 The generation prompt is what a template writes after the last turn, when its loop over the messages is done. It is the
 same in every conversation if that text depends neither on messages nor on tools. The analysis follows names backwards:
 an output depends on the names in it and in the tests and loops around it; a name depends on everything it is ever set
-to, and on the tests and loops around that. Order is ignored, so it finds too many dependencies, never too few.
+to, and on the tests and loops around that. Order is ignored, so it finds too many dependencies rather than too few.
+State that names do not show proves nothing: a namespace that is set anew or inside a macro, a lazy filter whose result
+is used up as it is read.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,7 +22,11 @@ from .sources import namespaces_of
 _ASKED: Final = "add_generation_prompt"
 _PURE: Final = frozenset({"dict", "namespace", "raise_exception", "range"})
 """Functions of the environment whose result depends on their arguments alone."""
-_CHANGING: Final = frozenset({"messages", "tools", "loop", "caller"})
+_CHANGING: Final = frozenset({"messages", "tools", "documents", "loop", "caller"})
+_STATEFUL: Final = frozenset(
+    {"map", "select", "reject", "selectattr", "rejectattr", "slice", "batch", "unique", "random"}
+)
+"""Filters whose result is used up as it is read, or is not the same every time."""
 _ELSEWHERE: Final = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
 _LEAVING: Final = (nodes.Break, nodes.Continue)
@@ -35,16 +42,15 @@ def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
     namespaces = namespaces_of(tree)
     if next(tree.find_all(_ELSEWHERE), None) is not None or not _has_plain_namespaces(tree, namespaces):
         return False
-    reading = _Reading(namespaces)
+    reading = _Reading(namespaces, _unclear(tree, namespaces))
     reading.read(tree.body, ())
-    turns = [loop for loop in reading.loops if loop.has_turns and "messages" in reading.reach([loop.node.iter])]
+    turns = [loop for loop in reading.loops if reading.has_turns(loop.node)]
     if not turns:
         return False
-    after = [
-        reading.reach(parts)
-        for at, parts in enumerate(reading.outputs)
-        if at >= turns[0].stop and not any(loop.start <= at < loop.stop for loop in turns)
-    ]
+    inside = [any(loop.start <= at < loop.stop for loop in turns) for at in range(len(reading.outputs))]
+    if any(reading.asks_in(loop.node) for loop in turns):
+        return False
+    after = [reading.reach(parts) for at, parts in enumerate(reading.outputs) if at >= turns[0].stop and not inside[at]]
     is_asked = any(name.name == _ASKED for name in tree.find_all(nodes.Name))
     changing = _CHANGING.union(functions).difference(_PURE)
     return is_asked == any(_ASKED in names for names in after) and all(names.isdisjoint(changing) for names in after)
@@ -57,6 +63,14 @@ def _has_plain_namespaces(tree: nodes.Template, namespaces: frozenset[str]) -> b
     return by_name and all(target.name in namespaces for target in tree.find_all(nodes.NSRef))
 
 
+def _unclear(tree: nodes.Template, namespaces: frozenset[str]) -> frozenset[str]:
+    """Namespaces that are made more than once, or set inside of a macro: who calls it does not show in the names."""
+    targets = Counter(name.name for name in tree.find_all(nodes.Name) if name.ctx == "store")
+    macros = tree.find_all((nodes.Macro, nodes.CallBlock))
+    inside = {target.name for macro in macros for target in macro.find_all(nodes.NSRef)}
+    return frozenset(inside.union(name for name in namespaces if targets[name] > 1))
+
+
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """A loop that prints the outputs from `start` to `stop`, and is in no other loop."""
@@ -65,21 +79,13 @@ class _Loop:
     start: int
     stop: int
 
-    @property
-    def has_turns(self) -> bool:
-        """True if, given messages, it runs over some of them, one in each round."""
-        items: nodes.Node = self.node.iter
-        while isinstance(items, nodes.Getitem) and isinstance(items.arg, nodes.Slice):
-            items = items.node
-        is_plain = isinstance(items, nodes.Name) and isinstance(self.node.target, nodes.Name)
-        return is_plain and not self.node.else_ and not self.node.recursive
-
 
 @dataclass(slots=True)
 class _Reading:
     """What the statements of a template print and set, each with the tests and loops around it."""
 
     namespaces: frozenset[str]
+    unclear: frozenset[str]
     outputs: list[Parts] = field(default_factory=list)
     loops: list[_Loop] = field(default_factory=list)
     sources: dict[str, list[Parts]] = field(default_factory=dict)
@@ -93,7 +99,11 @@ class _Reading:
                 case nodes.Assign():
                     self._set(node.target, (node.node, *around))
                 case nodes.If():
-                    self.read((*node.body, *node.elif_, *node.else_), (node.test, *around), in_loop=in_loop)
+                    tests = around
+                    for branch in (node, *node.elif_):  # a branch depends on its test and on those before it
+                        tests = (branch.test, *tests)
+                        self.read(branch.body, tests, in_loop=in_loop)
+                    self.read(node.else_, tests, in_loop=in_loop)
                 case nodes.For():
                     self._read_loop(node, around, in_loop)
                 case nodes.Macro() | nodes.AssignBlock() | nodes.CallBlock() | nodes.FilterBlock():
@@ -106,7 +116,8 @@ class _Reading:
                     self.read(getattr(node, "body", ()), around, in_loop=in_loop)
 
     def _read_loop(self, node: nodes.For, around: Parts, in_loop: bool) -> None:
-        leaving = [one.test for one in node.find_all(nodes.If) if next(one.find_all(_LEAVING), None)]
+        leaves = next(node.find_all(_LEAVING), None) is not None
+        leaving = [one.test for one in node.find_all(nodes.If)] if leaves else []
         inner = tuple(part for part in (node.iter, node.test, *leaving, *around) if part is not None)
         self._set(node.target, inner)
         start = len(self.outputs)
@@ -135,6 +146,33 @@ class _Reading:
                     self.sources.setdefault(f"{name.name}.{pair.key}", []).append((pair.value, *around))
                 self.sources.setdefault(name.name, []).append(parts)
 
+    def has_turns(self, loop: nodes.For) -> bool:
+        """True if a loop runs over some of the messages, one in each round."""
+        is_plain = isinstance(loop.target, nodes.Name) and not loop.else_ and not loop.recursive
+        return is_plain and self._are_messages(loop.iter, frozenset())
+
+    def asks_in(self, loop: nodes.For) -> bool:
+        """True if a loop may print part of the generation prompt: it reads more than ``not add_generation_prompt``."""
+        asking: set[str] = {_ASKED}
+        grows = True
+        while grows:
+            more = {name for name, sources in self.sources.items() if any(_reads(parts, asking) for parts in sources)}
+            grows = not more <= asking
+            asking |= more
+        return _reads((loop,), asking)
+
+    def _are_messages(self, items: nodes.Node, names: frozenset[str]) -> bool:
+        """True if an expression is the list of messages, a slice of it, or a name that is set to nothing else."""
+        if isinstance(items, nodes.CondExpr):
+            return all(one is not None and self._are_messages(one, names) for one in (items.expr1, items.expr2))
+        if isinstance(items, nodes.Getitem) and isinstance(items.arg, nodes.Slice):
+            return self._are_messages(items.node, names)
+        if not isinstance(items, nodes.Name) or items.name in names:
+            return isinstance(items, nodes.Name)
+        sources = self.sources.get(items.name, ())
+        is_given = items.name == "messages"
+        return (is_given or bool(sources)) and all(self._are_messages(one[0], names | {items.name}) for one in sources)
+
     def reach(self, parts: Iterable[nodes.Node]) -> set[str]:
         """The names that something depends on."""
         reached: set[str] = set()
@@ -149,15 +187,28 @@ class _Reading:
     def _names(self, node: nodes.Node) -> Iterator[str]:
         attributes: set[int] = set()
         for part in _with_children(node):
+            if isinstance(part, (nodes.Name, nodes.NSRef)) and part.name in self.unclear:
+                yield "messages"
             if isinstance(part, (nodes.Name, nodes.NSRef)) and id(part) not in attributes:
                 yield part.name
-            elif isinstance(part, nodes.Filter) and part.name == "random":
-                yield "messages"  # something that is not the same every time
+            elif isinstance(part, nodes.Filter) and part.name in _STATEFUL:
+                yield "messages"  # as if it could be anything
             elif isinstance(part, (nodes.Getattr, nodes.Getitem)) and isinstance(part.node, nodes.Name):
                 key = part.attr if isinstance(part, nodes.Getattr) else getattr(part.arg, "value", None)
                 if (name := f"{part.node.name}.{key}") in self.sources:
                     attributes.add(id(part.node))
                     yield name
+
+
+def _reads(parts: Iterable[nodes.Node], names: Collection[str]) -> bool:
+    """True if one of these names is read, otherwise than in ``not add_generation_prompt``."""
+    for part in parts:
+        negated = {id(one.node) for one in part.find_all(nodes.Not) if getattr(one.node, "name", "") == _ASKED}
+        negated |= {id(part.node)} if isinstance(part, nodes.Not) else set()
+        for name in _with_children(part):
+            if isinstance(name, nodes.Name) and name.ctx == "load" and name.name in names and id(name) not in negated:
+                return True
+    return False
 
 
 def _with_children(node: nodes.Node) -> Iterator[nodes.Node]:

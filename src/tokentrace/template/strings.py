@@ -148,6 +148,7 @@ class TracedStr(str):
     def splitlines(self, keepends: bool = False) -> list[str]:
         out: list[str] = []
         at = 0
+        check_pieces(str.count(self, "\n"))
         lines = str.splitlines(self, True)
         check_pieces(len(lines))
         for whole, part in zip(lines, str.splitlines(self, keepends), strict=True):

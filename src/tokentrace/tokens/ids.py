@@ -60,7 +60,7 @@ def check_integers(
     if type(value) is list and value and (small := plain_numbers(value, _MARSHALLED, b"i")) is not None:
         return small.astype(np.int32)
     for kind in set(map(type, value)):
-        if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool)):
+        if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool | np.timedelta64)):
             where = next(at for at, one in enumerate(value) if type(one) is kind)
             raise _error(error, name, f"is {shown(value[where])}; give a list of token ids: integers", first + where)
     try:

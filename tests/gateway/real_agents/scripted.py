@@ -62,7 +62,10 @@ def oddly_encoded(renderer: Renderer, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Story:
-    """What an agent's model says, turn by turn. Prompts that are not about it are answered with a word."""
+    """What an agent's model says, turn by turn. Prompts that are not about it are answered with a word.
+
+    A prompt that comes again gets the same turn again: the agent's client lost the answer and retries.
+    """
 
     turns: Sequence[Said]
     about: str = ""
@@ -77,16 +80,18 @@ class Stage:
     stop: str
     stories: dict[str, Story] = field(default_factory=dict)
     exchanges: defaultdict[str, list[Exchange]] = field(default_factory=lambda: defaultdict(list))
-    _told: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _prompts: defaultdict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    """By session, the prompts that its story has answered, each once."""
     _sampled: int = 0
 
     def answer(self, session: str, prompt: Ids) -> Sampled:
-        """The next turn of the session's story."""
-        story = self.stories[session]
+        """The turn of the session's story that follows this prompt."""
+        story, prompts = self.stories[session], self._prompts[session]
         text = self.renderer.tokenizer.decode(prompt.tolist())
         if story.about in text:
-            said = story.turns[self._told[session]]
-            self._told[session] += 1
+            if prompt.tobytes() not in prompts:
+                prompts.append(prompt.tobytes())
+            said = story.turns[prompts.index(prompt.tobytes())]
         else:
             said = Said("OK")
         ids = oddly_encoded(self.renderer, hermes(said, self.stop))
@@ -97,7 +102,7 @@ class Stage:
 
     def unsaid(self, session: str) -> int:
         """How many turns of the story were not asked for."""
-        return len(self.stories[session].turns) - self._told[session]
+        return len(self.stories[session].turns) - len(self._prompts[session])
 
 
 class StoryEngine(ScriptedEngine):

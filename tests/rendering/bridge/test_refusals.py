@@ -266,7 +266,7 @@ READINGS = [
 @given(
     history=st.sampled_from(["train", "inference"]),
     count=st.integers(0, 300),
-    wrong=st.sampled_from([2**31, 2**32 + 5, -1, 1.7, 1.0, True, "1", None, 2**70]),
+    wrong=st.sampled_from([2**31, 2**32 + 5, -1, 1.7, 1.0, True, "1", None, 2**70, np.timedelta64(5, "s")]),
     read=st.sampled_from(READINGS),
     data=st.data(),
 )

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from ...data.check.columns import IDS, has_conversation
-from ...data.chunks import Row, plan, read_rows
 from ...data.conversations import Columns
+from ...data.rows import Row, array_elements, read_rows
 from ...data.sources import Format, Source, find_sources, reading
 from ...data.tables import read_metadata
 from ...errors import InputError
@@ -75,8 +75,8 @@ def is_of_engines(given: str, shape: str | None = None) -> bool:
         if "store" in metadata or "engine" in metadata.get("settings", {}):
             return True
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-        for chunk in plan(find_sources([given], Path(spool)), row_bytes=ROW_BYTES):
-            for row in read_rows(chunk, row_bytes=ROW_BYTES):
+        for source in find_sources([given], Path(spool)):
+            for row in read_rows(source, row_bytes=ROW_BYTES):
                 if row.problem is None and isinstance(row.value, Mapping):
                     return _is_sampled(row.value, given)
     return False
@@ -170,17 +170,16 @@ def _of_source(source: Source, name: str | None, progress: Progress, told: Told)
 def _recognised(source: Source, name: str | None) -> DumpShape:
     """The shape of the first line that has one, among the first few."""
     problem, looked = "", 0
-    for chunk in plan([source], row_bytes=ROW_BYTES):
-        for row in read_rows(chunk, row_bytes=ROW_BYTES):
-            if row.problem is None:
-                looked += 1
-                try:
-                    return shape_of(row.value, name)
-                except InputError as error:
-                    problem = problem or f"{_place(source, row)}: {error}"
-                    if looked == _FIRST_LINES:
-                        raise InputError(problem) from error
-            problem = problem or f"{_place(source, row)}: {row.problem}"
+    for row in read_rows(source, row_bytes=ROW_BYTES):
+        if row.problem is None:
+            looked += 1
+            try:
+                return shape_of(row.value, name)
+            except InputError as error:
+                problem = problem or f"{_place(source, row)}: {error}"
+                if looked == _FIRST_LINES:
+                    raise InputError(problem) from error
+        problem = problem or f"{_place(source, row)}: {row.problem}"
     raise InputError(problem or f"{source.name} holds no rows")
 
 
@@ -189,15 +188,13 @@ def _in_order(source: Source, shape: DumpShape) -> Iterator[tuple[list[Row], flo
     held: list[Row] = []
     last: str | None = None
     done = 0.0
-    for chunk in plan([source], row_bytes=ROW_BYTES):
-        for row in read_rows(chunk, row_bytes=ROW_BYTES):
-            key = shape.key(row.value) if shape.key is not None and isinstance(row.value, Mapping) else None
-            if held and (key is None or key != last):
-                yield held, done
-                held = []
-            held.append(row)
-            last = key
-        done += chunk.size
+    for row in read_rows(source, row_bytes=ROW_BYTES):
+        key = shape.key(row.value) if shape.key is not None and isinstance(row.value, Mapping) else None
+        if held and (key is None or key != last):
+            yield held, done
+            held = []
+        held.append(row)
+        last, done = key, float(row.end)
     if held:
         yield held, done
 
@@ -228,8 +225,7 @@ def _lines(source: Source) -> Iterator[tuple[int, int, int, bytes]]:
     """Where the lines of a text begin and end, their numbers, and what they say."""
     with open(source.path, "rb") as file:
         if source.format is Format.ELEMENTS:
-            for chunk in plan([source], row_bytes=ROW_BYTES):
-                yield from ((start, stop, line, _text(file, start, stop)) for start, stop, line in chunk.lines)
+            yield from ((start, stop, at, _text(file, start, stop)) for start, stop, at in array_elements(source))
             return
         start = 0
         for number, line in enumerate(file, 1):

@@ -21,7 +21,7 @@ from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
 from ...settings import whole
 from ...tokens.alignment import common_prefix, hunks
-from ..chunks import ROW_BYTES, Row, plan, read_rows
+from ..rows import BATCH_ROWS, ROW_BYTES, Row, read_rows
 from ..sources import Format, Source, find_sources
 from ..tables import read_metadata
 from ..tokenizing import RowResult, RowTokenizer, TokenizeSettings
@@ -111,15 +111,17 @@ def _check_all(
 ) -> None:
     """Check every row. `in_order` gives the sample of each row of a file whose rows do not name theirs."""
     done, total = 0, sum(source.size for source in given)
-    for chunk in plan(given, row_bytes=_ROW_BYTES):
-        for row in read_rows(chunk, row_bytes=_ROW_BYTES):
+    for source in given:
+        for row in read_rows(source, row_bytes=_ROW_BYTES):
             if limit is not None and report.rows >= limit:
                 report.stopped = True
                 return
             names_it = in_order is None or (isinstance(row.value, Mapping) and "source" in row.value)
             made = None if names_it or in_order is None else next(in_order, None)
-            report.add(checker.check(row, chunk.source.name, chunk.source.format, made))
-        done += chunk.size
+            report.add(checker.check(row, source.name, source.format, made))
+            if progress is not None and not report.rows % BATCH_ROWS:
+                progress(done + row.end, total)
+        done += source.size
         if progress is not None:
             progress(done, total)
 
@@ -131,7 +133,7 @@ def _metadata(source: Source) -> dict[str, Any]:
     """What a file of samples says of how it was made; other files say nothing."""
     if source.format is Format.PARQUET:
         return read_metadata(source.path)
-    return read_metadata(source.given) if source.format is Format.LINES and source.given else {}
+    return read_metadata(source.origin) if source.format is Format.LINES and source.origin else {}
 
 
 def _settings(
@@ -198,9 +200,9 @@ class RowChecker:
 
     def samples_of(self, sources: Sequence[Source]) -> Iterator[RowResult]:
         """Each sample that the files give, one after the other: files for trainers hold them in this order."""
-        for chunk in plan(sources, row_bytes=ROW_BYTES):
-            for row in read_rows(chunk, row_bytes=ROW_BYTES):
-                made = self.tokenizer.tokenize(row, chunk.source.name, chunk.source.format)
+        for source in sources:
+            for row in read_rows(source, row_bytes=ROW_BYTES):
+                made = self.tokenizer.tokenize(row, source.name, source.format)
                 yield from (replace(made, samples=(sample,)) for sample in made.samples)
 
     def check(

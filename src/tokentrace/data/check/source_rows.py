@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
-from collections import OrderedDict
+import pickle
+import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from ...errors import InputError
-from ..chunks import ROW_BYTES, Chunk, Row, plan, read_rows
+from ..rows import ROW_BYTES, Row, read_rows
 from ..sources import Source, find_sources
 
-_KEPT: Final = 4
-"""Chunks that are kept: rows are mostly asked for in order."""
 _GIVE_IT: Final = (
     "give it with --source, in Python with sources= (JSON Lines tell where it is in the .metadata file beside them)"
 )
@@ -23,15 +22,14 @@ _GIVE_IT: Final = (
 class SourceRows:
     """The rows of some files, found by the name of the file and their number.
 
-    A file that does not have the very name that is asked for is taken if it alone has that base name. Rows that are
-    asked for in another order than the file's cost the reading of a chunk each.
+    A file that does not have the very name that is asked for is taken if it alone has that base name. Each file is read
+    once, as far as needed.
     """
 
     def __init__(self, sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> None:
         self.sources = list(sources)
         self._row_bytes = row_bytes
-        self._plans: dict[str, list[Chunk]] = {}
-        self._chunks: OrderedDict[tuple[str, int], dict[int, Row]] = OrderedDict()
+        self._files: dict[str, _RowFile] = {}
 
     def find(self, name: str) -> Source | str:
         """The file that a row says it comes from, or why there is none."""
@@ -49,21 +47,37 @@ class SourceRows:
         source = self.find(name)
         if isinstance(source, str):
             return source
-        if source.path not in self._plans:
-            self._plans[source.path] = list(plan([source], row_bytes=self._row_bytes))
-        chunks = self._plans[source.path]
-        index = bisect_right([chunk.first for chunk in chunks], number) - 1
-        row = self._read(chunks[index]).get(number) if index >= 0 else None
+        if source.path not in self._files:
+            self._files[source.path] = _RowFile(read_rows(source, row_bytes=self._row_bytes))
+        row = self._files[source.path].get(number)
         return f"{source.name} has no row {number}" if row is None else (source, row)
 
-    def _read(self, chunk: Chunk) -> dict[int, Row]:
-        key = (chunk.source.path, chunk.index)
-        if key not in self._chunks:
-            self._chunks[key] = {row.number: row for row in read_rows(chunk, row_bytes=self._row_bytes)}
-            if len(self._chunks) > _KEPT:
-                self._chunks.popitem(last=False)
-        self._chunks.move_to_end(key)
-        return self._chunks[key]
+
+class _RowFile:
+    """Rows in a temporary file, found by their number. Rows are read as far as one is asked for."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self._rows = rows
+        self._last: Row | None = None
+        self._places: dict[int, int] = {}
+        self._file = tempfile.TemporaryFile(prefix="tokentrace-check-")  # noqa: SIM115 (closed by the next line)
+        weakref.finalize(self, self._file.close)
+
+    def get(self, number: int) -> Row | None:
+        while self._last is None or self._last.number < number:
+            self._last = next(self._rows, None)
+            if self._last is None:
+                return self._read(number)
+            self._places[self._last.number] = self._file.seek(0, 2)
+            pickle.dump(self._last, self._file)
+        return self._last if self._last.number == number else self._read(number)
+
+    def _read(self, number: int) -> Row | None:
+        if number not in self._places:
+            return None
+        self._file.seek(self._places[number])
+        row: Row = pickle.load(self._file)
+        return row
 
 
 class RecordedSources:
@@ -97,14 +111,13 @@ class RecordedSources:
     def _found(self, row: Mapping[str, Any], spool: Path) -> Source | None:
         """The file of a recorded source: where it was, seen from the rows, or by its name from here."""
         places = [row["name"]] if row.get("path") else []
-        if isinstance(row.get("path"), str) and self._rows.given:
-            places.insert(0, str(Path(self._rows.given).absolute().parent / row["path"]))
+        if isinstance(row.get("path"), str) and self._rows.origin:
+            places.insert(0, str(Path(self._rows.origin).absolute().parent / row["path"]))
         others: list[Source] = []
         for place in places:
             if Path(place).is_file():
                 try:
-                    found = find_sources([place], spool / str(len(others)))
-                    others += [dataclasses.replace(one, hashed=one.digest) for one in found]
+                    others += find_sources([place], spool / str(len(others)))
                 except InputError:  # there, and no longer what it was
                     continue
         same = [origin for origin in others if origin.digest == row.get("digest")]
