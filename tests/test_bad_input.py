@@ -334,7 +334,7 @@ def test_values_that_are_not_quite_json(name: str) -> None:
         assert RENDERER.render(content).text == expected_content[0]
         return
     for given_messages, field in ((messages, "tool_calls.0.function.arguments.value"), (content, "content.value")):
-        with pytest.raises(InputError, match="which JSON does not have") as caught:
+        with pytest.raises(InputError, match="which is not valid JSON") as caught:
             RENDERER.render(given_messages)
         assert caught.value.message == len(given_messages) - 1
         assert (caught.value.field or "").startswith(field)
@@ -344,7 +344,7 @@ def test_arguments_that_json_does_not_have_are_refused_for_every_template(any_fa
     """A template would print ``NaN``, which no parser of calls reads, or fail on the key."""
     renderer = make_renderer(any_family)
     for arguments in ({1: "a"}, {None: 1}, {"x": float("nan")}, {"x": [{"y": float("-inf")}]}):
-        with pytest.raises(InputError, match="which JSON does not have") as caught:
+        with pytest.raises(InputError, match="which is not valid JSON") as caught:
             renderer.render(calls(call(arguments=arguments)))
         assert caught.value.message == 1
         assert (caught.value.field or "").startswith("tool_calls.0.function.arguments")
@@ -365,7 +365,7 @@ def test_tools_that_are_not_quite_json() -> None:
         if name not in NOT_JSON:
             assert RENDERER.render([USER], tools=tools).text == expected[0], name
             continue
-        with pytest.raises(InputError, match="which JSON does not have") as caught:
+        with pytest.raises(InputError, match="which is not valid JSON") as caught:
             RENDERER.render([USER], tools=tools)
         assert (caught.value.field or "").startswith("tools.0.parameters.x")
 

@@ -90,6 +90,9 @@ def test_what_is_wrong_is_found_and_named(tmp_path: Path, name: str) -> None:
     example = report.faults[fault].examples[0]
     assert where in example.where
     assert report.failing(fault.group) == (fault is not DumpFault.NO_LOGPROBS)
+    heading = "not checked" if fault is DumpFault.NO_LOGPROBS else "what else is wrong"
+    assert heading in plain_view(report)
+    assert "trained wrongly" not in plain_view(report)
 
 
 UNREADABLE = {

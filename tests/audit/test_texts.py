@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.audit.brute import audit_of, audited, rendered, source_of
@@ -170,7 +172,7 @@ def test_texts_that_are_altered_count_and_their_line_is_named(
         (said,) = [one for one in found.verdict(use).against if words in one]
         line = next(number for number, line in enumerate(source.split("\n"), 1) if planted in line)
         assert f"line {line}: `" in said
-    assert "mend its line" in found.verdict("sft-one-row").remedy
+    assert "fix that line" in found.verdict("sft-one-row").remedy
 
 
 # -- what to do
@@ -179,11 +181,11 @@ def test_texts_that_are_altered_count_and_their_line_is_named(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("{{- text -}}", "{{- text | lower -}}", "SFT: not safe before line 58 is mended, where texts are altered."),
+        ("{{- text -}}", "{{- text | lower -}}", "SFT: not safe before line 58 is fixed, where texts are altered."),
         (
             "{{- content -}}",
             "{{- content | lower -}}",
-            "SFT: not safe before line 15 is mended, where texts are altered.",
+            "SFT: not safe before line 15 is fixed, where texts are altered.",
         ),
         ("{{- bos_token -}}", "{{- bos_token + strftime_now('%d %b') -}}", "The prompt holds the day's date, line 41."),
         (
@@ -200,7 +202,31 @@ def test_an_audit_begins_with_what_to_do(old: str, new: str, words: str) -> None
     assert words in found.conclusion.text
     shown = plain_view([found]).splitlines()
     assert shown[2] == found.conclusion.text
-    assert shown[3].startswith("  $ tokentrace tokenize ")
+    assert shown[3].startswith("  $ tokentrace tokenize ") is ("SFT: not safe" not in found.conclusion.text)
+
+
+CHAT = """\
+{%- for m in messages %}{{- '<|turn|>' + m.role + '\\n' + m.content + '<|end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|turn|>assistant\\n' }}{% endif %}
+"""
+
+
+def test_a_template_without_calls_is_judged_by_conversations_without_tools() -> None:
+    found = audited(CHAT)
+    assert found.conclusion.text.startswith("SFT: safe for conversations without tools. RL: safe for conversations ")
+    assert [command.split()[1] for command in found.conclusion.commands] == ["tokenize"]
+    assert found.cost.lines == 2
+
+
+def test_altered_text_is_no_rewritten_role() -> None:
+    shown = plain_view([audited(CHAT.replace("m.content", "m.content|lower"))])
+    assert "SFT: not safe before line 1 is fixed" in shown
+    assert "tokentrace tokenize" not in shown
+    assert "--store runs.db" in shown
+    assert re.search(r"roles written +system, developer, user", shown)
+    assert re.search(r"content altered +system, developer, user", shown)
+    assert re.search(r"content read as +system: text;", shown)
+    assert "cost grows linearly with messages" in shown
 
 
 def test_qwen3_is_told_in_one_line() -> None:

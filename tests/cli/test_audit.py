@@ -55,7 +55,7 @@ def test_one_audit_is_told_in_full() -> None:
     result = run(POCKET, "--require", "rl-append-only,production-parity")
     assert result.exit_code == 0, result.output
     assert "✓ RL, tools only: holds" in result.output
-    assert "stop tokens        <|end|>" in result.output
+    assert "stop tokens          <|end|>" in result.output
 
 
 def test_the_exit_code_is_1_where_something_does_not_hold(dropping: Path) -> None:

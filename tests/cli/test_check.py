@@ -159,6 +159,24 @@ def test_rows_of_stdin_say_that_their_source_is_no_file(tmp_path: Path) -> None:
     result = run(out, "-t", POCKET)
     assert result.exit_code == 1
     assert "made of stdin, which is not a file: give it with --source" in " ".join(result.stdout.split())
+    chats = lines(tmp_path / "any name.jsonl", {"messages": MESSAGES})
+    assert run(out, "-t", POCKET, "--source", chats).exit_code == 0
+
+
+def test_rows_of_another_template_are_refused_where_no_tokenizer_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    chats, out = lines(tmp_path / "chats.jsonl", {"messages": MESSAGES}), tmp_path / "rows.parquet"
+    template = tmp_path / "other.jinja"
+    template.write_text((POCKET / "chat_template.jinja").read_text() + "{#- another -#}")
+    made = ["tokenize", str(chats), "-o", str(out), "-t", str(POCKET), "--chat-template", str(template), "-q"]
+    assert CliRunner().invoke(main, made).exit_code == 0
+    refused = run(out)
+    assert refused.exit_code == 2
+    assert refused.stdout == ""
+    assert "rows.parquet was made with another template" in refused.stderr
+    assert "-t" in refused.stderr
+    assert run(out, "-t", POCKET).exit_code == 0
+    assert f"did you mean '{out}'?" in run(tmp_path / "row.parquet", "-t", POCKET).stderr
 
 
 def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Path) -> None:
@@ -350,7 +368,7 @@ def test_one_file_may_hold_both(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ('{"stream": "x", "next_prompt": [1]}', "must hold a list of token ids"),
-        ('{"stream": [1, -2], "next_prompt": [1]}', "no token id"),
+        ('{"stream": [1, -2], "next_prompt": [1]}', "not a token id"),
         ('{"stream": [1, "a"], "next_prompt": [1]}', "list of token ids"),
     ],
 )

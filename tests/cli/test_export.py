@@ -92,7 +92,7 @@ def test_rows_can_be_written_for_a_trainer(store: Path, tmp_path: Path, trainer:
     assert run(store, "-o", tmp_path / ("x.jsonl" if name == "rows" else "x"), "--for", trainer).exit_code == 2
     if name == "rows":
         again = run(store, "-o", tmp_path / name, "--for", trainer)
-        assert (again.exit_code, "is there already" in again.stderr) == (2, True)
+        assert (again.exit_code, "already exists" in again.stderr) == (2, True)
         assert run(store, "-o", tmp_path / name, "--for", trainer, "--overwrite").exit_code == 0
     none = run(store, "-o", tmp_path / f"none-{name}", "--for", trainer, "--search", "nobody")
     assert (none.exit_code, "no session matches" in none.stderr) == (2, True)

@@ -54,7 +54,7 @@ def test_a_trajectory_saves_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ids", [[10**9], [8192], [10**10], [-1]])
 def test_an_id_that_no_vocabulary_has_is_refused(ids: list[int]) -> None:
-    with pytest.raises(InputError, match=rf"^token_ids: entry 0 is {ids[0]}, no token id: "):
+    with pytest.raises(InputError, match=rf"^token_ids: entry 0 is {ids[0]}, which is not a token id: "):
         RENDERER.parse_response(ids)
 
 

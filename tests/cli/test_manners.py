@@ -74,6 +74,8 @@ def test_hub_names_are_compared_with_what_is_in_the_hubs_cache(tmp_path: Path) -
     assert "'Qwen/Qwen3-8b' is not a folder here" in result.stderr
     assert "did you mean 'Qwen/Qwen3-8B'" in result.stderr
     assert "datasets" not in result.stderr
+    embedded = run("render", EXAMPLE, "-t", "pockt", HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert "did you mean 'pocket'?" in embedded.stderr
 
 
 # -- completion

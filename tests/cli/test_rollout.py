@@ -192,7 +192,7 @@ def test_rollouts_that_fail_are_exit_code_1_and_can_be_tried_again(config: Path,
     failed = run(config, "-o", out)
     assert failed.exit_code == 1
     assert "failed 3" in failed.stdout
-    assert "3 rollouts have no reward, and their rows no advantages" in failed.stdout
+    assert "3 rollouts without a reward: no advantages for their rows" in failed.stdout
     assert sum(sample.advantages is None for sample in read_samples(out / "rows.parquet")) == 3
     assert "--retry runs them again" in failed.stdout
     assert "RuntimeError: the judge is ill" in (out / "rollouts.jsonl").read_text(encoding="utf-8")

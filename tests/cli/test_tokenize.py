@@ -165,6 +165,8 @@ def test_notes_of_rows_are_summed_up_with_the_options_that_help(tmp_path: Path) 
     done = invoke(*arguments, "--overwrite", "--past", "expand")
     assert "trained without" not in done.stdout
     assert "6 samples of 3 rows" in done.stdout
+    (tmp_path / "t.jinja").write_text(template.replace("{{ m.content }}", "{{ m.content | upper }}"))
+    assert "3 samples: text is not written as in the message" in invoke(*arguments, "--overwrite").stdout
 
 
 def test_turns_that_inference_never_starts_are_counted_with_the_option_that_helps(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> 
     report = check_dataset([path], make_settings(), sources=[source])
     assert dict(report.outcomes) == {Outcome.SAME: 5, Outcome.UNCHECKED: 2}
     assert any("no row 601" in reason for reason in report.reasons)
-    assert any("'others.jsonl' is not at hand" in reason for reason in report.reasons)
+    assert any("'others.jsonl' was not found" in reason for reason in report.reasons)
     (tmp_path / "b").mkdir()
     twin = write_lines(tmp_path / "b" / "chats.jsonl", chats)
     both = SourceRows(find_sources([source, twin], tmp_path / "spool"))

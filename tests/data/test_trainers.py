@@ -80,7 +80,7 @@ def test_a_saved_dataset_is_replaced_whole_and_nothing_else_is(chats: Path, tmp_
     folder = tmp_path / "rows"
     tokenize_files([str(chats)], folder, SETTINGS, workers=1, trainer="llama-factory")
     (folder / "cache-1.arrow").touch()  # what `datasets` leaves there
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         tokenize_files([str(chats)], folder, SETTINGS, workers=1, trainer="llama-factory")
     tokenize_files([str(chats)], folder, SETTINGS, workers=1, trainer="llama-factory", overwrite=True)
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -110,7 +110,7 @@ def test_samples_replace_a_saved_dataset_only_if_told_to(tmp_path: Path, monkeyp
 
     folder = tmp_path / "rows"
     write_samples(folder, row(2), trainer="llama-factory")
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         write_samples(folder, row(3), trainer="llama-factory")
     assert loaded(folder, tmp_path)["input_ids"][:] == [[1, 2]]
     write_samples(folder, row(3), trainer="llama-factory", overwrite=True)

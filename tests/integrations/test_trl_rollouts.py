@@ -288,7 +288,7 @@ def finished_trajectory() -> Trajectory:
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]}, "logprobs of a row are not numbers"),
         ({"labels": [1, 2]}, "has no input_ids"),
         ({"input_ids": [1.7, 2], "labels": [-100, 2]}, r"input_ids\[0\] is 1.7"),
-        ({"input_ids": [2**31, 2], "labels": [-100, 2]}, "no token id"),
+        ({"input_ids": [2**31, 2], "labels": [-100, 2]}, "not a token id"),
         ({"input_ids": [2**70, 2], "labels": [-100, 2]}, "larger than any token id"),
         ({"input_ids": [1, 2], "labels": [-100, None]}, r"labels\[1\] is None"),
         (5, "mapping of columns, not 5"),

@@ -254,11 +254,39 @@ def test_equal_lengths_prove_nothing(twice: str) -> None:
     assert [(one.text, one.why) for one in tokens.lost] == [(" worl", "the template leaves out a part of it")]
 
 
-@pytest.mark.parametrize("said", ["{{ m.content | upper }}", "{{ m.content | tojson }}", "{{ m.content.strip() }}"])
-def test_text_that_is_written_in_another_way_is_not_lost(said: str) -> None:
+_ALTERED = ["message 0, content: text is not written as in the message"]
+
+
+@pytest.mark.parametrize(
+    ("said", "notes"),
+    [
+        ("{{ m.content | upper }}", _ALTERED),
+        ("{{ m.content | replace('7', 'VII') | lower }}", []),  # lost: the 7 is gone
+        ("{{ m.content | tojson }}", []),
+        ("{{ m.content.strip() }}", []),
+    ],
+)
+def test_text_that_is_written_in_another_way_is_not_lost_but_noted(said: str, notes: list[str]) -> None:
     source = "{% for m in messages %}" + said + "{% endfor %}"
+    rendered = create_renderer(POCKET, chat_template=source, lost="ignore").render([user(' Straße-"7"\n\tend ')])
+    assert bool(rendered.lost) is ("VII" in said)
+    assert rendered.notes == notes
+
+
+@pytest.mark.parametrize("written", ["value", "value | lower"])
+def test_altered_arguments_are_noted_and_formatted_ones_are_not(written: str) -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}"
+        "{% for key, value in call.function.arguments.items() %} {{ key }}: {{ " + written + " }}{% endfor %}"
+        "{% endfor %}{% endfor %}"
+    )
+    call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"City":"Oslo"}'}}
     renderer = create_renderer(POCKET, chat_template=source, lost="error")
-    assert renderer.render([user(' Straße "7"\n\tend ')]).lost == []
+    field = "message 1, tool_calls.0.function.arguments.City"
+    notes = renderer.render([HI, {"role": "assistant", "content": "", "tool_calls": [call]}]).notes
+    assert [note for note in notes if "as in the message" in note] == (
+        [f"{field}: text is not written as in the message"] if "lower" in written else []
+    )
 
 
 # -- what is said of it

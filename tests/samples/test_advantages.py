@@ -97,7 +97,7 @@ def test_the_outcome_goes_to_all_turns_and_to_the_rows() -> None:
     found = trajectory_advantages([one, two, lost], baseline="mean")
     assert found.values == {"a-0": [0.5, 0.5], "a-1": [-0.5]}
     assert found.of(lost) is None
-    assert found.notes == ("1 rollouts have no reward, and no advantage: 'a-2'",)
+    assert found.notes == ("1 rollout without a reward, and so without an advantage: 'a-2'",)
     (row,) = trajectory_samples(one, advantage=found.of(one))
     assert row.advantages is not None
     assert row.advantages.tolist() == [0, 0, 0.5, 0.5, 0, 0.5, 0.5]
@@ -142,7 +142,7 @@ def test_rows_without_a_reward_stay_as_they_are_and_two_rewards_are_refused() ->
     (row,) = trajectory_samples(rollout("a-0", None, None))
     made, notes = with_advantages([row], {})
     assert made == [row]
-    assert notes == ("1 rollouts have no reward, and no advantage",)
+    assert notes == ("1 rollout without a reward, and so without an advantage",)
     with pytest.raises(SampleError, match=r"rows of 'a-0' have rewards 1\.0 and 2\.0"):
         with_advantages([row.replace(reward=1.0), row.replace(reward=2.0)], {})
 

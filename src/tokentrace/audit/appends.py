@@ -1,7 +1,7 @@
 """Whether a template only appends: every case of the matrix rendered, and compared id for id.
 
 What a rollout holds after a turn is the prompt and what was sampled, up to and including its stop token. An append
-holds if the next prompt begins with exactly those ids. Two things break it: the template writes the past anew once
+holds if the next prompt begins with exactly those ids. Two things break it: the template rewrites earlier turns once
 something follows, or it writes a turn otherwise than after the prompt that asks for it.
 """
 
@@ -192,9 +192,9 @@ class AppendMatrix:
         except TokentraceError as error:
             return AppendCell(case.turn, AppendOutcome.REFUSED, case, case.messages, reason=_refusal(error))
         turned = turn.encoded
-        lost, _ = find_lost(turned.rendering, messages[: before + 1], study.forms, first=before)
+        lost = find_lost(turned.rendering, messages[: before + 1], study.forms, first=before).lost
         missing = _missing(turned.rendering, case, [one.field for one in lost])
-        after, _ = find_lost(appended.encoded.rendering, messages, study.forms, first=before + 1)
+        after = find_lost(appended.encoded.rendering, messages, study.forms, first=before + 1).lost
         stop, ends = self._stop(case, messages[: before + 1], turned)
         if stop < len(turned.ids):
             turn = turn._replace(encoded=study.encode(turned.rendering.until(turned.position(stop))))

@@ -15,15 +15,15 @@ from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate
 from .appends import AppendCell, AppendMatrix, AppendOutcome
 from .cases import Arguments, turns
-from .facts import Stops, find_forging, find_prompting, find_reading, find_stops
+from .facts import find_forging, find_prompting, find_reading, find_stops
 from .lines import LineTracer
 from .readback import find_writing
 from .remedies import Remedies, remedy, try_remedies
 from .report import AuditReport, SettingAudit
-from .running import Changes, Defaults, changes_by_itself, find_cost, find_defaults
+from .running import Defaults, changes_by_itself, find_cost, find_defaults
 from .settings import find_settings, other_than_truths
 from .texts import Altered, find_altered, find_indent
-from .verdicts import Grade, Use, Verdict, judged, verdict, with_ends, with_texts
+from .verdicts import Grade, Verdict, judged, verdicts_of
 
 _MOST_TEXT: Final = 200_000
 """Characters that a template may write around one question."""
@@ -92,7 +92,7 @@ class _Audit:
         self.progress("facts", 1, 1)
         itself = defaults.changes
         switches, unchanged = self._switches(cells, defaults, (prompting, itself, altered, stops))
-        found = _verdicts(judged(cells, reading, prompting), itself, altered, stops)
+        found = verdicts_of(judged(cells, reading, prompting), itself, altered, stops)
         verdicts = [_with_remedies(one, remedies, switches, altered) for one in found]
         return AuditReport(
             name=self.name,
@@ -142,7 +142,7 @@ class _Audit:
             if same and all(plain[cell.turn] == (cell.outcome, cell.lost) for cell in own):
                 unchanged.append(SettingAudit(setting, own, now).name)
                 continue
-            told = _verdicts(judged(own, find_reading(study), now), itself, altered, stops)
+            told = verdicts_of(judged(own, find_reading(study), now), itself, altered, stops)
             found.append(SettingAudit(setting, own, now, tuple(told)))
         self.progress("settings", len(given), len(given))
         return found, unchanged
@@ -155,14 +155,6 @@ class _Audit:
             yield "the format is written in Python: there are no template lines to name"
         elif any(one.blame is None and one.where != "seam" for cell in cells for one in cell.breaks):
             yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
-
-
-def _verdicts(
-    cells: Sequence[AppendCell], itself: Changes, altered: Sequence[Altered], stops: Stops
-) -> Iterator[Verdict]:
-    """The verdict on each use."""
-    for use in Use:
-        yield with_ends(with_texts(verdict(use, cells, itself), altered), stops)
 
 
 def _with_remedies(

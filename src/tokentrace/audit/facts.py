@@ -173,7 +173,7 @@ def find_reading(study: TemplateStudy) -> Reading:
     forms_of = {
         role: tuple(name for name in ("text", "parts", "mapping") if getattr(forms.content(role), name))
         for role, known in roles.items()
-        if known == "written"
+        if known in ("written", "rewritten")
     }
     arguments = [*(["object"] if forms.calls.mapping else []), *(["JSON text"] if forms.calls.text else [])]
     return Reading(

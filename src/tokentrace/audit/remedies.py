@@ -77,7 +77,7 @@ def _begins(renderer: Renderer, cell: AppendCell, tools: Sequence[object] | None
         return False
 
 
-_ALTERED: Final = "texts that the template alters are altered here as well, without a warning: mend its line"
+_ALTERED: Final = "texts that the template alters are altered here as well, with a note: fix that line"
 
 
 def remedy(verdict: Verdict, all_broken: Remedies, altered: Sequence[Altered] = ()) -> str:

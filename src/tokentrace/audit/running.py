@@ -1,4 +1,4 @@
-"""What a template says unasked, what changes by itself, and what it costs to run."""
+"""What a template adds itself, what changes between runs, and what it costs to run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TRIED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changes by itself: whether the clock, and whether chance, changes what is written."""
+    """What changes between runs: whether the clock, and whether chance, changes what is written."""
 
     clock: bool = False
     random: bool = False
@@ -51,7 +51,7 @@ STEADY: Final = Changes()
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What stands in a prompt that nobody gave, and what changes by itself."""
+    """What stands in a prompt that nobody gave, and what changes between runs."""
 
     system: str
     variables: Mapping[str, str]
@@ -177,8 +177,9 @@ def find_cost(renderer: Renderer, tracer: LineTracer) -> Cost:
             do()
         counts.append(counted.runs - before)
     asked, answered, bridged, later = counts
-    lines = source.count("\n") + 1 if source else 0
-    return Cost(lines, len(source), asked, answered, bridged, later, _steps(renderer.study(), tracer))
+    return Cost(
+        len(source.splitlines()), len(source), asked, answered, bridged, later, _steps(renderer.study(), tracer)
+    )
 
 
 def _steps(study: TemplateStudy, tracer: LineTracer) -> tuple[int, int] | None:

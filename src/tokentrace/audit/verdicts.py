@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -165,6 +165,14 @@ def with_ends(found: Verdict, stops: Stops) -> Verdict:
 _NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 
 
+def verdicts_of(
+    cells: Sequence[AppendCell], itself: Changes, altered: Sequence[Altered], stops: Stops
+) -> Iterator[Verdict]:
+    """The verdict on each use."""
+    for use in Use:
+        yield with_ends(with_texts(verdict(use, cells, itself), altered), stops)
+
+
 def plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
     """The turns whose content is given plainly, if there are some: another way that goes well makes up for nothing."""
     return [cell for cell in cells if cell.turn.said is Said.PLAIN] or cells
@@ -249,7 +257,7 @@ def _lost(fields: Sequence[str]) -> list[str]:
 
 def _broken(where: str, blame: object, fields: Sequence[str]) -> str:
     what = {
-        "past": "the past is written anew",
+        "past": "earlier turns are rewritten",
         "prompt": "the turn is not written after the prompt that asks for it",
         "seam": "a token reaches over the end of the prompt",
     }[where]

@@ -146,6 +146,7 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], given: set[str
             split=options["split"],
             limit=options["limit"],
             progress=lambda done, total: bars.show("checking", done, total),
+            assumed=options["tokenizer"] is None and options["chat_template"] is None,
         )
     _show(report, options, checks)
     return not report.rows or not (report.clean or ("unchecked" in options["allow"] and not report.differing))

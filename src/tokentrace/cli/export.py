@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
 @click.option("--state", type=OneOf(["open", "sealed", "exported"]), help="Only sessions that are in this state.")
 @click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
-@click.option("--overwrite", is_flag=True, help="Replace an output that is there already.")
+@click.option("--overwrite", is_flag=True, help="Replace an output that already exists.")
 @click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")
 @json_option("Print what was written as JSON.")
 @quiet_option
@@ -59,7 +59,7 @@ def export(
     what is added to them later is not in the file. With --for, a file for supervised training: ids and labels alone,
     of every row, whatever its reward.
 
-    A file that is there already is replaced only with --overwrite. Without rows no file is written.
+    A file that already exists is replaced only with --overwrite. Without rows no file is written.
 
     \b
     Examples:

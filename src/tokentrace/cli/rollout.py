@@ -13,6 +13,7 @@ import click
 
 from ..errors import InputError, TokentraceError
 from ..rollout.ends import FAILED_ENDS, End
+from ..tokens.visible import counted
 from . import command, one_blas_thread
 from .options import json_option, quiet_option, ray_option
 from .output import ProgressBars, note, working
@@ -346,7 +347,7 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
         click.echo(f"  {name:<17} {said}", err=to_stderr)
     without = summary.rollouts - len(summary.rewards)
     if without and metrics["advantages"]:
-        said = f"  {without:,} rollouts have no reward, and their rows no advantages"
+        said = f"  {counted(without, 'rollout')} without a reward: no advantages for their rows"
         click.secho(said, fg="yellow", err=to_stderr)
     for said in metrics["advantage_notes"]:
         click.secho(f"  {said}", fg="yellow", err=to_stderr)

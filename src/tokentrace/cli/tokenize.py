@@ -80,7 +80,7 @@ _REASONS: Final = 5
 )
 @click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Worker processes.  [default: all cores]")
 @ray_option
-@click.option("--overwrite", is_flag=True, help="Replace an output that is there already.")
+@click.option("--overwrite", is_flag=True, help="Replace an output that already exists.")
 @click.option("--stats", is_flag=True, help="Show how long the rows are.")
 @click.option("--show", type=click.IntRange(1), metavar="N", help="Show the first N rows; without -o only that.")
 @page_option("Show these rows as a page.")
@@ -111,7 +111,7 @@ def tokenize(
     stdin; packed files are unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's
     shape), or "prompt" and "completion"; and perhaps "tools". See docs/rows.md.
 
-    A file that is there already is replaced only with --overwrite, and never by one without rows. There is no default
+    A file that already exists is replaced only with --overwrite, and never by one without rows. There is no default
     tokenizer for a file of rows: "-t pocket" is the embedded toy model.
 
     Rows that cannot be used go to OUT.bad.jsonl with their line and the reason, and the run goes on. The output has its
@@ -228,7 +228,7 @@ def _summarize(finished: Finished, seconds: float) -> None:
         click.secho(f"  {counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
     if finished.bad_rows is not None:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
-        more = f"; {counts.left_out:,} samples of other rows left out" if counts.left_out else ""
+        more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
         rows = counted(counts.bad_rows, "row")
         click.secho(f"  {rows} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
         for reason, count, place in _reasons(finished.bad_rows):

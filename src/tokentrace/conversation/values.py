@@ -111,7 +111,8 @@ class _Plain:
         if _is_scalar(value):
             return value
         if isinstance(value, float) and not math.isfinite(value):
-            raise self._refused(f"holds {value}, which JSON does not have", path)
+            name = "NaN" if math.isnan(value) else "Infinity"
+            raise self._refused(f"contains {name}, which is not valid JSON", path)
         if type(value) is int:
             raise self._refused("contains an integer of more than 4,300 digits, which Python does not print", path)
         if id(value) in self._around or len(path) > MAX_DEPTH:
@@ -133,12 +134,12 @@ class _Plain:
         if found is not self:
             return self.value(found, path)
         hint = "; give its tolist()" if callable(getattr(value, "tolist", None)) else ""
-        raise self._refused(f"holds {kind_of(value)}, which JSON does not have{hint}", path)
+        raise self._refused(f"contains {kind_of(value)}, which is not valid JSON{hint}", path)
 
     def _key(self, key: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(key, str):
             return key
-        raise self._refused(f"has a key that is {kind_of(key)}, which JSON does not have; keys are strings", path)
+        raise self._refused(f"has a key that is {kind_of(key)}, which is not valid JSON; keys are strings", path)
 
 
 def _same(one: Iterable[Any], other: Iterable[Any]) -> bool:

@@ -222,7 +222,7 @@ def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool 
     """
     _check_name(path, trainer)
     if path.exists() and not overwrite:
-        raise InputError(f"{path} is there already: give another name, or replace it with --overwrite (overwrite=True)")
+        raise InputError(f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
 

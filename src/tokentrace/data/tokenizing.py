@@ -24,6 +24,7 @@ from ..settings import choose, instance, whole
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
+from ..tokens.visible import counted
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
 from .rows import ROW_BYTES, Row
@@ -166,7 +167,7 @@ class RowResult:
 
     def __repr__(self) -> str:
         why = f": {self.problems[0].reason}" if self.problems else ""
-        return f"RowResult(row {self.row.number}, {len(self.samples)} samples{why})"
+        return f"RowResult(row {self.row.number}, {counted(len(self.samples), 'sample')}{why})"
 
 
 class RowTokenizer:

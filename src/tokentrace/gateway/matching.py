@@ -404,7 +404,7 @@ def _settled(value: Any, depth: int) -> Any:
     plain = json_like(value, None)
     if plain is not None and type(plain) is not kind:
         return _settled(plain, depth)
-    raise TypeError(f"a {kind.__name__}, which JSON does not have")
+    raise TypeError(f"a {kind.__name__}, which is not valid JSON")
 
 
 def _digest(before: Key, value: Any) -> Key:

@@ -150,7 +150,7 @@ class Store:
                 *made, key,
             )  # fmt: skip
             if not new and key is not None and not owner:
-                raise Taken(f"session {session.id!r} is there already, with another key or none")
+                raise Taken(f"session {session.id!r} already exists, with another key or none")
             return transaction.rows(_BY_ID, session.id)
 
         return _session((await self._database.write(write))[0])

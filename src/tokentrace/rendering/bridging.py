@@ -373,7 +373,7 @@ class Bridger:
             applies = rewrite.reasoning is None or (full if rewrite.reasoning else blank or not rewrite.markers)
             if rewrite.markers <= seen and applies:
                 return BridgeRefusal(
-                    RefusalReason.REWRITES_PAST, f"in production the template writes the past anew: {rewrite.how}"
+                    RefusalReason.REWRITES_PAST, f"in production the template rewrites earlier turns: {rewrite.how}"
                 )
         return None
 

@@ -55,7 +55,7 @@ class Tail:
         """What follows the turn of a rendered conversation."""
         rendering, first = found.encoded.rendering, found.first_new
         owners, origins = span_messages(rendering, roles_of(found.conversation)), rendering.origins
-        lost, _ = find_lost(rendering, found.conversation, forms, first=first)
+        lost = find_lost(rendering, found.conversation, forms, first=first).lost
         spans = found.encoded.spans[found.turn.stop :]
         cuts = [0, *(np.flatnonzero(spans[1:] != spans[:-1]) + 1).tolist(), len(spans)]
         runs: list[Run] = [

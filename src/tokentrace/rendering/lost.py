@@ -6,7 +6,8 @@ last) is *dropped*, under the name of that policy. The rest:
 
 - white space is never lost: templates strip it;
 - delimiters that a template takes out of content and writes itself (``</think>``) are not lost;
-- `BOOKKEEPING` fields are not text for the model: ids, names of results, what a data set says about training.
+- `BOOKKEEPING` fields are not text for the model: ids, names of results, what a data set says about training;
+- text that is written with other letters or marks (``content|lower``) is not lost but *altered*: a note says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..computed import computed
 from ..conversation.forms import texts_of
@@ -53,6 +54,7 @@ _MOST_MATCHES: Final = 64
 """In how many pieces a field's text is looked for: one that was changed in more places counts as lost from there on."""
 
 
+_RESPELLED: Final = "text is not written as in the message"
 _CALL: Final = frozenset({"function", "name", "arguments"})
 """The keys of calls and their functions that are looked at one by one."""
 
@@ -85,6 +87,16 @@ class Lost:
         return f"{place(self.message, self.field)}{self.why}: {shown!r}"
 
 
+class LeftOut(NamedTuple):
+    """What became of given text that is not written as it was given."""
+
+    lost: list[Lost]
+    dropped: list[Lost]
+    """What the template drops by design."""
+    altered: list[str]
+    """A note for each field that is written with other letters or marks."""
+
+
 def find_lost(
     rendering: Rendering,
     messages: Messages,
@@ -92,8 +104,8 @@ def find_lost(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     first: int = 0,
-) -> tuple[list[Lost], list[Lost]]:
-    """What of `messages` (from message `first` on) and of `tools` is lost, and what is dropped by design."""
+) -> LeftOut:
+    """What of `messages` (from message `first` on) and of `tools` is lost, dropped by design, or altered."""
     return _Account(rendering, messages, forms).settle(tools, first)
 
 
@@ -129,6 +141,7 @@ class _Account:
         self._forms = forms
         self._lost: list[Lost] = []
         self._dropped: list[Lost] = []
+        self._altered: list[str] = []
         ends, _, origins = rendering.closed
         pieces = map(rendering.text.__getitem__, map(slice, [0, *ends], ends))
         self._texts: dict[FieldPath, list[str]] = {}
@@ -136,7 +149,7 @@ class _Account:
         for origin, piece in itertools.compress(zip(origins, pieces, strict=True), origins):  # scaffold has no origin
             self._texts.setdefault(origin, []).append(piece)  # type: ignore[arg-type]
 
-    def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> tuple[list[Lost], list[Lost]]:
+    def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> LeftOut:
         for index, message in enumerate(self._messages[first:], first):
             for key, value in message.items():
                 if isinstance(value, (str, Sequence, Mapping)) and value and key not in BOOKKEEPING:
@@ -144,7 +157,7 @@ class _Account:
         for at in self._unwritten(len(tools)) if tools else ():
             name = str(tools[at].get("function", tools[at])["name"])
             self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
-        return self._lost, self._dropped
+        return LeftOut(self._lost, self._dropped, self._altered)
 
     def _unwritten(self, count: int) -> list[int]:
         """The tools, of so many, of which nothing is written."""
@@ -178,6 +191,8 @@ class _Account:
 
     def _content(self, index: int, path: FieldPath, text: str) -> None:
         gaps = self._missing(Origin.of(index, *path), text)
+        if not gaps:
+            self._compare(Origin.of(index, *path), text)
         end = text.rfind("</think>") + len("</think>")
         is_reasoning = "</think>" in text and not any(text[end:stop].strip() for _, stop in gaps)
         self._report(index, path, text, gaps, inline=True, is_reasoning=is_reasoning)
@@ -185,8 +200,10 @@ class _Account:
     def _reasoning(self, index: int, key: str, text: str) -> None:
         message = self._messages[index]
         names = [name for name in REASONING_FIELDS if message.get(name) in (None, text)]
-        if any(self._shows(Origin.of(index, name), text) for name in names):
-            return  # it goes by several names, and the template reads one of them
+        for name in names:
+            if self._shows(Origin.of(index, name), text):
+                self._compare(Origin.of(index, name), text)
+                return  # it goes by several names, and the template reads one of them
         gaps = self._missing(Origin.of(index, key), text)
         self._report(index, (key,), text, gaps, inline=False, is_reasoning=True)
 
@@ -240,8 +257,12 @@ class _Account:
         lost: dict[Origin, tuple[str, list[Gap]]] = {}
         for inner, leaf in _leaves_of(value, path):
             text = leaf if isinstance(leaf, str) else _number(leaf)
-            if text.strip() and not self._above(inner, path, text) and (gaps := self._missing(inner, text)):
+            if not text.strip() or self._above(inner, path, text):
+                continue
+            if gaps := self._missing(inner, text):
                 lost[inner] = text, gaps
+            elif isinstance(leaf, str):
+                self._compare(inner, text)
         for inner, (text, gaps) in lost.items():
             if not inner.is_key or not any(other[: len(inner) - 1] == inner[:-1] for other in lost if other != inner):
                 self._lose(path.message or 0, inner.path, text, gaps)
@@ -304,6 +325,12 @@ class _Account:
         written = self._scaffold.get(origin.message or 0, "") + "\0" + self._scaffold.get(-1, "") if gaps else ""
         return [(start, stop) for start, stop in gaps if not _is_written(text[start:stop], written)]
 
+    def _compare(self, origin: Origin, text: str) -> None:
+        """Note a text that is written, but not as it is in the message."""
+        pieces = self._texts.get(origin, [])
+        if not _contains("".join(pieces), text) and _is_respelled(text, pieces, _forms_in(text, pieces)):
+            self._altered.append(f"{place(origin.message, '.'.join(map(str, origin.path)))}{_RESPELLED}")
+
     def _lose(self, index: int, path: Sequence[Any], text: str, gaps: Sequence[Gap]) -> None:
         if not gaps:
             return
@@ -331,9 +358,9 @@ def _shown_arguments(arguments: Any) -> str:
 
 def _gaps(text: str, pieces: Sequence[str]) -> list[Gap]:
     """The stretches of a text that none of the written pieces covers, without those that are white space only."""
-    forms = [next((form for form in _forms_of(piece) if form in text), None) for piece in pieces]
-    if None in forms and _letters(text) and _letters(text) in _letters("".join(pieces)):
-        return []  # written in another way: in capitals, with other white space
+    forms = _forms_in(text, pieces)
+    if _is_respelled(text, pieces, forms):
+        return []
     covered: list[Gap] = []
     cursor = 0
     for piece, form in zip(pieces, forms, strict=True):
@@ -355,6 +382,16 @@ def _gaps(text: str, pieces: Sequence[str]) -> list[Gap]:
             gaps.append((end, start))
         end = max(end, stop)
     return gaps
+
+
+def _forms_in(text: str, pieces: Sequence[str]) -> list[str | None]:
+    """What each written piece stands for in a text; None for a piece that does not occur in it."""
+    return [next((form for form in _forms_of(piece) if form in text), None) for piece in pieces]
+
+
+def _is_respelled(text: str, pieces: Sequence[str], forms: Sequence[str | None]) -> bool:
+    """True if a text is written in another way: in capitals, with other white space."""
+    return None in forms and bool(_letters(text)) and _letters(text) in _letters("".join(pieces))
 
 
 def _longest_prefix(piece: str, text: str) -> int:

@@ -24,7 +24,7 @@ from ..template.origin import UNKNOWN, Origin
 from ..template.spans import Rendering, Spans
 from ..tokens.encoded import Encoded, Number
 from ..tokens.tokenizer import Ids, Tokenizer
-from .lost import Lost
+from .lost import LeftOut, Lost
 
 
 class Token(NamedTuple):
@@ -81,7 +81,7 @@ class RenderedTokens(ShowsItself):
         prompted: bool,
         changes: Sequence[Change] = (),
         notes: Sequence[str] = (),
-        find_lost: Callable[[], tuple[list[Lost], list[Lost]]] | None = None,
+        find_lost: Callable[[], LeftOut] | None = None,
     ) -> None:
         self.ids: Ids = encoded.ids
         self.mask = mask
@@ -89,7 +89,7 @@ class RenderedTokens(ShowsItself):
         self.turns = list(turns)
         self.changes = list(changes)
         self._find_lost = find_lost
-        self.notes = list(notes)
+        self._notes = list(notes)
         self._tokenizer = tokenizer
         self._encoded = encoded
         self._conversation = conversation
@@ -122,14 +122,23 @@ class RenderedTokens(ShowsItself):
         """What is known of each closed span of `rendering`, for each token that begins in it."""
         return self._encoded.per_token(of_spans)
 
-    def find_lost_with(self, find: Callable[[], tuple[list[Lost], list[Lost]]]) -> None:
+    def find_lost_with(self, find: Callable[[], LeftOut]) -> None:
         """Let `lost` and `dropped` be found so, where the rendering was put together of several."""
         self.__dict__.pop("_left_out", None)
         self._find_lost = find
 
     @computed
-    def _left_out(self) -> tuple[list[Lost], list[Lost]]:
-        return self._find_lost() if self._find_lost is not None else ([], [])
+    def _left_out(self) -> LeftOut:
+        return self._find_lost() if self._find_lost is not None else LeftOut([], [], [])
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be settled or does not agree, and which fields are not written as in the message."""
+        return list(dict.fromkeys([*self._notes, *self._left_out.altered]))
+
+    @notes.setter
+    def notes(self, notes: Sequence[str]) -> None:
+        self._notes = list(notes)
 
     @property
     def lost(self) -> list[Lost]:
@@ -137,12 +146,12 @@ class RenderedTokens(ShowsItself):
 
         With ``lost="ignore"`` they are looked for when this is asked, in the messages as they are then.
         """
-        return self._left_out[0]
+        return self._left_out.lost
 
     @property
     def dropped(self) -> list[Lost]:
         """What the template drops from the past by design, with the name of that policy."""
-        return self._left_out[1]
+        return self._left_out.dropped
 
     @computed
     def messages(self) -> npt.NDArray[np.int32]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import SampleError, shown
 from ..settings import as_float, choose, is_number, items, number
+from ..tokens.visible import counted
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .sample import Sample, as_samples
@@ -175,7 +176,8 @@ def trajectory_advantages(
     if weight:
         for name, added in _turn_advantages(turns, groups, how, gamma).items():
             values[name] = [value + weight * one for value, one in zip(values[name], added, strict=True)]
-    lost = f"{len(without)} rollouts have no reward, and no advantage: {', '.join(map(repr, without[:3]))}"
+    some = ", ".join(map(repr, without[:3]))
+    lost = f"{counted(len(without), 'rollout')} without a reward, and so without an advantage: {some}"
     return Advantages(values, (*outcome.notes, *([lost] if without else [])))
 
 
@@ -230,5 +232,5 @@ def with_advantages(
         for row in rows
     ]
     without = {row.name for row in rows} - set(rewards)
-    lost = [f"{len(without)} rollouts have no reward, and no advantage"] if without else []
+    lost = [f"{counted(len(without), 'rollout')} without a reward, and so without an advantage"] if without else []
     return made, (*found.notes, *lost)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import SampleError, shown
 from ..settings import is_number, items
+from ..tokens.visible import counted
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
@@ -258,7 +259,7 @@ class RolloutReport:
         again = f", {self.retries:,} of them the same prompt again" if self.retries else ""
         return "\n".join(
             [
-                f"rollouts  {self.rollouts:,}, as {self.samples:,} samples{ratio}",
+                f"rollouts  {self.rollouts:,}, as {counted(self.samples, 'sample')}{ratio}",
                 f"breaks    {self.breaks:,}{f' ({why})' if why else ''}",
                 f"branches  {self.samples + self.unsampled:,}{again}{none}",
                 f"tokens    {self.tokens:,} recorded, {self.sampled:,} sampled, {self.tokens_in_rows:,} in rows",

@@ -74,7 +74,7 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
         yield from _finding(number, found)
     yield Text("\nWhat else is known", "bold")
     for label, words in fact_rows(report):
-        yield Text(f"  {label:<18} ", "dim").append(flat(words))
+        yield Text(f"  {label:<20} ", "dim").append(flat(words))
     for note in report.notes:
         yield Text(f"  note: {flat(note)}", "yellow")
 
@@ -180,10 +180,11 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     if forging.words:
         yield "looks in texts for", ", ".join(map(repr, forging.words))
     reading = report.reading
-    for word in ("written", "rewritten", "dropped", "refused"):
-        roles = [role for role, what in reading.roles.items() if what == word]
+    rows = {"roles written": ("written", "rewritten"), "content altered": ("rewritten",)}
+    for label, outcomes in {**rows, "roles dropped": ("dropped",), "roles refused": ("refused",)}.items():
+        roles = [role for role, outcome in reading.roles.items() if outcome in outcomes]
         if roles:
-            yield f"roles {word}", ", ".join(roles)
+            yield label, ", ".join(roles)
     forms = [f"{role}: {' or '.join(names) or 'none'}" for role, names in reading.content.items()]
     yield "content read as", "; ".join(forms)
     yield "arguments read as", " or ".join(reading.arguments) or "nothing: it writes no calls"
@@ -205,12 +206,12 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     for loss in writing.unreadable:
         yield "", loss
     defaults = report.defaults
-    yield "said unasked", repr(defaults.system) if defaults.system else "nothing"
+    yield "added by template", repr(defaults.system) if defaults.system else "nothing"
     for name, text in defaults.variables.items():
         yield f"  {name}", f"{text!r} unless it is given"
     itself = defaults.changes
     changes = [*([f"the date{itself.by}"] if itself.clock else []), *(["chance"] if itself.random else [])]
-    yield "changes by itself", " and ".join(changes) or "no"
+    yield "changes between runs", " and ".join(changes) or "no"
     for one in report.switches:
         changed = (
             "everything is refused"
@@ -219,13 +220,16 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
         )
         yield f"with {one.name}", changed
     if report.without_effect:
-        yield "of no effect", ", ".join(report.without_effect)
+        yield "has no effect", ", ".join(report.without_effect)
     cost = report.cost
-    growth = "" if cost.growth is None else f"; its work grows with messages to the power of {cost.growth:.1f}"
+    power = None if cost.growth is None else f"{cost.growth:.1f}"
+    how = "linearly with messages" if power == "1.0" else f"with messages to the power of {power}"
+    growth = "" if power is None else f"; cost grows {how}"
     yield (
         "cost",
-        f"{cost.lines} lines; runs of the template: {cost.first_prompt} to the first prompt, {cost.first_answer} to "
-        f"the first row, {cost.first_bridge} to the first bridge, {cost.later_bridge} for each later one{growth}",
+        f"{counted(cost.lines, 'line')}; runs of the template: {cost.first_prompt} to the first prompt, "
+        f"{cost.first_answer} to the first row, {cost.first_bridge} to the first bridge, "
+        f"{cost.later_bridge} for each later one{growth}",
     )
 
 

@@ -45,7 +45,7 @@ def _tables(report: CheckReport) -> list[Table]:
             ],
             words=3,
         ),
-        Table("Bad, unchecked, and what else is to be known", ["", "rows"], reasons),
+        Table("Bad, unchecked, and other remarks", ["", "rows"], reasons),
     ]
     return [table for table in tables if table.rows]
 

@@ -32,17 +32,22 @@ def _tables(report: Inspection) -> list[Table]:
     ]
     histories = [[f"messages: {name.replace('_', ' ')}", f"{n:,}"] for name, n in report.histories.most_common()]
     histories += [[f"recorded: {name}", f"{n:,}"] for name, n in report.recorded.most_common()]
-    faults = [
-        [str(fault), fault.group, f"{n.places:,}", f"{n.tokens:,}", f"{n.rollouts:,}"]
-        for fault, n in report.faults.items()
-    ]
+    faults, unchecked = (
+        [
+            [str(fault), fault.group, f"{n.places:,}", f"{n.tokens:,}", f"{n.rollouts:,}"]
+            for fault, n in report.faults.items()
+            if (fault is DumpFault.NO_LOGPROBS) is missing
+        ]
+        for missing in (False, True)
+    )
     scores = [] if report.scores is None else list(_scores(report.scores.to_json()))
     tables = [
         Table("What there is", ["", ""], list(figures(report)) if report.rollouts else [], words=2),
         Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], causes),
         Table("What became of the history", ["", "breaks"], histories),
-        Table("What was trained wrongly", ["", "", "tokens"], list(_trained(report)), words=2),
+        Table("What was trained", ["", "", "tokens"], list(_trained(report)), words=2),
         Table("What else is wrong", ["", "in", "places", "tokens", "rollouts"], faults, words=2),
+        Table("Not checked", ["", "in", "places", "tokens", "rollouts"], unchecked, words=2),
         Table("Logprobs beside an engine's", ["", ""], scores, words=2),
     ]
     return [table for table in tables if table.rows]
@@ -64,7 +69,7 @@ def figures(report: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _trained(report: Inspection) -> Iterator[tuple[str, str, str]]:
-    """What masks train wrongly, and what training on the later prompt of a break would."""
+    """What masks train, rightly and wrongly, and what training on the later prompt of a break would."""
     if report.masked:
         yield "trained", "by the masks of the dump", f"{report.trained:,}"
         for fault in (DumpFault.TRAINED_UNSAMPLED, DumpFault.SAMPLED_UNTRAINED):

@@ -107,7 +107,7 @@ def grid(table: Table, *, of_signs: bool = False) -> Grid:
 def counts_view(
     verdict: str, fine: bool, failed: bool, more: Iterable[Text], tables: Iterable[Table]
 ) -> Iterator[RenderableType]:
-    """How a report of counts begins: what it came to, what else is to be known, and its tables."""
+    """How a report of counts begins: what it came to, other remarks, and its tables."""
     sign, tone = ("✓", "green") if fine else ("✗", "red") if failed else ("•", "yellow")
     yield Text(f"{sign} {verdict}", f"bold {tone}")
     yield from more

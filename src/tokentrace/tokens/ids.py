@@ -33,7 +33,7 @@ def check_ids(
     if int(given.min()) < 0 or int(given.max()) > limit:
         where = int(((given < 0) | (given > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
-        raise _error(error, name, f"is {int(given[where])}, no token id: {bound}", first + where)
+        raise _error(error, name, f"is {int(given[where])}, which is not a token id: {bound}", first + where)
     return given.astype(np.int32, copy=False)
 
 

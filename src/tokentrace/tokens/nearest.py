@@ -1,4 +1,4 @@
-"""Which model was meant by a name that is not there: the nearest of those that are."""
+"""Which model or file was meant by a name that is not there: the nearest of those that are."""
 
 from __future__ import annotations
 
@@ -20,8 +20,18 @@ def meant(name: str) -> str:
         for one in folders_in(_hub_cache())
         if one.name.startswith("models--")
     ]
-    found = [*_near_folders(Path(name).expanduser()), *difflib.get_close_matches(name, cached, 3)]
+    found = [*_near_folders(Path(name).expanduser()), *difflib.get_close_matches(name, ["pocket", *cached], 3)]
     return f"; did you mean {' or '.join(map(repr, found[:3]))}?" if found else ""
+
+
+def meant_file(path: Path) -> str:
+    """A hint for a file or folder that is not there: the nearest beside it; empty where nothing is near."""
+    try:
+        names = [one.name for one in itertools.islice(path.parent.iterdir(), _LOOKED_AT)]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, 1, 0.8)
+    return f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
 
 
 def _near_folders(path: Path) -> list[str]:

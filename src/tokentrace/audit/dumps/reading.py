@@ -6,7 +6,6 @@ find out which lines belong together, by the places of the lines alone.
 
 from __future__ import annotations
 
-import difflib
 import json
 import tempfile
 from array import array
@@ -20,6 +19,7 @@ from ...data.rows import Row, array_elements, read_rows
 from ...data.sources import Format, Source, find_sources, reading
 from ...data.tables import read_metadata
 from ...errors import InputError
+from ...tokens.nearest import meant_file
 from .calls import DumpedRollout, UnreadSource
 from .fields import Fields
 from .records import SQLITE, OpenedStore, begins_with, is_trajectory, read_store, read_trajectory
@@ -117,7 +117,7 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
     path = Path(given).expanduser()
     if path.is_dir() and (files := _trajectories(path)):
         others = sorted(one.name for one in path.iterdir() if one.suffix in _DUMPS and one.name not in _OF_RUNS)
-        left = f"; not read, name them if they are meant: {', '.join(others[:5])}" if others else ""
+        left = f"; other files are not read unless you name them: {', '.join(others[:5])}" if others else ""
         told(f"{given}: trajectories{left}{f' and {len(others) - 5:,} more' if len(others) > 5 else ''}")
         for done, file in enumerate(files):
             progress(done, len(files))
@@ -129,10 +129,7 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
     elif path.is_file() and begins_with(path, SQLITE):
         yield from _stored(given, progress, told)
     elif given != "-" and not path.exists():
-        names = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, names, 1, 0.8)
-        hint = f"; did you mean {str(path.with_name(near[0]))!r}?" if near else ""
-        raise InputError(f"there is no file or folder {given!r}{hint}")
+        raise InputError(f"there is no file or folder {given!r}{meant_file(path)}")
     else:
         with tempfile.TemporaryDirectory(prefix="tokentrace-inspect-") as spool:
             for source in find_sources([given], Path(spool)):

@@ -54,6 +54,7 @@ def check_dataset(
     split: str | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
+    assumed: bool = False,
 ) -> CheckReport:
     """Compare rows of ids with what the template makes of their conversations.
 
@@ -64,6 +65,7 @@ def check_dataset(
       what it was made from and these files are still there; findings tell of those that are gone or changed.
     - `columns`: where rows hold ids and mask. `pad_token`: what rows are padded with; by default the tokenizer's own.
     - `limit`: look at so many rows only.
+    - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
 
     Memory does not grow with the number of rows. InputError where nothing can be read, TokentraceError where there is
     no working template; what is wrong with a row is in the report.
@@ -76,6 +78,9 @@ def check_dataset(
         limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
         origins = find_sources(sources, Path(spool) / "sources") if sources else []
         recorded = [RecordedSources(source, metadata) for source, metadata in known]
+        names = {name for one in recorded for name in one.names}
+        if len(origins) == len(names) == 1:  # the only source, whatever its name is now
+            origins = [replace(origins[0], name=names.pop())]
         gone: list[str] = []
         if not sources:
             for at, one in enumerate(recorded):
@@ -84,7 +89,10 @@ def check_dataset(
                 gone += missing
         checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
-        report.findings += [*_findings(known, report.settings), *gone]
+        others = list(_made_otherwise(known, report.settings))
+        if assumed and others:
+            raise InputError(f"{others[0]}: name the one they were made with (--tokenizer, -t)")
+        report.findings += [*others, *_other_settings(known, report.settings), *gone]
         changed = [said for one in recorded for said in one.changed(origins)]
         report.findings += changed
         is_whole = len(given) == len(recorded) == 1 and "counts" in known[0][1] and not gone and not changed
@@ -140,12 +148,20 @@ def _settings(
     return TokenizeSettings.read({**made, **changes}, tokenizer)
 
 
-def _findings(known: Sequence[tuple[Source, Mapping[str, Any]]], now: Mapping[str, Any]) -> Iterator[str]:
-    """Where files say that they were made with something else than what is at hand."""
+_Known = Sequence[tuple[Source, Mapping[str, Any]]]
+
+
+def _made_otherwise(known: _Known, now: Mapping[str, Any]) -> Iterator[str]:
+    """Which files were made with another tokenizer or template."""
     for source, metadata in known:
         for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "template")):
             if key in metadata and metadata[key] != now[key]:
                 yield f"{source.name} was made with another {what} ({_hash(metadata[key])}, here {_hash(now[key])})"
+
+
+def _other_settings(known: _Known, now: Mapping[str, Any]) -> Iterator[str]:
+    """Which files were made with other settings."""
+    for source, metadata in known:
         before, current = metadata.get("settings", {}), now["settings"]
         other = sorted(name for name in before if name in current and before[name] != current[name])
         if other:

@@ -40,7 +40,7 @@ class CheckedRow:
     line: int | None
     outcome: Outcome = Outcome.SAME
     reason: str | None = None
-    """Why it is bad, or unchecked; what else is to be known."""
+    """Why it is bad, or unchecked; other remarks."""
     deviations: tuple[Deviation, ...] = ()
     """Where its ids differ, the first few places."""
     mask: tuple[MaskDifference, ...] = ()

@@ -40,7 +40,7 @@ class SourceRows:
             return named[0]
         if named:
             return f"several sources are named {base!r}"
-        return f"its source {name!r} is not at hand: {_GIVE_IT}"
+        return f"its source {name!r} was not found: {_GIVE_IT}"
 
     def row(self, name: str, number: int) -> tuple[Source, Row] | str:
         """A row with the file it is from, or why there is none."""
@@ -89,6 +89,10 @@ class RecordedSources:
         listed = sources if isinstance(sources, list) else []
         self._recorded = [row for row in listed if isinstance(row, dict) and isinstance(row.get("name"), str)]
 
+    @property
+    def names(self) -> list[str]:
+        return [row["name"] for row in self._recorded]
+
     def find(self, spool: Path) -> tuple[list[Source], list[str]]:
         """Those that are still there, by the names that rows know them by; and a sentence about each of the others."""
         found: list[Source] = []
@@ -120,7 +124,7 @@ class RecordedSources:
         return next(iter(same or others), None)
 
     def changed(self, origins: Sequence[Source]) -> Iterator[str]:
-        """Which of the files at hand are no longer what the rows were made of."""
+        """Which of the given files are no longer what the rows were made of."""
         rows = SourceRows(origins)
         for row in self._recorded:
             origin = rows.find(row["name"])
