@@ -211,7 +211,7 @@ def test_an_output_that_is_there_is_kept_unless_told(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", list(conversations(3)))
     output = tmp_path / "o.parquet"
     output.write_bytes(b"precious")
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="already exists"):
         tokenize_files([str(path)], output, SETTINGS, workers=1)
     assert output.read_bytes() == b"precious"
     tokenize_files([str(path)], output, SETTINGS, workers=1, overwrite=True)
