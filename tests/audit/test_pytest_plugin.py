@@ -151,4 +151,4 @@ def test_hooks_pass_and_fail_as_the_files_do(team: Path, monkeypatch: pytest.Mon
     assert verdicts == [*good, *bad, ("forgotten", "Failed")], told.stdout + told.stderr
     assert told.returncode == 1
     assert "rl-append-only is required, and partly" in told.stdout
-    assert "name that with --require" in told.stdout
+    assert "name the tokenizer" in told.stdout

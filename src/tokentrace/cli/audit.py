@@ -154,8 +154,8 @@ def audit(
             if on is None
             else _show_conversation(template, on, given, html, as_json)
         )
-    if require is not None and not tokenizers:
-        raise click.UsageError("--require needs to know of what: name the tokenizer")
+    if not tokenizers and (require is not None or quiet):
+        raise click.UsageError("--require and --quiet do not audit the embedded model by default: name the tokenizer")
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
     if require is not None and not uses:
         raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}, or leave it out")
