@@ -144,4 +144,5 @@ def test_dumps_beside_trajectories_are_named_as_not_read(folder: Path) -> None:
     (folder / "rows.parquet").write_bytes(b"of the run")
     assert found(folder).notes == [f"{folder}: trajectories"]
     (folder / "theirs.jsonl").write_text("{}\n")
-    assert found(folder).notes == [f"{folder}: trajectories; other files are not read unless you name them: theirs.jsonl"]
+    other = "other files are not read unless you name them: theirs.jsonl"
+    assert found(folder).notes == [f"{folder}: trajectories; {other}"]

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 
 from tests.conversations import CONVERSATIONS, Conversation
 from tokentrace import InputError, Renderer, TemplateError, create_renderer
+from tokentrace.conversation.remarks import conversation_remarks
 from tokentrace.pocket import EXAMPLE, POCKET
 from tokentrace.template.chat_template import REASONING_FIELDS
 
@@ -71,7 +72,7 @@ def test_the_mask_is_that_of_the_generation_tags(name: str) -> None:
     found = renderer().render(conversation.messages, tools=conversation.tools)
     if found.token_ids == list(expected["input_ids"]):
         assert [int(drawn) for drawn in found.sampled] == list(expected["assistant_masks"])
-        assert found.notes == []
+        assert found.notes == list(conversation_remarks(conversation.messages))
     else:  # control tokens that a user typed
         assert found.notes
         assert all("which stays text" in note for note in found.notes)

@@ -141,7 +141,7 @@ def test_changes_and_notes_are_listed() -> None:
         {"role": "user", "content": "Really?"},
     ]
     rendered = create_renderer(POCKET, "default", chat_template=template, preserve_all_thinking=True).render(messages)
-    rendered.notes.append("something to know")
+    rendered.notes = [*rendered.notes, "something to know"]
     assert rendered.changes
     (track,) = document_of(rendered).tracks
     assert [(made.out, made.new) for made in track.edits] == [("", "<think>a <deep> thought</think>")]

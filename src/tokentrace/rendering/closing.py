@@ -141,13 +141,25 @@ class SeamFinder:
         if self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         marked = self.study.markers().marked
-        missing = self.missing(prompt, completion)
+        missing = self.missing(prompt, completion) or self._space_before(stop, completion)
         closing = marked.ids(marked.of_text(missing.rstrip() if is_head else missing))
         if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
             closing = closing[: closing.index(stop) + 1]
         elif not is_head and not (closing and closing[-1] in self.endings.closers):
             closing = [*closing, stop]
         return _Seam([(closing, Kind.SYNTHETIC), *head])
+
+    def _space_before(self, stop: int, completion: Ids) -> str:
+        """White space that the template writes between a past answer and its stop token, as far as it is missing.
+
+        The last answer, which the grammar is read off, may end without either.
+        """
+        markers = self.study.markers()
+        space, token, _ = markers.plain_close.partition(markers.marked.char(stop) or "\0")
+        text = markers.marked.of_ids(completion.tolist())
+        if not token or space.strip() or markers.has_call(text):
+            return ""
+        return space[next((n for n in range(len(space), 0, -1) if text.endswith(space[:n])), 0) :]
 
     def _is_stop(self, token: int) -> bool:
         """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
