@@ -19,7 +19,7 @@ from tests.support import examples
 from tokentrace import Renderer
 from tokentrace.formats.grammar import CallGrammar, TurnGrammar
 from tokentrace.parsing.response import CallStatus
-from tokentrace.parsing.unreadable import UnreadableKind
+from tokentrace.parsing.readback import UnreadableKind
 
 SEPARATORS = [*",:b\"'{}[]()=\nx\\", "b:", ",b:", '", "b": "', "</b>"]
 

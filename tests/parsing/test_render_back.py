@@ -14,7 +14,7 @@ from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer, rotating, some
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.response import CallStatus
-from tokentrace.parsing.unreadable import UnreadableKind
+from tokentrace.parsing.readback import UnreadableKind
 
 VALUES = ["x", "", "line\n  two\n", "naïve 東京 🗼", '"quoted" \\n', 3, -0.5, True, None, [1, "two"], NESTED]
 

@@ -16,7 +16,7 @@ from tests import support
 from tests.support import examples
 from tokentrace import Renderer, TokentraceError
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse
-from tokentrace.parsing.unreadable import Unreadable, UnreadableKind
+from tokentrace.parsing.readback import Unreadable, UnreadableKind
 
 make_renderer = functools.partial(support.make_renderer, messages="as_given")
 """The conversations of the matrix go to the template as they are: what it does to each is known."""

@@ -9,6 +9,9 @@ from .events import Done as Done
 from .events import Event as Event
 from .events import ReasoningDelta as ReasoningDelta
 from .parser import StreamingParser as StreamingParser
+from .readback import Unreadable as Unreadable
+from .readback import UnreadableKind as UnreadableKind
+from .response import CallReading as CallReading
 from .response import CallStatus as CallStatus
 from .response import Finish as Finish
 from .response import ParsedResponse as ParsedResponse
@@ -17,5 +20,3 @@ from .responses_sse import ResponsesEvents as ResponsesEvents
 from .sse import AnthropicEvents as AnthropicEvents
 from .sse import OpenAIChunks as OpenAIChunks
 from .sse import encode_sse as encode_sse
-from .unreadable import Unreadable as Unreadable
-from .unreadable import UnreadableKind as UnreadableKind

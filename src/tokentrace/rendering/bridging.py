@@ -43,7 +43,7 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
-from .closing import Missing, SeamFinder, Tail, Truncation
+from .closing import ReadTurn, SeamFinder, Tail, Truncation
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -59,9 +59,6 @@ class History(StrEnum):
 
 Write = Callable[[Messages, int, Any, bool], Written]
 """Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
-
-Called = Callable[[Sequence[int] | Ids, Ids], list[str] | None]
-"""The names of the functions that a completion calls, after a prompt; None where calls cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +106,7 @@ class Bridger:
         self,
         study: TemplateStudy,
         write: Write,
-        called: Called,
-        missing: Missing,
+        read: ReadTurn,
         *,
         has_tools: bool,
         history: History,
@@ -118,13 +114,13 @@ class Bridger:
     ) -> None:
         self._study = study
         self._write = write
-        self._called = called
+        self._read = read
         self._endings = study.endings(has_tools)
         self._markers = study.markers()
         self._words = searched_words(study.template)
         self._history = history
         self._proofs = Memory()
-        self.seams = SeamFinder(study, self._endings, truncation, missing)
+        self.seams = SeamFinder(study, self._endings, truncation, read)
 
     def bridge(
         self,
@@ -182,9 +178,7 @@ class Bridger:
         given = [result.get("name") for result in results]
         if all(isinstance(name, str) and name for name in given):
             return [str(name) for name in given], len(given)
-        called = self._called(prompt, completion)
-        if called is None:
-            called = self._markers.called(self._markers.marked.of_ids(completion.tolist()), len(results))
+        called = [call.name for call in self._read(prompt, completion).tool_calls if call.name is not None]
         known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
         return [*called[:known], *[UNKNOWN_NAME] * (len(results) - known)], known
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from ..conversation.forms import MessageForm
 from ..errors import RendererError, TemplateError, kind_of, shown
 from ..formats import families
+from ..parsing.response import CallReading
 from ..settings import choose, flag, instance, whole
 from ..study.outline import recognise
 from ..study.study import study_of
@@ -41,6 +42,7 @@ def create_renderer(
     truncation: str = "close",
     tool_parser: Any = None,
     reasoning_parser: Any = None,
+    calls: str = "strict",
     trusted: Iterable[str] = TRUSTED,
     messages: str = "adapt",
     lost: str = "warn",
@@ -55,6 +57,8 @@ def create_renderer(
 
     `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
     the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
+
+    `calls` is ``"strict"`` or ``"lenient"``: if a well-formed call outside its place counts, as in vLLM.
 
     `messages` is ``"adapt"`` (the template is given the form of messages that it reads) or ``"as_given"`` (they stay as
     they are, for ids that equal transformers' whatever the template makes of them). `lost` says what happens where
@@ -84,6 +88,7 @@ def create_renderer(
         truncation=choose(Truncation, "truncation", truncation),
         tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
         reasoning_parser=reasoning_parser,
+        calls=choose(CallReading, "calls", calls),
         trusted=check_trusted(trusted, templates.values(), template_kwargs),
         messages=choose(MessageForm, "messages", messages),
         lost=choose(LostPolicy, "lost", lost),
