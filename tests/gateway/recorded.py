@@ -16,7 +16,7 @@ from tokentrace.gateway.packing import pack_channels
 from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.store import SessionInfo, State, Store
 from tokentrace.gateway.turns import Asked, Recorded
-from tokentrace.parsing.shapes import openai_message
+from tokentrace.parsing.messages import openai_message
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
