@@ -35,7 +35,7 @@ LONGEST = (
     "tests/audit/test_texts.py",
     "tests/engines/test_embedded.py",
     "tests/audit/test_verdicts.py",
-    "tests/gateway/test_crash.py",
+    "tests/store/test_crash.py",
 )
 """Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
 

@@ -21,6 +21,7 @@ from ..conversation.messages import KnownTools
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
+from ..store.store import State, Store
 from ..study.memory import Memory
 from .answering import Answer, Answered, Claim, reasoning_tokens, unhurried
 from .dialect import AgentDialect, Head, Replied
@@ -32,7 +33,6 @@ from .references import with_references
 from .requests import Request, RequestError
 from .sessions import Live, Sessions
 from .stops import cut_response
-from .store import State, Store
 from .telemetry import Tracing
 from .turns import Asked, Placement, Recorded
 

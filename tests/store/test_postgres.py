@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.gateway.stores import Postgres, check_whole, made_up_turn, postgres_server, session
-from tokentrace.gateway import postgres as postgres_module
-from tokentrace.gateway.postgres import postgres_store
-from tokentrace.gateway.store import Store, StoreError, TurnRecord
+from tests.store.support import Postgres, check_whole, made_up_turn, postgres_server, session
+from tokentrace.store import postgres as postgres_module
+from tokentrace.store.postgres import postgres_store
+from tokentrace.store.store import Store, StoreError, TurnRecord
 from tokentrace.trajectory import Trajectory
 
 SECRET = "hush-hush-4711"

@@ -13,9 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
 
-from tests.gateway.stores import Postgres
+from tests.store.support import Postgres
 from tests.support import FULL
-from tokentrace.gateway.store import (
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import (
     Closed,
     Conflict,
     Label,
@@ -27,7 +28,6 @@ from tokentrace.gateway.store import (
     Taken,
     TurnRecord,
 )
-from tokentrace.gateway.stores import open_store
 
 IDS = st.sampled_from(["a", "b", "A-2", "ü"])
 KEYS = st.none() | st.sampled_from(["k1", "k2", "k3"])

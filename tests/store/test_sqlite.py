@@ -16,10 +16,10 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.gateway.stores import check_whole, made_up_turn, session
-from tokentrace.gateway.sqlite import sqlite_store
-from tokentrace.gateway.store import Conflict, StoreError, TurnRecord
-from tokentrace.gateway.stores import open_store
+from tests.store.support import check_whole, made_up_turn, session
+from tokentrace.store.opening import open_store
+from tokentrace.store.sqlite import sqlite_store
+from tokentrace.store.store import Conflict, StoreError, TurnRecord
 from tokentrace.trajectory import Trajectory
 
 
@@ -231,8 +231,8 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
 
 READ_ONLY = """
 import os, sys
-from tokentrace.gateway.sqlite import sqlite_store
-from tokentrace.gateway.store import StoreError
+from tokentrace.store.sqlite import sqlite_store
+from tokentrace.store.store import StoreError
 if os.geteuid() == 0:
     os.setuid(65534)
 try:
@@ -306,7 +306,7 @@ def test_a_temporary_store_says_so_and_is_gone_afterwards(where: str | None, tmp
     ],
 )
 def test_a_missing_package_is_named(module: str, where: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tokentrace.gateway.sqlite", "tokentrace.gateway.postgres"):
+    for name in ("tokentrace.store.sqlite", "tokentrace.store.postgres"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(StoreError, match=advice):

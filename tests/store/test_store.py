@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.stores import check_whole, made_up_turn, session
+from tests.store.support import check_whole, made_up_turn, session
 from tests.trajectory.model import assert_same
 from tests.trajectory.walk import Walk
-from tokentrace.gateway.store import (
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import (
     Closed,
     Conflict,
     Label,
@@ -24,7 +25,6 @@ from tokentrace.gateway.store import (
     Taken,
     TurnRecord,
 )
-from tokentrace.gateway.stores import open_store
 from tokentrace.trajectory import Trajectory, to_bytes
 from tokentrace.trajectory.storage import replay_records, write_records
 

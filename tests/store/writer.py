@@ -1,4 +1,4 @@
-"""A process that writes turns for as long as it lives: ``python -m tests.gateway.writer STORE ROUND``.
+"""A process that writes turns for as long as it lives: ``python -m tests.store.writer STORE ROUND``.
 
 Each line on stdout is what the store acknowledged: ``begun SESSION REQUEST`` or ``stored SESSION NUMBER REQUEST``.
 """
@@ -9,9 +9,9 @@ import asyncio
 import os
 import sys
 
-from tests.gateway.stores import made_up_turn, session
-from tokentrace.gateway.store import Store
-from tokentrace.gateway.stores import open_store
+from tests.store.support import made_up_turn, session
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import Store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.stores import Postgres, check_whole, made_up_turn, postgres_server, session
-from tests.gateway.writer import SESSIONS
+from tests.store.support import Postgres, check_whole, made_up_turn, postgres_server, session
+from tests.store.writer import SESSIONS
 from tests.support import FULL
-from tokentrace.gateway.store import Store, StoreError
-from tokentrace.gateway.stores import open_store
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import Store, StoreError
 from tokentrace.trajectory import Trajectory
 
 ROUNDS = 100 if FULL else 3
@@ -23,7 +23,7 @@ ROUNDS = 100 if FULL else 3
 
 def killed_writer(where: str, round: int, lines: int) -> list[list[str]]:
     """What a writer said until it was killed, some lines later than the given number."""
-    command = [sys.executable, "-m", "tests.gateway.writer", where, str(round)]
+    command = [sys.executable, "-m", "tests.store.writer", where, str(round)]
     with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = [process.stdout.readline() for _ in range(lines)]

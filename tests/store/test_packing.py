@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokentrace.gateway.packing import pack, pack_records, unpack, unpack_records
-from tokentrace.gateway.store import StoreError
+from tokentrace.store.packing import pack, pack_records, unpack, unpack_records
+from tokentrace.store.store import StoreError
 
 PIECES = st.binary(max_size=300) | st.binary(max_size=20).map(lambda piece: piece * 50)
 

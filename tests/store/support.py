@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from tests.trajectory.checker import check_trajectory
-from tokentrace.gateway.store import SessionInfo, State, Store, TurnRecord
+from tokentrace.store.store import SessionInfo, State, Store, TurnRecord
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory, to_bytes
 from tokentrace.trajectory.storage import replay_records, write_records
