@@ -135,7 +135,7 @@ class Track:
     """-1 for none."""
     texts: Sequence[str] | None = None
     control: npt.NDArray[np.bool_] | None = None
-    fields: Sequence[str] | None = None
+    fields: Sequence[str] | npt.NDArray[np.object_] | None = None
     mask: npt.NDArray[np.bool_] | None = None
     logprobs: npt.NDArray[Any] | None = None
     """NaN for none."""

@@ -66,7 +66,9 @@ class Page:
         notes = len(document.notes) + sum(len(track.notes) for track in document.tracks[:1])
         height = min(760, 300 + document.tokens // 3 + 40 * rows + 80 * (notes > 0) + 32 * notes)
         style = f"width:100%;height:{height}px;border:1px solid #8884;border-radius:10px"
-        return f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" style="{style}" title="tokentrace"></iframe>'
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" style="{style}" title="tokentrace"></iframe>'
+        )
 
 
 def show(value: Any, other: Any = None, *, tokenizer: Any = None, title: str = "") -> Page:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, ParamSpec
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -68,7 +68,8 @@ def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
 def plain_view(value: Any, *, limit: int = LIMIT) -> str:
     """Return any result as plain lines: tokens one line per piece, separated by ``│``, sampled pieces marked ``*``."""
     document = document_of(value)
-    parts = [plain_lines(text)] if (text := layout(*_report(document))) else []
+    report = list(_report(document))
+    parts = [plain_lines(layout(*report))] if report else []
     parts += ["\n".join(_plain_track(document, track, limit)) for track in _tracks(document)]
     return "\n\n".join(parts)
 
@@ -85,6 +86,30 @@ def layout(*parts: RenderableType) -> Text:
 def plain_lines(text: Text) -> str:
     """Drop styles and trailing spaces."""
     return "\n".join(line.rstrip() for line in text.plain.split("\n"))
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def plain(view: Callable[Arguments, Text]) -> Callable[Arguments, str]:
+    """Return the same view without colours."""
+
+    def plain_view(*arguments: Arguments.args, **options: Arguments.kwargs) -> str:
+        return plain_lines(view(*arguments, **options))
+
+    return plain_view
+
+
+def counts_view(
+    verdict: str, fine: bool, failed: bool, more: Iterable[Text], tables: Iterable[Table]
+) -> Iterator[RenderableType]:
+    """Begin a report: the verdict, remarks and tables."""
+    tone = "good" if fine else "bad" if failed else "poor"
+    yield Text(f"{SIGNS[tone]} {verdict}", f"bold {TONES[tone]}")
+    yield from more
+    for table in tables:
+        yield Text()
+        yield grid(table)
 
 
 def flat(text: str) -> str:
@@ -250,7 +275,8 @@ def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
     for card in track.cards:
         yield f"# {card.label.lower()} {flat(card.value)}: {flat(card.more)}"
     for one in track.edits:
-        yield f"# changed: {flat(one.what)}: {flat(one.before)}[-{flat(one.old)}-]{{+{flat(one.new)}+}}{flat(one.after)}"
+        change = f"[-{flat(one.old)}-]{{+{flat(one.new)}+}}"
+        yield f"# changed: {flat(one.what)}: {flat(one.before)}{change}{flat(one.after)}"
     for note in track.notes:
         yield f"# {'' if note.startswith('lost') else 'note: '}{flat(note)}"
     pieces = list(_join_schemas(track.pieces(limit)))
