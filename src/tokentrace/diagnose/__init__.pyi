@@ -2,8 +2,8 @@
 
 from .audit_report import AuditReport as AuditReport
 from .certify import audit_template as audit_template
-from .history_report import HistoryReport as HistoryReport
-from .history_walk import compare_histories as compare_histories
+from .histories import HistoryReport as HistoryReport
+from .histories import compare_histories as compare_histories
 from .incremental import tokenize_incrementally as tokenize_incrementally
 from .splicing import splice_prefix as splice_prefix
 from .verdicts import Grade as Grade

@@ -249,8 +249,8 @@ class AppendMatrix:
             other = self._encode(second.messages, second.tools, prompt).rendering.text
             if common_prefix(one, other) == at:
                 find = find_blame if where is Where.PAST else find_writer
-                runs = [self._run_arguments(first), self._run_arguments(second._replace(prompt=prompt))]
-                return find(self._tracer, *runs, at, (one, other))
+                changed = self._run_arguments(second._replace(prompt=prompt))
+                return find(self._tracer, self._run_arguments(first), changed, at, (one, other))
         return None
 
     def _run_arguments(self, text: _Text) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
@@ -17,6 +17,9 @@ from .field_texts import Altered
 from .readback import Writing
 from .remedies import Remedies
 from .verdicts import Grade, Use, Verdict, cause, common_form, grade, judged, sentence
+
+if TYPE_CHECKING:
+    from ..show.document import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,12 @@ class AuditReport(ShowsItself):
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+
+    def document(self, _: Any = None) -> Document:
+        """Return the report as a document."""
+        from .audit_document import audit_document
+
+        return audit_document([self])
 
     def verdict(self, use: str) -> Verdict:
         """Return the verdict on a use."""

@@ -27,9 +27,9 @@ _LONG_LINE: Final = 160
 class Blame:
     """Where a template makes two renderings differ.
 
-    `condition` is the test whose answer changed, `before` its first answer, `line` its line. Without a condition, `line`
-    writes the text that differs. `because` lists the variables of the condition that changed: the line that sets each,
-    its name and both values.
+    `condition` is the test whose answer changed, `before` its first answer. Without a condition, `line` writes the text
+    that differs. `because` has the variables of the condition that changed: the line that sets each, its name and both
+    values.
     """
 
     line: int
@@ -80,7 +80,7 @@ def find_blame(
 def find_writer(
     tracer: LineTracer, first: Mapping[str, Any], second: Mapping[str, Any], at: int, texts: tuple[str, str]
 ) -> Blame | None:
-    """Find the line that writes character `at` of `second`, where two renderings differ by design (a prompt and a turn)."""
+    """Find the line that writes character `at` of `second`, where two renderings may differ: a prompt and a turn."""
     one, other = tracer.run(**first), tracer.run(**second)
     if one is None or other is None or (one.text, other.text) != texts:
         return None
@@ -145,9 +145,9 @@ def _lengths(run: TracedRun, at: int) -> dict[int, int]:
         if event.offset <= at:
             lengths.setdefault(event.offset, number)
         value = event.value
-        if event.kind is EventKind.SET and isinstance(value, str) and 8 <= len(value) <= at:
-            if run.text.startswith(value):
-                lengths.setdefault(len(value), number + 1)
+        is_text = event.kind is EventKind.SET and isinstance(value, str) and 8 <= len(value) <= at
+        if is_text and run.text.startswith(value):
+            lengths.setdefault(len(value), number + 1)
     return lengths
 
 

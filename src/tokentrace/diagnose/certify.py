@@ -182,7 +182,7 @@ def _settings(renderer: Renderer, printed: Mapping[str, str]) -> list[dict[str, 
     assigned = {name.name for name in loops}
     compared = _compared(tree)
     skipped = {*compared, *printed, *assigned, *_not_boolean(renderer)}
-    settings = [{name: value} for name, value in renderer.switches() if name not in skipped]
+    settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
     for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
         settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
     return settings[:_MAX_SETTINGS]

@@ -137,16 +137,15 @@ def find_prompting(study: TemplateStudy) -> Prompting:
 
 
 def find_forgeable(study: TemplateStudy) -> tuple[str, ...]:
-    """Return the control tokens of the scaffold that a user message forges by spelling them, as transformers encodes."""
+    """Return the scaffold's control tokens that a user message forges by spelling them, as transformers encodes."""
     scaffold: dict[int, None] = {}
     for probe, tools, prompt in itertools.product((*ASSISTANT_TURNS, *OTHER_TURNS), (False, True), (False, True)):
         rendering = study.readable(probe, tools, prompt)
         if rendering is not None:
             encoded = study.encode(rendering)
             scaffold |= dict.fromkeys(encoded.ids[encoded.control].tolist())
-    return tuple(
-        text for index in scaffold if _forges(study, index, text := study.tokenizer.vocabulary.added[index].text)
-    )
+    texts = {index: study.tokenizer.vocabulary.added[index].text for index in scaffold}
+    return tuple(text for index, text in texts.items() if _forges(study, index, text))
 
 
 def _forges(study: TemplateStudy, index: int, text: str) -> bool:

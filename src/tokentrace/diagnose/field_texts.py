@@ -26,16 +26,16 @@ _EXCERPT: Final = 40
 """Characters quoted around the first that differs."""
 _FLIPS: Final = 1000
 """Events among which to look for the condition that leaves a text out."""
-_TEXTS: Final[Mapping[str, str]] = {
-    "": ANSWER,
-    "with line breaks": "First line\nsecond line\n\nthird line\n\n\nlast line",
-    "with spaces and tabs inside": "one  two   three\tfour",
-    "with marks such as <, & and quotes": "if a<b && c>\"d\": print('e', \\f) # <i>100%</i>, [g](h) {j} @k",
-    "with letters beyond ASCII": "Ünïcödé 雨 ﬁ ½ e\u0301 İı",
-    "that is JSON": '{"Key": [1, 2.50, true, null], "more": {}}',
-    "of some thousand characters": " ".join(f"word{number}" for number in range(1, 1200)),
-}
-"""Kinds of texts. The first is plain."""
+_TEXTS: Final = (
+    ANSWER,
+    "First line\nsecond line\n\nthird line\n\n\nlast line",
+    "one  two   three\tfour",
+    "if a<b && c>\"d\": print('e', \\f) # <i>100%</i>, [g](h) {j} @k",
+    "Ünïcödé 雨 ﬁ ½ e\u0301 İı",
+    '{"Key": [1, 2.50, true, null], "more": {}}',
+    " ".join(f"word{number}" for number in range(1, 1200)),
+)
+"""Plain text, line breaks, inner spaces, markup, letters beyond ASCII, JSON, thousands of characters."""
 _SIMPLE: Final = "value"
 _KEY: Final = "someKey"
 _LATER: Final = "later system"
@@ -47,8 +47,6 @@ class Altered:
 
     roles: tuple[str, ...]
     field: str
-    texts: str
-    """The kind of texts; empty for all."""
     dropped: bool
     """True if nothing of them is written."""
     expected: str = ""
@@ -67,12 +65,11 @@ class Altered:
         by = f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
         if self.unread:
             return f"arguments of calls are not read back as they were given{by}: {self.unread}"
-        kind = f" {self.texts}" if self.texts else ""
-        words = f"{self.field} of {listed(self.roles)} messages{kind} is not written as it was given"
+        words = f"{self.field} of {listed(self.roles)} messages is not written as it was given"
         if self.field == "arguments":
-            words = f"arguments of calls{kind} are not written as they were given"
+            words = "arguments of calls are not written as they were given"
         elif self.dropped:
-            words = f"{self.field} of {listed(self.roles)} messages{kind} reaches no token"
+            words = f"{self.field} of {listed(self.roles)} messages reaches no token"
         return f"{words}{by}" if self.dropped else f"{words}{by}: {self.expected!r} becomes {self.actual!r}"
 
 
@@ -97,7 +94,7 @@ def call_ids(study: TemplateStudy) -> tuple[str, str]:
 
 
 def find_altered(study: TemplateStudy, tracer: LineTracer, unread: Sequence[str] = ()) -> tuple[Altered, ...]:
-    """Return the fields whose texts do not arrive, each with the first kind of text that shows it.
+    """Return the fields whose texts do not arrive, each with the first text that shows it.
 
     `unread` lists arguments that are written, but not read back. Skips fields of the assistant that are never written:
     the matrix reports those.
@@ -110,12 +107,12 @@ def find_altered(study: TemplateStudy, tracer: LineTracer, unread: Sequence[str]
             one = trial.altered()
             if one is None and slot.field == "arguments" and unread:
                 line, source, _ = trial.line(ANSWER, dropped=False)
-                one = Altered((slot.role,), slot.field, "", False, line=line, source=source, unread=unread[0])
+                one = Altered((slot.role,), slot.field, False, line=line, source=source, unread=unread[0])
             if one is not None:
                 altered[key] = one
     groups: dict[Any, list[Altered]] = {}
     for one in altered.values():
-        groups.setdefault((one.of_turns, one.field, one.texts, one.dropped, one.line), []).append(one)
+        groups.setdefault((one.of_turns, one.field, one.dropped, one.line), []).append(one)
     return tuple(replace(group[0], roles=_joined_roles(group)) for group in groups.values())
 
 
@@ -174,14 +171,14 @@ class _Trial:
         plain = self._output(_SIMPLE if slot.field == "arguments" else ANSWER)
         if slot.role == "assistant" and plain is not None and not plain.strip():
             return None
-        for kind, text in _TEXTS.items():
+        for text in _TEXTS:
             output = self._output(text)
             if output is None or (is_written(text, output) and (slot.field != "arguments" or _KEY in output)):
                 continue
             output = output.strip()
             line, source, actual = self.line(text, dropped=not output)
             parts = _around(text, (actual or output).strip()) if output else ("", "")
-            return Altered((slot.role,), slot.field, kind, not output, *parts, line, source)
+            return Altered((slot.role,), slot.field, not output, *parts, line, source)
         return None
 
     def _output(self, text: str) -> str | None:

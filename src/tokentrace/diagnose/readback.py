@@ -107,26 +107,22 @@ def _losses(renderer: Renderer, message: Mapping[str, Any]) -> Iterator[str]:
     if turn is None:
         yield "the template writes no turn for it"
         return
-    ids = rendered.ids
+    ids, lost = rendered.ids, {one.field for one in rendered.lost if one.message == 1}
     parsed = renderer.parse_response(ids[turn.start : turn.stop], tools=_TYPED_TOOLS, prompt_ids=ids[: turn.start])
-    lost = {one.field for one in rendered.lost if one.message == 1}
-    for name, actual in (("content", parsed.content), ("reasoning_content", parsed.reasoning_content)):
-        expected, actual = message.get(name) or "", actual or ""
-        if expected != actual and name in lost:
-            yield f"{name} is not written"
-        elif expected != actual:
-            same = expected.strip() == actual.strip()
-            yield f"{name} loses the space around it" if same else f"{name} {expected!r} is read as {actual!r}"
+    for name, text in (("content", parsed.content), ("reasoning_content", parsed.reasoning_content)):
+        expected, actual = message.get(name) or "", text or ""
+        if expected == actual:
+            continue
+        same = expected.strip() == actual.strip()
+        changed = "loses the space around it" if same else f"{expected!r} is read as {actual!r}"
+        yield f"{name} is not written" if name in lost else f"{name} {changed}"
     functions = [one["function"] for one in message.get("tool_calls", ())]
-    if len(functions) != len(parsed.tool_calls):
-        yield f"{len(functions)} calls are read as {len(parsed.tool_calls)}"
+    if [one["name"] for one in functions] != [one.name for one in parsed.tool_calls]:
+        yield f"{len(functions)} calls are read as {[one.name for one in parsed.tool_calls]}"
         return
     for function, read in zip(functions, parsed.tool_calls, strict=True):
-        if function["name"] != read.name:
-            yield f"name {function['name']!r} is read as {read.name!r}"
         arguments = read.arguments if isinstance(read.arguments, Mapping) else {}
         for key, value in function["arguments"].items():
-            if key not in arguments:
-                yield f"argument {key} {value!r} is not read"
-            elif arguments[key] != value or type(arguments[key]) is not type(value):
-                yield f"argument {key} {value!r} is read as {arguments[key]!r}"
+            if key not in arguments or (arguments[key], type(arguments[key])) != (value, type(value)):
+                actual = f"is read as {arguments[key]!r}" if key in arguments else "is not read"
+                yield f"argument {key} {value!r} {actual}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,58 +18,34 @@ from .verdicts import Grade, Use, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """How many cells break, and how many of them each remedy mends."""
+    """How many cells break, for how many of them the bridge appends to the sampled ids, and why it refuses others."""
 
     broken: int
     bridged: int
-    """The bridge appends to the sampled ids."""
     refused: tuple[tuple[str, int], ...]
-    """Why the bridge refuses, and how often."""
-    preserved: int
-    """One row with ``past="preserve"`` begins with the stream."""
-    patched: int
-    """One row with ``use_patched=True`` does."""
 
 
 def try_remedies(renderer: Renderer, cells: Iterable[AppendCell]) -> Remedies:
-    """Bridge each cell that breaks, and render it with the settings that preserve history."""
+    """Bridge each cell that breaks."""
     broken = [cell for cell in cells if cell.outcome is AppendOutcome.BREAKS and cell.append is not Append.ASSISTANT]
-    preserving = renderer.preserving()
-    patched = copy.copy(renderer)
-    patched.use_patched = True
-    reasons: Counter[str] = Counter()
-    counts = Counter[str]()
-    for cell in broken:
-        tools = TOOLS if cell.case.tools else None
-        before = len(cell.case.past)
-        try:
-            prompt = renderer.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
-            answered = renderer.render(cell.messages[: before + 1], tools=tools)
-            turn = next((turn for turn in answered.turns if turn.message == before), None)
-            if turn is None:
-                reasons["the template writes no turn"] += 1
-                continue
-            text = answered.text[: len(answered.decode(slice(0, turn.stop)))]
-            counts["preserved"] += _begins(preserving, cell, tools, text)
-            counts["patched"] += _begins(patched, cell, tools, text)
-            sampled = answered.ids[turn.start : turn.stop]
-            bridged = renderer.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
-        except TokentraceError as error:
-            reasons[str(error)] += 1
-            continue
-        if isinstance(bridged, BridgedTokens):
-            counts["bridged"] += 1
-        else:
-            reasons[str(bridged.reason)] += 1
-    refused = tuple(reasons.most_common())
-    return Remedies(len(broken), counts["bridged"], refused, counts["preserved"], counts["patched"])
+    refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
+    return Remedies(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common()))
 
 
-def _begins(renderer: Renderer, cell: AppendCell, tools: Sequence[object] | None, text: str) -> bool:
+def _refusal(renderer: Renderer, cell: AppendCell) -> str:
+    """Bridge a cell and say why that fails; empty if it does not."""
+    tools, before = TOOLS if cell.case.tools else None, len(cell.case.past)
     try:
-        return renderer.render_text(cell.messages, tools=tools).text.startswith(text)
-    except TokentraceError:
-        return False
+        prompt = renderer.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
+        answered = renderer.render(cell.messages[: before + 1], tools=tools)
+        turn = next((turn for turn in answered.turns if turn.message == before), None)
+        if turn is None:
+            return "the template writes no turn"
+        sampled = answered.ids[turn.start : turn.stop]
+        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
+    except TokentraceError as error:
+        return str(error)
+    return "" if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
 _ALTERED: Final = "texts that the template alters are altered here as well, with a note: fix that line"
@@ -91,9 +66,7 @@ def remedy(verdict: Verdict, counts: Remedies, altered: Sequence[Altered] = ()) 
 
 def _bridge_words(counts: Remedies) -> str:
     if not counts.broken:
-        return (
-            "the bridge keeps the sampled ids, with what rendering them again would lose; what is refused is an error"
-        )
+        return "the bridge keeps the sampled ids, which rendering again would lose; what is refused is an error"
     why = "; ".join(f"{reason} ({count})" for reason, count in counts.refused)
     refused = f"; it refuses the others: {why}" if why else ""
     return f"the bridge appends to the sampled ids, id for id, in {counts.bridged} of {counts.broken} cases{refused}"
@@ -108,7 +81,4 @@ def _row_words(use: Use, counts: Remedies) -> str:
         return 'nothing is rewritten; what is lost or refused here is a warning or an error (lost="error")'
     if use is Use.SFT_PER_TURN:
         return 'a warning names each turn and field (lost="error" refuses them); the mask begins at the prompt\'s end'
-    return (
-        'past="expand" writes a row for each turn as inference shows it; in one row, past="preserve" keeps what breaks '
-        f"in {counts.preserved} of {counts.broken} cases, use_patched=True in {counts.patched} of {counts.broken}"
-    )
+    return 'past="expand" writes a row for each turn as inference shows it; past="preserve" keeps reasoning in one row'

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...errors import TrajectoryError, kind_of, shown
 from ...settings import instance
+from ...show.document import Document
 from ...showing import ShowsItself
 from ...tokens.alignment import common_prefix, hunks
 from ...tokens.ids import check_ids
@@ -74,6 +75,12 @@ class Break(ShowsItself):
     region: str | None
     tokens: tuple[DiffRow, ...]
     later: tuple[Cause, ...] = ()
+
+    def document(self, tokenizer: Any = None) -> Document:
+        """Return the report as a document."""
+        from ..break_document import break_document
+
+        return break_document(self, tokenizer)
 
     def to_json(self) -> dict[str, Any]:
         """What it says, as JSON can hold it; `tokens` aside."""

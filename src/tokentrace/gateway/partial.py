@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from .values import read_json
+from ..parsing.values import read_json
 
 _DEEPEST: Final = 100
 """Anthropic's client reads 200 levels."""

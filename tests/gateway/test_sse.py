@@ -19,8 +19,10 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 from pydantic import TypeAdapter
 
-from tests.parsing.test_shapes import RESPONSES, TRUNCATED, Said, assert_no_extras, call, respond, say, think
+from tests.gateway.test_shapes import RESPONSES, TRUNCATED, Said, assert_no_extras, call, respond, say, think
 from tests.support import examples
+from tokentrace.gateway.shapes import anthropic_message, anthropic_stop_reason
+from tokentrace.gateway.sse import OPENAI_END, AnthropicEvents, OpenAIChunks, encode_sse
 from tokentrace.parsing.events import (
     ArgumentsDelta,
     CallFinished,
@@ -31,9 +33,8 @@ from tokentrace.parsing.events import (
     Event,
     ReasoningDelta,
 )
+from tokentrace.parsing.messages import openai_message
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind
-from tokentrace.parsing.shapes import anthropic_message, anthropic_stop_reason, openai_message
-from tokentrace.parsing.sse import OPENAI_END, AnthropicEvents, OpenAIChunks, encode_sse
 
 WIRE_EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 

@@ -13,14 +13,14 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.parsing.test_shapes import RESPONSES, TRUNCATED, Said, assert_no_extras, call, respond, say, think
-from tests.parsing.test_sse import SAID, tell
+from tests.gateway.test_shapes import RESPONSES, TRUNCATED, Said, assert_no_extras, call, respond, say, think
+from tests.gateway.test_sse import SAID, tell
 from tests.support import examples
+from tokentrace.gateway.responses_sse import ResponsesEvents
+from tokentrace.gateway.shapes import responses_items
+from tokentrace.gateway.telling import told_response
 from tokentrace.parsing.events import Event
 from tokentrace.parsing.response import Finish, ParsedResponse
-from tokentrace.parsing.responses_sse import ResponsesEvents
-from tokentrace.parsing.shapes import responses_items
-from tokentrace.parsing.telling import told_response
 
 WIRE_EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 NAMES = {"reasoning": "response.reasoning_text", "message": "response.output_text"}

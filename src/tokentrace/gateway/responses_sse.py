@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from .events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Event, ReasoningDelta
+from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Event, ReasoningDelta
+from ..parsing.messages import CallId, numbered_call_id
 from .shapes import (
-    CallId,
     ItemId,
     call_item,
     call_item_status,
     message_item,
-    numbered_call_id,
     numbered_item_id,
     reasoning_item,
 )

@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gateway.test_shapes import RESPONSES, Said, call, respond, say
+from tests.gateway.test_sse import SAID, tell
 from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.parsing.test_render_back import BAD
-from tests.parsing.test_shapes import RESPONSES, Said, call, respond, say
-from tests.parsing.test_sse import SAID, tell
 from tests.parsing.test_streaming import renderer
 from tests.support import examples
 from tokentrace import Renderer
+from tokentrace.gateway.shapes import anthropic_message
+from tokentrace.gateway.telling import ToldEvents, told_response
 from tokentrace.parsing.events import ArgumentsDelta, CallNamed, ContentDelta, Done, Event, ReasoningDelta
+from tokentrace.parsing.messages import history_message, openai_message
 from tokentrace.parsing.response import CallStatus, ParsedResponse, PartKind
-from tokentrace.parsing.shapes import anthropic_message, history_message, openai_message
-from tokentrace.parsing.telling import ToldEvents, told_response
 
 
 def added_up(events: list[Event]) -> list[tuple[str, str]]:

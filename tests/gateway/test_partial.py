@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.parsing.test_sse import ARGUMENTS
+from tests.gateway.test_sse import ARGUMENTS
 from tests.support import examples
-from tokentrace.parsing.partial import PartialObject
+from tokentrace.gateway.partial import PartialObject
 
 JUNK = ['"', ",", "}", "]", "{", "x", "\n", "\\", "0", "-", "\\ud800", ":", "NaN", " ", "1e999", "\\u12"]
 

@@ -15,9 +15,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from .events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Done, Event, ReasoningDelta
-from .response import ParsedResponse
-from .shapes import CallId, anthropic_stop_reason, expressible, numbered_call_id
+from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, ContentDelta, Done, Event, ReasoningDelta
+from ..parsing.messages import CallId, expressible, numbered_call_id
+from ..parsing.response import ParsedResponse
+from .shapes import anthropic_stop_reason
 
 OPENAI_END: Final = "data: [DONE]\n\n"
 """The frame that ends a stream of OpenAI's, after the last chunk."""

@@ -19,9 +19,9 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event
+from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event
+from ..parsing.response import ParsedResponse, ParsedToolCall, PartKind
 from .partial import PartialObject
-from .response import ParsedResponse, ParsedToolCall, PartKind
 
 
 def told_call(call: ParsedToolCall, *, objects: bool = False) -> ParsedToolCall | None:

@@ -14,6 +14,8 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import BaseModel, TypeAdapter
 
 from tokentrace.conversation.messages import check_messages
+from tokentrace.gateway.shapes import anthropic_message, anthropic_stop_reason, responses_items
+from tokentrace.parsing.messages import expressible, history_message, numbered_call_id, openai_message
 from tokentrace.parsing.response import (
     CallStatus,
     Finish,
@@ -22,15 +24,6 @@ from tokentrace.parsing.response import (
     ParsedToolCall,
     PartKind,
     TokenRange,
-)
-from tokentrace.parsing.shapes import (
-    anthropic_message,
-    anthropic_stop_reason,
-    expressible,
-    history_message,
-    numbered_call_id,
-    openai_message,
-    responses_items,
 )
 
 Said = tuple[PartKind, str] | ParsedToolCall
@@ -357,13 +350,6 @@ def test_made_up_ids_please_mistral(index: int) -> None:
 )
 def test_stop_reasons(response: ParsedResponse, reason: str) -> None:
     assert anthropic_stop_reason(response) == reason
-
-
-def test_the_response_offers_the_shapes() -> None:
-    response = RESPONSES["reasoning, content, two calls"]
-    assert response.to_message() == history_message(response)
-    assert response.to_anthropic() == anthropic_message(response)
-    assert response.to_responses() == responses_items(response)
 
 
 def test_a_message_has_the_logprobs_of_all_its_parts() -> None:

@@ -1,27 +1,18 @@
-"""A parsed completion in the shapes that clients know: OpenAI's chat and Responses, Anthropic's messages. Pure.
-
-Every shape for clients has the same calls: those that can be run, and those whose only trouble is a tool that was not
-offered or an argument given twice. Other attempts are left out, because no shape has a place for them; they remain in
-`ParsedResponse.tool_calls`. Only the message that goes into a conversation (`history_message`) has them, as text.
-"""
+"""A parsed completion in the shapes that clients know: Anthropic's messages and OpenAI's Responses. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
-from .response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
-
-CallId = Callable[[int], str]
-"""An id for the call with this index, where the model wrote none."""
+from ..parsing.messages import CallId, call_id_of, expressible
+from ..parsing.response import CallStatus, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
 
 ItemId = Callable[[str, int], str]
 """An id for the output item of a kind (``rs``, ``msg`` or ``fc``) at this position."""
 
 TokenLogprobs = Callable[[TokenRange], list[dict[str, Any]]]
 """What a client is told of the logprobs of these tokens."""
-
-_SAID: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.DUPLICATE_ARGUMENT})
 
 STOP_REASONS: Final[dict[str, Literal["end_turn", "tool_use", "max_tokens"]]] = {
     "stop": "end_turn",
@@ -31,75 +22,9 @@ STOP_REASONS: Final[dict[str, Literal["end_turn", "tool_use", "max_tokens"]]] = 
 """How Anthropic's API calls the ends of a completion."""
 
 
-def numbered_call_id(index: int) -> str:
-    """``call00000``, ``call00001``, …: the nine letters and digits that Mistral's templates insist on.
-
-    The same in every turn; give a `call_id` where ids have to be unique in a conversation.
-    """
-    return f"call{index:05d}"
-
-
 def numbered_item_id(kind: str, at: int) -> str:
     """``msg_00000``, ``fc_00001``, …: the same in every response; give an `item_id` where ids have to be unique."""
     return f"{kind}_{at:05d}"
-
-
-def expressible(call: ParsedToolCall) -> bool:
-    """Whether a message can have the call: it has a name and arguments, and they are not in doubt.
-
-    A call of which a client was told (`parsing.telling`) is in the message in any case.
-    """
-    if call.told:
-        return True
-    return call.status in _SAID and call.name is not None and call.arguments is not None
-
-
-def stands_as_text(call: ParsedToolCall) -> bool:
-    """Whether an attempt is text, as written, in a conversation that goes on.
-
-    Those are the attempts that no message can have, and calls with an argument given twice, of which a mapping would
-    lose one.
-    """
-    return not expressible(call) or call.status is CallStatus.DUPLICATE_ARGUMENT
-
-
-def history_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
-    """The message of the completion in the conversation that goes on: rendered there, it has the completion's tokens.
-
-    That holds for what the template writes itself, and a renderer that adapts messages (the default). It is OpenAI's
-    message with two differences. Attempts that are not calls stand in the content, where and as they were written (see
-    `stands_as_text`). Reasoning that was opened and is empty is ``""``.
-    """
-    as_text = {call.index for call in response.tool_calls if stands_as_text(call)}
-    message = openai_message(response, call_id=call_id)
-    if as_text:
-        calls = [_openai_call(call, call_id) for call in response.tool_calls if call.index not in as_text]
-        texts = [
-            part.lead + part.text if part.kind is PartKind.TOOL_CALL else part.text
-            for part in response.parts
-            if part.kind is PartKind.CONTENT or part.call in as_text
-        ]
-        message = {**message, "content": "".join(texts), "tool_calls": calls}
-        if not calls:
-            del message["tool_calls"]
-    if response.reasoning_content is not None:
-        message["reasoning_content"] = response.reasoning_content
-    return message
-
-
-def openai_message(response: ParsedResponse, *, call_id: CallId | None = None) -> dict[str, Any]:
-    """An assistant message as in OpenAI's chat completions, with ``reasoning_content`` if there is reasoning.
-
-    Arguments are JSON text, as written. ``content`` is None only where it is empty beside calls. Calls that are not
-    `expressible` are left out of the message; find them in `response.tool_calls`.
-    """
-    calls = [_openai_call(call, call_id) for call in response.tool_calls if expressible(call)]
-    message: dict[str, Any] = {"role": "assistant", "content": response.content or (None if calls else "")}
-    if response.reasoning_content:
-        message["reasoning_content"] = response.reasoning_content
-    if calls:
-        message["tool_calls"] = calls
-    return message
 
 
 def anthropic_message(
@@ -167,15 +92,10 @@ def _stretches(response: ParsedResponse) -> list[_Stretch]:
     return stretches
 
 
-def _openai_call(call: ParsedToolCall, call_id: CallId | None) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments_text}
-    return {"id": _id(call, call_id), "type": "function", "function": function}
-
-
 def _anthropic_block(stretch: _Stretch, call_id: CallId | None, signature: str) -> dict[str, Any]:
     if stretch.call is not None:
         call = stretch.call
-        return {"type": "tool_use", "id": _id(call, call_id), "name": call.name, "input": call.arguments}
+        return {"type": "tool_use", "id": call_id_of(call, call_id), "name": call.name, "input": call.arguments}
     if stretch.kind is PartKind.REASONING:
         return {"type": "thinking", "thinking": stretch.text, "signature": signature}
     return {"type": "text", "text": stretch.text}
@@ -187,7 +107,7 @@ def _responses_item(
     if stretch.call is not None:
         call = stretch.call
         return call_item(
-            make_id("fc", at), _id(call, call_id), str(call.name), call.arguments_text, call_item_status(call)
+            make_id("fc", at), call_id_of(call, call_id), str(call.name), call.arguments_text, call_item_status(call)
         )
     if stretch.kind is PartKind.REASONING:
         return reasoning_item(make_id("rs", at), stretch.text)
@@ -217,7 +137,3 @@ def call_item(id: str, call_id: str, name: str, arguments: str, status: str = "c
 def call_item_status(call: ParsedToolCall) -> str:
     """What the item of a call that has ended says of it: incomplete if the completion ended inside of it."""
     return "incomplete" if call.status is CallStatus.TRUNCATED or not expressible(call) else "completed"
-
-
-def _id(call: ParsedToolCall, call_id: CallId | None) -> str:
-    return call.id or (call_id or numbered_call_id)(call.index)
