@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from ..show.document import Card, Cell, Document, Table
+from ..show.document import Cell, Document, Table
 from ..tokens.visible import counted, listed
 from .appends import AppendBreak, AppendCell
 from .audit_report import AppendFinding, AuditReport
@@ -47,10 +47,9 @@ def audit_document(reports: Sequence[AuditReport]) -> Document:
         "tokentrace audit",
         lead=" · ".join([f"family {report.family}", f"template {report.digest[:12]}", *settings]),
         summary=[report.conclusion.text, *(f"$ {command}" for command in report.conclusion.commands)],
-        cards=[Card(USES[one.use], str(one.grade), str(one.use), TONES[one.grade]) for one in report.verdicts],
         notes=report.notes,
         tables=[
-            Table("What it is safe for", ["", "use", "why"], list(_verdict_rows(report)), words=3, code=True),
+            Table("What it is safe for", ["", " "], list(_verdict_rows(report)), words=2, code=True),
             _matrix(report),
             *([Table("What goes wrong", ["", " "], findings, words=2, code=True)] if findings else []),
             Table("What else is known", ["", " "], [list(row) for row in fact_rows(report)], words=2),
@@ -75,12 +74,12 @@ def differences_document(before: AuditReport, now: AuditReport) -> Document:
 
 def _verdict_rows(report: AuditReport) -> Iterator[_Row]:
     for one in report.verdicts:
-        yield [Cell(SIGNS[one.grade], TONES[one.grade]), f"{USES[one.use]}: {one.grade}", Cell(str(one.use), "dim")]
-        yield from (["", "", words] for words in one.against)
+        yield [Cell(f"{SIGNS[one.grade]} {one.use}", TONES[one.grade]), f"{USES[one.use]}: {one.grade}"]
+        yield from (["", words] for words in one.against)
         if one.holds_with:
-            yield ["", "", Cell(f"holds with {' or '.join(one.holds_with)}", "good")]
+            yield ["", Cell(f"holds with {' or '.join(one.holds_with)}", "good")]
         if one.grade is not Grade.HOLDS:
-            yield ["", "", Cell(f"tokentrace: {one.remedy}", "dim")]
+            yield ["", Cell(f"tokentrace: {one.remedy}", "dim")]
 
 
 def _matrix(report: AuditReport) -> Table:
@@ -119,7 +118,8 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
     for one in finding.breaks:
         yield from ([label, words] for label, words in _break_rows(one))
     yield ["", Cell("the smallest conversation that shows it:", "dim")]
-    yield from ([role, Cell(words, tone)] for role, words, tone in _conversation(finding.smallest))
+    for role, words, tone in _conversation(finding.smallest):
+        yield [role, Cell(words, tone)]
 
 
 def _break_rows(one: AppendBreak) -> Iterator[tuple[str, str]]:

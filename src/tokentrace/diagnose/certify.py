@@ -18,7 +18,7 @@ from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template, wrap_tools
 from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
 from .audit_report import AuditReport, SettingAudit
-from .cases import turns
+from .cases import Arguments, turns
 from .facts import find_changes, find_defaults, find_forgeable, find_prompting, find_reading, find_stops
 from .field_texts import Altered, find_altered
 from .lines import LineTracer
@@ -152,7 +152,8 @@ def _run_switches(
             without_effect.append(SettingAudit(setting, ()).name)
             continue
         matrix = AppendMatrix(study, LineTracer(None))  # naming the lines for each setting is too slow
-        cells = tuple(matrix.cell(form) for form in turns())
+        forms = (form for form in turns() if form.arguments in (Arguments.NONE, Arguments.OBJECT))
+        cells = tuple(matrix.cell(form) for form in forms)
         if all(cell.outcome is AppendOutcome.REFUSED for cell in cells):
             audits.append(SettingAudit(setting, ()))
             continue

@@ -160,9 +160,10 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
 
 def _filled(value: Any) -> Any:
     """Drop the empty fields of nested mappings; channels keep theirs, which have defaults."""
-    if isinstance(value, dict):
-        return {name: item if name == "channels" else _filled(item) for name, item in value.items() if item}
-    return value
+    if not isinstance(value, dict):
+        return value
+    items = {name: item if name == "channels" else _filled(item) for name, item in value.items()}
+    return {name: item for name, item in items.items() if item}
 
 
 _QUESTION: Final = {"role": "user", "content": "What is the weather in Rome and in Oslo?"}
