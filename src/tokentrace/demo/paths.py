@@ -99,7 +99,7 @@ class MessageAgent(Agent):
         if broken is None:
             trajectory.extend_to(ids, messages=count)
         else:
-            trajectory.branch(ids, messages=count, cause=str(broken.cause), from_branch=trajectory.current)
+            trajectory.branch(ids, messages=count, cause=str(broken.cause))
             self.breaks.setdefault(rollout.task.name, []).append(broken)
         return None
 

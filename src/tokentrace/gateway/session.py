@@ -21,8 +21,8 @@ from ..errors import InputError, TokentraceError
 from ..rendering.bridged import BridgedTokens
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind
+from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
@@ -291,7 +291,7 @@ class SessionRecord:
             np.concatenate([stream, bridged.new_ids]),
             bridged.new_ids,
             bridged.kinds,
-            bridged.message_spans,
+            bridged.new.message_spans(),
             self._wire(base, bridged.new_ids),
             ambiguous=ambiguous,
             repairs=repairs,
@@ -316,7 +316,7 @@ class SessionRecord:
         if asked.continued:
             self._check_open_end(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        placed = _whole(asked, keys, ids, owner_spans(rendered.messages, len(ids)))
+        placed = _whole(asked, keys, ids, message_spans(rendered.messages))
         return replace(placed, ambiguous=ambiguous, refusal=refusal, notes=notes)
 
     def _check_open_end(self, ids: Ids, field: str) -> None:
