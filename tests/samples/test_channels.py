@@ -96,7 +96,7 @@ class Odd:
 def test_entries_that_are_not_numbers_after_all_are_refused(entries: Any) -> None:
     trajectory = Trajectory()
     trajectory.begin([1])
-    with pytest.raises(TrajectoryError, match=r"channels\['a'\] cannot be kept as JSON"):
+    with pytest.raises(TrajectoryError, match=r"channels\['a'\] cannot be stored as JSON"):
         trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"a": entries})
 
 
