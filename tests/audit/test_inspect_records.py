@@ -20,9 +20,9 @@ from tokentrace.audit.inspect_calls import Relation
 from tokentrace.compare.breaks import Cause
 from tokentrace.data.tables import write_samples
 from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
+from tokentrace.store.opening import open_store
 
 BROKEN = next(one for one in rollouts("pocket") if one.cause is Cause.JSON_FORMAT)
 

@@ -22,7 +22,7 @@ from tokentrace.gateway.causes import BranchCause
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.page.routes import page_files
 from tokentrace.gateway.page.views import TOKENS, _number
-from tokentrace.gateway.store import StoreError
+from tokentrace.store.store import StoreError
 from tokentrace.tokens.visible import visible
 
 

@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Any, Final, Protocol
 
 from ..errors import kind_of
-from .messages import RESULT_ROLES, Messages
+from .messages import RESULT_ROLES, ROLES, THOUGHTS, Messages
 from .place import Place
-from .values import check_depth, plain_json, strict_json
+from .values import check_depth, is_plain, plain_json, strict_json
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
@@ -156,6 +156,56 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
     return Adapted([adapted.get(at, message) for at, message in enumerate(messages)], changes, frozenset(wrapped))
 
 
+def reads_unchanged(messages: Any, forms: Forms) -> bool:
+    """True if all messages have the usual form and the template reads it: `check_messages` and `adapt` return them.
+
+    The one quick path: checking and adapting 60 messages takes a fifth of the time of their render.
+    """
+    if type(messages) is not list or not messages:
+        return False
+    roles: set[str] = set()
+    for message in messages:
+        role = message.get("role") if type(message) is dict else None
+        if type(role) is not str:
+            return False
+        if role not in roles:
+            if role not in ROLES or not forms.content(role).text:
+                return False
+            roles.add(role)
+        content = message.get("content")
+        if role == "assistant":
+            if not _reads_turn(message, content, forms):
+                return False
+        elif type(content) is not str:
+            return False
+    return True
+
+
+def _reads_turn(message: dict[str, Any], content: Any, forms: Forms) -> bool:
+    for name in THOUGHTS:
+        if name in message and type(message[name]) not in _TEXT_OR_NONE:
+            return False
+    if "tool_calls" not in message:
+        return type(content) is str and bool(content)
+    calls, form = message["tool_calls"], forms.calls
+    if type(calls) is not list or not calls:
+        return False
+    for call in calls:
+        function = call.get("function") if type(call) is dict else None
+        if type(function) is not dict or type(function.get("name")) is not str:
+            return False
+        arguments = function.get("arguments")
+        if type(arguments) is str:
+            if not form.text or not arguments.strip():
+                return False
+        elif not form.mapping or type(arguments) is not dict or not is_plain(arguments):
+            return False
+    if content is None:
+        return (Silence.NULL if "content" in message else Silence.ABSENT) in form.silence
+    return type(content) is str and (bool(content) or Silence.EMPTY in form.silence)
+
+
+_TEXT_OR_NONE: Final = frozenset({str, type(None)})
 _ABSENT: Final = object()
 _SILENT: Final = {Silence.EMPTY: ("", '""'), Silence.NULL: (None, "null"), Silence.ABSENT: (_ABSENT, "")}
 """The content that each way of having none writes, and how a change shows it."""
@@ -224,16 +274,16 @@ class _Adapter:
             if any(new is not old for new, old in zip(adapted, calls, strict=True)):
                 self._set("tool_calls", adapted)
         content = self.message.get("content", _ABSENT)
-        for silence, (value, before) in _SILENT.items():
-            if content is value or content == value == "":
-                accepted = (forms.calls.silence if calls else forms.alone) or (Silence.EMPTY,)
-                if silence not in accepted:
-                    content, after = _SILENT[accepted[0]]
-                    self._note("content", "no content, in the form that the template reads", before, after)
-                    self._set("content", content)
-                break
-        if content == "" and not forms.content("assistant").text:
-            self._set("content", [{"type": "text", "text": ""}])
+        if content is None or content is _ABSENT or content == "":
+            silence = Silence.NULL if content is None else Silence.ABSENT if content is _ABSENT else Silence.EMPTY
+            accepted = (forms.calls.silence if calls else forms.alone) or (Silence.EMPTY,)
+            if silence not in accepted:
+                content, after = _SILENT[accepted[0]]
+                what = "no content, in the form that the template reads"
+                self._note("content", what, _SILENT[silence][1], after)
+                self._set("content", content)
+            if content == "" and not forms.content("assistant").text:
+                self._set("content", [{"type": "text", "text": ""}])
 
     def _call(self, field: str, call: Any) -> Mapping[str, Any]:
         call = self.place.at(field).mapping(call)
@@ -323,12 +373,12 @@ def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
     """Checked messages with the arguments of calls parsed where they are text. Raises InputError if it is not JSON."""
 
     def parsed(place: Place, call: Any) -> Mapping[str, Any]:
-        call = place.mapping(call)
-        if isinstance(call.get("function"), Mapping):
-            return {**call, "function": parsed(place.at("function"), call["function"])}
-        if not isinstance(call.get("arguments"), str):
-            return call
-        return {**call, "arguments": parse_arguments(call["arguments"], place.at("arguments"))}
+        fields = dict(place.mapping(call))
+        if isinstance(fields.get("function"), Mapping):
+            fields["function"] = parsed(place.at("function"), fields["function"])
+        elif isinstance(fields.get("arguments"), str):
+            fields["arguments"] = parse_arguments(fields["arguments"], place.at("arguments"))
+        return fields
 
     return [
         {**message, "tool_calls": [parsed(Place(index, f"tool_calls.{at}"), call) for at, call in enumerate(calls)]}

@@ -134,7 +134,8 @@ def _check_content(place: Place, role: str, message: Mapping[str, Any], content:
     if isinstance(content, str):
         return
     if role in RESULT_ROLES and isinstance(content, Mapping):
-        return check_depth(content, place)
+        check_depth(content, place)
+        return
     if not is_list(content):
         raise place.error(f"must be a string or a list of parts, not {kind_of(content)}")
     for at, part in enumerate(content):

@@ -69,7 +69,7 @@ def shape_of(messages: Any) -> Shape:
         return Shape.SHAREGPT
     thinks = openai = False
     for row in rows:
-        role, content = row.get("role"), row.get("content")
+        role, content = row.get("role"), row.get("content") or ()
         openai |= is_list(row.get("tool_calls")) or role in ("tool", "function", "developer")
         for block in content if is_list(content) else ():
             kind = block.get("type") if isinstance(block, Mapping) else None
@@ -264,7 +264,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls; their
     arguments stay as they are, a mapping or a JSON string. Such a turn right after the assistant's text belongs to the
     same message: the model wrote both before anybody answered. Calls after calls are a new message. ``weight``,
-    ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over; other fields are dropped.
+    ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over, other fields do not.
 
     Raises InputError for an unknown ``from``, a turn without a value, calls with fields other than ``name``,
     ``arguments`` and ``id``, and two turns of one message that disagree about what is trained.

@@ -47,10 +47,8 @@ def _is_scalar(value: Any) -> bool:
 
 def is_plain(value: Any) -> bool:
     """True for dicts, lists and scalars of JSON, without subclasses, of a depth and size that can be printed."""
-    if _is_scalar(value):
-        return True
     budget = MAX_VALUES
-    level: list[Any] = [value]
+    level: list[Any] = [] if _is_scalar(value) else [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for container in level:
@@ -62,7 +60,7 @@ def is_plain(value: Any) -> bool:
                 items = container
             else:
                 return False
-            inner += [item for item in items if not _is_scalar(item)]
+            inner += [item for item in items if type(item) not in _SCALARS and not _is_scalar(item)]
             budget -= len(container)
             if budget < 0:
                 return False
@@ -103,7 +101,7 @@ class _Normalizer:
         if _is_scalar(value):
             return value
         if id(value) in self._parents or len(path) > MAX_DEPTH:
-            raise self._error(f"contains itself, or is nested more than {MAX_DEPTH} deep", path)
+            raise self._error(f"contains itself, or is nested more than {MAX_DEPTH} deep", ())
         self._parents.add(id(value))
         try:
             return self._container(value, path)

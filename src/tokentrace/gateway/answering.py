@@ -21,8 +21,9 @@ from ..engines.protocol import (
     joined,
 )
 from ..parsing.events import Done, Event
+from ..parsing.messages import CallId, openai_message
 from ..parsing.response import ParsedResponse, PartKind
-from ..parsing.shapes import CallId, openai_message
+from ..store.store import Closed, Conflict, Missing, StoreError, Taken
 from ..trajectory.turns import VersionSpan
 from .causes import text_of
 from .dialect import AgentDialect, Head, Replied
@@ -30,7 +31,6 @@ from .dialect import told as told_response
 from .names import call_ids_of, response_name, written_ids
 from .requests import Request, RequestError
 from .stops import StopTexts, cut_response
-from .store import Closed, Conflict, Missing, StoreError, Taken
 from .turns import Message, Placement, Recorded
 
 if TYPE_CHECKING:

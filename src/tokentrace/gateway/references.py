@@ -11,11 +11,11 @@ from typing import Any
 
 from ..conversation.responses import response_of_item
 from ..errors import shown
+from ..store.store import Store
 from .causes import text_of
 from .names import response_name
 from .requests import Request, RequestError
 from .sessions import Sessions
-from .store import Store
 
 
 async def with_references(store: Store, sessions: Sessions, id: str, request: Request) -> Request:

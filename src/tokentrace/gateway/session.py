@@ -19,6 +19,8 @@ from ..conversation.messages import Messages
 from ..engines.protocol import Completion
 from ..errors import InputError, TokentraceError
 from ..rendering.bridged import BridgedTokens
+from ..store.packing import pack_channels
+from ..store.store import TurnRecord
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
@@ -42,8 +44,6 @@ from .matching import (
     written_alike,
 )
 from .names import with_written_ids
-from .packing import pack_channels
-from .store import TurnRecord
 from .turns import Asked, Message, Placement, Recorded
 
 _UNFINISHED = ("length", "abort")

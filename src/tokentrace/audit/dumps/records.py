@@ -92,8 +92,8 @@ async def _next(sessions: AsyncGenerator[Any]) -> Any:
 
 async def _sessions(where: str) -> AsyncGenerator[OpenedStore | DumpedRollout | UnreadSource]:
     from ...gateway.rows import SessionRows
-    from ...gateway.store import State, StoreError
-    from ...gateway.stores import open_store
+    from ...store.opening import open_store
+    from ...store.store import State, StoreError
 
     store = open_store(where)
     try:

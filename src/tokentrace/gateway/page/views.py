@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...store.store import Label
 from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
@@ -18,7 +19,6 @@ from ...tokens.visible import visible
 from ...viewer.document import token_columns
 from ..gateway import described
 from ..session import SessionRecord
-from ..store import Label
 
 TOKENS: Final = 4_000
 """The most tokens of one answer."""
