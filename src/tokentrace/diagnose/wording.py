@@ -1,7 +1,7 @@
-"""What two texts of a conversation have in common: the signs by which a rewritten history is read. Pure.
+"""What two texts of a conversation have in common: the signs by which a rewritten history is recognised. Pure.
 
-All of them are judgements about words, made once for a branch, for the sentence that tells people why it began. No
-token depends on them. Their cost grows with the texts, never with the square of them.
+These are judgements about words, for the sentence that tells people why a branch began. No token depends on them. Their
+cost grows with the length of the texts, never with its square.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Any, Final
 
 _LONG: Final = 20_000
-"""Of a longer text the two ends are looked at."""
-
-_ALIKE: Final = 0.5
+"""Only the two ends of a longer text are read."""
+_LONGEST_ID: Final = 100
+_SHORT_NOTE: Final = 300
 
 _INCIDENTAL: Final = re.compile(
     r".*\d.*|[0-9a-f]{4,}|am|pm|utc|gmt|(?:mon|tues|wednes|thurs|fri|satur|sun)(?:day)?|tue|wed|thu|sat"
@@ -24,9 +24,7 @@ _INCIDENTAL: Final = re.compile(
     r"|nov(?:ember)?|dec(?:ember)?",
     re.IGNORECASE | re.DOTALL,
 )
-"""What changes from one day, or one run, to the next: a number, a date, an id."""
-
-_LONGEST_ID: Final = 100
+"""A number, a date or an id."""
 
 _SUMMARY: Final = re.compile(
     r"\A\W*(?:\w+\W+){0,3}summary\W*[:\n]"
@@ -46,23 +44,18 @@ _SUMMARY: Final = re.compile(
     r"|(?:skipped|omitted|removed|dropped) \d+ (?:earlier |older |previous )?(?:messages|turns|steps)",
     re.IGNORECASE,
 )
-"""How agents begin a summary of what they leave out, or say that they left it out."""
+"""How agents begin a summary, or say that they left something out."""
 
 _BLANK: Final = re.compile(
     r"\b(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
     r"|no longer (?:available|shown))\b|^\W*$",
     re.IGNORECASE,
 )
-"""What is left of a result that an agent takes out."""
-
-_SHORT_NOTE: Final = 300
-
-_QUOTED: Final = 80
-"""Of more characters the two ends are quoted."""
+"""What is left of a result that an agent blanks."""
 
 
 def changed_words(new: str, old: str) -> str:
-    """The words in which a text differs from what it was before, quoted: from the first of them to the last.
+    """The words in which a text differs from its earlier version, quoted, from the first of them to the last.
 
     >>> changed_words("It is 10:31 in Bern.", "It is 10:30 in Bern.")
     "'10:31' in place of '10:30'"
@@ -81,7 +74,7 @@ def changed_words(new: str, old: str) -> str:
 
 
 def _whole_words(shared: int, one: str, other: str) -> int:
-    """How many characters two texts begin with alike, without the beginning of a word in which they differ."""
+    """The length of a shared prefix, without the beginning of a word that differs."""
     if not any(text[shared : shared + 1].strip() for text in (one, other)):
         return shared
     least = max(0, shared - _LONGEST_ID)
@@ -90,38 +83,45 @@ def _whole_words(shared: int, one: str, other: str) -> int:
     return shared
 
 
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _QUOTED else f"{text[: _QUOTED - 20]}…{text[-20:]}")
+def _quoted(text: str, limit: int = 80) -> str:
+    return repr(text if len(text) <= limit else f"{text[: limit - 20]}…{text[-20:]}")
 
 
-def looks_like_a_summary(text: str) -> bool:
-    """Whether a text says that it stands for messages that are not there any more."""
-    return _SUMMARY.search(ends(text)) is not None
+def _shared_head(one: str, other: str) -> int:
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # bisect: comparing slices is quick
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
+def is_summary(text: str) -> bool:
+    """True if a text says that it stands for messages that are gone."""
+    return _SUMMARY.search(_ends(text)) is not None
 
 
 def retells(text: str, dropped: str) -> bool:
-    """Whether a text is mostly made of the telling words of what was dropped: a summary that does not say so."""
-    words = {word.lower() for word in re.findall(r"[\w./-]{6,}", ends(text))}
-    told = {word.lower() for word in re.findall(r"[\w./-]{6,}", ends(dropped, 5 * _LONG))}
-    return len(words) >= 8 and len(words & told) >= 0.6 * len(words)
+    """True if most long words of a text come from what was dropped: a summary that does not say so."""
+    words, source = (
+        {word.lower() for word in re.findall(r"[\w./-]{6,}", part)} for part in (_ends(text), _ends(dropped, 5 * _LONG))
+    )
+    return len(words) >= 8 and len(words & source) >= 0.6 * len(words)
 
 
 def is_similar(one: str, other: str) -> bool:
-    """Whether two texts share most of their pairs of words."""
-    ours, theirs = _pairs(one), _pairs(other)
+    """True if two texts share at least half of their pairs of words."""
+    ours, theirs = _word_pairs(one), _word_pairs(other)
     total = ours.total() + theirs.total()
-    return total > 0 and 2 * (ours & theirs).total() >= _ALIKE * total
+    return total > 0 and 4 * (ours & theirs).total() >= total
 
 
-def _pairs(text: str) -> Counter[tuple[str, ...]]:
-    words = ends(text).split()
-    if len(words) < 4:
-        return Counter((word,) for word in words)
-    return Counter(pairwise(words))
+def _word_pairs(text: str) -> Counter[tuple[str, ...]]:
+    words = _ends(text).split()
+    return Counter(pairwise(words)) if len(words) >= 4 else Counter((word,) for word in words)
 
 
 def is_nonce(one: str, other: str) -> bool:
-    """Whether texts differ in a few words only, and those are numbers, dates or ids."""
+    """True if two texts differ in a few words only, all of them numbers, dates or ids."""
     ours, theirs = one.split(), other.split()
     if len(ours) != len(theirs):
         return False
@@ -140,7 +140,7 @@ def _incidental(one: str, other: str) -> bool:
 
 
 def is_cut(new: str, old: str) -> bool:
-    """Whether a text is what was left of another: blanked, or shortened."""
+    """True if a text is a shortened or blanked form of another."""
     if not old.strip() or new == old:
         return False
     noted = len(old) <= _SHORT_NOTE and _BLANK.search(old)
@@ -150,49 +150,37 @@ def is_cut(new: str, old: str) -> bool:
         return False
     head = _shared_head(new, old)
     tail = _shared_head(new[::-1], old[::-1]) if head < len(new) else 0
-    kept = min(len(new), head + tail)
-    return (len(old) >= 80 and 2 * len(new) <= len(old)) or (kept >= 16 and 2 * kept >= len(new))
-
-
-def _shared_head(one: str, other: str) -> int:
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # halving, since comparing slices is quick
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
-    return low
+    shared = min(len(new), head + tail)
+    return (len(old) >= 80 and 2 * len(new) <= len(old)) or (shared >= 16 and 2 * shared >= len(new))
 
 
 def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> bool:
-    """Whether a text says in words that a tool was called: its name and the values it was given.
+    """True if a text puts a call into words: the name of the tool and most values of its arguments.
 
-    A user may well talk of a tool, so of their words a call's own form is asked for: ``name(`` or ``"name"``.
+    Users talk about tools, so their text must have the form of a call: ``name(`` or ``"name"``.
     """
     form = rf"\b{re.escape(name)}\s*\(|[\"'`]{re.escape(name)}[\"'`]"
     if not name or not re.search(form if by_user else rf"{form}|\b{re.escape(name)}\b", text):
         return False
-    values = [_bare(value)[:200] for value in _leaves(_read(arguments))]
+    values = [_unquoted(value)[:200] for value in _leaves(arguments)]
     if not any(values):
         return re.search(form if by_user else rf"{form}|\bcall|\btool", text, re.IGNORECASE) is not None
-    said = _bare(text)
-    return sum(value in said for value in values) * 2 > len(values)
+    bare = _unquoted(text)
+    return sum(value in bare for value in values) * 2 > len(values)
 
 
-def strings_of(arguments: Any) -> Iterator[str]:
-    """The texts in a call's arguments."""
-    return (value for value in _leaves(_read(arguments)) if isinstance(value, str))
+def argument_texts(arguments: Any) -> Iterator[str]:
+    """The strings in a call's arguments."""
+    return (value for value in _leaves(arguments) if isinstance(value, str))
 
 
-def _read(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments, strict=False)
-    except (ValueError, RecursionError):
-        return arguments
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    level = [value]
+def _leaves(arguments: Any) -> Iterator[Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except (ValueError, RecursionError):
+            pass
+    level = [arguments]
     while level:
         inside: list[Any] = []
         for each in level:
@@ -205,12 +193,11 @@ def _leaves(value: Any) -> Iterator[Any]:
         level = inside
 
 
-def _bare(value: Any) -> str:
-    """A text without what quoting it would change."""
+def _unquoted(value: Any) -> str:
+    """A text without the characters that quoting changes."""
     text = value if isinstance(value, str) else json.dumps(value)
     return re.sub(r"\\[nrt]|[\s\\\"']+", "", text)
 
 
-def ends(text: str, most: int = _LONG) -> str:
-    """A text, or the two ends of a long one."""
-    return text if len(text) <= most else text[: most // 2] + "\n" + text[-most // 2 :]
+def _ends(text: str, limit: int = _LONG) -> str:
+    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-limit // 2 :]
