@@ -22,7 +22,7 @@ from tests.conversation.blocks import (
     use,
     user,
 )
-from tests.parsing.test_shapes import RESPONSES
+from tests.gateway.test_shapes import RESPONSES
 from tokentrace import InputError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.shapes import (
@@ -30,7 +30,8 @@ from tokentrace.conversation.shapes import (
     from_sharegpt,
     with_system,
 )
-from tokentrace.parsing.shapes import openai_message
+from tokentrace.gateway.shapes import anthropic_message
+from tokentrace.parsing.messages import openai_message
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hi"}}
@@ -187,7 +188,7 @@ def test_a_parsed_response_comes_back_from_anthropics_shape(name: str) -> None:
     message = openai_message(response)
     for one in message.get("tool_calls", []):
         one["function"]["arguments"] = json.loads(one["function"]["arguments"])
-    [made] = from_anthropic([response.to_anthropic()])
+    [made] = from_anthropic([anthropic_message(response)])
     assert made == {**message, "content": message["content"] or ""}
 
 

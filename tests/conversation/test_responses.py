@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
-from tests.parsing.test_shapes import RESPONSES
+from tests.gateway.test_shapes import RESPONSES
 from tests.support import examples
 from tokentrace import InputError, TokentraceError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.responses import from_responses, item_id, response_of_item, sealed, unsealed
-from tokentrace.parsing.shapes import openai_message, responses_items
+from tokentrace.gateway.shapes import responses_items
+from tokentrace.parsing.messages import openai_message
 
 INPUT: TypeAdapter[ResponseInputParam] = TypeAdapter(ResponseInputParam)
 

@@ -16,7 +16,7 @@ from tokentrace.errors import TemplateError
 from tokentrace.gateway.matching import root_key
 from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.turns import Asked, Recorded
-from tokentrace.parsing.shapes import openai_message
+from tokentrace.parsing.messages import openai_message
 from tokentrace.store.store import TurnRecord
 from tokentrace.tokens.alignment import common_prefix
 from tokentrace.trajectory import Trajectory

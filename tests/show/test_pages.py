@@ -29,7 +29,7 @@ from tests.show.test_views import hostile
 from tests.support import make_renderer
 from tokentrace import load_trajectory, save_trajectory
 from tokentrace.compare import Cause
-from tokentrace.compare.histories import View
+from tokentrace.diagnose.history_differences import View
 from tokentrace.errors import InputError
 from tokentrace.show import html_page, show
 from tokentrace.show.documents import document_of

@@ -1,7 +1,7 @@
 """Conversations in other shapes, as OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns. Pure.
 
-The way in; the way out is `parsing.shapes`. Nothing is made up (a call without an id stays without) and nothing that a
-model could have seen is left out in silence: what has no place in OpenAI's shape stays as it is, as a part of a list
+`parsing.messages` is the way back. Nothing is made up (a call without an id stays without) and nothing that a model
+could have seen is left out in silence: what has no place in OpenAI's shape stays as it is, as a part of a list
 content, or is refused. Every refusal is an InputError that counts messages as they were given.
 
 An assistant that only calls tools gets the content ``""``, not None: many templates write None out as a word.

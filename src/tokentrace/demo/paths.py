@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compare.breaks import Break, explain_break
-from ..compare.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..conversation.messages import Messages
+from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..engines.embedded import EmbeddedEngine
 from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from ..pocket import POCKET

@@ -21,8 +21,8 @@ from ..engines.protocol import (
     joined,
 )
 from ..parsing.events import Done, Event
+from ..parsing.messages import CallId, openai_message
 from ..parsing.response import ParsedResponse, PartKind
-from ..parsing.shapes import CallId, openai_message
 from ..store.store import Closed, Conflict, Missing, StoreError, Taken
 from ..trajectory.turns import VersionSpan
 from .causes import text_of

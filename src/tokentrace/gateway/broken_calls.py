@@ -14,9 +14,9 @@ from ..conversation.forms import parsed_arguments
 from ..conversation.messages import Messages
 from ..conversation.place import Place
 from ..errors import InputError
-from ..parsing.partial import PartialObject
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
+from .partial import PartialObject
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:

@@ -24,10 +24,10 @@ from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import OPTIONAL, Delta
 from ..errors import InputError
 from ..parsing.events import Done, Event
-from ..parsing.shapes import CallId, openai_message
-from ..parsing.sse import OPENAI_END, OpenAIChunks, encode_sse
+from ..parsing.messages import CallId, openai_message
 from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
 from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
+from .sse import OPENAI_END, OpenAIChunks, encode_sse
 from .token_fields import TokenFields, asked_fields, asks, carried
 
 _HARMLESS: Final = (

@@ -12,11 +12,11 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..audit.appends import AppendBreak, AppendCell
-from ..audit.cases import Append, Said
-from ..audit.readback import Writing
-from ..audit.report import AppendFinding, AuditReport, grade
-from ..audit.verdicts import USES, Grade, Use, Verdict
+from ..diagnose.appends import AppendBreak, AppendCell
+from ..diagnose.audit_report import AppendFinding, AuditReport, grade
+from ..diagnose.cases import Append, Said
+from ..diagnose.readback import Writing
+from ..diagnose.verdicts import USES, Grade, Use, Verdict
 from ..tokens.alignment import align
 from ..tokens.visible import counted, listed, visible
 from ..viewer.document import HUES, Card, Cell, Document, Table, Track, token_columns

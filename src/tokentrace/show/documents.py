@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..audit.inspect_report import Inspection
-from ..audit.report import AuditReport
 from ..compare.breaks import Break
-from ..compare.histories import HistoryReport
 from ..data.check.report import CheckReport
+from ..diagnose.audit_report import AuditReport
+from ..diagnose.history_report import HistoryReport
 from ..errors import InputError, kind_of
 from ..parsing.response import ParsedResponse, PartKind
 from ..rendering.bridged import BridgedTokens

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..compare.histories.differences import PAIRS, Comparison, Difference, DifferenceSide, Shown, View
+from ..diagnose.history_differences import PAIRS, Comparison, Difference, DifferenceSide, Shown, View
 from ..tokens.alignment import Hunk, common_prefix
 from ..tokens.visible import counted, listed, visible
 from ..viewer.document import Card, Cell, Contrast, Document, Table, Track, token_columns
@@ -19,8 +19,8 @@ from .pieces import hue_of, template_name
 from .terminal import flat, grid, laid_out, plain
 
 if TYPE_CHECKING:
-    from ..compare.histories.differences import Step
-    from ..compare.histories.report import HistoryReport
+    from ..diagnose.history_differences import Step
+    from ..diagnose.history_report import HistoryReport
 
 _PART: Final = 48
 """Tokens shown of one part of a difference in a terminal."""
