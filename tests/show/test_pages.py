@@ -28,7 +28,7 @@ from tests.show.results import (
 from tests.show.test_views import hostile
 from tests.support import make_renderer
 from tokentrace import load_trajectory, save_trajectory
-from tokentrace.compare import Cause
+from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.history_differences import View
 from tokentrace.errors import InputError
 from tokentrace.show import html_page, show

@@ -10,13 +10,14 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..compare.breaks import Break, Cause
+from ..diagnose.alignment import align
+from ..diagnose.breaks import Break
+from ..diagnose.finding import Cause
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..show.contrasts import Differences
 from ..show.documents import document_of
 from ..show.terminal import grid
-from ..tokens.alignment import align
 from ..tokens.ids import runs
 from ..tokens.visible import counted, visible
 from ..viewer.document import HUES, Cell, Document, StreamBars, Table, Track, token_columns

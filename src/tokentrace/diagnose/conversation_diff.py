@@ -65,9 +65,7 @@ def changed_tools(
     recorded_variables: Mapping[str, Any] | None = None,
 ) -> Finding:
     """The same conversation with other tools or template variables: which ones."""
-    ours, theirs = (
-        {str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded)
-    )
+    ours, theirs = ({str(_function(tool).get("name")): tool for tool in tools or ()} for tools in (sent, recorded))
     now, before = dict(variables or {}), dict(recorded_variables or {})
     changes = {
         "new tools": [name for name in ours if name not in theirs],
@@ -191,9 +189,9 @@ class _Divergence:
         same_start = both and message_key(first or {}) == message_key(old_first or {})
         fewer = len(self.sent) < len(self.recorded)
         text, old_text = text_of(first or {}), text_of(old_first or {})
-        if self.role == self.old_role and is_nonce(self.text, self.old_text):
-            if same_start or not both or self._keeps_later or is_nonce(text, old_text):
-                return self._nonce()
+        alike = same_start or not both or self._keeps_later or is_nonce(text, old_text)
+        if self.role == self.old_role and is_nonce(self.text, self.old_text) and alike:
+            return self._nonce()
         if (self._is_summary and fewer) if same_start else (self._keeps_later or self._is_summary):
             return self._compacted()
         if both and not same_start:

@@ -6,6 +6,7 @@ cost grows with the length of the texts, never with its square.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -176,10 +177,8 @@ def argument_texts(arguments: Any) -> Iterator[str]:
 
 def _leaves(arguments: Any) -> Iterator[Any]:
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments, strict=False)
-        except (ValueError, RecursionError):
-            pass
     level = [arguments]
     while level:
         inside: list[Any] = []

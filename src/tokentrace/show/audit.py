@@ -12,12 +12,12 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
+from ..diagnose.alignment import align
 from ..diagnose.appends import AppendBreak, AppendCell
 from ..diagnose.audit_report import AppendFinding, AuditReport, grade
 from ..diagnose.cases import Append, Said
 from ..diagnose.readback import Writing
 from ..diagnose.verdicts import USES, Grade, Use, Verdict
-from ..tokens.alignment import align
 from ..tokens.visible import counted, listed, visible
 from ..viewer.document import HUES, Card, Cell, Document, Table, Track, token_columns
 from .contrasts import Differences

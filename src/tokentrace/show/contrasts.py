@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..compare.breaks import Break
-from ..compare.texts import DiffOp
-from ..tokens.alignment import Hunk
+from ..diagnose.alignment import Hunk
+from ..diagnose.breaks import Break
+from ..diagnose.texts import DiffOp
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
 from ..viewer.document import HUES, Card, Contrast, Document, Track, token_columns

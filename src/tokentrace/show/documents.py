@@ -10,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..audit.inspect_report import Inspection
-from ..compare.breaks import Break
 from ..data.check.report import CheckReport
+from ..diagnose.alignment import align
 from ..diagnose.audit_report import AuditReport
+from ..diagnose.breaks import Break
 from ..diagnose.history_report import HistoryReport
 from ..errors import InputError, kind_of
 from ..parsing.response import ParsedResponse, PartKind
@@ -21,7 +22,6 @@ from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..samples.sample import CompletionSpan, Sample
 from ..study.sampling import SampledTurn
-from ..tokens.alignment import align
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.visible import counted, visible

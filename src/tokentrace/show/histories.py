@@ -11,8 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..diagnose.alignment import Hunk
 from ..diagnose.history_differences import PAIRS, Comparison, Difference, DifferenceSide, Shown, View
-from ..tokens.alignment import Hunk, common_prefix
+from ..tokens.ids import common_prefix
 from ..tokens.visible import counted, listed, visible
 from ..viewer.document import Card, Cell, Contrast, Document, Table, Track, token_columns
 from .pieces import hue_of, template_name

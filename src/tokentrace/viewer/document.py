@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.alignment import Hunk
+from ..diagnose.alignment import Hunk
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
 from ..tokens.spelling import spelled

@@ -20,7 +20,7 @@ from markupsafe import escape
 from ..tokens.visible import visible
 from .document import Document
 
-SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "causes.js", "tree.js", "parts.js", "viewer.js")
+SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "tree.js", "parts.js", "viewer.js")
 """The modules of the page, each after those that it imports. A page has them as one script."""
 
 SHARED: Final = (*SCRIPTS[:-1], "viewer.css")

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.audit.planted import SHAPES, Told, clean, rollouts
-from tests.compare.two_requests import renderer_of
 from tests.conversations import SYS, assistant, user
+from tests.diagnose.planted import SHAPES, Told, clean, rollouts
+from tests.diagnose.two_requests import renderer_of
 from tokentrace.audit.dumps.calls import DumpedRollout
 from tokentrace.audit.dumps.reading import read_rollouts
 from tokentrace.audit.dumps.shapes import shape_of
 from tokentrace.audit.inspect_calls import InspectedRollout, Relation, inspect_rollout
-from tokentrace.compare.breaks import ADVICE, Cause, explain_break
+from tokentrace.diagnose.breaks import explain_break
+from tokentrace.diagnose.finding import Cause
 
 
 def write(path: Path, shape: str, told: list[Told], messages: bool = False) -> Path:
@@ -35,7 +36,7 @@ def inspected(file: Path, family: str) -> dict[str, InspectedRollout]:
 
 def test_every_cause_is_planted() -> None:
     of_ids = {Cause.BOS_MISSING, Cause.BOS_ADDED, Cause.NO_TOKEN}
-    assert {one.cause for one in rollouts("pocket")} == {None, *ADVICE} - of_ids
+    assert {one.cause for one in rollouts("pocket")} == {None, *(cause for cause in Cause if cause.advice)} - of_ids
 
 
 @pytest.mark.parametrize(

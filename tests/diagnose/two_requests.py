@@ -11,8 +11,8 @@ import numpy.typing as npt
 from tests.conversations import GET_WEATHER, NOW, SYS, assistant, call, result, tool, user
 from tests.support import make_renderer, per_family
 from tokentrace import Renderer, create_renderer
-from tokentrace.compare.breaks import ADVICE, Break, explain_break
-from tokentrace.compare.texts import DiffOp
+from tokentrace.diagnose.breaks import Break, explain_break
+from tokentrace.diagnose.texts import DiffOp
 from tokentrace.pocket import POCKET
 
 REMOVE = tool("remove", "Remove a file.", {"path": {"type": "string"}, "dry_run": {"type": "boolean"}}, ["path"])
@@ -88,9 +88,9 @@ def consistent(found: Break, stream: Any, prompt: Any) -> None:
             assert theirs[row.start : row.start + row.count].tolist() == list(row.ids)
     report = str(found)
     assert report.startswith(f"break at token {at:,} of {len(ours):,}")
-    assert found.cause in report.splitlines()[0]
+    assert str(found.cause) in report.splitlines()[0]
     assert "\x1b" not in report
-    assert found.advice == ADVICE[found.cause]
+    assert found.advice == found.cause.advice
 
 
 def hermes(body: str, *, family: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokentrace.audit.dumps.calls import Call, DumpedRollout
 from tokentrace.audit.inspect_calls import InspectedRollout, Relation, inspect_rollout
 from tokentrace.audit.streams import Streams, in_order
-from tokentrace.tokens.alignment import common_prefix
+from tokentrace.tokens.ids import common_prefix
 
 
 def looked_at(*calls: tuple[list[int], list[int]]) -> InspectedRollout:

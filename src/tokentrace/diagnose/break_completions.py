@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from ...study.turns import common_prefix
-from ...tokens.alignment import Hunk, next_hunk
-from ...tokens.tokenizer import Ids
-from ..causes import Cause
-from ..texts import quoted, text_of
-from .case import Case, Evidence, counted
+from ..study.turns import common_prefix
+from ..tokens.tokenizer import Ids
+from .alignment import Hunk, next_hunk
+from .break_case import Case, Evidence, counted
+from .finding import Cause
+from .texts import quoted, text_of
 
 _ALIKE: Final = 12
 """Characters that texts share where they go on alike."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...tokens.alignment import Hunk, next_hunk
-from ...tokens.ids import runs
-from ...tokens.tokenizer import Ids
-from ...tokens.vocabulary import Vocabulary
-from ..causes import Cause
-from ..texts import TextWindow, text_of
-from .markup import Markup
+from ..tokens.ids import runs
+from ..tokens.tokenizer import Ids
+from ..tokens.vocabulary import Vocabulary
+from .alignment import Hunk, next_hunk
+from .break_markup import Markup
+from .finding import Cause
+from .texts import TextWindow, text_of
 from .turn_heads import TurnHeads
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from ..causes import Cause
-from ..texts import quoted, spelled_alike, text_of
-from .case import Case, Evidence, counted
+from .break_case import Case, Evidence, counted
+from .finding import Cause
+from .texts import quoted, spelled_alike, text_of
 
 # -- JSON values in text
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.compare.two_requests import (
+from tests.conversations import ADD, NOW, SYS, assistant, call, result, system, user
+from tests.diagnose.two_requests import (
     GO,
     TOOLS,
     consistent,
     renderer_of,
     report,
 )
-from tests.conversations import ADD, NOW, SYS, assistant, call, result, system, user
-from tokentrace.compare.breaks import Break, Cause, explain_break
+from tokentrace.diagnose.breaks import Break, explain_break
+from tokentrace.diagnose.finding import Cause
 
 # -- the context
 

@@ -11,21 +11,21 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import TrajectoryError, kind_of, shown
-from ...settings import instance
-from ...showing import ShowsItself
-from ...tokens.alignment import common_prefix, hunks
-from ...tokens.ids import check_ids
-from ...tokens.kinds import Kind
-from ...tokens.tokenizer import Ids, Tokenizer
-from ..causes import ADVICE, Cause
-from ..texts import DiffOp, DiffRow, TextWindow, diff_lines, diff_rows, one_line, quoted, text_of
-from .calls import changed_call, lost_call
-from .case import Case, Evidence, Region
-from .completions import lost_by_client, lost_completion, stop_token, stripped_reasoning
-from .context import changed_system, changed_tools, compaction, compared, cut_short, first_token, no_token
-from .markup import Markup
-from .spelling import boolean, json_format, remerge, whitespace
+from ..errors import TrajectoryError, kind_of, shown
+from ..settings import instance
+from ..showing import ShowsItself
+from ..tokens.ids import check_ids, common_prefix
+from ..tokens.kinds import Kind
+from ..tokens.tokenizer import Ids, Tokenizer
+from .alignment import hunks
+from .break_calls import changed_call, lost_call
+from .break_case import Case, Evidence, Region
+from .break_completions import lost_by_client, lost_completion, stop_token, stripped_reasoning
+from .break_context import changed_system, changed_tools, compaction, compared, cut_short, first_token, no_token
+from .break_markup import Markup
+from .break_spelling import boolean, json_format, remerge, whitespace
+from .finding import Cause
+from .texts import DiffOp, DiffRow, TextWindow, diff_lines, diff_rows, one_line, quoted, text_of
 
 CHECKS: Final[tuple[Callable[[Case], Evidence | None], ...]] = (
     no_token,
@@ -134,7 +134,7 @@ def explain_break(
     >>> stream = tokenizer.encode('<tool_call>\\n{"name": "rm", "arguments": {"dry_run": false}}\\n</tool_call><|end|>')
     >>> prompt = tokenizer.encode('<tool_call>\\n{"name": "rm", "arguments": {"dry_run": False}}\\n</tool_call><|end|>')
     >>> found = explain_break(stream, prompt, tokenizer)
-    >>> found.cause.value, found.detail
+    >>> str(found.cause), found.detail
     ('boolean or None case', "the stream has `false`, the next prompt `False`: the value went through Python's str()")
     >>> explain_break(stream, stream, tokenizer) is None
     True
@@ -171,7 +171,7 @@ def explain_break(
         before_text=before_text,
         after_text=after_text,
         detail=evidence.detail,
-        advice=ADVICE[evidence.cause],
+        advice=evidence.cause.advice,
         region=None if case.region is None else case.region.name,
         tokens=diff_rows(case.vocabulary, ours, theirs, case.hunk),
         later=tuple(_later(case, evidence, mask)),

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.audit.planted import Told, clean, rollouts
-from tests.compare.two_requests import renderer_of
+from tests.diagnose.planted import Told, clean, rollouts
+from tests.diagnose.two_requests import renderer_of
 from tests.gateway.recorded import Recording, user
 from tokentrace import Trajectory, create_renderer, save_trajectory
 from tokentrace.audit.dumps.calls import DumpFault
 from tokentrace.audit.inspect import inspect_rollouts, recorded_tokenizer
 from tokentrace.audit.inspect_calls import Relation
-from tokentrace.compare.breaks import Cause
 from tokentrace.data.tables import write_samples
+from tokentrace.diagnose.finding import Cause
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.compare.two_requests import GO, HELLO, OK, TOOLS, called, hermes, renderer_of, report, weather
 from tests.conversations import ADD, SYS, assistant, call, result, system, user
-from tokentrace.compare.breaks import Cause
+from tests.diagnose.two_requests import GO, HELLO, OK, TOOLS, called, hermes, renderer_of, report, weather
+from tokentrace.diagnose.finding import Cause
 
 Ids = list[int]
 Message = dict[str, Any]

@@ -11,12 +11,13 @@ import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .tokenizer import Ids
+from ..tokens.ids import common_prefix, common_suffix
+from ..tokens.tokenizer import Ids
 
 _FINE: Final = 1 << 18
 """Pairs of tokens up to which a difference is searched one token with another."""
@@ -49,24 +50,6 @@ class Hunk(NamedTuple):
     def moved(self, by: int, other_by: int) -> Hunk:
         """The same difference in longer sequences, where so many tokens come before."""
         return Hunk(self.start + by, self.stop + by, self.other_start + other_by, self.other_stop + other_by)
-
-
-def common_prefix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
-    """How many items two arrays begin with alike. Looks little further than that."""
-    size = min(len(one), len(other))
-    step, at = 64, 0
-    while at < size:
-        stop = min(at + step, size)
-        differs = one[at:stop] != other[at:stop]
-        if differs.any():
-            return at + int(differs.argmax())
-        at, step = stop, step * 4
-    return size
-
-
-def common_suffix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
-    """How many items two arrays end with alike."""
-    return common_prefix(one[::-1], other[::-1])
 
 
 def _hashes(ids: Ids, length: int) -> npt.NDArray[np.uint64]:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compare.two_requests import (
+from tests.conversations import assistant, user
+from tests.diagnose.two_requests import (
     HELLO,
     HERMES,
     OK,
@@ -20,14 +21,14 @@ from tests.compare.two_requests import (
     renderer_of,
     weather,
 )
-from tests.conversations import assistant, user
 from tests.support import examples
 from tokentrace import create_renderer
-from tokentrace.compare.breaks import Break, Cause, explain_break
-from tokentrace.compare.texts import DiffOp
+from tokentrace.diagnose.alignment import next_hunk
+from tokentrace.diagnose.breaks import Break, explain_break
+from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.texts import DiffOp
 from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET
-from tokentrace.tokens.alignment import next_hunk
 from tokentrace.tokens.kinds import Kind
 
 # -- white space, stop tokens, unknown

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..rendering.rendered import RenderedTokens
-from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .causes import Cause
+from .alignment import Hunk, align
+from .finding import Cause
 from .texts import spell
 
 

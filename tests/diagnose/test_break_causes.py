@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.compare.two_requests import (
+from tests.conversations import assistant, call, result, user
+from tests.diagnose.two_requests import (
     GO,
     HELLO,
     HERMES,
@@ -21,9 +22,10 @@ from tests.compare.two_requests import (
     renderer_of,
     weather,
 )
-from tests.conversations import assistant, call, result, user
 from tests.support import make_renderer
-from tokentrace.compare.breaks import REASONING_TAGS, Cause, explain_break
+from tokentrace.diagnose.break_markup import REASONING_TAGS
+from tokentrace.diagnose.breaks import explain_break
+from tokentrace.diagnose.finding import Cause
 
 
 def xml(name: str, body: str) -> str:

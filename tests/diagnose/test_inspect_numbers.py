@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.audit.planted import SHAPES, Told, clean, rollouts
-from tests.compare.two_requests import renderer_of
+from tests.diagnose.planted import SHAPES, Told, clean, rollouts
+from tests.diagnose.two_requests import renderer_of
 from tokentrace.audit.dumps.calls import DumpFault
 from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.audit.inspect_report import Inspection

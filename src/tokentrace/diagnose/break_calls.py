@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 from typing import Any, Final
 
-from ...parsing.response import ParsedToolCall
-from ..causes import Cause
-from ..texts import quoted
-from .case import Case, Evidence
-from .markup import CallFormat
-from .spelling import same_value
+from ..parsing.response import ParsedToolCall
+from .break_case import Case, Evidence
+from .break_markup import CallFormat
+from .break_spelling import same_value
+from .finding import Cause
+from .texts import quoted
 
 _EMPTY: Final = ("", "null", "None", "{}", "[]")
 

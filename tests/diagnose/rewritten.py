@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokentrace.gateway.causes import BranchCause
+from tokentrace.diagnose.finding import Cause
 
 Message = Mapping[str, Any]
 
@@ -67,14 +67,14 @@ def with_text(at: int, text: str) -> list[Message]:
 @dataclass(frozen=True)
 class Case:
     sent: Sequence[Message]
-    cause: BranchCause
+    cause: Cause
     message: int | None
     words: str = ""
     recorded: Sequence[Message] = tuple(RECORDED)
     others: Sequence[Sequence[Message]] = ()
 
 
-C = BranchCause
+C = Cause
 CLAUDE_SUMMARY = (
     "This session is being continued from a previous conversation that ran out of context. The conversation is "
     "summarized below:\nAnalysis:\nThe user asked for a fix of the parser."
@@ -303,26 +303,26 @@ CASES: dict[str, Case] = {
     # calls
     "a repaired argument": Case(
         but(4, call("read_file", "The parser first.", path="/work/src/parser.py")),
-        C.REPAIRED_CALL,
+        C.REWRITTEN_CALL,
         4,
         "arguments of read_file",
     ),
     "a repaired name": Case(
         but(4, call("readFile", "The parser first.", path="src/parser.py")),
-        C.REPAIRED_CALL,
+        C.REWRITTEN_CALL,
         4,
         "the model called read_file",
     ),
     "a call left out of two": Case(
         [*RECORDED[:2], call("list_files", path="src")],
-        C.REPAIRED_CALL,
+        C.REWRITTEN_CALL,
         2,
-        "2 calls of the model's became 1",
+        "2 calls of the model became 1",
         recorded=[*RECORDED[:2], TWO_CALLS],
     ),
     "calls made of text": Case(
         [*RECORDED[:2], call("list_files", path="src")],
-        C.REPAIRED_CALL,
+        C.REWRITTEN_CALL,
         2,
         recorded=[*RECORDED[:2], reply('<tool_call>{"name": "list_files", "arguments": {"path": "src"}}')],
     ),

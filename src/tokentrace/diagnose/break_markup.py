@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...errors import TokentraceError
-from ...formats.dialects import DIALECTS, REASONING
-from ...formats.grammar import CallGrammar, Channels, Style, TurnGrammar
-from ...parsing.compiled import Compiled
-from ...parsing.parser import parse
-from ...parsing.response import CallStatus, ParsedToolCall
-from ...tokens.tokenizer import Ids, Tokenizer
-from ...tokens.vocabulary import Vocabulary
+from ..errors import TokentraceError
+from ..formats.dialects import DIALECTS, REASONING
+from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar
+from ..parsing.compiled import Compiled
+from ..parsing.parser import parse
+from ..parsing.response import CallStatus, ParsedToolCall
+from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.vocabulary import Vocabulary
 from .turn_heads import TurnHeads
 
 Tags = tuple[str, str]
