@@ -23,9 +23,9 @@ from tests.diagnose.two_requests import (
 )
 from tests.support import examples
 from tokentrace import create_renderer
-from tokentrace.diagnose.alignment import next_hunk
 from tokentrace.diagnose.breaks import Break, explain_break
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.resync import next_hunk
 from tokentrace.diagnose.texts import DiffOp
 from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET

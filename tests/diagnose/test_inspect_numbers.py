@@ -15,8 +15,8 @@ from tests.diagnose.two_requests import renderer_of
 from tokentrace.audit.dumps.calls import DumpFault
 from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.audit.inspect_report import Inspection
+from tokentrace.audit.inspection_document import plain_view
 from tokentrace.errors import InputError, TokentraceError
-from tokentrace.show.inspections import plain_view
 
 Line = dict[str, Any]
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..diagnose.alignment import hunks
 from ..diagnose.breaks import Break, explain_break
 from ..diagnose.conversation_diff import TASK_OF_A_CALL, changed_tools, find_cause
 from ..diagnose.finding import Cause, Finding
 from ..diagnose.message_keys import chain, meaning
+from ..diagnose.resync import hunks
 from ..diagnose.texts import spell
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer

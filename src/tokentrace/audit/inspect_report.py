@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 
 from ..diagnose.finding import Cause
+from ..show.document import Document
 from ..showing import ShowsItself
 from ..tokens.visible import counted
 from .dumps.calls import DumpFault, FoundFault, UnreadSource
@@ -101,6 +102,12 @@ class Inspection(ShowsItself):
     """Whether a tokenizer was there to find causes with."""
     scores: Scores | None = None
     """Logprobs compared with those of an engine."""
+
+    def document(self, tokenizer: Any = None) -> Document:
+        """Return the report as a document."""
+        from .inspection_document import inspection_document
+
+        return inspection_document(self, tokenizer)
 
     def skip(self, found: UnreadSource) -> None:
         """Count what could not be read."""

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import Messages
-from ..diagnose.alignment import align
 from ..diagnose.breaks import Break, explain_break
 from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..engines.embedded import EmbeddedEngine
@@ -31,6 +30,7 @@ from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns, report_rollouts
+from ..tokens.alignment import align
 from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids
 from .questions import FollowUps, pick_questions, question_reward, question_task

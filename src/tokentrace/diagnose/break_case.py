@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..tokens.alignment import Hunk
 from ..tokens.ids import runs
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
-from .alignment import Hunk, next_hunk
 from .break_markup import Markup
 from .finding import Cause
+from .resync import next_hunk
 from .texts import TextWindow, text_of
 from .turn_heads import TurnHeads
 

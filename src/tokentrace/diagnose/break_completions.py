@@ -7,10 +7,11 @@ from typing import Final
 import numpy as np
 
 from ..study.turns import common_prefix
+from ..tokens.alignment import Hunk
 from ..tokens.tokenizer import Ids
-from .alignment import Hunk, next_hunk
 from .break_case import Case, Evidence, counted
 from .finding import Cause
+from .resync import next_hunk
 from .texts import quoted, text_of
 
 _ALIKE: Final = 12

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.tokenizer import Ids
-from .alignment import Hunk, up_to_shared_end
 from .break_case import Case, Evidence, counted
 from .break_markup import TOOL_SECTIONS
 from .break_spelling import openers, value_at, value_of
 from .finding import Cause
+from .resync import up_to_shared_end
 from .texts import quoted, text_of
 
 _AFTER_FIRST: Final = 8

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of, shown
 from ..settings import instance
+from ..show.document import Document
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids, Tokenizer
-from .alignment import hunks
 from .break_calls import changed_call, lost_call
 from .break_case import Case, Evidence, Region
 from .break_completions import lost_by_client, lost_completion, stop_token, stripped_reasoning
@@ -25,6 +25,7 @@ from .break_context import changed_system, changed_tools, compaction, compared, 
 from .break_markup import Markup
 from .break_spelling import boolean, json_format, remerge, whitespace
 from .finding import Cause
+from .resync import hunks
 from .texts import DiffOp, DiffRow, TextWindow, diff_lines, diff_rows, one_line, quoted, text_of
 
 CHECKS: Final[tuple[Callable[[Case], Evidence | None], ...]] = (
@@ -74,6 +75,12 @@ class Break(ShowsItself):
     region: str | None
     tokens: tuple[DiffRow, ...]
     later: tuple[Cause, ...] = ()
+
+    def document(self, tokenizer: Any = None) -> Document:
+        """Return the report as a document."""
+        from .break_document import break_document
+
+        return break_document(self, tokenizer)
 
     def to_json(self) -> dict[str, Any]:
         """What it says, as JSON can hold it; `tokens` aside."""

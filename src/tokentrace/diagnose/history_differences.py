@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..study.seams import BridgeRefusal
+from ..tokens.alignment import Hunk, align
 from ..tokens.ids import common_prefix, common_suffix, segments
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted
-from .alignment import Hunk, align
 
 
 class View(StrEnum):

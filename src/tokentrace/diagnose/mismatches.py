@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..rendering.rendered import RenderedTokens
+from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .alignment import Hunk, align
 from .finding import Cause
 from .texts import spell
 

@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Final
 
 from ..study.turns import common_prefix as same_start
+from ..tokens.alignment import Hunk, align
 from ..tokens.ids import common_prefix
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import visible
 from ..tokens.vocabulary import Vocabulary
-from .alignment import Hunk, align
 
 _AROUND: Final = 12
 """Equal tokens shown on either side of a difference."""

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
-from .alignment import Hunk
 from .texts import READ, text_of
 
 _ROLE: Final = re.compile(

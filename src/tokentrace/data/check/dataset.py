@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...diagnose.alignment import hunks
 from ...diagnose.finding import Cause
+from ...diagnose.resync import hunks
 from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
 from ...settings import whole

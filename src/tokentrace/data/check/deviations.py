@@ -12,13 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from ...diagnose.alignment import Hunk, hunks
 from ...diagnose.break_case import Case
 from ...diagnose.break_markup import Markup
 from ...diagnose.breaks import explain
 from ...diagnose.finding import Cause
+from ...diagnose.resync import hunks
 from ...diagnose.texts import quoted, text_of, token_text
 from ...rendering.renderer import Renderer
+from ...tokens.alignment import Hunk
 from ...tokens.ids import common_prefix
 from ...tokens.kinds import Kind, Part
 from ...tokens.tokenizer import Ids

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...diagnose.alignment import Hunk
 from ...samples.sample import Sample
+from ...tokens.alignment import Hunk
 from ...tokens.kinds import Part
 from ...tokens.tokenizer import Ids
 from .columns import Mask

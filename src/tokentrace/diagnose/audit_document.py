@@ -12,16 +12,16 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..diagnose.alignment import align
-from ..diagnose.appends import AppendBreak, AppendCell
-from ..diagnose.audit_report import AppendFinding, AuditReport, grade
-from ..diagnose.cases import Append, Said
-from ..diagnose.readback import Writing
-from ..diagnose.verdicts import USES, Grade, Use, Verdict
+from ..show.document import HUES, Card, Cell, Document, Table, Track, token_columns
+from ..show.terminal import TONES, flat, grid, layout, plain
+from ..tokens.alignment import align
 from ..tokens.visible import counted, listed, visible
-from ..viewer.document import HUES, Card, Cell, Document, Table, Track, token_columns
-from .contrasts import Differences
-from .terminal import TONES, flat, grid, laid_out, plain
+from .appends import AppendBreak, AppendCell
+from .audit_report import AppendFinding, AuditReport, grade
+from .break_document import Differences
+from .cases import Append, Said
+from .readback import Writing
+from .verdicts import USES, Grade, Use, Verdict
 
 SIGNS: Final[Mapping[Grade | None, str]] = {Grade.HOLDS: "✓", Grade.PARTLY: "◐", Grade.FAILS: "✗", None: "−"}
 _TONES: Final[Mapping[Grade | None, str]] = {
@@ -36,7 +36,7 @@ _MATRIX_KEY: Final = f"{KEY}   ( ) does not count: reasoning that the template n
 
 def text_view(reports: Sequence[AuditReport]) -> Text:
     """Audits for a terminal: one in full, several as a table with what goes wrong below."""
-    return laid_out(*(_parts(reports[0]) if len(reports) == 1 else _many(reports)))
+    return layout(*(_parts(reports[0]) if len(reports) == 1 else _many(reports)))
 
 
 plain_view = plain(text_view)
@@ -66,7 +66,7 @@ def _parts(report: AuditReport) -> Iterator[RenderableType]:
             yield Text(f"    tokentrace: {flat(one.remedy)}", "dim")
     matrix = _matrix(report)
     yield Text(f"\n{matrix.title}", "bold")
-    yield grid(matrix, of_signs=True)
+    yield grid(matrix, symbols=True)
     yield Text(f"  {matrix.about}", "dim")
     if report.findings:
         yield Text("\nWhat goes wrong", "bold")
@@ -253,7 +253,7 @@ def _grades(report: AuditReport) -> list[Cell]:
 
 
 def _many(reports: Sequence[AuditReport]) -> Iterator[RenderableType]:
-    yield grid(_overview(reports), of_signs=True)
+    yield grid(_overview(reports), symbols=True)
     yield Text(f"\n{KEY}", "dim")
     for report in reports:
         yield Text(f"\n{visible(report.name)}", "bold")
@@ -323,7 +323,7 @@ def differences_view(compared: Compared) -> Text:
         lines += [Text(f"  {flat(what)}") for what in names]
         lines.append(Text(f"    − {flat(old) or 'nothing'}", "red"))
         lines.append(Text(f"    + {flat(new) or 'nothing'}", "green"))
-    return laid_out(*lines)
+    return layout(*lines)
 
 
 plain_differences = plain(differences_view)
@@ -353,14 +353,14 @@ def audit_document(reports: Sequence[AuditReport]) -> Document:
         f"Audit of {counted(len(names), 'template') if len(names) > 3 else listed(names)}",
         "tokentrace audit",
         lead="" if one is None else f"family {one.family} · template {one.digest[:12]}",
-        said=[
+        summary=[
             report.conclusion.text if one is not None else f"{report.name}: {report.conclusion.text}"
             for report in reports
         ],
         cards=cards,
         notes=[note for report in reports for note in report.notes],
         tables=tables,
-        **differences.shown(),
+        **differences.content(),
     )
 
 

@@ -1,4 +1,4 @@
-"""The picture of docs/viewer.md, made from the shipped example: python -m tests.viewer.pictures."""
+"""The picture of docs/viewer.md, made from the shipped example: python -m tests.show.pictures."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support import make_renderer, per_family
+from tokentrace.diagnose.grammar_sheet import Sheet, make_sheet
+from tokentrace.diagnose.grammar_view import json_view, plain_view
 from tokentrace.formats.dialects import DIALECTS
 from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
-from tokentrace.show.grammar import json_view, plain_view
-from tokentrace.show.sheet import Sheet, make_sheet
 
 FAMILIES = ["qwen3-coder", "glm-4.5", "kimi-k2.5", "deepseek-v3", "gpt-oss", "minimax-m3", "mistral-nemo"]
 

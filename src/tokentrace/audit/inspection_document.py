@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..audit.dumps.calls import DumpFault
-from ..audit.inspect_calls import FoundBreak, Relation
-from ..audit.inspect_report import Inspection
+from ..diagnose.break_document import Differences
+from ..show.document import Card, Cell, Document, Table
+from ..show.terminal import counts_view, flat, layout, plain
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted, visible
-from ..viewer.document import Card, Cell, Document, Table
-from .contrasts import Differences
-from .terminal import counts_view, flat, laid_out, plain
+from .dumps.calls import DumpFault
+from .inspect_calls import FoundBreak, Relation
+from .inspect_report import Inspection
 
 
 def _tables(report: Inspection) -> list[Table]:
@@ -103,7 +103,7 @@ def _examples(report: Inspection) -> list[FoundBreak]:
 
 def text_view(report: Inspection) -> Text:
     """A report for a terminal."""
-    return laid_out(*_parts(report))
+    return layout(*_parts(report))
 
 
 plain_view = plain(text_view)
@@ -174,7 +174,7 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
     return Document(
         "What happened to the tokens",
         "tokentrace check",
-        said=[report.verdict],
+        summary=[report.verdict],
         cards=[
             Card("Rollouts", f"{report.rollouts:,}", f"{report.broken:,} with a break", "" if report.breaks else tone),
             Card("Breaks", f"{report.breaks:,}", f"of {counted(report.calls, 'call')}", "bad" if report.breaks else ""),
@@ -183,5 +183,5 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
             Card("Read again", f"{report.reprefilled:,}", f"{report.repeated:,} repeated in rows"),
         ],
         tables=[table for table in tables if table.rows],
-        **differences.shown(),
+        **differences.content(),
     )

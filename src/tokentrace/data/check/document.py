@@ -8,12 +8,12 @@ from typing import Final
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..data.check.deviations import Deviation
-from ..data.check.report import CheckedRow, CheckReport, Outcome
-from ..tokens.visible import counted, visible
-from ..viewer.document import Card, Cell, Document, Table
-from .contrasts import Differences
-from .terminal import TONES, counts_view, flat, laid_out, plain
+from ...diagnose.break_document import Differences
+from ...show.document import Card, Cell, Document, Table
+from ...show.terminal import TONES, counts_view, flat, layout, plain
+from ...tokens.visible import counted, visible
+from .deviations import Deviation
+from .report import CheckedRow, CheckReport, Outcome
 
 _TONE: Final = {Outcome.SAME: "good", Outcome.CUT: "poor", Outcome.UNCHECKED: "poor"}
 """How an outcome looks; the others are bad."""
@@ -68,7 +68,7 @@ def _examples(report: CheckReport) -> Sequence[CheckedRow]:
 
 def text_view(report: CheckReport) -> Text:
     """A report for a terminal. Tokens are parted by ``│``; what differs stands in ``⟦⟧``."""
-    return laid_out(*_parts(report))
+    return layout(*_parts(report))
 
 
 plain_view = plain(text_view)
@@ -157,8 +157,8 @@ def check_document(report: CheckReport) -> Document:
     return Document(
         "Rows against their template",
         "tokentrace check",
-        said=[report.verdict, *report.findings, *report.mask_words()],
+        summary=[report.verdict, *report.findings, *report.mask_words()],
         cards=cards,
         tables=[*_tables(report), *([differing] if rows else ())],
-        **differences.shown(),
+        **differences.content(),
     )

@@ -37,13 +37,13 @@ class Viewer {
   page() {
     const { data } = this;
     const link = (to) => this.travel(new URLSearchParams(to));
-    const longest = data.lanes.flatMap((one) => one.streams).reduce((most, [length]) => Math.max(most, length), 1);
+    const longest = data.bars.flatMap((one) => one.streams).reduce((most, [length]) => Math.max(most, length), 1);
     const about = [
       data.lead ? el("p", { class: "lead" }, data.lead) : null,
       data.cards.length ? el("div", { class: "cards" }, data.cards.map(card)) : null,
-      data.said.length ? el("ul", { class: "verdicts" }, data.said.map((sentence) => el("li", {}, sentence))) : null,
-      data.lanes.length ? el("div", { class: "streams" }, data.lanes.map((one) => lanes(one, longest))) : null,
-      data.lanes.length ? el("p", { class: "signs lights" }, el("span", { class: "given" }), "prompt, tool results, scaffold", el("span", { class: "drawn" }), "sampled", el("span", { class: "broken" }), "break") : null,
+      data.summary.length ? el("ul", { class: "verdicts" }, data.summary.map((sentence) => el("li", {}, sentence))) : null,
+      data.bars.length ? el("div", { class: "streams" }, data.bars.map((one) => lanes(one, longest))) : null,
+      data.bars.length ? el("p", { class: "signs lights" }, el("span", { class: "given" }), "prompt, tool results, scaffold", el("span", { class: "drawn" }), "sampled", el("span", { class: "broken" }), "break") : null,
       data.tables.map((one) => table(one, link)),
       remarks("Notes", data.notes),
       data.turns.length ? this.makeTree() : null,

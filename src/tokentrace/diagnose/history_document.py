@@ -11,17 +11,17 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..diagnose.alignment import Hunk
-from ..diagnose.history_differences import PAIRS, Comparison, Difference, DifferenceSide, Shown, View
+from ..show.document import Card, Cell, Contrast, Document, Table, Track, token_columns
+from ..show.results import hue_of, template_name
+from ..show.terminal import flat, grid, layout, plain
+from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.visible import counted, listed, visible
-from ..viewer.document import Card, Cell, Contrast, Document, Table, Track, token_columns
-from .pieces import hue_of, template_name
-from .terminal import flat, grid, laid_out, plain
+from .history_differences import PAIRS, Comparison, Difference, DifferenceSide, Shown, View
 
 if TYPE_CHECKING:
-    from ..diagnose.history_differences import Step
-    from ..diagnose.history_report import HistoryReport
+    from .history_differences import Step
+    from .history_report import HistoryReport
 
 _PART: Final = 48
 """Tokens shown of one part of a difference in a terminal."""
@@ -57,7 +57,7 @@ def contrasts(step: Step) -> list[ViewPair]:
 
 def text_view(report: HistoryReport, *, step: int | None = None) -> Text:
     """A report for a terminal: a summary, a table of the steps, and what differs at each, or at one."""
-    return laid_out(*_parts(report, step))
+    return layout(*_parts(report, step))
 
 
 plain_view = plain(text_view)
@@ -183,7 +183,7 @@ def history_document(report: HistoryReport, title: str = "Histories", *, step: i
         title,
         "tokentrace audit --on",
         template_name(report.tokenizer),
-        said=report.sentences(),
+        summary=report.sentences(),
         cards=_cards(report),
         notes=report.notes,
         tables=[_steps(report, links)] if report.steps else [],

@@ -18,21 +18,22 @@ from rich.text import Text
 from ..formats.dialects import DIALECTS, REASONING
 from ..formats.grammar import CallGrammar, Channels, Style, TurnGrammar, Value
 from ..rendering.rendered import RenderedTokens
+from ..show.document import ORIGINS
+from ..show.results import rendering_track
+from ..show.terminal import COLOURS, CONTROL, CONTROL_SAMPLED, flat, layout, plain_lines
 from ..tokens.visible import visible
-from .pieces import PieceKind, pieces, token_texts
-from .sheet import Sheet
-from .terminal import COLOURS, CONTROL, CONTROL_SAMPLED, flat, laid_out, plain_lines
+from .grammar_sheet import Sheet
 
 Line = list[tuple[str, str]]
 """Pieces of text with their styles."""
 
-_CALL: Final = COLOURS[PieceKind.CALLS][0]
+_CALL: Final = COLOURS["calls"][0]
 _TEXT, _SPACES, _PROSE = "bold", "#8a8a8a", ""
 _BOX: Final = "bold #ffffff on #3d5a80"
 """A control token that the model writes; not underlined, which would hide its underscores."""
 _HOLES: Final = {
-    "reasoning": f"italic {COLOURS[PieceKind.REASONING][0]}",
-    "content": f"italic {COLOURS[PieceKind.ASSISTANT][0]}",
+    "reasoning": f"italic {COLOURS['reasoning'][0]}",
+    "content": f"italic {COLOURS['assistant'][0]}",
     **dict.fromkeys(("name", "id", "arguments", "key", "value"), f"italic {_CALL}"),
 }
 _HOLE: Final = re.compile(f"⟨({'|'.join(_HOLES)})⟩")
@@ -86,12 +87,12 @@ def _plain(value: Any) -> Any:
 
 def plain_view(sheet: Sheet, *, width: int = 100) -> str:
     """A grammar as plain lines."""
-    return plain_lines(laid_out(*_parts(sheet, width, boxed=False)))
+    return plain_lines(layout(*_parts(sheet, width, boxed=False)))
 
 
 def text_view(sheet: Sheet, *, width: int = 100) -> Text:
     """The same in colours, control tokens boxed."""
-    return laid_out(*_parts(sheet, width, boxed=True))
+    return layout(*_parts(sheet, width, boxed=True))
 
 
 def _parts(sheet: Sheet, width: int, *, boxed: bool) -> Iterator[RenderableType]:
@@ -328,17 +329,18 @@ def _size(line: Line) -> int:
 
 def _tokens(rendered: RenderedTokens) -> Iterator[Line]:
     """The turn of an example, which answers the one message before it, token by token."""
-    texts, control = token_texts(rendered), rendered.control
+    track = rendering_track(rendered)
+    texts, control = track.texts or (), rendered.control
     line: Line = []
-    for piece in pieces(rendered):
+    for piece in track.pieces():
         if piece.message != 1:
             continue
         for at in range(piece.start, piece.stop):
             if control[at]:
-                line.append((visible(texts[at]), CONTROL_SAMPLED if piece.sampled else CONTROL))
+                line.append((visible(texts[at]), CONTROL_SAMPLED if piece.marked else CONTROL))
                 continue
-            shade = COLOURS[piece.kind][at % 2]
-            style = f"bold underline {shade}" if piece.sampled else shade
+            shade = COLOURS[ORIGINS[piece.hue].name][at % 2]
+            style = f"bold underline {shade}" if piece.marked else shade
             first, *rest = visible(texts[at]).replace("\t", "⇥   ").split("\n")
             line += [(first, style)] if first else []
             for some in rest:

@@ -20,9 +20,9 @@ from tests.show.test_views import hostile
 from tokentrace import Trajectory, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.show import show
+from tokentrace.show.document import Cell, Document, StreamBars, Table, Track
+from tokentrace.show.page import page_html
 from tokentrace.tokens.visible import visible
-from tokentrace.viewer.document import Cell, Document, StreamBars, Table, Track
-from tokentrace.viewer.page import page_html
 
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
 
@@ -75,7 +75,7 @@ def test_every_result_is_shown_whole(opened: Callable[..., Tab], name: str) -> N
 def test_a_page_begins_with_its_picture_then_numbers_then_notes(opened: Callable[..., Tab]) -> None:
     table = Table("numbers", ["", "one"], [["breaks", "1"]])
     lanes = [StreamBars("one", "a break", [(9, [(2, 5)], [4])])]
-    page = opened(Document("title", lead="a line", notes=["a note"], tables=[table], lanes=lanes))
+    page = opened(Document("title", lead="a line", notes=["a note"], tables=[table], bars=lanes))
     parts = page.evaluate("[...document.querySelector('main').children].map((part) => part.className || part.tagName)")
     assert [part for part in parts if part in ("streams", "table", "notes")] == ["streams", "table", "notes"]
 

@@ -1,0 +1,117 @@
+"""All that differs between two sequences of token ids, found without comparing every token with every other."""
+
+from __future__ import annotations
+
+import difflib
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .ids import common_prefix, common_suffix
+from .tokenizer import Ids
+
+_FINE: Final = 1 << 18
+"""Pairs of tokens up to which a difference is searched token by token."""
+_ANCHORS: Final = (1, 8, 32)
+"""Lengths of the runs that anchor longer stretches: a run that occurs once on either side."""
+
+Item = TypeVar("Item", bound=np.generic)
+
+
+class Hunk(NamedTuple):
+    """A difference: one side has its tokens `start` to `stop` where the other has `other_start` to `other_stop`."""
+
+    start: int
+    stop: int
+    other_start: int
+    other_stop: int
+
+    def sides(self, one: npt.NDArray[Item], other: npt.NDArray[Item]) -> tuple[npt.NDArray[Item], npt.NDArray[Item]]:
+        """What each side has there: of the ids, or of anything else that has one entry per token."""
+        return one[self.start : self.stop], other[self.other_start : self.other_stop]
+
+    def moved(self, by: int, other_by: int) -> Hunk:
+        """The same difference in longer sequences, where so many tokens come before."""
+        return Hunk(self.start + by, self.stop + by, self.other_start + other_by, self.other_stop + other_by)
+
+
+def run_hashes(ids: Ids, length: int) -> npt.NDArray[np.uint64]:
+    """A hash of every run of `length` ids. What has equal hashes is compared, so a collision costs only time."""
+    count = max(0, len(ids) - length + 1)
+    out = np.zeros(count, np.uint64)
+    for at in range(length):
+        out = out * np.uint64(0x100000001B3) + ids[at : at + count].astype(np.uint64)
+    return out
+
+
+def align(one: Ids, other: Ids) -> Iterator[Hunk]:
+    """All that differs, in order. Outside of the hunks both sides hold the same ids in the same order."""
+    todo = [Hunk(0, len(one), 0, len(other))]
+    while todo:
+        hunk = _trimmed(one, other, todo.pop())
+        here, there = hunk.sides(one, other)
+        if not len(here) and not len(there):
+            continue
+        if len(here) and len(there) and len(here) * len(there) <= _FINE:
+            matcher = difflib.SequenceMatcher(None, here.tolist(), there.tolist(), autojunk=False)
+            for tag, *cut in matcher.get_opcodes():
+                if tag != "equal":
+                    yield Hunk(*cut).moved(hunk.start, hunk.other_start)
+            continue
+        found = _anchors(here, there) if len(here) and len(there) else []
+        if not found:
+            yield hunk
+            continue
+        bounds = [(0, 0), *found, (len(here), len(there))]
+        parts = [Hunk(a, b, c, d).moved(hunk.start, hunk.other_start) for (a, c), (b, d) in pairwise(bounds)]
+        todo += reversed(parts)
+
+
+def _trimmed(one: Ids, other: Ids, hunk: Hunk) -> Hunk:
+    """A hunk without what both sides begin and end with."""
+    here, there = hunk.sides(one, other)
+    head = common_prefix(here, there)
+    tail = common_suffix(here[head:], there[head:])
+    return Hunk(hunk.start + head, hunk.stop - tail, hunk.other_start + head, hunk.other_stop - tail)
+
+
+def _anchors(one: Ids, other: Ids) -> list[tuple[int, int]]:
+    """Pairs of positions, rising on both sides, of runs that occur once on either side."""
+    for length in _ANCHORS:
+        if min(len(one), len(other)) < length:
+            break
+        (left, at), (right, there) = _unique(one, length), _unique(other, length)
+        _, first, second = np.intersect1d(left, right, assume_unique=True, return_indices=True)
+        pairs = sorted(zip(at[first].tolist(), there[second].tolist(), strict=True))
+        pairs = [(a, b) for a, b in pairs if one[a] == other[b]]  # a hash says equal: look
+        if pairs:
+            return _rising(pairs)
+    return []
+
+
+def _unique(ids: Ids, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
+    """The hashes of runs of `length` ids that occur once, and where."""
+    values, index, counts = np.unique(run_hashes(ids, length), return_index=True, return_counts=True)
+    return values[counts == 1], index[counts == 1]
+
+
+def _rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest choice of pairs that rises on both sides."""
+    tails: list[int] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for index, (_, there) in enumerate(pairs):
+        at = bisect_left(tails, there)
+        before.append(ends[at - 1] if at else -1)
+        tails[at : at + 1] = [there]
+        ends[at : at + 1] = [index]
+    out = []
+    index = ends[-1]
+    while index >= 0:
+        out.append(pairs[index])
+        index = before[index]
+    return out[::-1]
