@@ -19,7 +19,7 @@ from tests.support import examples
 from tests.trajectory.checker import check_trajectory
 from tests.trajectory.walk import Walk
 from tokentrace.errors import ExtensionError, TrajectoryError
-from tokentrace.tokens.alignment import common_prefix
+from tokentrace.tokens.ids import common_prefix
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import MessageSpan, SharedPrefix, Trajectory, Turn, VersionSpan, to_bytes
 from tokentrace.trajectory.buffers import Buffer, WireText

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..diagnose.message_keys import Key, root_key
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
@@ -25,7 +26,6 @@ from ..study.memory import Memory
 from .answering import Answer, Answered, Claim, reasoning_tokens, unhurried
 from .dialect import AgentDialect, Head, Replied
 from .late_system import with_late_instructions
-from .matching import Key, root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
 from .references import with_references
@@ -460,6 +460,7 @@ class Gateway:
 
 def described(recorded: Recorded) -> dict[str, Any]:
     """A turn as the session's state shows it."""
+    cause = recorded.cause
     return {
         "turn": recorded.number,
         "goes_on_from": recorded.base,
@@ -467,6 +468,6 @@ def described(recorded: Recorded) -> dict[str, Any]:
         "start": recorded.start,
         "stop": recorded.stop,
         "finish_reason": recorded.finish_reason,
-        "cause": None if recorded.cause is None else asdict(recorded.cause),
+        "cause": cause and {**asdict(cause), "meaning": cause.cause.meaning},
         **recorded.notes,
     }

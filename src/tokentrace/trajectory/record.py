@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, shown
-from ..tokens.alignment import common_prefix
+from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .buffers import Buffer, WireText
