@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import tokentrace as tt
-from tokentrace.compare import splice_prefix, tokenize_incrementally
 from tokentrace.data import TokenizeSettings, read_samples, tokenize_rows, write_samples
+from tokentrace.diagnose import splice_prefix, tokenize_incrementally
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.errors import shown

@@ -18,9 +18,9 @@ from tests.gateway.recorded import Recording, user
 from tokentrace import create_renderer
 from tokentrace.cli import main
 from tokentrace.data.tables import read_metadata, read_samples
-from tokentrace.gateway.store import State
-from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import State
 
 RENDERER = create_renderer(POCKET).silent()
 

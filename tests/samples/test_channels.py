@@ -100,17 +100,6 @@ def test_entries_that_are_not_numbers_after_all_are_refused(entries: Any) -> Non
         trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"a": entries})
 
 
-@pytest.mark.parametrize(
-    "entries", [[True, 2], [[1, 2], [3, False]], [np.array([True]), np.array([2])], [np.bool_(True), 3], [True, False]]
-)
-def test_true_and_false_are_not_read_back_as_numbers(entries: Any) -> None:
-    trajectory = Trajectory()
-    trajectory.begin([1])
-    trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"a": entries})
-    found = from_bytes(to_bytes(trajectory)).trajectory.channels()["a"].entries()[1:]
-    assert repr(found) == repr([one.tolist() if hasattr(one, "tolist") else one for one in entries])
-
-
 def test_channels_are_cut_with_their_tokens() -> None:
     (sample,) = trajectory_samples(recorded())
     for start in range(len(sample)):

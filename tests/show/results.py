@@ -21,9 +21,9 @@ from tokentrace import (
     trajectory_samples,
 )
 from tokentrace.audit.inspect import inspect_rollouts
-from tokentrace.compare import Cause
 from tokentrace.data.check.deviations import Deviation
 from tokentrace.data.check.report import CheckedRow, CheckReport, Outcome
+from tokentrace.diagnose.finding import Cause
 from tokentrace.pocket import EXAMPLE, POCKET
 
 RENDERER = create_renderer(POCKET)

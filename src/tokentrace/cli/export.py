@@ -19,7 +19,7 @@ from .output import ProgressBars, advice_json, note, short_number, show_advice
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
     from ..gateway.export import Exported
-    from ..gateway.store import SessionInfo, State, Store
+    from ..store.store import SessionInfo, State, Store
 
 
 @command
@@ -70,7 +70,7 @@ def export(
     """
     from ..data.tables import check_target
     from ..data.trainers import find_trainer
-    from ..gateway.store import State
+    from ..store.store import State
 
     target = None if trainer is None else find_trainer(trainer)
     check_target(output, target, overwrite=overwrite)
@@ -104,7 +104,7 @@ async def _export(
     from ..data.tables import sample_writer
     from ..gateway.export import Export
     from ..gateway.rows import LAYOUT, session_fields
-    from ..gateway.stores import open_store
+    from ..store.opening import open_store
 
     store = open_store(where)
     (ids, state, search), longest = which, 0
@@ -157,7 +157,7 @@ async def _some(sessions: AsyncIterator[SessionInfo], most: int = 5) -> str:
 
 
 async def _count(store: Store, state: State | None) -> int:
-    from ..gateway.store import State
+    from ..store.store import State
 
     states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
     return sum([await store.count(each) for each in states])

@@ -14,8 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import TrajectoryError, shown
-from ..tokens.alignment import common_prefix
-from ..tokens.ids import INT32_MAX
+from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import POSITIVE_NOISE, as_ids
 from ..trajectory.turns import LogprobKind, VersionSpan

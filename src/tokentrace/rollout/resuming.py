@@ -19,7 +19,7 @@ from ..errors import ContinuationError
 from ..parsing.response import ParsedResponse
 from ..rendering.renderer import Renderer
 from ..study.seams import BridgeRefusal
-from ..tokens.alignment import common_prefix
+from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, shown
-from ..tokens.alignment import common_prefix
+from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids

@@ -14,8 +14,7 @@ import numpy as np
 from ..errors import ExtensionError, TrajectoryError, shown
 from ..settings import as_float
 from ..showing import ShowsItself
-from ..tokens.alignment import common_prefix
-from ..tokens.ids import INT32_MAX
+from ..tokens.ids import INT32_MAX, common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable
 from ..tokens.tokenizer import Ids
