@@ -12,9 +12,8 @@ from click.testing import CliRunner, Result
 
 from tests.pages import read_page, said
 from tokentrace import Renderer, create_renderer
-from tokentrace.audit import AuditReport, audit_template
 from tokentrace.cli import main
-from tokentrace.compare.histories import compare_histories
+from tokentrace.diagnose import AuditReport, audit_template, compare_histories
 from tokentrace.pocket import EXAMPLE, POCKET
 
 
@@ -28,7 +27,7 @@ def each_audited_once(monkeypatch: pytest.MonkeyPatch) -> None:
             AUDITS[key] = audit_template(renderer, name=name, progress=progress)
         return AUDITS[key]
 
-    monkeypatch.setattr("tokentrace.audit.certify.audit_template", audited)
+    monkeypatch.setattr("tokentrace.diagnose.certify.audit_template", audited)
 
 
 AUDITS: dict[tuple[str, str, str], AuditReport] = {}
@@ -149,7 +148,7 @@ def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("audited before its arguments were looked at")
 
-    monkeypatch.setattr("tokentrace.audit.certify.audit_template", refuse)
+    monkeypatch.setattr("tokentrace.diagnose.certify.audit_template", refuse)
 
 
 @pytest.mark.usefixtures("nothing_audited")

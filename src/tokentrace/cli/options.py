@@ -101,7 +101,7 @@ def complete_dialects(_: click.Context, __: click.Parameter, incomplete: str) ->
 
 def complete_uses(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
     """The uses whose names begin so, after those that are named already."""
-    from ..audit.verdicts import Use
+    from ..diagnose.verdicts import Use
 
     named, comma, last = incomplete.rpartition(",")
     known = named.split(",")

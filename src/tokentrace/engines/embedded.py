@@ -21,8 +21,7 @@ from ..errors import InputError
 from ..pocket import POCKET
 from ..pocket.model import Cache, PocketModel, load_pocket
 from ..pocket.weights import weights_from
-from ..tokens.alignment import common_prefix
-from ..tokens.ids import check_ids
+from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary

@@ -19,8 +19,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from msgspec import Raw, Struct
 
-from ..tokens.alignment import common_prefix
-from ..tokens.ids import check_ids
+from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids
 from .adapter import HTTPEngine, connecting, folder_of, probed_kind, sampling_fields
 from .answers import AnswerReader, Count, Logprob, TokenId, VersionRow, answered_ids, decode, same_ids, scored_ids

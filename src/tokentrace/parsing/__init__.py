@@ -5,8 +5,9 @@ arrived; a grammar compiled for the vocabulary (`compiled`) says which delimiter
 generator over them: `turn`, or `channels` for Harmony. Text in which nothing can happen goes by in `lanes` without
 waking it. A turn leaves calls to `calls`, which reads arguments by the
 style of the grammar: `jsonreading`, `pairs` between tags, `bracketed`. `values` says what bare text means. What is
-found goes to `output` and comes out as `events` or as a whole `response`; `shapes`, `sse` and `responses_sse` write
-these as clients know them. `unreadable` says what of a message cannot be read back, with `misread` by parsing it;
+found goes to `output` and comes out as `events` or as a whole `response`; `messages` makes the message of one for a
+conversation, and the gateway writes what clients know. `unreadable` says what of a message cannot be read back, with
+`misread` by parsing it;
 `proof` whether a grammar reads what its own template writes.
 """
 
