@@ -164,7 +164,7 @@ def _show_example(output: Path) -> Path:
 
 def _show_next_turn(renderer: Renderer, messages: list[dict[str, Any]], tools: Any) -> None:
     """One step of a rollout, continued in both ways: rendered again, and bridged."""
-    from ..compare.breaks import explain_break
+    from ..diagnose.breaks import explain_break
 
     called = next(at for at, message in enumerate(messages) if message.get("tool_calls"))
     prompt = renderer.render_ids(messages[:called], tools=tools, add_generation_prompt=True)

@@ -10,8 +10,9 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..compare.break_document import Differences
-from ..compare.breaks import Break, Cause
+from ..diagnose.break_document import Differences
+from ..diagnose.breaks import Break
+from ..diagnose.finding import Cause
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
 from ..show.document import HUES, Cell, Document, StreamBars, Table, Track, token_columns

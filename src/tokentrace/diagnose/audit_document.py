@@ -12,13 +12,13 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..compare.break_document import Differences
 from ..show.document import HUES, Card, Cell, Document, Table, Track, token_columns
 from ..show.terminal import TONES, flat, grid, layout, plain
 from ..tokens.alignment import align
 from ..tokens.visible import counted, listed, visible
 from .appends import AppendBreak, AppendCell
 from .audit_report import AppendFinding, AuditReport, grade
+from .break_document import Differences
 from .cases import Append, Said
 from .readback import Writing
 from .verdicts import USES, Grade, Use, Verdict

@@ -14,7 +14,8 @@ from rich.text import Text
 from ..show.document import Card, Cell, Contrast, Document, Table, Track, token_columns
 from ..show.results import hue_of, template_name
 from ..show.terminal import flat, grid, layout, plain
-from ..tokens.alignment import Hunk, common_prefix
+from ..tokens.alignment import Hunk
+from ..tokens.ids import common_prefix
 from ..tokens.visible import counted, listed, visible
 from .history_differences import PAIRS, Comparison, Difference, DifferenceSide, Shown, View
 
