@@ -40,15 +40,7 @@ CHECKED_ANEW = 32_000
 LINES_PER_RESULT = (20, 60, 40, 120)
 RESULT_BYTES = 1024
 FLAT = 1.2
-<<<<<<< HEAD
 """The goal: the cost after the longest history over that after the shortest."""
-=======
-"""What is wanted: the cost after the longest history over that after the shortest, and the memory of a token."""
-ABOVE_ENCODE, MEAN_OVER_MEDIAN, BODY = 60e-6, 1.3, 0.2e-3
-"""What is wanted, too: seconds above one raw encode, the mean over the median, seconds for the body of a request."""
-GROWTH = 0.1
-"""How much longer a trajectory may become by the turns that are measured on it, before it is taken back."""
->>>>>>> main
 
 Times = dict[str, Spent]
 """By call; empty where its ids differ."""
@@ -80,11 +72,6 @@ class Row:
     """What was measured at one length."""
 
     rollout: Rollout
-<<<<<<< HEAD
-=======
-    memory: float
-    """Bytes a token of the record, as tracemalloc counts them."""
->>>>>>> main
     times: Times
 
 
@@ -241,24 +228,6 @@ def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Time
     return found
 
 
-<<<<<<< HEAD
-=======
-# -- memory
-
-
-def memory(trajectory: Trajectory) -> float:
-    """Bytes a token of a trajectory, made anew by the same writes."""
-    gc.collect()
-    tracemalloc.start()
-    made = Trajectory()
-    replay_records(made, write_records(trajectory))
-    gc.collect()
-    traced, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return traced / len(made)
-
-
->>>>>>> main
 # -- report
 
 
@@ -289,30 +258,13 @@ def _table(rows: list[Row], contest: Contest) -> str:
             how = "bridge" if name.startswith("renderers") else "render anew"
             lines.append([f"{name}: {how}", *(_micro(row.times[name]) for row in rows)])
             lines.append(["– over our bridge", *(_ratio(row, name) for row in rows)])
-<<<<<<< HEAD
     return table(["tokens of history", *(f"{len(row.rollout.trajectory):,}" for row in rows)], lines)
-=======
-    lines += [
-        ["bytes a token: record", *(f"{row.memory:.2f}" for row in rows)],
-        ["– the ids as a list of ints alone", *(f"{_list_bytes(one.stream()):.1f}" for one in trajectories)],
-    ]
-    return table(["tokens of history", *(f"{len(trajectory):,}" for trajectory in trajectories)], lines)
->>>>>>> main
 
 
 def _verdicts(rows: list[Row]) -> Iterator[str]:
     first, last = rows[0], rows[-1]
     flat = last.times["bridge"].median / first.times["bridge"].median
     yield f"After {last.rollout.length:,} tokens over after {first.rollout.length:,}: {flat:.2f} x. {_met(flat, FLAT)}"
-<<<<<<< HEAD
-=======
-    above = max(row.times["bridge"].median - row.times["encode"].median for row in rows)
-    yield f"Above the raw encode: {micro(above)} µs at most. {_met(above * 1e6, ABOVE_ENCODE * 1e6)}"
-    mean = max(row.times[name].mean / row.times[name].median for row in rows for name in ("bridge", "shapes"))
-    yield f"Mean over median: {mean:.2f} at most. {_met(mean, MEAN_OVER_MEDIAN)}"
-    body = max(contest.bodies[row.rollout.length].median for row in rows if row.rollout.length <= 128_000)
-    yield f"A request's body up to 128k: {micro(body)} µs. {_met(body * 1e6, BODY * 1e6)}"
->>>>>>> main
 
 
 def _met(value: float, wanted: float) -> str:
