@@ -212,7 +212,7 @@ def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -
     for turn in range(30):
         ids = [100 + turn, 200 + turn, 300 + turn]
         record.append_completion(ids, [-0.1 * turn, -0.2, -0.3], finish_reason="stop", version=turn // 7)
-        record.branch_at(len(record) - 1 - turn % 2, [9 + turn], cause="retry")
+        record.branch([*record.stream()[: len(record) - 1 - turn % 2].tolist(), 9 + turn], cause="retry")
     page = opened(record)
     page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
     for branch in (30, 0, 17, 29):

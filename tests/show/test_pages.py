@@ -29,7 +29,7 @@ from tests.show.test_views import hostile
 from tests.support import make_renderer
 from tokentrace import load_trajectory, save_trajectory
 from tokentrace.audit.inspection_document import figures
-from tokentrace.compare import Cause
+from tokentrace.diagnose import Cause
 from tokentrace.errors import InputError
 from tokentrace.show import show
 from tokentrace.show.page import SCRIPTS, asset

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from ..compare.causes import ADVICE, Cause
+from ..diagnose.finding import Cause
 from ..show.document import Document
 from ..showing import ShowsItself
 from ..tokens.visible import counted
@@ -145,7 +145,7 @@ class Inspection(ShowsItself):
     def _add_break(self, one: FoundBreak) -> None:
         self.causes.setdefault(one.cause, Tally()).add(one)
         if one.history is not None:
-            self.histories[str(one.history.cause)] += 1
+            self.histories[one.history.cause.value] += 1
         if one.recorded:
             self.recorded[one.recorded.partition(":")[0]] += 1
         self.reprefilled += one.reprefilled
@@ -225,7 +225,7 @@ class Inspection(ShowsItself):
                     "breaks": count.places,
                     "rollouts": count.rollouts,
                     "share": count.rollouts / self.rollouts,
-                    "advice": ADVICE[cause] if self.explained else None,
+                    "advice": cause.advice if self.explained else None,
                     "examples": [one.to_json() for one in count.examples],
                 }
                 for cause, count in self.ranked_causes()

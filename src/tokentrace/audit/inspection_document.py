@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..compare.break_document import Differences
-from ..compare.causes import ADVICE
+from ..diagnose.break_document import Differences
 from ..show.document import Card, Cell, Document, Table
 from ..show.terminal import counts_view, flat, layout, plain
 from ..tokens.tokenizer import Tokenizer
@@ -23,7 +22,7 @@ def _tables(report: Inspection) -> list[Table]:
     """What was counted, as far as there is something to count."""
     causes = [
         [
-            Cell(str(cause), small=ADVICE[cause]) if report.explained else "not looked into: no tokenizer was given",
+            Cell(str(cause), small=cause.advice) if report.explained else "not looked into: no tokenizer was given",
             f"{count.places:,}",
             f"{count.rollouts:,}",
             f"{100 * count.rollouts / report.rollouts:.1f} %",
@@ -138,7 +137,7 @@ def _example(one: FoundBreak) -> Iterator[Text]:
         for line in str(one.explained).splitlines():
             yield Text(f"  {line}")
     if one.history is not None:
-        yield Text(f"  messages: {str(one.history.cause).replace('_', ' ')}: {flat(one.history.detail)}")
+        yield Text(f"  messages: {str(one.history.cause).replace('_', ' ')}: {flat(one.history.words)}")
     if one.recorded:
         yield Text(f"  recorded: {flat(one.recorded)}")
     cost = f"{counted(one.reprefilled)} read again, {counted(one.lost, 'sampled token')} gone"
@@ -157,7 +156,7 @@ def inspection_document(report: Inspection, tokenizer: Tokenizer | None = None) 
         if one.explained is not None:
             link = differences.add_break(f"{one.cause}: {name}", one.explained, tokenizer)
             why = one.explained.detail
-        told = "; ".join(filter(None, [one.history.detail if one.history is not None else "", one.recorded]))
+        told = "; ".join(filter(None, [one.history.words if one.history is not None else "", one.recorded]))
         examples.append([Cell(name, link=link), Cell(why, small=told), f"{one.reprefilled:,}", f"{one.lost:,}"])
     wrong = [
         [str(fault), finding.where, finding.detail] for fault, n in report.faults.items() for finding in n.examples

@@ -216,7 +216,7 @@ def _connected(engine: str, known: Any) -> Any:
 def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
     import numpy as np
 
-    from ..compare.breaks import explain_break
+    from ..diagnose.breaks import explain_break
     from .inputs import make_renderer
 
     if len(inputs) != 1:

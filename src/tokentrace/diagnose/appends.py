@@ -23,8 +23,8 @@ from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
 from ..template.chat_template import wrap_tools
 from ..template.trace import Rendering
-from ..tokens.alignment import common_prefix as common_ids
 from ..tokens.encoded import Encoded
+from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame, find_writer
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Style, TurnForm, cases
 from .facts import reasoning_tags

@@ -22,7 +22,7 @@ from ..rendering.rendered import RenderedTokens
 from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..study.seams import BridgeRefusal, RefusalReason
-from ..tokens.alignment import common_suffix
+from ..tokens.ids import common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids, Tokenizer
 from .history_differences import Step, View, ViewTokens, compare_views

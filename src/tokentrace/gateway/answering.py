@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from ..diagnose.conversation_diff import text_of
 from ..engines.protocol import (
     Delta,
     EngineError,
@@ -25,7 +26,6 @@ from ..parsing.messages import CallId, openai_message
 from ..parsing.response import ParsedResponse, PartKind
 from ..store.store import Closed, Conflict, Missing, StoreError, Taken
 from ..trajectory.turns import VersionSpan
-from .causes import text_of
 from .dialect import AgentDialect, Head, Replied
 from .dialect import told as told_response
 from .names import call_ids_of, response_name, written_ids

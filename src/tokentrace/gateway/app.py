@@ -130,7 +130,7 @@ class App:
                     answer.give_up()
                     raise
             if answer.turns and answer.turns[0].cause is not None:
-                told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
+                told["x-tokentrace-branch"] = answer.turns[0].cause.cause.value
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..conversation.responses import response_of_item
+from ..diagnose.conversation_diff import text_of
 from ..errors import shown
 from ..store.store import Store
-from .causes import text_of
 from .names import response_name
 from .requests import Request, RequestError
 from .sessions import Sessions

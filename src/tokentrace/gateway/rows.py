@@ -116,7 +116,7 @@ class SessionRows:
             "session": self.info.id,
             "state": str(self.info.state),
             "cause": branch.cause,
-            "cause_detail": _utf8(cause.detail) if cause is not None and branch.cause else "",
+            "cause_detail": _utf8(cause.words) if cause is not None and branch.cause else "",
             "parent": branch.parent,
             "shared": branch.start,
             "turns": [self._turn(recorded) for recorded in own],

@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import RenderableType
 from rich.text import Text
 
-from ...compare.break_document import Differences
+from ...diagnose.break_document import Differences
 from ...show.document import Card, Cell, Document, Table
 from ...show.terminal import TONES, counts_view, flat, layout, plain
 from ...tokens.visible import counted, visible

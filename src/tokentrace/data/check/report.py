@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from ...compare.causes import Cause
+from ...diagnose.finding import Cause
 from ...show.document import Document
 from ...showing import ShowsItself
 from .deviations import Deviation
