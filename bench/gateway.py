@@ -35,7 +35,7 @@ from tests.assets import family_dir
 from tokentrace.engines.protocol import SamplingParams, collected
 from tokentrace.engines.vllm import VLLMEngine
 from tokentrace.gateway.session import SessionRecord
-from tokentrace.gateway.sqlite import sqlite_store
+from tokentrace.store.sqlite import sqlite_store
 from tokentrace.trajectory import Trajectory
 
 LENGTHS = (1_000, 8_000, 25_000, 50_000)

@@ -1,7 +1,7 @@
 """Where production, rollout and training differ, for a template that forgets the reasoning of earlier turns."""
 
 from tokentrace import create_renderer
-from tokentrace.compare.histories import compare_histories
+from tokentrace.diagnose import compare_histories
 from tokentrace.pocket import POCKET
 
 FORGETFUL = (

@@ -319,7 +319,7 @@ def test_the_base_install_works(base: str, tmp_path: Path) -> None:
         ("rollout", "import yaml", "from tokentrace.rollout.config import read_config; read_config"),
         ("mcp", "import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),
         ("gateway", "import starlette, uvicorn, apsw, prometheus_client", GATEWAY),
-        ("postgres", "import psycopg", "from tokentrace.gateway.postgres import postgres_store; postgres_store"),
+        ("postgres", "import psycopg", "from tokentrace.store.postgres import postgres_store; postgres_store"),
         ("telemetry", "import opentelemetry.sdk", TRACED),
     ],
     ids=["hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"],

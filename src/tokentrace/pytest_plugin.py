@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .audit.report import AuditReport
+    from .diagnose.audit_report import AuditReport
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +29,8 @@ def assert_safe() -> Callable[..., AuditReport]:
         Fails the test unless the template is safe for all of `uses`; with `partly`, holding for some turns is enough. A
         renderer is audited once in a run of pytest.
         """
-        from .audit.certify import audit_template
-        from .audit.verdicts import Use
+        from .diagnose.certify import audit_template
+        from .diagnose.verdicts import Use
         from .errors import InputError, TokentraceError
         from .rendering.renderer import Renderer
         from .settings import choose

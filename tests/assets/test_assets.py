@@ -20,8 +20,8 @@ from tests.assets.__main__ import main
 from tests.assets.build import built_path, named_path, recipe_digest, sha256
 from tests.assets.pins import PINS
 from tests.assets.templates import KIMI_K2_EDITS, kimi_k2
-from tests.audit.brute import rendered, source_of
 from tests.conversations import CODE, CONVERSATIONS
+from tests.diagnose.brute import rendered, source_of
 from tests.oracle import hf_text, hf_tokenizer
 from tests.support import rotating
 

@@ -17,8 +17,8 @@ from tests.show.results import RENDERER, first_turn, trajectory
 from tokentrace import save_trajectory, trajectory_samples
 from tokentrace.cli import main
 from tokentrace.data.tables import write_samples
-from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
+from tokentrace.store.opening import open_store
 from tokentrace.trajectory import Trajectory
 
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
-from tests.parsing.test_shapes import RESPONSES
+from tests.gateway.test_shapes import RESPONSES
 from tests.support import examples
 from tokentrace import InputError, TokentraceError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.responses import from_responses, item_id, response_of_item, sealed, unsealed
-from tokentrace.parsing.shapes import openai_message, responses_items
+from tokentrace.gateway.shapes import responses_items
+from tokentrace.parsing.messages import openai_message
 
 INPUT: TypeAdapter[ResponseInputParam] = TypeAdapter(ResponseInputParam)
 
@@ -86,13 +87,6 @@ def test_agents_repeat_a_turn_in_many_ways_that_are_the_same(name: str) -> None:
     made = from_responses(ECHOES[name])
     assert made == [USER, SAID, RESULT]
     assert check_messages(made) == made
-
-
-@pytest.mark.parametrize("emptied", [thought(), {"type": "reasoning", "id": "rs_a_0", "summary": []}])
-def test_reasoning_may_be_emptied(emptied: dict[str, Any]) -> None:
-    """langchain does so when it streams."""
-    made = from_responses([USER, emptied, message("  Let me look.\n"), call(), result()])
-    assert made == [USER, {key: value for key, value in SAID.items() if key != "reasoning_content"}, RESULT]
 
 
 INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {

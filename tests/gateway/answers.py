@@ -19,8 +19,8 @@ from tokentrace.engines.protocol import Completion, Delta, FinishReason
 from tokentrace.gateway.dialect import AgentDialect, Head, Replied
 from tokentrace.gateway.requests import Request
 from tokentrace.parsing.events import Done, Event
+from tokentrace.parsing.messages import CallId
 from tokentrace.parsing.response import PartKind
-from tokentrace.parsing.shapes import CallId
 from tokentrace.pocket import POCKET
 
 LOOK: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.stores import Postgres, postgres_server
+from tests.store.support import Postgres, postgres_server
 
 
 @pytest.fixture(scope="session")

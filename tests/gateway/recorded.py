@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from tokentrace import Renderer
+from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
-from tokentrace.gateway.matching import root_key
-from tokentrace.gateway.packing import pack_channels
 from tokentrace.gateway.session import SessionRecord
-from tokentrace.gateway.store import SessionInfo, State, Store
 from tokentrace.gateway.turns import Asked, Recorded
-from tokentrace.parsing.shapes import openai_message
+from tokentrace.parsing.messages import openai_message
+from tokentrace.store.packing import pack_channels
+from tokentrace.store.store import SessionInfo, State, Store
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 

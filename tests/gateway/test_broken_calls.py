@@ -21,8 +21,8 @@ from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import InputError
 from tokentrace.gateway.broken_calls import readable_calls, render_readably
 from tokentrace.gateway.names import call_ids_of, written_ids
-from tokentrace.parsing.shapes import openai_message
-from tokentrace.parsing.telling import told_response
+from tokentrace.gateway.telling import told_response
+from tokentrace.parsing.messages import openai_message
 from tokentrace.pocket import POCKET
 
 ASK: Any = {"role": "user", "content": "What is 17 * 23?"}

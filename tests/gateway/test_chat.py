@@ -33,7 +33,7 @@ from tests.support import examples
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.dialect import QUIET, Head
 from tokentrace.gateway.requests import Request, RequestError
-from tokentrace.parsing.sse import OPENAI_END
+from tokentrace.gateway.sse import OPENAI_END
 
 ASK: dict[str, Any] = {"model": "m", "messages": [user("Hi.")]}
 

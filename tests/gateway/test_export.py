@@ -28,11 +28,11 @@ from tokentrace.data import writers
 from tokentrace.data.tables import read_samples
 from tokentrace.engines.protocol import FinishReason
 from tokentrace.gateway.export import Export, ExportFormat, export_rows
-from tokentrace.gateway.store import Label, SessionInfo, State, Store, StoreError, TurnRecord
-from tokentrace.gateway.stores import open_store
 from tokentrace.pocket import POCKET
 from tokentrace.samples.collation import collate
 from tokentrace.samples.packing import pack
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import Label, SessionInfo, State, Store, StoreError, TurnRecord
 from tokentrace.tokens.kinds import Kind
 
 RENDERER = create_renderer(POCKET).silent()

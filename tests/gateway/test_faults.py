@@ -17,8 +17,8 @@ import pytest
 
 from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
-from tests.gateway.stores import postgres_server
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
+from tests.store.support import postgres_server
 from tokentrace.engines import (
     Capabilities,
     EngineError,

@@ -21,8 +21,8 @@ import pytest
 from tests.gateway.talking import Agent, Refused, Unfinished, every_kind
 from tests.support import FULL
 from tests.trajectory.checker import check_trajectory
-from tokentrace.gateway.store import TurnRecord
-from tokentrace.gateway.stores import open_store
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import TurnRecord
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.storage import replay_records
 

@@ -34,7 +34,7 @@ from tokentrace.conversation.shapes import from_anthropic
 from tokentrace.gateway.dialect import QUIET, Head
 from tokentrace.gateway.messages import MESSAGES, count_answer, read_count, signature
 from tokentrace.gateway.requests import Request, RequestError
-from tokentrace.parsing.shapes import history_message
+from tokentrace.parsing.messages import history_message
 
 ASK: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [user("Hi.")]}
 TOOL: dict[str, Any] = {"name": "look", "input_schema": LOOK["function"]["parameters"]}

@@ -37,8 +37,8 @@ from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.serving import ServeSettings, open_gateway
-from tokentrace.gateway.store import StoreError
 from tokentrace.pocket import POCKET
+from tokentrace.store.store import StoreError
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}

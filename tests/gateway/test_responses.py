@@ -32,9 +32,9 @@ from tests.gateway.answers import (
     written,
 )
 from tests.gateway.bodies import JSON, check_read, fields_of
+from tests.gateway.test_responses_sse import put_together
+from tests.gateway.test_shapes import assert_no_extras
 from tests.parsing.forms import families
-from tests.parsing.test_responses_sse import put_together
-from tests.parsing.test_shapes import assert_no_extras
 from tests.support import examples
 from tokentrace.conversation.responses import from_responses, unsealed
 from tokentrace.engines.protocol import FinishReason

@@ -1,5 +1,1 @@
-"""Certify a template, inspect rollouts."""
-
-from ..lazy import load_on_use
-
-__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)
+"""Inspect rollouts."""

@@ -11,10 +11,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ..errors import shown
+from ..store.store import Store
 from .keys import Caller, Keys, Role, hash_key
 from .requests import RequestError
 from .sessions import ID
-from .store import Store
 
 SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
 """Headers that name a session; the first that is there counts."""

@@ -13,13 +13,13 @@ from starlette.responses import Response, StreamingResponse
 
 from ..errors import shown
 from ..settings import as_float, is_number
+from ..store.store import Label, SessionInfo, State, is_storable
 from .export import ExportFormat, export_rows
 from .gateway import Gateway, described
 from .keys import hash_key, new_key
 from .reading import Endpoint, json_response, read_json, read_state
 from .requests import Body, RequestError, one_of
 from .sessions import ID, Live, SessionSettings, read_version
-from .store import Label, SessionInfo, State, is_storable
 
 _LISTED: Final = 200
 _FORMAT: Final = ("format", "keep_state")

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
+from ..diagnose.conversation_diff import text_of
 from ..engines.protocol import (
     Delta,
     EngineError,
@@ -21,16 +22,15 @@ from ..engines.protocol import (
     joined,
 )
 from ..parsing.events import Done, Event
+from ..parsing.messages import CallId, openai_message
 from ..parsing.response import ParsedResponse, PartKind
-from ..parsing.shapes import CallId, openai_message
+from ..store.store import Closed, Conflict, Missing, StoreError, Taken
 from ..trajectory.turns import VersionSpan
-from .causes import text_of
 from .dialect import AgentDialect, Head, Replied
 from .dialect import told as told_response
 from .names import call_ids_of, response_name, written_ids
 from .requests import Request, RequestError
 from .stops import StopTexts, cut_response
-from .store import Closed, Conflict, Missing, StoreError, Taken
 from .turns import Message, Placement, Recorded
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import EngineError
 from ..errors import InputError, TokentraceError, shown
+from ..store.store import StoreError
 from .access import Access, require_admin
 from .admin import AdminRoutes
 from .answering import Answer, request_error
@@ -32,7 +33,6 @@ from .reading import Endpoint, json_response, parse_json, read_body
 from .requests import RequestError, refused_input
 from .responses import RESPONSES
 from .sending import StreamedAnswer, unless_gone
-from .store import StoreError
 from .telemetry import log_failure, log_request
 from .tokens import TOKENS
 
@@ -130,7 +130,7 @@ class App:
                     answer.give_up()
                     raise
             if answer.turns and answer.turns[0].cause is not None:
-                told["x-tokentrace-branch"] = str(answer.turns[0].cause.cause)
+                told["x-tokentrace-branch"] = answer.turns[0].cause.cause.value
             return json_response(dialect.answer(answer.head, replies), headers=told)
 
         return endpoint

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..conversation.forms import parsed_arguments
+from ..conversation.forms import parse_arguments
 from ..conversation.messages import Messages
 from ..conversation.place import Place
 from ..errors import InputError
-from ..parsing.partial import PartialObject
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
+from .partial import PartialObject
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
@@ -59,7 +59,7 @@ def _readable_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
 def _is_object(text: str) -> bool:
     """Whether a template can be shown a text as a mapping."""
     try:
-        parsed_arguments(text, Place())
+        parse_arguments(text, Place())
     except InputError:
         return False
     return True

@@ -19,15 +19,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..conversation.messages import KnownTools, check_messages
+from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import OPTIONAL, Delta
 from ..errors import InputError
 from ..parsing.events import Done, Event
-from ..parsing.shapes import CallId, openai_message
-from ..parsing.sse import OPENAI_END, OpenAIChunks, encode_sse
+from ..parsing.messages import CallId, openai_message
 from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
 from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
+from .sse import OPENAI_END, OpenAIChunks, encode_sse
 from .token_fields import TokenFields, asked_fields, asks, carried
 
 _HARMLESS: Final = (
@@ -86,7 +86,7 @@ def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
     )
 
 
-def _tools(said: Body) -> tuple[KnownTools | None, bool]:
+def _tools(said: Body) -> tuple[list[dict[str, Any]] | None, bool]:
     """The tools, and whether they were given as the ``functions`` of old."""
     tools = said.get("tools", list, "a list of tools", ())
     functions = said.get("functions", list, "a list of functions", ())
@@ -108,10 +108,9 @@ def _tools(said: Body) -> tuple[KnownTools | None, bool]:
 
 
 @functools.lru_cache(maxsize=64)
-def _read_tools(text: str) -> KnownTools:
+def _read_tools(text: str) -> list[dict[str, Any]] | None:
     """Tools of JSON text, checked: the same ones come with every request of a session."""
-    tools = openai_tools(json.loads(text), wrap=True)
-    return KnownTools(tools, json.dumps(tools))
+    return openai_tools(json.loads(text), wrap=True)
 
 
 def _tool_choice(said: Body, tools: Sequence[Mapping[str, Any]] | None) -> tuple[bool, list[str]]:

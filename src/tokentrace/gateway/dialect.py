@@ -8,11 +8,11 @@ from typing import Any, Final, Literal, Protocol
 
 from ..engines.protocol import TOP_LOGPROBS, Completion, Delta
 from ..parsing.events import Event
+from ..parsing.messages import CallId
 from ..parsing.response import Finish, ParsedResponse
-from ..parsing.shapes import CallId
-from ..parsing.telling import ToldEvents, told_response
 from ..tokens.tokenizer import Ids
 from .requests import Request, RequestError
+from .telling import ToldEvents, told_response
 
 QUIET: Final = 32
 """How many pieces of a call may pass untold before something empty shows that the stream is alive."""

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from ..data.tables import file_schema
 from ..data.writers import table_writer
+from ..store.store import Closed, SessionInfo, State, Store, StoreError, TurnRecord
 from .rows import LAYOUT, SessionRows, session_fields
-from .store import Closed, SessionInfo, State, Store, StoreError, TurnRecord
 
 _TURNS: Final = 16
 """So many turns are replayed at once."""

@@ -11,28 +11,27 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
-from ..conversation.messages import KnownTools
+from ..diagnose.message_keys import Key, root_key
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
+from ..store.store import State, Store
 from ..study.memory import Memory
 from .answering import Answer, Answered, Claim, reasoning_tokens, unhurried
 from .dialect import AgentDialect, Head, Replied
 from .late_system import with_late_instructions
-from .matching import Key, root_key
 from .metrics import Metrics
 from .names import call_ids_of, random_id, response_name
 from .references import with_references
 from .requests import Request, RequestError
 from .sessions import Live, Sessions
 from .stops import cut_response
-from .store import State, Store
 from .telemetry import Tracing
 from .turns import Asked, Placement, Recorded
 
@@ -145,7 +144,7 @@ class Gateway:
         digests = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
         if request.prompt_ids is not None:
             digests = "ids"
-        tools = self._known_tools(request.tools)
+        tools = request.tools
         return Asked(
             with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
             tools,
@@ -156,22 +155,13 @@ class Gateway:
             request.prompt_ids,
         )
 
-    def _known_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
-        """The same tools, checked: they come with every request of a session."""
-        if not tools or isinstance(tools, KnownTools):
-            return tools
-        try:
-            text = json.dumps(tools)
-        except (TypeError, ValueError, RecursionError):
-            return tools
-        return self._tools.once(text, lambda: KnownTools(tools, text))
-
     def _root(self, tools: Any, variables: Mapping[str, Any], digests: str) -> Key:
         """The key of tools, variables and template, which are the same in every request of a session."""
-        if not isinstance(tools, KnownTools):
+        try:
+            key = (json.dumps(tools), repr(sorted(variables.items())), digests)
+        except (TypeError, ValueError, RecursionError):
             return root_key(tools, variables, digests)
-        known = (tools.text, repr(sorted(variables.items())), digests)
-        return self._tools.once(known, lambda: root_key(tools, variables, digests))
+        return self._tools.once(key, lambda: root_key(tools, variables, digests))
 
     def _check_variables(self, request: Request) -> None:
         """RequestError for a template variable that the template does not read: it would be set in vain."""
@@ -470,6 +460,7 @@ class Gateway:
 
 def described(recorded: Recorded) -> dict[str, Any]:
     """A turn as the session's state shows it."""
+    cause = recorded.cause
     return {
         "turn": recorded.number,
         "goes_on_from": recorded.base,
@@ -477,6 +468,6 @@ def described(recorded: Recorded) -> dict[str, Any]:
         "start": recorded.start,
         "stop": recorded.stop,
         "finish_reason": recorded.finish_reason,
-        "cause": None if recorded.cause is None else asdict(recorded.cause),
+        "cause": cause and {**asdict(cause), "meaning": cause.cause.meaning},
         **recorded.notes,
     }

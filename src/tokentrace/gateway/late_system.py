@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from ..diagnose.conversation_diff import INSTRUCTIONS
+from ..diagnose.message_keys import NOISE
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
-from .causes import INSTRUCTIONS
-from .matching import NOISE
 
 _QUESTION: Final = {"role": "user", "content": "pears"}
 _ANSWER: Final = {"role": "assistant", "content": "plums"}

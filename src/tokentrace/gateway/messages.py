@@ -37,11 +37,12 @@ from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..engines.protocol import Delta
 from ..parsing.events import Done, Event
-from ..parsing.partial import PartialObject
-from ..parsing.shapes import STOP_REASONS, CallId, anthropic_message
-from ..parsing.sse import AnthropicEvents, encode_sse
+from ..parsing.messages import CallId
 from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, told, usage_of
+from .partial import PartialObject
 from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
+from .shapes import STOP_REASONS, anthropic_message
+from .sse import AnthropicEvents, encode_sse
 from .token_fields import TokenFields, asked_fields, carried
 
 BILLING: Final = "x-anthropic-billing-header:"

@@ -47,7 +47,7 @@ class Metrics:
         self.storing.observe(seconds)
         self.turns.labels(dialect, turn.finish_reason).inc()
         if turn.cause is not None:
-            self.branches.labels(str(turn.cause.cause)).inc()
+            self.branches.labels(turn.cause.cause.value).inc()
 
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""

@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ..parsing.messages import CallId
 from ..parsing.response import ParsedResponse
-from ..parsing.shapes import CallId
 
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..conversation.values import finite, no_constant
+from ..store.store import State
 from .requests import RequestError, one_of
-from .store import State
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 """What answers a route for administrators."""

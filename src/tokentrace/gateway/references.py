@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..conversation.responses import response_of_item
+from ..diagnose.conversation_diff import text_of
 from ..errors import shown
-from .causes import text_of
+from ..store.store import Store
 from .names import response_name
 from .requests import Request, RequestError
 from .sessions import Sessions
-from .store import Store
 
 
 async def with_references(store: Store, sessions: Sessions, id: str, request: Request) -> Request:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..conversation.forms import HAND_OVER
 from ..conversation.place import Place
 from ..conversation.values import check_depth, plain_json
 from ..engines.protocol import COLDEST
@@ -112,14 +111,10 @@ def refusing(messages: str = "messages") -> Iterator[None]:
 
 
 def refused_input(error: InputError, messages: str = "messages") -> RequestError:
-    """What is wrong with a conversation or with tools, as what is wrong with a body.
-
-    An agent does not choose how its messages are read, so that advice is left out.
-    """
+    """What is wrong with a conversation or with tools, as what is wrong with a body."""
     places = [messages] if error.message is not None or not error.field else []
     places += [] if error.message is None else [str(error.message)]
-    problem = error.problem.replace(HAND_OVER, "")
-    return RequestError(problem, field=".".join([*places, *filter(None, [error.field])]), code="invalid_value")
+    return RequestError(error.problem, field=".".join([*places, *filter(None, [error.field])]), code="invalid_value")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,14 @@ from typing import Any, Final
 from ..conversation.responses import item_id, sealed
 from ..engines.protocol import Delta, FinishReason
 from ..parsing.events import Event
+from ..parsing.messages import CallId
 from ..parsing.response import Finish
-from ..parsing.responses_sse import Item, ResponsesEvents
-from ..parsing.shapes import CallId, ItemId, responses_items
-from ..parsing.sse import encode_sse
 from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
 from .requests import RequestError
 from .responses_request import PREFIX, read_responses
+from .responses_sse import Item, ResponsesEvents
+from .shapes import ItemId, responses_items
+from .sse import encode_sse
 from .token_fields import TokenFields, carried
 
 _DEFAULTS: Final[Mapping[str, Any]] = {

@@ -17,12 +17,12 @@ from ..errors import SampleError, shown
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
 from ..settings import as_float, is_number
+from ..store.packing import unpack_channels
+from ..store.store import Label, SessionInfo, TurnRecord
 from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .packing import unpack_channels
 from .session import SessionRecord
-from .store import Label, SessionInfo, TurnRecord
 from .turns import Recorded
 
 LAYOUT: Final = Layout(parts=False, logprobs=True, rollout=True)
@@ -116,7 +116,7 @@ class SessionRows:
             "session": self.info.id,
             "state": str(self.info.state),
             "cause": branch.cause,
-            "cause_detail": _utf8(cause.detail) if cause is not None and branch.cause else "",
+            "cause_detail": _utf8(cause.words) if cause is not None and branch.cause else "",
             "parent": branch.parent,
             "shared": branch.start,
             "turns": [self._turn(recorded) for recorded in own],

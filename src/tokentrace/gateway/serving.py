@@ -16,13 +16,13 @@ import uvicorn
 from ..engines.protocol import Engine
 from ..errors import InputError
 from ..rendering.renderer import Renderer
+from ..store.opening import open_store
 from .access import Access
 from .app import App
 from .gateway import Gateway, Limits
 from .keys import Keys
 from .metrics import Metrics
 from .sessions import Sessions
-from .stores import open_store
 from .telemetry import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

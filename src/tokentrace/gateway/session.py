@@ -16,21 +16,10 @@ from typing import Any
 import numpy as np
 
 from ..conversation.messages import Messages
-from ..engines.protocol import Completion
-from ..errors import InputError, TokentraceError
-from ..rendering.bridged import BridgedTokens
-from ..study.seams import BridgeRefusal
-from ..tokens.kinds import Kind
-from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import owner_spans
-from ..trajectory.storage import replay_records, write_records
-from ..trajectory.trajectory import Trajectory
-from ..trajectory.turns import Turn
-from .broken_calls import readable_calls, render_readably
-from .causes import INSTRUCTIONS, BranchCause, BranchReason, changed_message, changed_tools, find_cause, text_of
-from .matching import (
+from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause, text_of
+from ..diagnose.finding import Cause, Finding
+from ..diagnose.message_keys import (
     Key,
-    Matcher,
     Meaning,
     call_ids,
     chain,
@@ -41,9 +30,21 @@ from .matching import (
     strict_meaning,
     written_alike,
 )
+from ..engines.protocol import Completion
+from ..errors import InputError, TokentraceError
+from ..rendering.bridged import BridgedTokens
+from ..store.packing import pack_channels
+from ..store.store import TurnRecord
+from ..study.seams import BridgeRefusal
+from ..tokens.kinds import Kind
+from ..tokens.table import message_spans
+from ..tokens.tokenizer import Ids
+from ..trajectory.storage import replay_records, write_records
+from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import Turn
+from .broken_calls import readable_calls, render_readably
+from .matching import Matcher
 from .names import with_written_ids
-from .packing import pack_channels
-from .store import TurnRecord
 from .turns import Asked, Message, Placement, Recorded
 
 _UNFINISHED = ("length", "abort")
@@ -84,7 +85,7 @@ class SessionRecord:
         asked = replace(asked, messages=[self._with_thought(message) for message in sent])
         keys = self._keys(asked)
         ambiguous, refusal = False, ""
-        edit: BranchReason | None = None
+        edit: Finding | None = None
         for count in range(len(asked.messages), 0, -1):
             numbers = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
             if not numbers or (edit is not None and edit.message is not None and count > edit.message):
@@ -291,7 +292,7 @@ class SessionRecord:
             np.concatenate([stream, bridged.new_ids]),
             bridged.new_ids,
             bridged.kinds,
-            bridged.message_spans,
+            bridged.new.message_spans(),
             self._wire(base, bridged.new_ids),
             ambiguous=ambiguous,
             repairs=repairs,
@@ -316,7 +317,7 @@ class SessionRecord:
         if asked.continued:
             self._check_open_end(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        placed = _whole(asked, keys, ids, owner_spans(rendered.messages, len(ids)))
+        placed = _whole(asked, keys, ids, message_spans(rendered.messages))
         return replace(placed, ambiguous=ambiguous, refusal=refusal, notes=notes)
 
     def _check_open_end(self, ids: Ids, field: str) -> None:
@@ -342,24 +343,22 @@ class SessionRecord:
 
     # -- why it branches
 
-    def _why(self, placed: Placement) -> BranchReason | None:
+    def _why(self, placed: Placement) -> Finding | None:
         """Why a turn does not go on from the end of a branch; None where it does, or is the first."""
         base, keys = placed.base, placed.keys
         if not self.turns or (base is not None and base.stop == self._tip(base.branch)):
             return None
         if placed.choice:
-            return BranchReason(BranchCause.RETRY, None, f"choice {placed.choice} of one request")
+            return Finding(Cause.RETRY, words=f"choice {placed.choice} of one request")
         if placed.ambiguous:
-            return BranchReason(
-                BranchCause.AMBIGUOUS, None, "several recorded turns fit the echo; none of them was guessed"
-            )
+            return Finding(Cause.AMBIGUOUS, words="several recorded turns match the request; none of them was guessed")
         if placed.asked.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
-            return BranchReason(BranchCause.EDIT, None, f"its ids leave the record after the first {shared}")
+            return Finding(Cause.EDIT, words=f"its ids leave the record after the first {shared}")
         if placed.edit is not None:
             return placed.edit
         if placed.refusal:
-            return BranchReason(BranchCause.TEMPLATE, None, f"no bridge from the recorded turn: {placed.refusal}")
+            return Finding(Cause.TEMPLATE, words=f"no bridge from the recorded turn: {placed.refusal}")
         asked, sent = placed.asked, placed.asked.messages
         if asked.continued:  # what was begun for the model is no reply of its own
             sent, keys = sent[:-1], keys[:-1]
@@ -417,7 +416,7 @@ class SessionRecord:
         at_tip = base is not None and base.stop == self._tip(base.branch)
         extends = -1 if at_tip or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
         cause = None if extends >= 0 else self._why(placed)
-        branch = self._open(placed, base, extends, "" if cause is None else str(cause.cause))
+        branch = self._open(placed, base, extends, "" if cause is None else cause.cause.value)
         # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
         goes_on = self.trajectory.num_writes == first
         written = self.trajectory.append_completion(
@@ -523,7 +522,7 @@ class SessionRecord:
             finish_reason=info["finish_reason"],
             cause=None
             if cause is None
-            else BranchReason(BranchCause(cause["cause"]), cause["message"], cause["detail"]),
+            else Finding(Cause(cause["cause"]), message=cause["message"], words=cause["words"]),
             notes=info["notes"],
         )
         self.turns.append(turn)

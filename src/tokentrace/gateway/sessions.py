@@ -11,14 +11,15 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from ..diagnose.message_keys import Meaning
 from ..engines.protocol import EngineError, SamplingParams
 from ..errors import shown
+from ..store.store import SessionInfo, State, Store, StoreError, is_storable
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES
-from .matching import MEANINGS, Matcher, Meaning, load_matcher
+from .matching import MEANINGS, Matcher, load_matcher
 from .requests import Body, RequestError, one_of
 from .session import SessionRecord
-from .store import SessionInfo, State, Store, StoreError, is_storable
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from ..engines.protocol import TOP_LOGPROBS, Delta
 from ..parsing.events import Event
-from ..parsing.shapes import CallId
-from ..parsing.sse import OPENAI_END, encode_sse
+from ..parsing.messages import CallId
 from ..tokens.ids import check_ids
 from .chat import chat_usage
 from .dialect import AgentDialect, Head, Replied, openai_error
 from .requests import Body, Request, RequestError, refusing
+from .sse import OPENAI_END, encode_sse
 from .token_fields import TokenFields
 
 _MOST: Final = 10_000_000

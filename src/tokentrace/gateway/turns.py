@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..conversation.messages import Messages
+from ..diagnose.finding import Finding
+from ..diagnose.message_keys import Key
 from ..rendering.renderer import Renderer
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
-from .causes import BranchReason
-from .matching import Key
 
 Message = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ class Recorded:
     stop: int
     """Where the reply's tokens are in the stream of the branch."""
     finish_reason: str
-    cause: BranchReason | None = None
+    cause: Finding | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What else is known of it: the dialect, what its echo needed repaired, how long it took."""
 
@@ -82,7 +82,7 @@ class Placement:
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a turn that fits was refused."""
-    edit: BranchReason | None = None
+    edit: Finding | None = None
     """The message that is not what was recorded, though it means the same: by reasoning, or a printed field."""
     repairs: tuple[str, ...] = ()
     """How the agent's echo of the reply that it goes on from differs from it."""

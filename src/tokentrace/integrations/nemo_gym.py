@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..gateway.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord
-from ..gateway.stores import open_store
+from ..store.opening import open_store
+from ..store.store import Conflict, Label, SessionInfo, State, StoreError, TurnRecord
 from .nemo_items import full_prompts
 
 try:

@@ -5,8 +5,8 @@ into bytes in which control tokens cannot be confused with text. A grammar compi
 which delimiters to look for. `parser` runs a generator over a `reader` of these bytes: `turn`, or `channels` for
 Harmony. A turn leaves calls to `calls`, which reads arguments by the style of the grammar: `jsonreading`, `pairs`,
 `bracketed`; `values` says what bare text means. Results collect in `output` and come out as `events` or as a whole
-response. `attempts` finds well-formed calls outside their place. `readback` compares a parsed turn with its message;
-`proof` checks that a grammar reads what its own template writes.
+response; `messages` makes a message of one. `attempts` finds well-formed calls outside their place. `readback` compares
+a parsed turn with its message; `proof` checks that a grammar reads what its own template writes.
 """
 
 from ..lazy import load_on_use

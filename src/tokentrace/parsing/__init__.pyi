@@ -16,7 +16,3 @@ from .response import CallStatus as CallStatus
 from .response import Finish as Finish
 from .response import ParsedResponse as ParsedResponse
 from .response import ParsedToolCall as ParsedToolCall
-from .responses_sse import ResponsesEvents as ResponsesEvents
-from .sse import AnthropicEvents as AnthropicEvents
-from .sse import OpenAIChunks as OpenAIChunks
-from .sse import encode_sse as encode_sse

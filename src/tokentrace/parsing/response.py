@@ -103,7 +103,7 @@ class ParsedToolCall:
     late_id: bool = field(default=False, compare=False)
     """True if its id came after its name and arguments, too late for a stream."""
     told: bool = field(default=False, compare=False)
-    """Whether a client is told that it is a call, whatever its status. See `parsing.telling`."""
+    """Whether a client is told that it is a call, whatever its status. The gateway decides it."""
 
     @property
     def ok(self) -> bool:
@@ -172,20 +172,8 @@ class ParsedResponse(ShowsItself):
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
 
-        See `parsing.shapes.history_message`.
+        See `parsing.messages.history_message`.
         """
-        from .shapes import history_message
+        from .messages import history_message
 
         return history_message(self, call_id=call_id)
-
-    def to_anthropic(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
-        """An assistant message in Anthropic's shape. See `parsing.shapes.anthropic_message`."""
-        from .shapes import anthropic_message
-
-        return anthropic_message(self, call_id=call_id)
-
-    def to_responses(self, *, call_id: Callable[[int], str] | None = None) -> list[dict[str, Any]]:
-        """Output items in the shape of OpenAI's Responses. See `parsing.shapes.responses_items`."""
-        from .shapes import responses_items
-
-        return responses_items(self, call_id=call_id)

@@ -30,7 +30,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from ..computed import computed
-from ..conversation.messages import tools_text
 from ..conversation.values import finite, no_constant
 
 Types = frozenset[str] | None
@@ -332,7 +331,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
     if not tools:
         return NO_TOOLS
     try:
-        return _cached_tools(tools_text(tools))
+        return _cached_tools(json.dumps(tools))
     except (TypeError, ValueError, RecursionError):
         return Tools(tools)
 

@@ -16,8 +16,8 @@ from nemo_gym.token_id_capture.conformance import ConformanceError, run_conforma
 from nemo_gym.token_id_capture.protocols import LineageResolver, TokenSink, TokenSource
 from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry
 
-from tokentrace.gateway.store import Closed, Conflict, StoreError
 from tokentrace.integrations.nemo_gym import TokenStore
+from tokentrace.store.store import Closed, Conflict, StoreError
 
 CHECKS = [
     "put_then_freeze_visibility",

@@ -17,11 +17,11 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from ...errors import shown
-from ...viewer.page import SHARED, asset
+from ...show.page import SHARED, asset
+from ...store.store import SessionInfo, State
 from ..gateway import Gateway
 from ..reading import Endpoint, json_response, read_state
 from ..requests import RequestError
-from ..store import SessionInfo, State
 from .views import TOKENS, brief_metadata, tokens_view, turn_view
 
 POLICY: Final = (

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...show.document import token_columns
+from ...store.store import Label
 from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
-from ...viewer.document import token_columns
 from ..gateway import described
 from ..session import SessionRecord
-from ..store import Label
 
 TOKENS: Final = 4_000
 """The most tokens of one answer."""

@@ -1,0 +1,5 @@
+"""Certify a template; say why tokens differ."""
+
+from ..lazy import load_on_use
+
+__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

@@ -1,0 +1,180 @@
+"""The cases of an audit: what is appended to which assistant turn, after which history.
+
+A case is one small conversation: the history that the model answers, its reply, and the appended messages. Histories
+are ordered by size, so the first case that fails is the smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from ..study.probes import SYSTEM, USER, call, calling, result
+
+Message = Mapping[str, Any]
+
+LONG: Final = 6
+"""Rounds of tools, and earlier answers, in the longest histories."""
+THINK: Final = ("<think>\n", "\n</think>\n\n")
+"""Reasoning tags where the grammar has none."""
+ANSWER: Final = "An Answer, naïve"
+THOUGHT: Final = "A Thought, naïve"
+"""Texts of replies. Capitals and a letter beyond ASCII reveal a template that alters them."""
+
+
+def _tool(name: str) -> Message:
+    properties = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
+    schema = {"type": "object", "properties": properties, "required": []}
+    return {"type": "function", "function": {"name": name, "description": "a probe", "parameters": schema}}
+
+
+TOOLS: Final[Sequence[Message]] = (_tool("probe1"), _tool("probe2"))
+
+
+class Append(StrEnum):
+    """What follows an assistant turn."""
+
+    TOOL = "tool"
+    PARALLEL = "parallel tools"
+    TOOL_USER = "tool, then user"
+    USER = "user"
+    SYSTEM = "system"
+    ASSISTANT = "assistant"
+
+    @property
+    def calls(self) -> int:
+        """The number of calls in the turn before."""
+        return {Append.TOOL: 1, Append.PARALLEL: 2, Append.TOOL_USER: 1}.get(self, 0)
+
+
+class Arguments(StrEnum):
+    """The arguments of a turn's calls."""
+
+    NONE = ""
+    OBJECT = "object"
+    EMPTY = "empty"
+    NESTED = "nested"
+
+
+_ARGUMENTS: Final[Mapping[Arguments, Any]] = {
+    Arguments.OBJECT: {"key": "value"},
+    Arguments.EMPTY: {},
+    Arguments.NESTED: {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
+}
+
+
+class Style(StrEnum):
+    """How a turn's content is passed."""
+
+    PLAIN = ""
+    SPACED = "white space around content"
+    INLINE = "reasoning inside content"
+    """As by a client that keeps the sampled text and does not separate reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """The kind of an assistant turn, and what is appended to it."""
+
+    append: Append
+    reasoning: bool
+    content: bool = True
+    arguments: Arguments = Arguments.NONE
+    style: Style = Style.PLAIN
+
+    @property
+    def words(self) -> str:
+        parts = [*(["reasoning"] if self.reasoning else []), *([self.style or "content"] if self.content else [])]
+        if self.append.calls:
+            parts.append(f"{'a call' if self.append.calls == 1 else 'two calls'} ({self.arguments})")
+        return " + ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCase:
+    """One conversation: the history, the reply to it, and the appended messages."""
+
+    turn: TurnForm
+    past: tuple[Message, ...]
+    reply: Message
+    appended: tuple[Message, ...]
+    tools: bool
+    history: str = ""
+    """Words for the history; empty for a single question."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return (*self.past, self.reply, *self.appended)
+
+
+_CALLING: Final = (
+    *((reasoning, content, Arguments.OBJECT) for reasoning in (False, True) for content in (False, True)),
+    (False, True, Arguments.EMPTY),
+    (True, False, Arguments.EMPTY),
+    (False, False, Arguments.NESTED),
+    (True, True, Arguments.NESTED),
+)
+"""Reasoning, content and arguments of turns with calls: each two values occur together."""
+
+
+def turns() -> Iterator[TurnForm]:
+    """Yield every kind of turn that an audit tries."""
+    for append in Append:
+        plain = Arguments.OBJECT if append.calls else Arguments.NONE
+        forms = _CALLING if append.calls else ((False, True, plain), (True, True, plain))
+        yield from (TurnForm(append, *form) for form in forms)
+        yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
+
+
+def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iterator[AppendCase]:
+    """Yield the conversations for a kind of turn, the smallest first.
+
+    `ids` are two call ids, `tags` the reasoning tags. Only plain content and plain arguments get the longest histories.
+    """
+    append = turn.append
+    reply = _reply(turn, ids, tags)
+    results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]
+    appended = (*results, *_NEXT.get(append, ()))
+    calls = append.calls > 0
+    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT)
+    tools = (_reply(called, ids, tags), result(1, tool_call_id=ids[0]))
+    answer = (USER, _reply(TurnForm(Append.USER, turn.reasoning), ids, tags))
+    histories: list[tuple[str, tuple[Message, ...], bool]] = [("", (USER,), calls)]
+    if not calls:
+        histories.append(("where tools are declared", (USER,), True))
+    histories += [
+        ("where there is a system message", (SYSTEM, USER), calls),
+        ("after a round of tools", (USER, *tools), True),
+        ("after an earlier answer", (*answer, USER), calls),
+        ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
+    ]
+    if turn.style is Style.PLAIN and turn.arguments in (Arguments.NONE, Arguments.OBJECT):
+        histories.append((f"after {LONG} rounds of tools", (USER, *tools * LONG), True))
+        histories.append((f"after {LONG} earlier answers", (*answer * LONG, USER), calls))
+    for words, past, declared in histories:
+        yield AppendCase(turn, past, reply, appended, declared, words)
+
+
+def _reply(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Message:
+    texts = {
+        Style.PLAIN: ANSWER,
+        Style.SPACED: f"\n {ANSWER} \n",
+        Style.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}",
+    }
+    fields: dict[str, Any] = {"role": "assistant", "content": texts[turn.style] if turn.content else ""}
+    if turn.reasoning:
+        fields["reasoning_content"] = THOUGHT
+    arguments = _ARGUMENTS.get(turn.arguments)
+    calls = [{**call(number + 1, arguments), "id": ids[number]} for number in range(turn.append.calls)]
+    return calling(*calls, **fields) if calls else fields
+
+
+_NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
+    Append.TOOL_USER: (USER,),
+    Append.USER: (USER,),
+    Append.SYSTEM: (SYSTEM,),
+    Append.ASSISTANT: ({"role": "assistant", "content": ANSWER},),
+}
+"""The message after the results of calls, if any."""

@@ -1,0 +1,215 @@
+"""`audit_template`: run everything that an audit asks of a template."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Final
+
+from jinja2 import nodes
+
+from ..errors import TemplateLimitError, TokentraceError
+from ..rendering.factory import create_renderer
+from ..rendering.renderer import Renderer
+from ..study.probes import ASSISTANT_TURNS, OTHER_TURNS, STAND_IN_TOOL, SYSTEM, USER
+from ..study.study import TemplateStudy
+from ..template.chat_template import ChatTemplate, parse_template, wrap_tools
+from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
+from .audit_report import AuditReport, SettingAudit
+from .cases import Arguments, turns
+from .facts import find_changes, find_defaults, find_forgeable, find_prompting, find_reading, find_stops
+from .field_texts import Altered, find_altered
+from .lines import LineTracer
+from .readback import find_writing
+from .remedies import Remedies, remedy, try_remedies
+from .verdicts import Grade, Verdict, judged, verdicts_of
+
+_MAX_TEXT: Final = 200_000
+"""Characters that a template may write around one question."""
+_MAX_SETTINGS: Final = 24
+
+Progress = Callable[[str, int, int], None]
+"""Called with a name, the number done and the total."""
+
+
+def audit_template(
+    tokenizer: Any, *, name: str | None = None, progress: Progress | None = None, **settings: Any
+) -> AuditReport:
+    """Certify a tokenizer and its template: a `Renderer`, or anything that `create_renderer` takes, with its settings.
+
+    Raises the errors of `create_renderer`, and TemplateLimitError if one question is too much work for the template.
+
+    >>> from tokentrace.pocket import POCKET
+    >>> audit_template(POCKET).verdict("rl-append-only").grade
+    <Grade.HOLDS: 'holds'>
+    """
+    renderer = tokenizer if isinstance(tokenizer, Renderer) else create_renderer(tokenizer, **settings)
+    renderer, progress = renderer.silent(), progress or (lambda *_: None)
+    study = _study(renderer)
+    _check_size(study)
+    tracer = LineTracer(study.template.source if isinstance(study.template, ChatTemplate) else None)
+    cells = _run_matrix(study, tracer, progress)
+    progress("facts", 0, 1)
+    reading, prompting, stops = find_reading(study), find_prompting(study), find_stops(renderer)
+    defaults, writing = find_defaults(study, tracer), find_writing(renderer)
+    altered = find_altered(study, tracer, writing.altered)
+    counted = judged(cells, reading, prompting)
+    remedies = try_remedies(renderer, counted)
+    switches, without_effect = _run_switches(renderer, tracer, defaults.variables, progress)
+    verdicts = verdicts_of(counted, defaults.changes, altered, stops)
+    return AuditReport(
+        name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
+        family=renderer.family,
+        digest=study.template.digest,
+        settings=dict(renderer.template_kwargs),
+        cells=cells,
+        switches=tuple(switches),
+        without_effect=tuple(without_effect),
+        stops=stops,
+        prompting=prompting,
+        forgeable=find_forgeable(study),
+        reading=reading,
+        writing=writing,
+        altered=altered,
+        defaults=defaults,
+        remedies=remedies,
+        verdicts=tuple(_with_remedies(one, remedies, switches, altered) for one in verdicts),
+        notes=tuple(_notes(renderer, tracer, cells, defaults.variables)),
+        tokenizer=renderer.tokenizer,
+    )
+
+
+def _study(renderer: Renderer) -> TemplateStudy:
+    """Return the study of the template for tools, where a model has one."""
+    try:
+        return renderer.study()
+    except TokentraceError:
+        return renderer.study([])
+
+
+def _check_size(study: TemplateStudy) -> None:
+    """Raise TemplateLimitError if one question is too much work: an audit renders hundreds."""
+    try:
+        size = len(study.run((USER,), None, True).text)
+    except TemplateLimitError:
+        raise
+    except TokentraceError:
+        return  # the report says what the template refuses
+    if size > _MAX_TEXT:
+        problem = f"the template writes {size:,} characters around one question"
+        raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MAX_TEXT:,}")
+
+
+def _run_matrix(study: TemplateStudy, tracer: LineTracer, progress: Progress) -> tuple[AppendCell, ...]:
+    matrix, forms, cells = AppendMatrix(study, tracer), list(turns()), []
+    for done, form in enumerate(forms):
+        progress("appends", done, len(forms))
+        cells.append(matrix.cell(form))
+    return tuple(cells)
+
+
+def _with_remedies(
+    verdict: Verdict, remedies: Remedies, switches: Sequence[SettingAudit], altered: Sequence[Altered]
+) -> Verdict:
+    holding = [
+        switch.name
+        for switch in switches
+        for other in switch.verdicts
+        if other.use is verdict.use and other.grade is Grade.HOLDS and verdict.grade is not Grade.HOLDS
+    ]
+    return replace(verdict, remedy=remedy(verdict, remedies, altered), holds_with=tuple(holding))
+
+
+def _notes(
+    renderer: Renderer, tracer: LineTracer, cells: Sequence[AppendCell], printed: Mapping[str, str]
+) -> Iterator[str]:
+    names = sorted(_not_boolean(renderer) - printed.keys())
+    if names:
+        yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
+    if not tracer.has_lines:
+        yield "the format is written in Python: there are no template lines to name"
+    elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
+        yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
+
+
+# -- switches: variables that the template reads
+
+
+def _run_switches(
+    renderer: Renderer, tracer: LineTracer, printed: Mapping[str, str], progress: Progress
+) -> tuple[list[SettingAudit], list[str]]:
+    """Audit each setting that changes the text of a probe, and name those that change none."""
+    audits, without_effect = [], []
+    settings = _settings(renderer, printed)
+    plain = _probe_texts(_study(renderer))
+    for done, setting in enumerate(settings):
+        progress("settings", done, len(settings))
+        other = renderer.with_variables(setting).silent()
+        study = _study(other)
+        if _probe_texts(study) == plain:
+            without_effect.append(SettingAudit(setting, ()).name)
+            continue
+        matrix = AppendMatrix(study, LineTracer(None))  # naming the lines for each setting is too slow
+        forms = (form for form in turns() if form.arguments in (Arguments.NONE, Arguments.OBJECT))
+        cells = tuple(matrix.cell(form) for form in forms)
+        if all(cell.outcome is AppendOutcome.REFUSED for cell in cells):
+            audits.append(SettingAudit(setting, ()))
+            continue
+        counted = judged(cells, find_reading(study), find_prompting(study))
+        altered = find_altered(study, tracer, find_writing(other).altered)
+        verdicts = verdicts_of(counted, find_changes(study, tracer), altered, find_stops(other))
+        audits.append(SettingAudit(setting, cells, tuple(verdicts)))
+    return audits, without_effect
+
+
+def _probe_texts(study: TemplateStudy) -> list[str | None]:
+    """Render the probes, with and without tools."""
+    probes = itertools.product((*ASSISTANT_TURNS, *OTHER_TURNS), (False, True), (False, True))
+    renderings = (study.readable(probe, tools, prompt) for probe, tools, prompt in probes)
+    return [None if rendering is None else rendering.text for rendering in renderings]
+
+
+def _settings(renderer: Renderer, printed: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return each switch with each value worth trying.
+
+    A variable that the template compares with texts takes those texts; one that it prints, or that is a list, is no
+    switch; any other is tried as true and as false.
+    """
+    template = renderer.study().template
+    tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
+    loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
+    assigned = {name.name for name in loops}
+    compared = _compared(tree)
+    skipped = {*compared, *printed, *assigned, *_not_boolean(renderer)}
+    settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
+    for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
+        settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
+    return settings[:_MAX_SETTINGS]
+
+
+def _not_boolean(renderer: Renderer) -> set[str]:
+    """Return the variables, lists say, with which the template raises TypeError if they are true or false."""
+    names = set()
+    for name, value in renderer.switches():
+        study = renderer.with_variables({name: value}).study()
+        for tools in (None, wrap_tools([STAND_IN_TOOL])):
+            try:
+                study.run((SYSTEM, USER), tools, True)
+            except TokentraceError as error:
+                names |= {name} if isinstance(error.__cause__, TypeError) else set()
+    return names
+
+
+def _compared(tree: nodes.Template) -> dict[str, list[str]]:
+    """Map the variables that a template compares with texts to those texts."""
+    texts: dict[str, dict[str, None]] = {}
+    for compare in tree.find_all(nodes.Compare):
+        sides = [compare.expr, *(one.expr for one in compare.ops)]
+        items = [item for side in sides for item in (getattr(side, "items", None) or [side])]
+        values = [one.value for one in items if isinstance(one, nodes.Const) and isinstance(one.value, str)]
+        for side in sides:
+            if isinstance(side, nodes.Name):
+                texts.setdefault(side.name, {}).update(dict.fromkeys(values))
+    return {name: list(values) for name, values in texts.items() if values}

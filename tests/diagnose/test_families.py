@@ -1,0 +1,181 @@
+"""Audits of every family: their verdicts are those of brute force, and what is known of templates comes out."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.diagnose.brute import audit_of, breaks, reworded, source_of
+from tests.support import FULL, JINJA_FAMILIES, rotating, some
+from tokentrace.diagnose import AuditReport, Grade
+from tokentrace.diagnose.appends import AppendCell, AppendOutcome, Where
+from tokentrace.diagnose.cases import TOOLS, Append, Arguments, Style
+
+DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "nemotron-3-nano"]
+"""Those of which it is known that they drop reasoning once a user speaks."""
+KNOWN = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-r1", "llama-3.1", "qwen3.6", "glm-4.7"]
+"""Those that tests below are about."""
+OTHERS = [name for name in JINJA_FAMILIES if name not in KNOWN]
+TRIED = [*rotating(KNOWN, "known", 2), *rotating(OTHERS, "audit", 8)]
+"""Some of them in each run, all of them in a full one: an audit takes seconds."""
+
+
+@pytest.fixture(scope="module", params=TRIED)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def split(cell: AppendCell, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
+    before = len(cell.case.past)
+    return messages[:before], messages[before], messages[before + 1 :], TOOLS if cell.case.tools else None
+
+
+def cells(report: AuditReport, append: str, **having: Any) -> list[AppendCell]:
+    """The cells of an append whose turn has these features; arguments as objects, content plain if nothing is said."""
+    shape = having.pop("arguments", Arguments.OBJECT)
+    having.setdefault("style", Style.PLAIN)
+    return [
+        cell
+        for cell in report.cells
+        if cell.append == append and cell.turn.arguments in (shape, Arguments.NONE)
+        if all(getattr(cell.turn, name) == value for name, value in having.items())
+    ]
+
+
+def test_every_verdict_is_that_of_brute_force(family: str) -> None:
+    chance, wrong = random.Random(family), []
+    for cell in audit_of(family).cells:
+        for messages in (list(map(dict, cell.messages)), reworded(cell.messages, chance)):
+            found = breaks(source_of(family), *split(cell, messages))
+            expected = None if cell.outcome is AppendOutcome.REFUSED else cell.outcome is AppendOutcome.BREAKS
+            if found is not expected:
+                wrong.append((cell.turn, cell.outcome, found, messages))
+    assert not wrong, some(wrong)
+
+
+def test_no_longer_conversation_breaks_where_the_audit_says_that_it_holds(family: str) -> None:
+    chance, wrong, tried = random.Random(family), [], 0
+    holding = [cell for cell in audit_of(family).cells if cell.outcome in (AppendOutcome.HOLDS, AppendOutcome.LOSES)]
+    for cell in chance.sample(holding, min(12, len(holding))):
+        past, said, appended, tools = split(cell, list(map(dict, cell.messages)))
+        exchange = [said, *appended]
+        longer = [*past]
+        for _ in range(chance.randint(1, 3)):
+            longer += exchange if appended[-1]["role"] in ("user", "tool") else [said, past[-1]]
+        found = breaks(source_of(family), *(reworded(part, chance) for part in (longer,)), said, appended, tools)
+        tried += found is not None
+        if found:
+            wrong.append((cell.turn, longer))
+    assert not wrong, some(wrong)
+    assert tried or not holding
+
+
+def test_every_break_of_the_past_names_the_line_that_makes_it(family: str) -> None:
+    lines = source_of(family).split("\n")
+    past = [(cell, one) for cell in audit_of(family).cells for one in cell.breaks if one.where is not Where.SEAM]
+    assert past or family not in DROPPING
+    for cell, one in past:
+        assert one.blame is not None, (cell.turn, one)
+        assert 1 <= one.blame.line <= len(lines)
+        assert not one.blame.condition or one.blame.proven, one.blame
+
+
+# -- what is known
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-thinking-2507"] if FULL else ["qwen3"])
+def test_qwen3_breaks_on_a_tools_result_by_loop_last(name: str) -> None:
+    report = audit_of(name)
+    for append in (Append.TOOL, Append.PARALLEL):
+        for cell in cells(report, append, reasoning=False):
+            assert cell.outcome is AppendOutcome.BREAKS
+            (blame,) = {one.blame for one in cell.breaks if not one.at_turn}
+            assert blame is not None
+            assert blame.condition == "loop.last"
+            assert "loop.last" in source_of(name).split("\n")[blame.line - 1]
+        assert {cell.outcome for cell in cells(report, append, reasoning=True)} == {AppendOutcome.HOLDS}
+    assert report.verdict("rl-append-only").grade is Grade.PARTLY
+    assert report.verdict("rl-user-turns").grade is Grade.FAILS
+
+
+def test_qwen3_2507_passes() -> None:
+    report = audit_of("qwen3-instruct-2507")
+    assert {verdict.grade for verdict in report.verdicts} == {Grade.HOLDS}
+    assert not report.reading.reasoning
+
+
+@pytest.mark.parametrize("name", [name for name in DROPPING if name in TRIED])
+def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
+    for append in (Append.USER, Append.TOOL_USER):
+        for cell in cells(audit_of(name), append, reasoning=True):
+            assert cell.outcome is AppendOutcome.BREAKS
+            (one,) = (found for found in cell.breaks if not found.at_turn)
+            assert any("reasoning_content" in field and "gone" in field for field in one.fields)
+            assert one.blame is not None
+            assert "last" in one.blame.condition or one.blame.because
+    assert audit_of(name).verdict("rl-user-turns").grade is not Grade.HOLDS
+
+
+def test_gpt_oss_breaks_on_a_user_by_its_stop_token() -> None:
+    (cell,) = cells(audit_of("gpt-oss"), Append.USER, reasoning=False)
+    assert cell.outcome is AppendOutcome.BREAKS
+    assert cell.breaks[-1].before.startswith("<|return|>")
+    assert cell.breaks[-1].after.startswith("<|end|>")
+
+
+def test_deepseek_v3_drops_calls() -> None:
+    for cell in cells(audit_of("deepseek-v3"), Append.TOOL, content=True):
+        assert "tool_calls.0" in cell.lost
+
+
+def test_deepseek_r1_drops_reasoning() -> None:
+    for cell in cells(audit_of("deepseek-r1"), Append.USER, reasoning=True):
+        assert cell.lost == ("reasoning_content",)
+    assert audit_of("deepseek-r1").prompting.opens_reasoning
+    assert audit_of("deepseek-r1").verdict("sft-per-turn").grade is Grade.FAILS
+
+
+@pytest.mark.parametrize("name", ["llama-3.1", "llama-3.2"] if FULL else ["llama-3.1"])
+def test_llama_refuses_parallel_calls(name: str) -> None:
+    found = cells(audit_of(name), Append.PARALLEL)
+    assert {cell.outcome for cell in found} == {AppendOutcome.REFUSED}
+    assert all("single tool-calls" in cell.reason for cell in found)
+    assert audit_of(name).verdict("rl-append-only").grade is Grade.PARTLY
+
+
+def test_the_day_is_known_to_change_prompts(family: str) -> None:
+    defaults = audit_of(family).defaults
+    assert bool(defaults.changes.clock) == (family in ("gpt-oss", "llama-3.2"))
+    assert not defaults.changes.random
+
+
+def test_a_day_that_stands_in_the_template_is_a_variable() -> None:
+    assert audit_of("llama-3.1").defaults.variables == {"date_string": "26 Jul 2024"}
+
+
+def test_a_setting_that_keeps_reasoning_is_named() -> None:
+    assert "clear_thinking=False" in {one.name for one in audit_of("glm-4.7").switches}
+
+
+def test_a_setting_that_keeps_reasoning_holds() -> None:
+    switch = next(one for one in audit_of("qwen3.6").switches if one.name == "preserve_thinking=True")
+    outcomes = {cell.outcome for cell in switch.cells if cell.append is Append.USER and cell.turn.reasoning}
+    assert outcomes == {AppendOutcome.HOLDS}
+
+
+def test_stop_tokens_that_are_heads_of_the_next_turn_are_known() -> None:
+    stops = {one.text: one for one in audit_of("glm-4.5").stops.tokens}
+    assert stops["<|user|>"].is_next_head
+    assert stops["<|user|>"].trained
+    assert audit_of("glm-4.5").stops.untrained_end
+
+
+def test_a_stop_token_that_the_template_writes_is_trained() -> None:
+    assert not audit_of("qwen3").stops.untrained_end
+
+
+def test_the_bridge_is_tried_on_all_that_breaks(family: str) -> None:
+    remedies = audit_of(family).remedies
+    assert remedies.bridged + sum(count for _, count in remedies.refused) == remedies.broken

@@ -1,0 +1,181 @@
+"""The line and the condition by which renderings part, on templates that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jinja2 import nodes
+
+from tests.diagnose.brute import audited, rendered, source_of
+from tests.support import JINJA_FAMILIES, SPECIAL
+from tokentrace.diagnose.appends import AppendOutcome, Where
+from tokentrace.diagnose.cases import TOOLS, Append, cases, turns
+from tokentrace.diagnose.expressions import source_text
+from tokentrace.diagnose.lines import EventKind, LineTracer
+from tokentrace.study.probes import THOUGHT, USER
+from tokentrace.template.chat_template import parse_template
+
+DIRECT = """{%- for message in messages %}
+<|turn|>{{ message.role }}:
+{%- if message.role == 'assistant' and message.reasoning_content and loop.last %}
+[{{ message.reasoning_content }}]
+{%- endif %}
+{{ message.content }}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}
+<|turn|>assistant:
+{%- endif %}"""
+
+MACRO = """{%- macro shown(message, last) %}
+{%- if last %}
+[{{ message.reasoning_content }}]
+{%- endif %}
+{{- message.content }}
+{%- endmacro %}
+{%- for message in messages -%}
+<|turn|>{{ message.role }}:{{ shown(message, loop.last and message.reasoning_content) }}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
+
+BUILT = """{%- set ns = namespace(out='<|begin|>') %}
+{%- for message in messages %}
+{%- set ns.out = ns.out + '<|turn|>' + message.role + ':' %}
+{%- if loop.index0 >= messages|length - 1 %}
+{%- set ns.out = ns.out + '[' + (message.reasoning_content or '') + ']' %}
+{%- endif %}
+{%- set ns.out = ns.out + message.content + '<|end|>' %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{%- set ns.out = ns.out + '<|turn|>assistant:' %}
+{%- endif %}
+{{- ns.out }}"""
+
+ONE_LINE = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for message in messages %}<|turn|>{{ message.role }}:{% if loop.index0 > ns.last and "
+    "message.reasoning_content %}[{{ message.reasoning_content }}]{% endif %}{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant:{% endif %}"
+)
+
+COUNTED = """{%- for message in messages -%}
+<|turn|>{{ message.role }} {{ loop.revindex }}:{{ message.content }}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|turn|>assistant 0:{% endif %}"""
+
+LAST_TWO = """{%- for message in messages[-2:] -%}
+<|turn|>{{ message.role }}:{{ message.content }}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
+
+
+def blame_of(source: str) -> Any:
+    cell = next(
+        cell for cell in audited(source).cells if cell.append is Append.USER and cell.turn.reasoning and cell.breaks
+    )
+    return next(one for one in cell.breaks if not one.at_turn).blame
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "condition"),
+    [
+        (DIRECT, 3, "loop.last"),
+        (MACRO, 2, "last"),
+        (BUILT, 4, "loop.index0 >= messages|length - 1"),
+        (ONE_LINE, 1, "loop.index0 > ns.last"),
+    ],
+)
+def test_the_condition_that_turned_is_named_and_proven(source: str, line: int, condition: str) -> None:
+    blame = blame_of(source)
+    assert (blame.line, blame.condition, blame.before, blame.proven) == (line, condition, True, True)
+
+
+def test_the_value_behind_a_condition_is_named() -> None:
+    assert blame_of(ONE_LINE).because == ((1, "ns.last", 0, 2),)
+
+
+def test_where_no_condition_turned_the_line_that_writes_is_named() -> None:
+    blame = blame_of(COUNTED)
+    assert (blame.line, blame.condition) == (2, "")
+
+
+def test_a_window_over_the_past_is_a_break_at_its_loop() -> None:
+    report = audited(LAST_TWO)
+    cell = next(cell for cell in report.cells if cell.append is Append.USER and not cell.turn.reasoning)
+    assert cell.outcome is AppendOutcome.BREAKS
+    blame = cell.breaks[-1].blame
+    assert blame is not None
+    assert blame.line in (1, 2)
+    assert cell.breaks[-1].where is Where.PAST
+
+
+@pytest.mark.parametrize("family", JINJA_FAMILIES)
+def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> None:
+    source = source_of(family)
+    tracer = LineTracer(source)
+    kinds = set()
+    for turn in list(turns())[::5]:
+        case = next(cases(turn, ("call00001", "call00002")))
+        tools = TOOLS if case.tools else None
+        run = tracer.run(case.messages, tools, add_generation_prompt=True, variables=SPECIAL)
+        assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)
+        kinds |= {event.kind for event in run.events} if run is not None else set()
+    assert kinds >= {EventKind.TEST, EventKind.ROUND, EventKind.WRITE} or family == "gemma-3"  # which refuses tools
+
+
+def test_a_forced_answer_changes_the_way_a_run_takes() -> None:
+    tracer, given = LineTracer(DIRECT), [USER, THOUGHT, USER]
+    run = tracer.run(given)
+    assert run is not None
+    (number,) = [
+        at
+        for at, event in enumerate(run.events)
+        if tracer.places[event.place].text == "loop.last" and event.kind is EventKind.TEST
+    ]
+    forced = tracer.run(given, forced={number: True})
+    assert forced is not None
+    assert "[thought]" in forced.text
+    assert "[thought]" not in run.text
+
+
+@pytest.mark.parametrize(
+    "costly",
+    [
+        "{{ 'a' * 400000000 }}",
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(text='xx') %}{% for a in range(99) %}{% set ns.text = ns.text + ns.text %}{% endfor %}",
+    ],
+)
+def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
+    tracer = LineTracer("{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}")
+    run = tracer.run([USER])
+    assert run is not None
+    assert run.text == "question"
+    assert tracer.run([USER], forced={0: True}) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loop.last",
+        "message['role'] == 'user'",
+        "not (a and b)",
+        "a or (b and not c)",
+        "messages[1:]",
+        "messages[::-1]",
+        "x is defined",
+        "x is not none",
+        "content.split('</think>')[-1].lstrip('\\n')",
+        "a if b else c",
+        "message.content|trim|length > -2",
+        "'x' not in y",
+        "f(1, key=[1, (2, 3)], other={'a': true})",
+        "a ~ b + 1",
+    ],
+)
+def test_an_expression_that_is_source_text_means_the_same(text: str) -> None:
+    def tree(source: str) -> nodes.Node:
+        return parse_template("{{ " + source + " }}")
+
+    (output,) = tree(text).body  # type: ignore[attr-defined]
+    assert tree(source_text(output.nodes[0])) == tree(text)

@@ -1,0 +1,301 @@
+"""A PostgreSQL store whose server is away, full of others or restarted says so, and works again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from tests.store.support import Postgres, check_whole, made_up_turn, postgres_server, session
+from tokentrace.store import postgres as postgres_module
+from tokentrace.store.postgres import postgres_store
+from tokentrace.store.store import Store, StoreError, TurnRecord
+from tokentrace.trajectory import Trajectory
+
+SECRET = "hush-hush-4711"
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Postgres]:
+    """A server that a test may stop."""
+    with postgres_server() as server:
+        yield server
+
+
+def test_tables_are_made_once_however_many_gateways_start(postgres: Postgres) -> None:
+    url = postgres.fresh()
+    with ThreadPoolExecutor(8) as threads:
+        stores = list(threads.map(lambda _: postgres_store(url), range(8)))
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT version FROM format").fetchall() == [(1,)]
+    for store in stores:
+        asyncio.run(store.close())
+
+
+def test_a_store_of_another_version_is_refused(postgres: Postgres) -> None:
+    url = postgres.fresh()
+    asyncio.run(postgres_store(url).close())
+    with psycopg.connect(url) as connection:
+        connection.execute("UPDATE format SET version = 99")
+    with pytest.raises(StoreError, match="a store of version 99, and this tokentrace reads version 1"):
+        postgres_store(url)
+
+
+def test_connections_that_were_ended_are_opened_again_unseen(postgres: Postgres) -> None:
+    url = postgres.fresh()
+
+    async def test() -> None:
+        store = postgres_store(url)
+        trajectory = Trajectory()
+        await store.create(session("a"))
+        for number in range(5):
+            with psycopg.connect(url, autocommit=True) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tokentrace'"
+                )
+            await store.append("a", made_up_turn(trajectory, number, "a"), request=f"r{number}")
+        assert await check_whole(store, "a") == 5
+        await store.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("after", ["UPDATE sessions", "INSERT INTO turns", "DELETE FROM requests", "COMMIT"])
+def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    """Also where it was stored, and only the acknowledgement was lost."""
+    url = postgres.fresh()
+    lost: list[str] = []
+    change, once = postgres_module._Statements.change, postgres_module._Postgres._once
+
+    def changing(self: object, sql: str, *values: object) -> int:
+        result = change(self, sql, *values)  # type: ignore[arg-type]
+        if sql.startswith(after) and not lost:
+            lost.append(sql)
+            self._connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")  # type: ignore[attr-defined]
+        return result
+
+    def doing(self: object, work: object) -> object:
+        result = once(self, work)  # type: ignore[arg-type, var-annotated]
+        if after == "COMMIT" and not lost:
+            lost.append(after)
+            connection = self._mine.connection  # type: ignore[attr-defined]
+            self._mine.connection = None  # type: ignore[attr-defined]
+            self._forget(connection)  # type: ignore[attr-defined]
+            raise psycopg.OperationalError("the connection was lost while it was committed")
+        return result
+
+    async def test() -> None:
+        store = postgres_store(url)
+        await store.create(session("a"))
+        with monkeypatch.context() as patch:
+            patch.setattr(postgres_module._Statements, "change", changing)
+            patch.setattr(postgres_module._Postgres, "_once", doing)
+            await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r0")
+        assert lost
+        assert await check_whole(store, "a") == 1
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
+    url = own.fresh()
+
+    async def test() -> None:
+        store = postgres_store(url)
+        trajectory = Trajectory()
+        await store.create(session("a"))
+        await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
+        turn = made_up_turn(trajectory, 1, "a")
+        await asyncio.to_thread(own.stop)
+        try:
+            for work in (store.session("a"), store.append("a", turn, request="r1"), store.begin("a", "r2", {})):
+                with pytest.raises(StoreError, match="postgresql://"):
+                    await work
+            with pytest.raises(StoreError):
+                postgres_store(url)
+        finally:
+            await asyncio.to_thread(own.start)
+        assert await check_whole(store, "a") == 1
+        await store.append("a", turn, request="r1")
+        assert await check_whole(store, "a") == 2
+        assert await store.incomplete("a") == []
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_restart_in_the_middle_of_many_writes_loses_nothing_acknowledged(own: Postgres) -> None:
+    url = own.fresh()
+
+    async def test() -> None:
+        store = postgres_store(url)
+        stored: dict[str, int] = {}
+        enough, over = asyncio.Event(), asyncio.Event()
+
+        async def write(id: str) -> None:
+            await store.create(session(id))
+            trajectory, number = Trajectory(), 0
+            turn = made_up_turn(trajectory, number, id)
+            while not (over.is_set() and stored[id] == number > 0):
+                try:
+                    await store.append(id, turn, request=f"r{number}")
+                except StoreError:
+                    await over.wait()  # the server is away; the same turn is sent again when it is back
+                    continue
+                number += 1
+                stored[id] = number
+                turn = made_up_turn(trajectory, number, id)
+                if sum(stored.values()) > 60:
+                    enough.set()
+
+        names = [f"s{at}" for at in range(8)]
+        writers = [asyncio.create_task(write(id)) for id in names]
+        await enough.wait()
+        await asyncio.to_thread(own.stop)
+        await asyncio.to_thread(own.start)
+        over.set()
+        await asyncio.gather(*writers)
+        for id in names:
+            assert await check_whole(store, id) == stored[id]
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postgres: Postgres) -> None:
+    url = postgres.fresh()
+
+    async def test() -> None:
+        store, patient = postgres_store(url, connections=2, patience=1), postgres_store(url)
+        await patient.create(session("a"))
+        with psycopg.connect(url) as other:
+            other.execute("LOCK TABLE sessions IN ACCESS EXCLUSIVE MODE")
+            outcomes = await asyncio.gather(*(store.session("a") for _ in range(8)), return_exceptions=True)
+            assert all(isinstance(one, StoreError) for one in outcomes), outcomes
+            said = " ".join(map(str, outcomes))
+            assert "all 2 connections are busy" in said
+            assert "timeout" in said
+        assert await store.session("a") is not None
+        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
+        assert await check_whole(store, "a") == 1
+        await store.close()
+        await patient.close()
+
+    asyncio.run(test())
+
+
+def test_a_server_with_no_connection_left_is_an_error_until_there_is_one(own: Postgres) -> None:
+    url = own.fresh()
+
+    async def test() -> None:
+        store = postgres_store(url)
+        taken = []
+        try:
+            while True:
+                try:
+                    taken.append(psycopg.connect(url))
+                except psycopg.OperationalError:
+                    break
+            with pytest.raises(StoreError, match="too many clients"):
+                await store.session("a")
+        finally:
+            for connection in taken:
+                connection.close()
+        for _ in range(100):  # the server takes a moment to count them off
+            try:
+                assert await store.session("a") is None
+                break
+            except StoreError:
+                continue
+        else:
+            pytest.fail("the store did not come back")
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_commits_wait_for_the_disk_whatever_the_database_is_set_to(postgres: Postgres) -> None:
+    url = postgres.fresh()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ALTER ROLE postgres SET synchronous_commit = off")
+        try:
+            store = postgres_store(url)
+            assert isinstance(store, Store)
+            shown = asyncio.run(_closing(store, "SHOW synchronous_commit"))
+        finally:
+            connection.execute("ALTER ROLE postgres RESET synchronous_commit")
+    assert shown == [("on",)]
+
+
+async def _closing(store: Store, sql: str) -> list[tuple[object, ...]]:
+    try:
+        return await store._database.read(sql)
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:{}@127.0.0.1:{port}/db",
+        "postgres://user:{}@nowhere.invalid/db",
+        "postgresql://user:pa/{}@127.0.0.1:{port}/db",
+        "postgresql://user:pa@{}@127.0.0.1:{port}/db",
+        "postgresql://user:pa#{}@127.0.0.1:{port}/db",
+        "postgresql://user:pa?{}@127.0.0.1:{port}/db",
+        "postgresql://user:pa:{}@127.0.0.1:{port}/db",
+        "postgresql://user:%zz{}@127.0.0.1:{port}/db",
+        "postgresql://user:pa {}@127.0.0.1:{port}/db",
+        "postgresql://user@127.0.0.1:{port}/db?password={}&nonsense=1",
+        "postgresql://user@127.0.0.1:{port}/db?password={}",
+        "postgresql://user:{0}@127.0.0.1:{port}/db?sslmode={0}",
+        "PostgreSQL://user:{}@[::1:{port}/db",
+    ],
+)
+def test_no_error_ever_has_the_password(url: str) -> None:
+    with socket.socket() as closed:  # bound and not listening: nobody else answers there
+        closed.bind(("127.0.0.1", 0))
+        filled = url.format(SECRET, port=closed.getsockname()[1])
+        with pytest.raises(StoreError) as caught:
+            postgres_store(filled, patience=1)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_wrong_password_is_said_without_it(own: Postgres) -> None:
+    own.fresh()
+    with psycopg.connect(own.url, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE guest LOGIN PASSWORD '{SECRET}x'")  # type: ignore[arg-type]
+        connection.execute("CREATE TABLE IF NOT EXISTS format (version INTEGER NOT NULL)")
+    try:
+        with pytest.raises(StoreError) as caught:  # it may log in here, but not write
+            postgres_store(own.url.replace("postgres:@", f"guest:{SECRET}@"))
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert "permission denied" in str(caught.value)
+    finally:
+        with psycopg.connect(own.url, autocommit=True) as connection:
+            connection.execute("DROP ROLE guest")
+    own.fresh()
+
+
+def test_an_error_tells_no_key(postgres: Postgres) -> None:
+    url = postgres.fresh()
+
+    async def test() -> None:
+        store = postgres_store(url)
+        await store.create(session("a"), key="hash-of-a")
+        await store.append("a", TurnRecord(0, 0, (b"x",), {}), request="r")
+        outcomes = await asyncio.gather(
+            *(store.create(session(f"b{at}"), key="hash-of-a") for at in range(4)), return_exceptions=True
+        )
+        assert all(isinstance(one, StoreError) and "hash-of-a" not in str(one) for one in outcomes)
+        await store.close()
+
+    asyncio.run(test())

@@ -1,0 +1,318 @@
+"""A SQLite store that cannot be used says why; nothing wrong is recorded, and it works again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.store.support import check_whole, made_up_turn, session
+from tokentrace.store.opening import open_store
+from tokentrace.store.sqlite import sqlite_store
+from tokentrace.store.store import Conflict, StoreError, TurnRecord
+from tokentrace.trajectory import Trajectory
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """A disk that is full when a file has grown to a size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def test() -> None:
+        store = open_store(str(path))
+        trajectory = Trajectory()
+        await store.create(session("a"))
+        await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
+        with no_file_larger_than(200_000):
+            for at in range(3):
+                large = TurnRecord(1, 2, (os.urandom(400_000),), {})
+                with pytest.raises(StoreError, match="nothing was recorded"):
+                    await store.append("a", large, request=f"large {at}")
+            assert await check_whole(store, "a") == 1
+            # what fits is still taken, beside what does not
+            small, *others = await asyncio.gather(
+                store.append("a", made_up_turn(trajectory, 1, "a"), request="r1"),
+                *(store.append("a", TurnRecord(2, 4, (os.urandom(400_000),), {}), request=f"l{at}") for at in range(3)),
+                return_exceptions=True,
+            )
+            assert small is None
+            assert all(isinstance(other, StoreError) and not isinstance(other, Conflict) for other in others)
+        await store.append("a", made_up_turn(trajectory, 2, "a"), request="r2")
+        assert await check_whole(store, "a") == 3
+        await store.close()
+        store = open_store(str(path))
+        assert await check_whole(store, "a") == 3
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_store_has_as_many_pages_as_it_is_given(tmp_path: Path) -> None:
+    """SQLite's own word for a full disk."""
+
+    async def test() -> None:
+        store = sqlite_store(tmp_path / "store.db")
+        await store.create(session("a"))
+        writer = store._database._connections[0]  # type: ignore[attr-defined]
+        writer.pragma("max_page_count", writer.pragma("page_count") + 3)
+        with pytest.raises(StoreError, match="no room left on its disk"):
+            await store.append("a", TurnRecord(0, 0, (os.urandom(100_000),), {}), request="r")
+        writer.pragma("max_page_count", 1_000_000)
+        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
+        assert await check_whole(store, "a") == 1
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_store_that_another_process_holds_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def test() -> None:
+        store = sqlite_store(path, patience=0.05)
+        await store.create(session("a"))
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE; UPDATE sessions SET metadata = '{}'")
+        failed = await asyncio.gather(
+            *(store.begin("a", f"r{at}", {}) for at in range(5)), return_exceptions=True
+        )  # fmt: skip
+        assert ["another process holds it" in str(one) and isinstance(one, StoreError) for one in failed] == [True] * 5
+        known = await store.session("a")  # reading goes on
+        assert known is not None
+        assert await store.incomplete("a") == []
+        other.execute("COMMIT")
+        other.close()
+        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
+        assert await check_whole(store, "a") == 1
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_reads_go_on_while_a_write_is_under_way(tmp_path: Path) -> None:
+    async def test() -> None:
+        store = sqlite_store(tmp_path / "store.db", patience=60)
+        await store.create(session("a"))
+        other = apsw.Connection(str(tmp_path / "store.db"))
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r"))
+        for _ in range(50):
+            known = await store.session("a")
+            assert known is not None
+            assert known.turns == 0
+            assert [turn async for turn in store.turns("a")] == []
+        assert not waiting.done()
+        other.execute("COMMIT")
+        other.close()
+        await waiting
+        assert await check_whole(store, "a") == 1
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_short_read_that_would_have_to_wait_waits_elsewhere(tmp_path: Path) -> None:
+    class Held:
+        def execute(self, *_: object) -> None:
+            raise apsw.BusyError("database is locked")
+
+    async def test() -> None:
+        store = sqlite_store(tmp_path / "store.db")
+        made = await store.create(session("a"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store._database, "_inline", Held())
+            assert await store.session("a") == made
+            patch.setattr(store._database, "_reader", Held())
+            with pytest.raises(StoreError, match="another process holds it"):
+                await store.session("a")
+        assert await store.session("a") == made
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_a_write_that_cannot_be_done_harms_none_beside_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        store = open_store(str(tmp_path / "store.db"))
+        for id in ("a", "b"):
+            await store.create(session(id))
+        good, bad, late = await asyncio.gather(
+            store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r"),
+            store.append("b", made_up_turn(Trajectory(), 0, "b"), request="r", names=["fine", "\ud800"]),
+            store.begin("b", "r2", {}),
+            return_exceptions=True,
+        )
+        assert (good, late) == (None, None)
+        assert isinstance(bad, StoreError)
+        assert (await check_whole(store, "a"), await check_whole(store, "b")) == (1, 0)
+        assert await store.turn_named("b", "fine") is None
+        await store.close()
+
+    asyncio.run(test())
+
+
+# -- files that are no store
+
+
+def other_database(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE bookmarks (url TEXT); INSERT INTO bookmarks VALUES ('x')")
+    connection.close()
+
+
+def newer_store(path: Path) -> None:
+    asyncio.run(open_store(str(path)).close())
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE format SET version = 99")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.write_bytes(b"not a database, but long enough to look like a header " * 40), "another kind"),
+        (other_database, "the database of another program"),
+        (newer_store, "a store of version 99, and this tokentrace reads version 1"),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link, and not followed|cannot be opened"),
+    ],
+)
+def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    make(path)  # type: ignore[operator]
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(StoreError, match=problem) as caught:
+        open_store(str(path))
+    assert str(path) in str(caught.value)
+    assert (path.read_bytes() if path.is_file() else None) == before
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no folder .*missing; make it first"):
+        open_store(str(tmp_path / "missing" / "store.db"))
+    with pytest.raises(StoreError, match="is a folder: give the name of a file in it"):
+        open_store(str(tmp_path))
+
+
+def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.touch()
+
+    async def opened(made: bool) -> int:
+        store = open_store(str(path))
+        if made:
+            await store.create(session("one"))
+        found = await store.count()
+        await store.close()
+        return found
+
+    assert [asyncio.run(opened(made)) for made in (False, True, False)] == [0, 1, 1]
+
+
+READ_ONLY = """
+import os, sys
+from tokentrace.store.sqlite import sqlite_store
+from tokentrace.store.store import StoreError
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    sqlite_store(sys.argv[1])
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_a_file_that_may_not_be_written_to_is_refused() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "store.db")
+        asyncio.run(open_store(str(path)).close())
+        path.chmod(0o444)
+        Path(folder).chmod(0o555)
+        command = [sys.executable, "-c", READ_ONLY, str(path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        Path(folder).chmod(0o755)
+    assert f"{path} cannot be opened: " in said
+    assert "it may not be" in said
+
+
+def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        store = open_store(str(tmp_path / "store.db"))
+        await store.create(session("a"))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        assert len(modes) == 3
+        assert set(modes.values()) == {0o600}
+        await store.close()
+
+    asyncio.run(test())
+
+
+def test_an_acknowledged_write_waits_for_the_disk(tmp_path: Path) -> None:
+    async def test() -> None:
+        store = sqlite_store(tmp_path / "store.db")
+        writer = store._database._connections[0]  # type: ignore[attr-defined]
+        assert (writer.pragma("journal_mode"), writer.pragma("synchronous")) == ("wal", 2)
+        await store.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("where", [None, ":memory:", ""])
+def test_a_temporary_store_says_so_and_is_gone_afterwards(where: str | None, tmp_path: Path) -> None:
+    async def test() -> None:
+        store = open_store(where)
+        assert store.temporary
+        assert store.where == "a temporary store"
+        await store.create(session("a"))
+        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
+        assert await check_whole(store, "a") == 1
+        assert len(list(tmp_path.iterdir())) == 1
+        await store.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path))
+        asyncio.run(test())
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- opening by name
+
+
+@pytest.mark.parametrize(
+    ("module", "where", "advice"),
+    [
+        ("apsw", "store.db", r'pip install "tokentrace\[gateway\]"'),
+        ("psycopg", "postgresql://localhost/x", r'pip install "tokentrace\[postgres\]"'),
+    ],
+)
+def test_a_missing_package_is_named(module: str, where: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tokentrace.store.sqlite", "tokentrace.store.postgres"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StoreError, match=advice):
+        open_store(where)
+
+
+def test_an_unknown_kind_of_store_is_refused() -> None:
+    with pytest.raises(StoreError, match="no store is known for mysql://"):
+        open_store("mysql://user:secret@host/db")

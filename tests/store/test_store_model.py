@@ -1,0 +1,258 @@
+"""Whatever is done to a store in whatever order, it tells of itself what a few dictionaries would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule, run_state_machine_as_test
+
+from tests.store.support import Postgres
+from tests.support import FULL
+from tokentrace.store.opening import open_store
+from tokentrace.store.store import (
+    Closed,
+    Conflict,
+    Label,
+    Missing,
+    SessionInfo,
+    State,
+    Store,
+    StoreError,
+    Taken,
+    TurnRecord,
+)
+
+IDS = st.sampled_from(["a", "b", "A-2", "ü"])
+KEYS = st.none() | st.sampled_from(["k1", "k2", "k3"])
+REQUESTS = st.sampled_from(["r1", "r2", "r3"])
+NAMES = st.lists(st.sampled_from(["n1", "n2", "n3"]), max_size=3)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+OBJECTS = st.dictionaries(st.text(max_size=3), JSON, max_size=2)
+ORDER = list(State)
+
+
+@dataclass
+class Known:
+    """What a session is, in the simplest words."""
+
+    info: SessionInfo
+    key: str | None
+    turns: list[tuple[str, TurnRecord]] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, tuple[Any, str | None]] = field(default_factory=dict)
+    labels: dict[tuple[int, str], Label] = field(default_factory=dict)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store beside dictionaries. Every rule says what must come of it, an error included."""
+
+    new_place: Callable[[], str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.where = self.new_place()
+        self.store: Store = open_store(self.where)
+        self.known: dict[str, Known] = {}
+        self.clock = 0.0
+
+    sent = Bundle("sent")
+
+    def do(self, work: Awaitable[Any], error: type[StoreError] | None = None) -> Any:
+        if error is None:
+            return self.loop.run_until_complete(work)
+        with pytest.raises(error) as caught:
+            self.loop.run_until_complete(work)
+        assert type(caught.value) is error
+        return None
+
+    def refusal(self, id: str, *allowed: State) -> type[StoreError] | None:
+        if id not in self.known:
+            return Missing
+        return None if self.known[id].info.state in allowed else Closed
+
+    @rule(id=IDS, key=KEYS, metadata=OBJECTS, options=OBJECTS)
+    def create(self, id: str, key: str | None, metadata: Any, options: Any) -> None:
+        self.clock += 1
+        given = SessionInfo(id, State.OPEN, self.clock, metadata, options)
+        there = self.known.get(id)
+        owned = key is not None and any(one.key == key and name != id for name, one in self.known.items())
+        if owned or (there is not None and key not in (None, there.key)):
+            self.do(self.store.create(given, key=key), Taken)
+            return
+        if there is None:
+            there = self.known[id] = Known(given, key)
+        assert self.do(self.store.create(given, key=key)) == there.info
+
+    @rule(id=IDS, metadata=st.none() | OBJECTS, options=st.none() | OBJECTS)
+    def update(self, id: str, metadata: Any, options: Any) -> None:
+        work = self.store.update(id, metadata=metadata, settings=options)
+        if id not in self.known:
+            self.do(work, Missing)
+            return
+        known = self.known[id]
+        if metadata is not None:
+            known.info = replace(known.info, metadata=metadata)
+        if options is not None:
+            known.info = replace(known.info, settings=options)
+        assert self.do(work) == known.info
+
+    @rule(id=IDS, state=st.sampled_from(State))
+    def set_state(self, id: str, state: State) -> None:
+        error = self.refusal(id, *ORDER[: ORDER.index(state) + 1])
+        self.do(self.store.set_state(id, state), error)
+        if error is None:
+            known = self.known[id]
+            known.info = replace(known.info, state=state)
+            if state is State.DROPPED:
+                self.known[id] = Known(known.info, known.key)
+
+    @rule(id=IDS, request=REQUESTS, info=OBJECTS)
+    def begin(self, id: str, request: str, info: Any) -> None:
+        error = self.refusal(id, State.OPEN)
+        self.do(self.store.begin(id, request, info), error)
+        if error is None:
+            requests = self.known[id].requests
+            requests.pop(request, None)
+            requests[request] = (info, None)
+
+    @rule(id=IDS, request=REQUESTS, why=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5))
+    def abandon(self, id: str, request: str, why: str) -> None:
+        self.do(self.store.abandon(id, request, why))
+        requests = self.known[id].requests if id in self.known else {}
+        if request in requests and requests[request][1] is None:
+            requests[request] = (requests[request][0], why)
+
+    @rule(
+        target=sent,
+        id=IDS,
+        request=REQUESTS,
+        names=NAMES,
+        records=st.lists(st.binary(max_size=200), max_size=3),
+        channels=st.binary(max_size=100),
+        info=OBJECTS,
+        wrong=st.sampled_from([(0, 0)] * 6 + [(1, 0), (0, 1), (-1, 0)]),
+        counts=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    )
+    def append(
+        self, id: str, request: str, names: Any, records: Any, channels: bytes, info: Any, wrong: Any, counts: Any
+    ) -> Any:
+        number, first = wrong
+        if id in self.known:
+            number, first = number + self.known[id].info.turns, first + self.known[id].info.records
+        turn = TurnRecord(max(number, 0), first, tuple(records), info, channels, *counts)
+        self.sent_once(id, request, names, turn)
+        return multiple((id, request, names, turn))
+
+    @rule(again=sent)
+    def append_again(self, again: Any) -> None:
+        self.sent_once(*again)
+
+    def sent_once(self, id: str, request: str, names: list[str], turn: TurnRecord) -> None:
+        work = self.store.append(id, turn, request=request, names=names)
+        turns = self.known[id].turns if id in self.known else []
+        if turn.number < len(turns):
+            by, there = turns[turn.number]
+            if (by, there.records) == (request, turn.records):
+                self.do(work)  # it is there already
+                return
+        error = self.refusal(id, State.OPEN)
+        if error is None and (turn.number, turn.first) != (self.known[id].info.turns, self.known[id].info.records):
+            error = Conflict
+        self.do(work, error)
+        if error is None:
+            known = self.known[id]
+            known.turns.append((request, turn))
+            known.names.update(dict.fromkeys(names, turn.number))
+            known.requests.pop(request, None)
+            known.info = replace(
+                known.info,
+                turns=known.info.turns + 1,
+                records=known.info.records + len(turn.records),
+                sampled=known.info.sampled + turn.sampled,
+                prompted=known.info.prompted + turn.prompted,
+            )
+
+    @rule(id=IDS, names=NAMES, turn=st.none() | st.integers(0, 2), value=JSON)
+    def label(self, id: str, names: list[str], turn: int | None, value: Any) -> None:
+        error = self.refusal(id, State.OPEN, State.SEALED, State.EXPORTED)
+        labels = [Label(name, value, turn) for name in names]
+        self.do(self.store.label(id, labels), error)
+        if error is None:
+            self.known[id].labels.update({(-1 if turn is None else turn, one.name): one for one in labels})
+
+    @rule()
+    def reopen(self) -> None:
+        self.do(self.store.close())
+        self.store = open_store(self.where)
+
+    @rule(search=st.sampled_from(["", "A", "ü", "0", '"', "\\", "%"]), state=st.none() | st.sampled_from(State))
+    def listed(self, search: str, state: State | None) -> None:
+        async def found() -> list[SessionInfo]:
+            return [one async for one in self.store.sessions(search=search, state=state)]
+
+        newest = sorted((one.info for one in self.known.values()), key=lambda info: -info.created)
+        fitting = [one for one in newest if state in (None, one.state)]
+        listed = self.do(found())
+        if search == "A":  # in ids, and perhaps in metadata
+            fitting = [one for one in fitting if one.id in ("a", "A-2") or one in listed]
+        elif search:
+            fitting = [one for one in fitting if one in listed or search in one.id]
+        assert listed == fitting
+
+    @invariant()
+    def tells_what_is_known(self) -> None:
+        for id in ("a", "b", "A-2", "ü"):
+            known = self.known.get(id)
+            assert self.do(self.store.session(id)) == (known and known.info)
+            assert self.do(self.all_turns(id)) == [turn for _, turn in (known.turns if known else [])]
+            for name in ("n1", "n2", "n3"):
+                assert self.do(self.store.turn_named(id, name)) == (known.names.get(name) if known else None)
+            left = self.do(self.store.incomplete(id))
+            expected = [
+                {**info, "request": name, "ended": why}
+                for name, (info, why) in (known.requests if known else {}).items()
+            ]
+            by_name = sorted(({**one, "began": 0} for one in left), key=lambda one: str(one["request"]))
+            assert by_name == sorted(({**one, "began": 0} for one in expected), key=lambda one: str(one["request"]))
+            labels = self.do(self.store.labels(id))
+            assert labels == [label for _, label in sorted((known.labels if known else {}).items())]
+        for key in ("k1", "k2", "k3"):
+            owner = [one.info for one in self.known.values() if one.key == key]
+            assert self.do(self.store.session_of_key(key)) == (owner[0] if owner else None)
+        for state in State:
+            count = sum(one.info.state is state for one in self.known.values())
+            assert self.do(self.store.count(state)) == count
+
+    async def all_turns(self, id: str) -> list[TurnRecord]:
+        return [turn async for turn in self.store.turns(id)]
+
+    def teardown(self) -> None:
+        self.do(self.store.close())
+        self.loop.close()
+
+
+def _run(new_place: Callable[[], str], examples: int) -> None:
+    machine = type("Machine", (StoreMachine,), {"new_place": staticmethod(new_place)})
+    limits = settings(max_examples=examples * (42 if FULL else 1), stateful_step_count=25, deadline=None)
+    run_state_machine_as_test(machine, settings=limits)
+
+
+def test_sqlite_is_what_dictionaries_are(tmp_path: Path) -> None:
+    count = iter(range(1_000_000))
+    _run(lambda: str(tmp_path / f"{next(count)}.db"), 12)
+
+
+def test_postgres_is_what_dictionaries_are(postgres: Postgres) -> None:
+    _run(postgres.fresh, 5)
