@@ -31,8 +31,10 @@ ROW_BYTES: Final = 1 << 30
 _FIRST_LINES: Final = 100
 """Among so many lines the first is looked for that has a known shape."""
 _DUMPS: Final = (".jsonl", ".json", ".parquet", ".arrow", ".gz")
-_OF_RUNS: Final = ("rollouts.jsonl", "rows.parquet", "run.json", "metrics.json", "summary.json")
+_OF_RUNS: Final = ("rows.parquet", "run.json", "metrics.json", "summary.json")
 """What runs write beside their trajectories."""
+_RUN_STORE: Final = "rollouts.db"
+"""The store in the folder of a run."""
 Progress = Callable[[float, float], None]
 """Is told how much is done, and of how much."""
 Told = Callable[[str], None]
@@ -64,6 +66,7 @@ def is_of_engines(given: str, shape: str | None = None) -> bool:
     that a rollout or a gateway made them. Raises InputError for files that hold neither ids nor rollouts.
     """
     path = Path(given).expanduser()
+    path = path / _RUN_STORE if (path / _RUN_STORE).is_file() else path
     if shape is not None or "://" in given or (path.is_dir() and _trajectories(path)):
         return True
     if given == "-" or not path.exists():
@@ -115,6 +118,8 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
         yield from _stored(given, progress, told)
         return
     path = Path(given).expanduser()
+    if (path / _RUN_STORE).is_file():
+        given, path = f"{given}/{_RUN_STORE}", path / _RUN_STORE
     if path.is_dir() and (files := _trajectories(path)):
         others = sorted(one.name for one in path.iterdir() if one.suffix in _DUMPS and one.name not in _OF_RUNS)
         left = f"; other files are not read unless you name them: {', '.join(others[:5])}" if others else ""
