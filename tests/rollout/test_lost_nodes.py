@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ def waiting_run(nodes: Any, notices: list[Outage | None], patience: float) -> An
     exceptions = SimpleNamespace(**{name: type(name, (Exception,), {}) for name in names})
     ray = SimpleNamespace(exceptions=exceptions, kill=lambda _: None, cluster_resources=nodes)
     tasks = [Task([{"role": "user", "content": "?"}], name="one")]
-    queue = cluster._Queue([[0]])
+    queue = deque([0])
     return cluster._Run(ray, Unplaced, tasks, queue, 1, None, None, None, notices.append, Summary(), patience=patience)
 
 

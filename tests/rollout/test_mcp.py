@@ -221,6 +221,6 @@ def test_a_file_of_servers_as_clients_share_it(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"tools.yaml, line 1: tools.0: verl.*are ignored"):
         assert [tool.name for tool in load_tools(file)] == ["add", "bump"]
     refused({"mcp": {"url": "x", "command": "y"}}, "tools.0.mcp: an MCP server has a command or a url")
-    refused({"mcp": {"file": "none.json"}}, "tools.0.mcp.file: .*is no file of MCP servers")
+    refused({"mcp": {"file": "none.json"}}, "tools.0.mcp: .*is no file of MCP servers")
     (tmp_path / "servers.json").write_text('{"mcpServers": {"a": {"url": "x", "auth_token": "y"}}}', encoding="utf-8")
-    refused({"mcp": shape}, "mcp.file: .*unexpected keyword argument 'auth_token'")
+    refused({"mcp": shape}, "mcp: .*unexpected keyword argument 'auth_token'")
