@@ -1,7 +1,7 @@
-"""What a gateway says of itself: lines of its log, spans of OpenTelemetry. Never what was said.
+"""The gateway's log and OpenTelemetry spans. Neither ever has a word of a conversation.
 
-There are spans, one for each request and one for each of its stages, where ``tokentrace[telemetry]`` is installed and
-OpenTelemetry's own environment variables name an endpoint.
+A request is a span with one for each stage, if ``tokentrace[telemetry]`` is installed and OpenTelemetry's environment
+variables name an endpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
 
 
 def log_failure(error: BaseException) -> None:
-    """Something failed that nobody foresaw: where, and of which type, but not with which words."""
+    """Log an unforeseen failure: where and of which type, but not its message."""
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
     LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
@@ -41,14 +41,14 @@ def log_failure(error: BaseException) -> None:
 
 
 class Tracing:
-    """Makes spans with a tracer of OpenTelemetry's; without one, none."""
+    """Makes spans, if there is a tracer of OpenTelemetry's."""
 
     def __init__(self, tracer: Any = None) -> None:
         self._tracer = tracer
 
     @contextlib.contextmanager
     def request(self, name: str, headers: Mapping[str, str]) -> Iterator[None]:
-        """A span for a request, which belongs to the trace that its sender names."""
+        """A span for a request, in the trace that its sender names."""
         if self._tracer is None:
             yield
             return
@@ -69,7 +69,7 @@ class Tracing:
             yield
 
     def note(self, **attributes: Any) -> None:
-        """Say something of the request's span."""
+        """Add attributes to the request's span."""
         if self._tracer is None:
             return
         from opentelemetry.trace import get_current_span
@@ -80,7 +80,7 @@ class Tracing:
 
 
 def configured_tracing() -> Tracing:
-    """Tracing as OpenTelemetry's own environment variables have it: on where an endpoint is set."""
+    """Tracing as OpenTelemetry's environment variables configure it: on if they name an endpoint."""
     if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED", "") == "true":
         return Tracing()
     from opentelemetry import trace
