@@ -30,7 +30,6 @@ from bench.report import Block, micro, table, times, where
 from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Spent, cpu_time, settled
 from tests.assets import family_dir
-from tokentrace.tokens.kinds import Kind
 from tokentrace.tokens.tokenizer import Ids
 from tokentrace.trajectory import Trajectory, Turn
 from tokentrace.trajectory.storage import replay_records, write_records
@@ -43,7 +42,7 @@ CHECKED_ANEW = 32_000
 """Up to this length of history the bridges of all shapes are compared with full renders by transformers."""
 LINES_PER_RESULT = (20, 60, 40, 120)
 RESULT_BYTES = 1024
-FLAT, BYTES_A_TOKEN = 1.2, 10.0
+FLAT = 1.2
 """What is wanted: the cost after the longest history over that after the shortest, and the memory of a token."""
 ABOVE_ENCODE, MEAN_OVER_MEDIAN, BODY = 60e-6, 1.3, 0.2e-3
 """What is wanted, too: seconds above one raw encode, the mean over the median, seconds for the body of a request."""
@@ -77,24 +76,12 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes a token."""
-
-    record: float
-    most: float
-    """The most that it was on the way, right after a buffer grew."""
-    wire: float
-    """The wire text, kept beside the record once it is asked for."""
-    traced: float
-    """The record as tracemalloc counts it, Python's objects and all."""
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """What was measured at one length."""
 
     rollout: Rollout
-    memory: Memory
+    memory: float
+    """Bytes a token of the record, as tracemalloc counts them."""
     times: Times
 
 
@@ -284,32 +271,16 @@ def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Time
 # -- memory
 
 
-def memory(trajectory: Trajectory) -> Memory:
-    """What a trajectory takes, made anew by the same writes."""
+def memory(trajectory: Trajectory) -> float:
+    """Bytes a token of a trajectory, made anew by the same writes."""
     gc.collect()
     tracemalloc.start()
     made = Trajectory()
-    most = 0.0
-    for record in write_records(trajectory):
-        replay_records(made, [record])
-        if len(made) >= LENGTHS[0]:
-            most = max(most, made.nbytes / len(made))
-    del record
+    replay_records(made, write_records(trajectory))
     gc.collect()
     traced, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    made.wire_parts()
-    return Memory(made.nbytes / len(made), most, made.cache_nbytes / len(made), traced / len(made))
-
-
-def mostly_sampled(length: int) -> Trajectory:
-    """A trajectory of turns with 8,000 sampled tokens, 9 bytes each, and 200 of context, 5 bytes each."""
-    trajectory = Trajectory()
-    trajectory.begin([1] * 200, messages=1)
-    while len(trajectory) < length:
-        trajectory.append_completion([1] * 8_000, [-0.5] * 8_000, finish_reason="stop", version=1)
-        trajectory.append_context([1] * 200, Kind.CONTEXT, messages=1, message_spans=[(0, 200, 0)])
-    return trajectory
+    return traced / len(made)
 
 
 # -- report
@@ -326,11 +297,6 @@ def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: 
         said += [f"**{family}**, microseconds of CPU time, medians of {rounds} unless said:", _table(rows, contest)]
         said.append("\n".join(f"- {line}" for line in _verdicts(rows, contest)))
         short = short or _short(family, rows)
-    sampled = memory(mostly_sampled(lengths[-1]))
-    said.append(
-        f"A rollout that is 98 % sampled takes {sampled.record:.2f} bytes a token, {sampled.most:.2f} right after a "
-        f"buffer grew. {_met(sampled.most, BYTES_A_TOKEN)}"
-    )
     return [Block("bridge", "\n\n".join([*said, where(load)])), Block("bridge-short", short)]
 
 
@@ -354,10 +320,7 @@ def _table(rows: list[Row], contest: Contest) -> str:
             lines.append([f"{name}: {how}", *(_micro(row.times[name]) for row in rows)])
             lines.append(["– over our bridge", *(_ratio(row, name) for row in rows)])
     lines += [
-        ["bytes a token: record", *(f"{row.memory.record:.2f}" for row in rows)],
-        ["– right after a buffer grew", *(f"{row.memory.most:.2f}" for row in rows)],
-        ["– as tracemalloc counts it", *(f"{row.memory.traced:.2f}" for row in rows)],
-        ["– record and wire text", *(f"{row.memory.record + row.memory.wire:.2f}" for row in rows)],
+        ["bytes a token: record", *(f"{row.memory:.2f}" for row in rows)],
         ["– the ids as a list of ints alone", *(f"{_list_bytes(one.stream()):.1f}" for one in trajectories)],
     ]
     return table(["tokens of history", *(f"{len(trajectory):,}" for trajectory in trajectories)], lines)
@@ -373,8 +336,6 @@ def _verdicts(rows: list[Row], contest: Contest) -> Iterator[str]:
     yield f"Mean over median: {mean:.2f} at most. {_met(mean, MEAN_OVER_MEDIAN)}"
     body = max(contest.bodies[row.rollout.length].median for row in rows if row.rollout.length <= 128_000)
     yield f"A request's body up to 128k: {micro(body)} µs. {_met(body * 1e6, BODY * 1e6)}"
-    most = max(row.memory.most for row in rows)
-    yield f"Memory: {most:.1f} bytes a token at most. {_met(most, BYTES_A_TOKEN)}"
 
 
 def _met(value: float, wanted: float) -> str:

@@ -24,7 +24,6 @@ from bench.report import Block, milli, table, times, where
 from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Spent, cpu_time, settled
 from tests.assets import family_dir
-from tokentrace.conversation import known_tools
 from tokentrace.trajectory import Trajectory
 
 LENGTH, TURNS = 128_000, 50
@@ -58,7 +57,7 @@ class Script:
 
     def ours(self) -> float:
         """All that tokentrace does."""
-        asked = {"tools": known_tools(self.schemas)}
+        asked = {"tools": self.schemas}
         trajectory = Trajectory()
         spent, first = cpu_time(
             lambda: self.renderer.render(self.said[:2], tools=self.schemas, add_generation_prompt=True).ids

@@ -163,10 +163,6 @@ class Run:
     shape: Shape
     summary: Summary
     rounds: list[Round]
-    record: int
-    """Bytes of all trajectories."""
-    wire: int
-    """Bytes of the text for engines that are sent JSON."""
     before: int
     """Bytes of memory that the process held before them."""
     peak: int
@@ -268,9 +264,7 @@ def grown(renderer: tokentrace.Renderer, shape: Shape, count: int) -> Run:
         summary = asyncio.run(run_rollouts(agent, tasks, concurrency=count, done=rollouts.append))
     most = held("VmHWM")
     check(summary, rollouts, watch.seen)
-    record = sum(one.trajectory.nbytes for one in rollouts)
-    wire = sum(one.trajectory.cache_nbytes for one in rollouts)
-    return Run(shape, summary, watch.rounds, record, wire, before, most)
+    return Run(shape, summary, watch.rounds, before, most)
 
 
 def check(summary: Summary, rollouts: Sequence[Rollout], seen: Counter[tuple[int, int]]) -> None:
@@ -350,6 +344,5 @@ def _verdicts(found: Run) -> Iterator[str]:
     yield f"{tokens:,} tokens, {found.summary.turns:,} turns, every prompt as recorded, 0 breaks"
     yield (
         f"memory: {found.peak / 2**20:,.0f} MiB at most, {found.before / 2**20:,.0f} MiB before; for each token "
-        f"{(found.peak - found.before) / tokens:.1f} bytes, of which record {found.record / tokens:.1f} and wire text "
-        f"{found.wire / tokens:.1f}"
+        f"{(found.peak - found.before) / tokens:.1f} bytes"
     )

@@ -31,7 +31,7 @@ LONGEST = (
     "tests/test_parity.py",
     "tests/template/test_limits.py",
     "tests/diagnose/test_pytest_plugin.py",
-    "tests/viewer/test_browser.py",
+    "tests/show/test_browser.py",
     "tests/diagnose/test_texts.py",
     "tests/engines/test_embedded.py",
     "tests/diagnose/test_verdicts.py",
@@ -40,8 +40,8 @@ LONGEST = (
 """Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
 
 LENGTHY = (
-    "tests/audit/test_inspect_numbers.py::test_a_damaged_dump",
-    "tests/audit/test_inspect_records.py",
+    "tests/diagnose/test_inspect_numbers.py::test_a_damaged_dump",
+    "tests/diagnose/test_inspect_records.py",
     "tests/diagnose/test_pytest_plugin.py",
     "tests/diagnose/test_verdicts.py",
     "tests/cli/test_audit.py",
@@ -69,7 +69,7 @@ LENGTHY = (
     "tests/test_notebooks.py",
     "tests/tokens/test_encoding.py",
     "tests/trajectory/test_random_walk.py",
-    "tests/viewer/test_browser.py",
+    "tests/show/test_browser.py",
 )
 """Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
 whole audits, rollouts of the pocket model, a browser, environments that are installed, and laws with many examples."""

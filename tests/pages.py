@@ -11,8 +11,14 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
+from tokentrace.show import show
+
 EVIL = "</script><img src=x onerror=alert(1)>\"'&<style>*{}</style><!-- ]]> \u202e\x1b[31m\x00 \u2028"
 VOID = {"meta", "img", "input", "br", "link"}
+
+
+def html_page(result: Any, title: str = "", *, tokenizer: Any = None) -> str:
+    return show(result, title=title, tokenizer=tokenizer).html
 
 
 class Page(HTMLParser):

@@ -1,23 +1,14 @@
-"""Results that show themselves: in notebooks, and as text. `show` knows how, and is loaded when it is asked."""
+"""Results that notebooks display. `show` is imported when a notebook asks for it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class ShowsItself:
-    """A result that a notebook shows as a page in a frame."""
+    """A result that a notebook displays as a page in a frame."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        from .show import html_fragment
+        from .show.page import show
 
-        return html_fragment(self)
-
-
-def history_text(report: Any) -> str:
-    """A `HistoryReport`, as a terminal shows it."""
-    from .show.histories import plain_view
-
-    return plain_view(report)
+        return show(self)._repr_html_()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.audit.planted import SHAPES, clean, rollouts
 from tests.data.generate import write_conversations
+from tests.diagnose.planted import SHAPES, clean, rollouts
 from tokentrace import Trajectory, create_renderer
 from tokentrace.audit.dumps.shapes import NAMES
 from tokentrace.cli import main

@@ -14,8 +14,8 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from tests.audit.planted import SHAPES, rollouts
 from tests.cli.test_cli import MESSAGES, written
+from tests.diagnose.planted import SHAPES, rollouts
 from tokentrace.cli import COMMANDS, main, output
 from tokentrace.formats.dialects import DIALECTS
 from tokentrace.formats.families import FAMILIES

@@ -89,13 +89,6 @@ def test_agents_repeat_a_turn_in_many_ways_that_are_the_same(name: str) -> None:
     assert check_messages(made) == made
 
 
-@pytest.mark.parametrize("emptied", [thought(), {"type": "reasoning", "id": "rs_a_0", "summary": []}])
-def test_reasoning_may_be_emptied(emptied: dict[str, Any]) -> None:
-    """langchain does so when it streams."""
-    made = from_responses([USER, emptied, message("  Let me look.\n"), call(), result()])
-    assert made == [USER, {key: value for key, value in SAID.items() if key != "reasoning_content"}, RESULT]
-
-
 INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "a string": ("weather?", [USER]),
     "roles": (

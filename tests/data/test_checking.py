@@ -32,12 +32,12 @@ from tests.data.checked import (
 from tests.data.generate import conversations, write_conversations
 from tests.support import PYTHON_FORMATS, examples, make_renderer
 from tokentrace import InputError, TokentraceError
-from tokentrace.compare.causes import Cause
 from tokentrace.data.check.columns import RowColumns, ready_row
 from tokentrace.data.check.dataset import Outcome, RowChecker, check_dataset
 from tokentrace.data.check.turn_marks import TurnMarks
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.rows import Row
+from tokentrace.diagnose.finding import Cause
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 from tokentrace.samples.truncation import Overlong

@@ -26,8 +26,8 @@ from tests.data.checked import (
     sample_of,
 )
 from tests.support import load_family
-from tokentrace.compare.causes import Cause
 from tokentrace.data.check.dataset import Outcome
+from tokentrace.diagnose.finding import Cause
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
@@ -71,7 +71,7 @@ CAUSES: dict[str, tuple[Any, Cause, Outcome]] = {
         Cause.WHITESPACE,
         Outcome.IDS,
     ),
-    "call": (sample_of(changed(_args('{"city": "Rome", "unit": "celsius"}'))).ids, Cause.OTHER_CALL, Outcome.IDS),
+    "call": (sample_of(changed(_args('{"city": "Rome", "unit": "celsius"}'))).ids, Cause.REWRITTEN_CALL, Outcome.IDS),
     "no token": ([*IDS[:9], 99_999, *IDS[10:]], Cause.NO_TOKEN, Outcome.IDS),
     "text": (
         sample_of(changed(lambda row: row["messages"][5].update(content="It rains in Paris."))).ids,

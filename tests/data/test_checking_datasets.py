@@ -35,7 +35,6 @@ from tests.data.generate import conversations, write_conversations
 from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
 from tests.support import templates_of_trl
 from tokentrace import InputError
-from tokentrace.compare.causes import Cause
 from tokentrace.data.check.dataset import Outcome, check_dataset
 from tokentrace.data.check.report import EXAMPLES
 from tokentrace.data.check.source_rows import SourceRows
@@ -43,6 +42,7 @@ from tokentrace.data.conversations import Columns
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import find_sources
 from tokentrace.data.tokenizing import TokenizeSettings
+from tokentrace.diagnose.finding import Cause
 from tokentrace.errors import SampleError
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleSettings

@@ -12,7 +12,6 @@ import pytest
 from tests.demo.conftest import ROLLOUTS
 from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer
-from tokentrace.compare.breaks import Cause
 from tokentrace.demo.paths import (
     CLIENTS,
     TRIALS,
@@ -27,6 +26,7 @@ from tokentrace.demo.paths import (
     trial_renderer,
 )
 from tokentrace.demo.questions import pick_questions, question_task
+from tokentrace.diagnose.finding import Cause
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine

@@ -17,7 +17,7 @@ from tokentrace.demo.paths import TRIALS, ClientPath, Demo, PathReport, score_ro
 from tokentrace.demo.report import MEASURES, PRETRAINED, demo_document, demo_json, demo_text, remarks
 from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import load_pocket
-from tokentrace.viewer.page import page_html
+from tokentrace.show.page import page_html
 
 ROOT = Path(__file__).parents[2]
 RENDERER = create_renderer(POCKET)

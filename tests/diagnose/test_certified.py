@@ -8,8 +8,8 @@ from tests.assets import FAMILIES
 from tests.diagnose.certified import PAGE, page_of
 from tests.support import PYTHON_FORMATS, load_family, per_family, rotating
 from tokentrace.diagnose import AuditReport, audit_template
+from tokentrace.diagnose.audit_document import markdown_findings, markdown_row
 from tokentrace.diagnose.cases import Append
-from tokentrace.show.audit import markdown_findings, markdown_row
 
 FIRST = ["qwen3.5"]
 """Whose ids differ where its text does not."""

@@ -12,16 +12,15 @@ import pytest
 from tests.conversations import AGENT, CONVERSATIONS, HI, SIMPLE, assistant, user
 from tests.diagnose.compared import LAST_ONLY, compare, ids, made_up, spelled
 from tests.oracle import hf_ids, hf_tokenizer
-from tests.pages import read_page
+from tests.pages import html_page, read_page
 from tests.support import make_renderer
 from tokentrace import TemplateError
 from tokentrace.diagnose import compare_histories
 from tokentrace.diagnose.history_differences import Comparison, Step, View
+from tokentrace.diagnose.history_document import contrasts
 from tokentrace.diagnose.history_findings import Verb
 from tokentrace.errors import InputError
 from tokentrace.rendering.bridging import History
-from tokentrace.show import html_page
-from tokentrace.show.histories import contrasts
 from tokentrace.study.seams import RefusalReason
 
 SYSTEM_FIRST = (

@@ -18,8 +18,8 @@ from tests.support import FULL, rotating, some
 from tokentrace import Renderer, TokentraceError, create_renderer
 from tokentrace.diagnose import HistoryReport, compare_histories
 from tokentrace.diagnose.history_differences import Shown, Step, View, differing
+from tokentrace.diagnose.history_document import contrasts
 from tokentrace.pocket import POCKET
-from tokentrace.show.histories import contrasts
 
 # -- the law: nothing is lost, over the whole matrix
 

@@ -13,7 +13,7 @@ from tests.support import JINJA_FAMILIES, rotating
 from tokentrace import TokentraceError
 from tokentrace.diagnose import HistoryReport, compare_histories, history_differences, history_walk
 from tokentrace.diagnose.history_differences import Shown
-from tokentrace.show.documents import document_of
+from tokentrace.show.results import document_of
 from tokentrace.template.chat_template import ChatTemplate
 
 

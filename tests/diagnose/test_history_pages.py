@@ -7,12 +7,11 @@ from typing import Any
 
 from tests.conversations import assistant, user
 from tests.diagnose.compared import LAST_ONLY, compare, made_up
-from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, read_page
+from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, html_page, read_page
 from tokentrace.diagnose import HistoryReport, compare_histories
 from tokentrace.diagnose.history_differences import PAIRS, View
+from tokentrace.diagnose.history_document import plain_view, text_view
 from tokentrace.diagnose.history_findings import Finding, Verb
-from tokentrace.show import html_page
-from tokentrace.show.histories import plain_view, text_view
 
 # -- in words and on pages
 

@@ -9,9 +9,9 @@ import pytest
 from tests.diagnose.brute import audit_of, audited, rendered, source_of
 from tokentrace.diagnose import AuditReport, Grade
 from tokentrace.diagnose.appends import AppendOutcome
+from tokentrace.diagnose.audit_document import matrix_rows, plain_view
 from tokentrace.diagnose.cases import TOOLS, Append, Said
 from tokentrace.pocket import POCKET
-from tokentrace.show.audit import matrix_rows, plain_view
 
 TURNS = """{%- for m in messages SKIPPED %}
 {{- '<|turn|>' + m.role + '\\n' }}

@@ -11,14 +11,14 @@ import numpy as np
 
 from tests.support import make_renderer
 from tokentrace import Renderer, trajectory_samples
+from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import TemplateError
-from tokentrace.gateway.matching import root_key
 from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.turns import Asked, Recorded
 from tokentrace.parsing.messages import openai_message
 from tokentrace.store.store import TurnRecord
-from tokentrace.tokens.alignment import common_prefix
+from tokentrace.tokens.ids import common_prefix
 from tokentrace.trajectory import Trajectory
 
 Message = Mapping[str, Any]
@@ -107,7 +107,7 @@ class Bench:
 
     @property
     def causes(self) -> list[str | None]:
-        return [None if turn.cause is None else str(turn.cause.cause) for turn in self.turns]
+        return [None if turn.cause is None else turn.cause.cause.value for turn in self.turns]
 
     def check(self, rows: int) -> None:
         """What the engine saw and sampled is what is recorded and exported, each sampled token with loss once."""

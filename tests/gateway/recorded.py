@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tokentrace import Renderer
+from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
-from tokentrace.gateway.matching import root_key
 from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.turns import Asked, Recorded
 from tokentrace.parsing.messages import openai_message

@@ -229,7 +229,7 @@ def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_said_of_it(served: 
 def test_choices_and_begun_answers_are_told_apart(served: Served) -> None:
     path = "/sessions/choices/v1/chat/completions"
     assert served.call("POST", path, {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "n": 2})[0] == 200
-    assert served.state("choices")["tree"][1]["cause"]["detail"] == "choice 1 of one request"
+    assert served.state("choices")["tree"][1]["cause"]["words"] == "choice 1 of one request"
     begun = [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": "The answer"}]
     for _ in range(2):
         body = {"messages": begun, "max_tokens": 20}

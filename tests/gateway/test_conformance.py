@@ -206,7 +206,7 @@ def test_a_repaired_call(bench: Bench) -> None:
     reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zurich", day="today"))
     fixed = _arguments(lambda value: json.dumps({**value, "city": "Zürich"}))(reply)
     bench.ask([SYSTEM, TASK, fixed, *results(reply, SUNNY)], say("Sunny."))
-    assert bench.causes == [None, "repaired_call"]
+    assert bench.causes == [None, "rewritten_call"]
     bench.check(rows=2)
 
 
@@ -232,7 +232,7 @@ def test_changed_tools(bench: Bench) -> None:
     bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=None)
     bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."), tools=TOOLS[:1])
     assert bench.causes == [None, "changed_tools", "changed_tools"]
-    assert [turn.cause.detail for turn in bench.turns if turn.cause] == [
+    assert [turn.cause.words for turn in bench.turns if turn.cause] == [
         "the same conversation: sent without tools",
         "the same conversation: tools left out: read_file",
     ]
@@ -312,7 +312,7 @@ def test_a_field_that_the_template_prints_is_named() -> None:
         bench.ask([SYSTEM, {**TASK, "name": "Bob"}, *messages], say("Sure."))
         assert bench.causes[-1] == "edit"
         assert bench.turns[-1].cause.message == 1  # type: ignore[union-attr]
-        assert "name: 'Bob' in place of 'Ann'" in bench.turns[-1].cause.detail  # type: ignore[union-attr]
+        assert "name: 'Bob' in place of 'Ann'" in bench.turns[-1].cause.words  # type: ignore[union-attr]
     bench.check(rows=3)
 
 
@@ -369,7 +369,7 @@ def test_words_that_only_begin_with_the_reasoning_are_others(bench: Bench) -> No
     bench.ask([SYSTEM, TASK, {**reply, "content": other, "reasoning_content": None}, user("So?")], say("Sunny."))
     assert bench.causes == [None, "edit"]
     if reply.get("reasoning_content"):
-        assert "its reasoning stands among its words" in bench.turns[1].cause.detail  # type: ignore[union-attr]
+        assert "its reasoning is part of its text now" in bench.turns[1].cause.words  # type: ignore[union-attr]
     bench.check(rows=2)
 
 

@@ -18,7 +18,6 @@ import pytest
 from tests.browser import Chromium
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.story import HOSTILE, Agent, Script, hostile, interesting, says, user
-from tokentrace.gateway.causes import BranchCause
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.page.routes import page_files
 from tokentrace.gateway.page.views import TOKENS, _number
@@ -94,11 +93,6 @@ def test_a_browser_that_has_a_file_is_told_so(served: Served) -> None:
 @pytest.mark.parametrize("name", ["routes.py", "..%2froutes.py", "%2e%2e/app.py", "__init__.py", "none.js"])
 def test_only_the_files_of_the_page_are_served(served: Served, name: str) -> None:
     assert ask(served, f"/page/{name}")[0] == 404
-
-
-def test_every_cause_has_words() -> None:
-    words = page_files()["causes.js"].decode()
-    assert set(re.findall(r"^  (\w+): \[", words, re.MULTILINE)) == set(BranchCause)
 
 
 def test_it_is_for_administrators(script: Script, tmp_path: Path) -> None:

@@ -28,9 +28,7 @@ from tests.support import (
     tokenizer_json_for,
 )
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
-from tokentrace.conversation import messages
 from tokentrace.pocket import POCKET
-from tokentrace.rendering import renderer as renderer_module
 from tokentrace.study.turns import TurnSpan, turn_spans
 from tokentrace.template import jsonify
 from tokentrace.template.spans import Rendering
@@ -269,48 +267,6 @@ def outcome(run: Any) -> Any:
         return run()
     except TokentraceError as error:
         return type(error), str(error)
-
-
-ODD_MESSAGES: list[Any] = [
-    {"role": "user"},
-    {"role": "user", "content": None},
-    {"role": "user", "content": 3},
-    {"role": "nobody", "content": "x"},
-    {"role": ["user"], "content": "x"},
-    {"content": "x"},
-    "user",
-    {"role": "assistant"},
-    {"role": "assistant", "content": "x", "reasoning": 3},
-    {"role": "assistant", "content": "x", "tool_calls": "call"},
-    {"role": "assistant", "content": "x", "tool_calls": [{"function": {"arguments": {}}}]},
-    {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
-    {"role": "assistant", "content": "x", "tool_calls": [{"name": "f", "arguments": {"a": 1}}]},
-    {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {1: 2}}}]},
-    {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": {1}}}}]},
-    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": " "}}]},
-    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "no json"}}]},
-    {"role": "assistant", "content": None, "tool_calls": []},
-    OrderedDict(role="user", content="x"),
-]
-
-
-@pytest.mark.parametrize("family", ["qwen3", "glm-4.5", "gpt-oss", "mistral-nemo", "llama-3.1", "deepseek-v3.1"])
-def test_messages_are_checked_and_adapted_alike(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = make_renderer(family)
-    given = [[{"role": "user", "content": "hi"}, odd] for odd in ODD_MESSAGES] + [
-        hostile(seed)[0] for seed in range(40)
-    ]
-    given += [conversation.messages for conversation in CONVERSATIONS.values()]
-
-    def both(talk: Any) -> Any:
-        checked, adapted = renderer._read(renderer.study(), talk, None)
-        return checked, adapted.messages, adapted.changes, adapted.wrapped
-
-    quick = [outcome(lambda talk=talk: both(copy.deepcopy(talk))) for talk in given]
-    monkeypatch.setattr(messages, "_is_plain", lambda message: False)
-    monkeypatch.setattr(renderer_module, "are_read_as_they_are", lambda *_: False)
-    plain = [outcome(lambda talk=talk: both(copy.deepcopy(talk))) for talk in given]
-    assert quick == plain
 
 
 # -- tools

@@ -207,9 +207,8 @@ def test_odd_results_do_no_harm(returned: str, shown: str) -> None:
     assert shown in rollout.messages[2]["content"]
     check_exact(rollout, engine)
     control = RENDERER.tokenizer.vocabulary.is_control
-    spans = [span for span in rollout.trajectory.message_spans() if span.message == 2]
-    stream = rollout.trajectory.stream()
-    inside = [int(i) for span in spans for i in stream[span.start : span.stop] if control[int(i)]]
+    table = rollout.trajectory.table()
+    inside = [int(i) for i in table.ids[table.messages == 2] if control[int(i)]]
     names = [RENDERER.tokenizer.decode([index]) for index in inside]
     assert names.count("<|end|>") <= 1, "what a tool returns stays text"
 

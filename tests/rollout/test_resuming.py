@@ -308,7 +308,7 @@ def bad(change: str, whole: Rollout) -> Trajectory:
         trajectory = Trajectory(name="one", logprobs=False)
         trajectory.begin(whole.trajectory.stream()[:5])
     elif change == "branches":
-        trajectory.branch_at(3, [1], cause="compaction")
+        trajectory.branch([*trajectory.stream()[:3].tolist(), 1], cause="compaction")
     elif change == "name":
         other = Trajectory(name="two")
         replay_records(other, write_records(trajectory))

@@ -21,9 +21,9 @@ from tokentrace import (
     trajectory_samples,
 )
 from tokentrace.audit.inspect import inspect_rollouts
-from tokentrace.compare import Cause
 from tokentrace.data.check.deviations import Deviation
 from tokentrace.data.check.report import CheckedRow, CheckReport, Outcome
+from tokentrace.diagnose.finding import Cause
 from tokentrace.pocket import EXAMPLE, POCKET
 
 RENDERER = create_renderer(POCKET)
@@ -64,7 +64,7 @@ def trajectory() -> Trajectory:
     record.append_bridge(bridge())
     versions = [("a", 0, 3), ("b", 3, len(completion))]
     record.append_completion(completion, [-0.5] * len(completion), finish_reason="length", version=versions)
-    record.branch_at(len(prompt) + 4, first_turn()[0][:9], cause="retry")
+    record.branch([*record.stream()[: len(prompt) + 4].tolist(), *first_turn()[0][:9]], cause="retry")
     record.append_completion(completion[:7], [-0.25] * 7, finish_reason="stop", version="b")
     record.set_reward(0.5)
     return record

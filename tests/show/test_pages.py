@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conversations import CONVERSATIONS
-from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, columns, read_frame, read_page, said
+from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, columns, html_page, read_frame, read_page, said
 from tests.show.results import (
     MESSAGES,
     RENDERER,
@@ -28,14 +28,14 @@ from tests.show.results import (
 from tests.show.test_views import hostile
 from tests.support import make_renderer
 from tokentrace import load_trajectory, save_trajectory
-from tokentrace.compare import Cause
+from tokentrace.audit.inspection_document import figures
+from tokentrace.diagnose import Cause
 from tokentrace.diagnose.history_differences import View
 from tokentrace.errors import InputError
-from tokentrace.show import html_page, show
-from tokentrace.show.documents import document_of
-from tokentrace.show.inspections import figures
+from tokentrace.show import show
+from tokentrace.show.page import SCRIPTS, asset
+from tokentrace.show.results import document_of
 from tokentrace.tokens import Kind
-from tokentrace.viewer.page import SCRIPTS, asset
 
 
 @pytest.mark.parametrize("name", RESULTS)

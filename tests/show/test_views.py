@@ -15,8 +15,8 @@ from tests.pages import EVIL
 from tokentrace import RenderedTokens, create_renderer
 from tokentrace.pocket import EXAMPLE, POCKET
 from tokentrace.show import json_view, plain_view, text_view
-from tokentrace.show.documents import document_of
-from tokentrace.show.pieces import PieceKind, blocks, counts, edited, pieces, stops, token_texts
+from tokentrace.show.document import ORIGINS
+from tokentrace.show.results import document_of, edit
 from tokentrace.tokens.visible import visible
 
 
@@ -49,51 +49,46 @@ def terminal(rendered: RenderedTokens, *, color: bool = True) -> str:
     return file.getvalue()
 
 
-# -- pieces
+# -- tracks
 
 
 @pytest.mark.parametrize("name", ["agentic", "content_emoji", "calls_parallel_answered", "reasoning_mixed"])
 def test_pieces_cover_every_token_once_and_agree_with_its_arrays(name: str) -> None:
     given = CONVERSATIONS[name]
     rendered = create_renderer(POCKET).render(given.messages, tools=given.tools)
-    at = 0
-    for piece in pieces(rendered):
-        assert piece.start == at < piece.stop
-        at = piece.stop
-        assert set(rendered.sampled[piece.start : piece.stop]) == {piece.sampled}
+    (track,) = document_of(rendered).tracks
+    end = 0
+    for piece in track.pieces():
+        assert piece.start == end < piece.stop
+        end = piece.stop
+        assert set(rendered.sampled[piece.start : piece.stop]) == {piece.marked}
         assert set(rendered.fields[piece.start : piece.stop]) == {piece.field}
         assert set(rendered.message_indices[piece.start : piece.stop]) == {piece.message}
-    assert at == len(rendered)
-    assert sum(tokens for tokens, _ in counts(rendered).values()) == len(rendered)
-    assert sum(drawn for _, drawn in counts(rendered).values()) == int(rendered.mask.sum())
-    assert sum(block.tokens for block in blocks(rendered)) == len(rendered)
-    assert "".join(token_texts(rendered)) == rendered.text
+    assert end == len(rendered)
+    assert "".join(track.texts or ()) == rendered.text
 
 
-def test_every_kind_is_told_apart() -> None:
-    kinds = {(piece.kind, piece.role, piece.field.split(".")[0]) for piece in pieces(example())}
-    assert {kind for kind, _, _ in kinds} == set(PieceKind) - {PieceKind.UNKNOWN, PieceKind.VARIABLES}
-    assert (PieceKind.REASONING, "assistant", "reasoning_content") in kinds
-    assert (PieceKind.CALLS, "assistant", "tool_calls") in kinds
-    assert (PieceKind.RESULT, "tool", "content") in kinds
-    assert (PieceKind.PROMPT, None, "generation_prompt") in kinds
+def hues(rendered: RenderedTokens) -> list[str]:
+    (track,) = document_of(rendered).tracks
+    return [ORIGINS[piece.hue].name for piece in track.pieces()]
 
 
-def test_unknown_origins_and_template_variables_have_kinds_of_their_own() -> None:
+def test_every_kind_of_token_has_a_hue() -> None:
+    expected = "system user reasoning assistant calls result tools scaffold generation"
+    assert set(hues(example())) == set(expected.split())
     template = "{{ day }}{% for m in messages %}{{ m.content.encode().decode() }}{% endfor %}"
-    rendered = create_renderer(POCKET, "default", chat_template=template, day="Monday").render(
-        [{"role": "user", "content": "Hello there"}]
-    )
-    assert [piece.kind for piece in pieces(rendered)] == [PieceKind.VARIABLES, PieceKind.UNKNOWN]
+    renderer = create_renderer(POCKET, "default", chat_template=template, day="Monday")
+    assert hues(renderer.render([{"role": "user", "content": "Hello there"}])) == ["variables", "unknown"]
 
 
 def test_stops_name_the_token_and_the_messages_it_ended() -> None:
-    assert stops(example()) == {"<|end|>": [2, 5, 7, 9]}
+    (track,) = document_of(example()).tracks
+    assert [(card.value, card.more) for card in track.cards] == [("<|end|>", "messages 2, 5, 7, 9")]
 
 
 def test_characters_of_several_tokens_are_shown_once() -> None:
-    rendered = create_renderer(POCKET).render([{"role": "user", "content": "a 🗼 b"}])
-    texts = token_texts(rendered)
+    (track,) = document_of(create_renderer(POCKET).render([{"role": "user", "content": "a 🗼 b"}])).tracks
+    texts = track.texts or ()
     assert "🗼" in "".join(texts)
     assert "" in texts
     assert not any("\ufffd" in text for text in texts)
@@ -118,9 +113,9 @@ def test_visible_text_hides_nothing() -> None:
     assert visible("\u2764\ufe0f\U000e0100") == "\u2764\ufe0f⟨U+E0100⟩"
 
 
-def test_an_edit_is_what_was_taken_out_and_put_in() -> None:
-    assert edited("abXcd", "abYYcd") == ("ab", "X", "YY", "cd")
-    assert edited("aa", "aaa") == ("aa", "", "a", "")
+def test_an_edit_is_the_smallest_change() -> None:
+    assert edit("", "abXcd", "abYYcd") == ("", "ab", "X", "YY", "cd")
+    assert edit("", "aa", "aaa") == ("", "aa", "", "a", "")
 
 
 def test_long_renderings_are_cut_in_terminals_and_say_so() -> None:
@@ -144,7 +139,7 @@ def test_changes_and_notes_are_listed() -> None:
     rendered.notes = [*rendered.notes, "something to know"]
     assert rendered.changes
     (track,) = document_of(rendered).tracks
-    assert [(made.out, made.new) for made in track.edits] == [("", "<think>a <deep> thought</think>")]
+    assert [(one.old, one.new) for one in track.edits] == [("", "<think>a <deep> thought</think>")]
     assert "something to know" in track.notes
     assert "a <deep> thought" in terminal(rendered, color=False)
     assert "# note: something to know" in plain_view(rendered)

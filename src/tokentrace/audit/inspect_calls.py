@@ -15,12 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..compare.breaks import Break, Cause, explain_break
-from ..compare.texts import spell
-from ..gateway.causes import GIVEN_TASK, BranchCause, BranchReason, changed_tools, find_cause
-from ..gateway.matching import chain, meaning
-from ..tokens.alignment import common_prefix, hunks
-from ..tokens.ids import runs
+from ..diagnose.breaks import Break, explain_break
+from ..diagnose.conversation_diff import TASK_OF_A_CALL, changed_tools, find_cause
+from ..diagnose.finding import Cause, Finding
+from ..diagnose.message_keys import chain, meaning
+from ..diagnose.resync import hunks
+from ..diagnose.texts import spell
+from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .dumps.calls import Call, DumpedRequest, DumpedRollout, DumpedRow, DumpFault, Floats, FoundFault, Mask
 from .shown_turns import ShownTurns
@@ -62,7 +63,7 @@ class FoundBreak:
     """Which tokens of the stream were sampled."""
     explained: Break | None
     """Why, as the tokens show; None where no tokenizer was given."""
-    history: BranchReason | None
+    history: Finding | None
     """What became of the messages, where both requests are known."""
     recorded: str
     """Why the record itself says that the history was rewritten."""
@@ -87,7 +88,7 @@ class FoundBreak:
         if self.explained is not None:
             out["explained"] = self.explained.to_json()
         if self.history is not None:
-            out["history"] = {"cause": str(self.history.cause), "detail": self.history.detail}
+            out["history"] = {"cause": self.history.cause.value, "detail": self.history.words}
         return out | ({"recorded": self.recorded} if self.recorded else {})
 
 
@@ -240,12 +241,12 @@ class _Inspector:
         history = self._history(tip.request, call.request)
         if history is not None and _is_another(history):
             return Relation.OTHER, tip, shared
-        if history is not None and history.cause is BranchCause.RETRY:
+        if history is not None and history.cause is Cause.RETRY:
             return Relation.REPEATS, tip, shared
         self._breaks.append(self._break(number, call, tip, shared, history))
         return Relation.BREAKS, tip, shared
 
-    def _break(self, number: int, call: Call, tip: Tip, shared: int, history: BranchReason | None) -> FoundBreak:
+    def _break(self, number: int, call: Call, tip: Tip, shared: int, history: Finding | None) -> FoundBreak:
         prompt = call.prompt
         explained = None if self._known is None else self._explain(tip, prompt, call.request)
         lost, respelled, rewritten = self._replaced(tip, prompt, shared, explained)
@@ -310,7 +311,7 @@ class _Inspector:
 
     # -- conversations
 
-    def _history(self, before: DumpedRequest | None, after: DumpedRequest | None) -> BranchReason | None:
+    def _history(self, before: DumpedRequest | None, after: DumpedRequest | None) -> Finding | None:
         """What became of the messages between two requests; None where they are not known, or nothing did."""
         if before is None or after is None or before.reply is None:
             return None
@@ -380,10 +381,10 @@ class _Inspector:
                 self._findings.append(FoundFault(fault, where, f"the first is token {at:,}", int(wrong.sum())))
 
 
-def _is_another(history: BranchReason) -> bool:
+def _is_another(history: Finding) -> bool:
     """Whether a request is of another conversation. One with the same instructions, unless a call gave it its task, may
     as well be a history that was cut down to one message."""
-    return history.cause is BranchCause.SUB_AGENT and (not history.message or GIVEN_TASK in history.detail)
+    return history.cause is Cause.SUB_AGENT and (not history.message or TASK_OF_A_CALL in history.words)
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:

@@ -9,7 +9,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from ..compare.causes import ADVICE, Cause
+from ..diagnose.finding import Cause
+from ..show.document import Document
 from ..showing import ShowsItself
 from ..tokens.visible import counted
 from .dumps.calls import DumpFault, FoundFault, UnreadSource
@@ -102,6 +103,12 @@ class Inspection(ShowsItself):
     scores: Scores | None = None
     """Logprobs compared with those of an engine."""
 
+    def document(self, tokenizer: Any = None) -> Document:
+        """Return the report as a document."""
+        from .inspection_document import inspection_document
+
+        return inspection_document(self, tokenizer)
+
     def skip(self, found: UnreadSource) -> None:
         """Count what could not be read."""
         self.unreadable += 1
@@ -138,7 +145,7 @@ class Inspection(ShowsItself):
     def _add_break(self, one: FoundBreak) -> None:
         self.causes.setdefault(one.cause, Tally()).add(one)
         if one.history is not None:
-            self.histories[str(one.history.cause)] += 1
+            self.histories[one.history.cause.value] += 1
         if one.recorded:
             self.recorded[one.recorded.partition(":")[0]] += 1
         self.reprefilled += one.reprefilled
@@ -218,7 +225,7 @@ class Inspection(ShowsItself):
                     "breaks": count.places,
                     "rollouts": count.rollouts,
                     "share": count.rollouts / self.rollouts,
-                    "advice": ADVICE[cause] if self.explained else None,
+                    "advice": cause.advice if self.explained else None,
                     "examples": [one.to_json() for one in count.examples],
                 }
                 for cause, count in self.ranked_causes()

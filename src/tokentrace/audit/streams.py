@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from ..tokens.alignment import common_prefix
+from ..tokens.ids import common_prefix
 from ..tokens.tokenizer import Ids
 
 Tip = TypeVar("Tip")

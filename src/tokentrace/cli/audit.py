@@ -133,11 +133,11 @@ def audit(
       tokentrace audit ./Qwen3-8B --grammar --json | jq .stop_token_ids
       tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
     """
+    from ..diagnose import audit_document as views
     from ..diagnose.audit_differences import differences
     from ..diagnose.verdicts import Use
     from ..settings import choose
-    from ..show import audit as views
-    from ..viewer.page import page_html
+    from ..show.page import page_html
     from .inputs import chosen_tokenizer, split_list
 
     tokenizers += more
@@ -194,8 +194,8 @@ def audit(
 
 
 def _show_grammar(template: dict[str, Any], given: dict[str, Any], as_json: bool) -> int:
-    from ..show.grammar import json_view, plain_view, text_view
-    from ..show.sheet import make_sheet
+    from ..diagnose.grammar_sheet import make_sheet
+    from ..diagnose.grammar_view import json_view, plain_view, text_view
     from .inputs import make_renderer, read_tools
 
     parsers = {name: given[name] for name in ("tool_parser", "reasoning_parser")}
@@ -213,9 +213,9 @@ def _show_conversation(
     template: dict[str, Any], conversation: str, given: dict[str, Any], html: Path | None, as_json: bool
 ) -> int:
     """Show what production, rollout and training hold of a conversation; 1 where they differ."""
+    from ..diagnose.history_document import history_document, plain_view, text_view
     from ..diagnose.history_walk import compare_histories
-    from ..show.histories import history_document, plain_view, text_view
-    from ..viewer.page import page_html
+    from ..show.page import page_html
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
     names = ("history", "preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched")

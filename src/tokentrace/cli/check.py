@@ -128,9 +128,9 @@ def _show(report: Any, options: dict[str, Any], views: Any, known: Any = None) -
 
 
 def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], given: set[str]) -> bool:
+    from ..data.check import document as checks
     from ..data.check.columns import RowColumns
     from ..data.check.dataset import check_dataset
-    from ..show import checks
     from .inputs import chosen_tokenizer, row_settings
 
     own = _EVERY - {"tools", "kwargs", "renderer", "chat_template"} | set(_OWN)
@@ -156,8 +156,8 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], given: set[str
 
 
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
+    from ..audit import inspection_document as inspections
     from ..audit.inspect import inspect_rollouts
-    from ..show import inspections
 
     known, engine, quiet = _known(inputs, options), options["engine"], options["quiet"]
     with ProgressBars(transient=True, quiet=quiet) as bars:
@@ -216,7 +216,7 @@ def _connected(engine: str, known: Any) -> Any:
 def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
     import numpy as np
 
-    from ..compare.breaks import explain_break
+    from ..diagnose.breaks import explain_break
     from .inputs import make_renderer
 
     if len(inputs) != 1:

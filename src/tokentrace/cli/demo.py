@@ -59,7 +59,7 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
     from ..demo.report import demo_document, demo_json, demo_text
     from ..pocket import POCKET
     from ..rendering.factory import create_renderer
-    from ..viewer.page import page_html
+    from ..show.page import page_html
 
     with ProgressBars(transient=True, counts=True) as bars:
         found = asyncio.run(run_demo(rollouts=rollouts, seed=seed, progress=bars.show))
@@ -131,7 +131,7 @@ def _show_example(output: Path) -> Path:
     """Render the shipped example, show it, and write an HTML report."""
     from ..pocket import EXAMPLE, POCKET
     from ..rendering.factory import create_renderer
-    from ..show.viewing import html_page
+    from ..show.page import show
     from .inputs import read_conversation
     from .render import write
 
@@ -140,7 +140,7 @@ def _show_example(output: Path) -> Path:
     rendered = renderer.render(messages, tools=tools, add_generation_prompt=True)
     write(rendered, "text", None, title="demo")
     page = output / "example.html"
-    page.write_text(html_page(rendered, "tokentrace demo"), encoding="utf-8")
+    page.write_text(show(rendered, title="tokentrace demo").html, encoding="utf-8")
 
     sampled = int(rendered.mask.sum())
     ends = {rendered.decode(slice(turn.stop - 1, turn.stop)) for turn in rendered.turns if turn.stop_token}
@@ -164,7 +164,7 @@ def _show_example(output: Path) -> Path:
 
 def _show_next_turn(renderer: Renderer, messages: list[dict[str, Any]], tools: Any) -> None:
     """One step of a rollout, continued in both ways: rendered again, and bridged."""
-    from ..compare.breaks import explain_break
+    from ..diagnose.breaks import explain_break
 
     called = next(at for at, message in enumerate(messages) if message.get("tool_calls"))
     prompt = renderer.render_ids(messages[:called], tools=tools, add_generation_prompt=True)

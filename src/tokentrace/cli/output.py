@@ -47,9 +47,9 @@ def write_file(path: Path, text: str, *, launch: bool = False) -> None:
 
 def write_page(path: Path, result: Any, *, title: str = "", tokenizer: Any = None, launch: bool = False) -> None:
     """Write a result as a page that needs nothing but itself."""
-    from ..show.viewing import html_page
+    from ..show.page import show
 
-    write_file(path, html_page(result, title, tokenizer=tokenizer), launch=launch)
+    write_file(path, show(result, title=title, tokenizer=tokenizer).html, launch=launch)
 
 
 def show_advice(trainer: str, path: Path, longest: int) -> None:
@@ -68,15 +68,22 @@ def advice_json(trainer: str | None, path: Path, longest: int) -> dict[str, str]
     return {} if trainer is None else {"advice": find_trainer(trainer).advised(path, longest)}
 
 
+def print_result(value: Any, *, fold: bool = False) -> None:
+    """Print any result: in colours on a terminal that has them, else as plain lines. `fold` breaks long lines."""
+    from ..show.terminal import plain_view, text_view
+
+    show_view(text_view, plain_view, value, fold=fold)
+
+
 def show_view(
-    coloured: Callable[..., Any], plain: Callable[..., str], shown: Any, *, fold: bool = False, **options: Any
+    coloured: Callable[..., Any], plain: Callable[..., str], value: Any, *, fold: bool = False, **options: Any
 ) -> None:
-    """Print a view: in colours where the terminal has them, else as plain lines. `fold` breaks long lines."""
+    """Print a view: in colours on a terminal that has them, else as plain lines. `fold` breaks long lines."""
     console = make_console()
     if console.is_terminal and console.color_system:
-        console.print(coloured(shown, **options), soft_wrap=not fold)
+        console.print(coloured(value, **options), soft_wrap=not fold)
     else:
-        click.echo(plain(shown, **options))
+        click.echo(plain(value, **options))
 
 
 def short_number(number: float) -> str:

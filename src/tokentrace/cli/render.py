@@ -19,7 +19,7 @@ from .options import (
     messages_option,
     template_options,
 )
-from .output import show_view, working, write_file
+from .output import print_result, working, write_file
 
 if TYPE_CHECKING:
     from ..rendering.rendered import RenderedTokens
@@ -92,20 +92,20 @@ def render(
 def write(rendered: RenderedTokens, form: str, output: Path | None, *, title: str, open_: bool = False) -> None:
     """Show a rendering on the terminal, or write it to a file."""
     if form == "text":
-        from ..show.terminal import plain_view, text_view
-
         if output is None:
-            show_view(text_view, plain_view, rendered, fold=True)
+            print_result(rendered, fold=True)
             return
+        from ..show.terminal import plain_view
+
         text = plain_view(rendered) + "\n"
     elif form == "json":
         from ..show.arrays import json_view
 
         text = json.dumps(json_view(rendered)) + "\n"
     else:
-        from ..show.viewing import html_page
+        from ..show.page import show
 
-        text = html_page(rendered, title)
+        text = show(rendered, title=title).html
     if open_ and output is None:
         output = Path(tempfile.mkdtemp(prefix="tokentrace-")) / "report.html"
     if output is None:

@@ -28,11 +28,12 @@ from .options import (
     template_options,
     trainer_option,
 )
-from .output import ProgressBars, advice_json, make_console, short_number, show_advice, show_view, write_file
+from .output import ProgressBars, advice_json, print_result, short_number, show_advice, write_page
 
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
     from ..data.tokenizing import RowResult, TokenizeSettings
+    from ..samples.sample import Sample
 
 _REASONS: Final = 5
 """Reasons of rejected rows that the summary tells."""
@@ -161,7 +162,10 @@ def tokenize(
             if trainer is not None:
                 show_advice(trainer, finished.output, finished.longest)
         if stats and not as_json:
-            _show_statistics(output)
+            from ..data.statistics import statistics
+
+            click.echo()
+            print_result(statistics(output))
     if show is not None or html is not None:
         _show_rows(inputs, split, job, show or 10, html)
     ctx.exit(1 if bad else 0)
@@ -260,62 +264,38 @@ def _as_options(note: str) -> str:
     return note.replace("final_stop=True", "--final-stop")
 
 
-def _show_statistics(path: Path) -> None:
-    from ..data.statistics import statistics
-    from ..show.rows import statistics_text
-
-    click.echo()
-    make_console().print(statistics_text(statistics(path)))
-
-
 def _show_rows(
     inputs: tuple[str, ...], split: str | None, job: TokenizeSettings, count: int, html: Path | None
 ) -> None:
-    """The first rows that give samples, and what is wrong with those before that do not."""
+    """Show the first samples, and report rows before them that give none."""
     import tempfile
 
     from ..data.rows import read_rows
     from ..data.sources import find_sources
     from ..data.tokenizing import RowTokenizer
-    from ..show.rows import rows_plain, rows_text
-    from ..show.viewing import html_page
 
     tokenizer = RowTokenizer(job)
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as folder:
         sources = find_sources(inputs, Path(folder), split=split)
         rows = (
-            (source.name, tokenizer.tokenize(row, source.name, source.format))
+            _titled(source.name, tokenizer.tokenize(row, source.name, source.format))
             for source in sources
             for row in read_rows(source, row_bytes=job.row_bytes)
         )
-        shown = list(itertools.islice(itertools.chain.from_iterable(_shown(name, one) for name, one in rows), count))
+        samples = list(itertools.islice(itertools.chain.from_iterable(rows), count))
     if html is not None:
-        write_file(html, html_page(shown, f"{len(shown)} rows of {Path(inputs[0]).name}"))
+        write_page(html, samples, title=f"{len(samples)} rows of {Path(inputs[0]).name}")
     else:
-        show_view(rows_text, rows_plain, shown, fold=True)
+        print_result(samples, fold=True)
 
 
-def _shown(name: str, one: RowResult) -> list[tuple[str, Any]]:
-    """A row's samples with titles; a bad row is said at once."""
-    if one.bad is not None:
-        click.secho(f"{name}, row {one.bad.row}: {one.bad.kind}: {one.bad.reason}", fg="red", err=True)
-    out = []
-    for at, sample in enumerate(one.samples):
-        assert sample.rendered is not None
-        which = f", sample {at + 1} of {len(one.samples)}" if len(one.samples) > 1 else ""
-        start, stop = sample.offset, min(sample.offset + len(sample), len(sample.rendered))
-        title = f"{name}, row {one.row.number}{which}: {len(sample):,} tokens, {sample.trained:,} trained"
-        rendered = sample.rendered.with_mask(_placed(sample.mask, start, len(sample.rendered)))
-        if (start, stop) != (0, len(rendered)):
-            title += f" (tokens {start} to {stop - 1} of what is shown)"
-        rendered.notes = list(sample.notes)
-        out.append((title, rendered))
-    return out
-
-
-def _placed(mask: Any, start: int, length: int) -> Any:
-    import numpy as np
-
-    placed = np.zeros(length, np.bool_)
-    placed[start : start + len(mask)] = mask[: length - start]
-    return placed
+def _titled(name: str, result: RowResult) -> list[tuple[str, Sample]]:
+    """Return a row's samples with titles; report a bad row."""
+    if result.bad is not None:
+        click.secho(f"{name}, row {result.bad.row}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
+    titled = []
+    for at, sample in enumerate(result.samples):
+        which = f", sample {at + 1} of {len(result.samples)}" if len(result.samples) > 1 else ""
+        title = f"{name}, row {result.row.number}{which}: {len(sample):,} tokens, {sample.trained:,} trained"
+        titled.append((title, sample))
+    return titled

@@ -39,7 +39,7 @@ def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> N
       tokentrace view runs/7 --rows 5
     """
     from ..audit.inspect import recorded_tokenizer
-    from ..show.documents import document_of
+    from ..show.results import document_of
     from ..tokens.loading import load_tokenizer
     from .inputs import chosen_tokenizer
 

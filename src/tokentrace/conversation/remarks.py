@@ -1,7 +1,7 @@
-"""What a conversation says that cannot be right, though a template renders it.
+"""What cannot be right in a conversation, though a template renders it.
 
-Nothing here is an error: a recorded conversation is what it is. The result of a render reports it, so that nobody
-trains on it unawares. The sentences name no values: a summary counts equal ones.
+None of it is an error: a recorded conversation is what it is. The result of a render reports it, so that nobody
+trains on it unawares. The sentences contain no values, so that a summary can count equal ones.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from typing import Any
 
 from ..errors import place
 from .messages import RESULT_ROLES, THOUGHTS, Messages
+from .place import Place
 from .values import no_constant
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
     """A note for each thing that does not fit, in checked messages.
 
-    - Arguments of a call that are not JSON of an object, or in which one is null.
+    - Arguments of a call that are not a JSON object, or contain null.
     - A tool result that answers no earlier call, or has the name of another function than the call that it answers.
-    - An assistant's message without text, reasoning or calls. Of a `continued` conversation the last may be empty.
+    - An assistant's message without text, reasoning or calls. In a `continued` conversation the last may be empty.
     """
-    names: dict[str, Any] = {}  # of the functions that were called, by the id of the call
+    names: dict[str, Any] = {}  # of the called functions, by the id of the call
     latest: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
         role = message["role"]
         if role == "assistant":
-            calls = [_mapping(call) for call in message.get("tool_calls") or ()]
+            calls = [Place().mapping(call) for call in message.get("tool_calls") or ()]
             for at, call in enumerate(calls):
                 names[str(call.get("id"))] = _function(call).get("name")
                 arguments = _function(call).get("arguments")
@@ -57,17 +58,13 @@ def _has(value: Any) -> bool:
     return value is not None and not (isinstance(value, (str, list, tuple)) and not value)
 
 
-def _mapping(call: Any) -> Mapping[str, Any]:
-    return call if isinstance(call, Mapping) else dict(call.model_dump(exclude_none=True))
-
-
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call.get("function")
     return function if isinstance(function, Mapping) else call
 
 
 def _is_broken(arguments: Any) -> bool:
-    """True for text that is not JSON of an object. Empty text stands for no arguments."""
+    """True for text that is not JSON of an object. Empty text means no arguments."""
     if not isinstance(arguments, str) or not arguments.strip():
         return False
     try:

@@ -11,6 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..show.document import Document, Table
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.visible import counted
 from .tables import read_tables
 from .tokenizing import without_place
 
@@ -29,6 +32,25 @@ class Statistics:
     trained_lengths: Mapping[float, int]
     notes: tuple[tuple[str, int], ...] = ()
     """How many samples have each note, without the messages it names; the most frequent first."""
+
+    def document(self, _: Tokenizer | None = None) -> Document:
+        """Return the counts and quantiles as a document."""
+        names = {0.0: "least", 0.5: "median", 1.0: "most"}
+        share = 100 * self.trained / self.tokens if self.tokens else 0
+        rows = [
+            [label, *(f"{value:,}" for value in quantiles.values())]
+            for label, quantiles in (("tokens", self.lengths), ("trained", self.trained_lengths))
+        ]
+        head = ["a sample", *(names.get(quantile, f"{100 * quantile:.0f} %") for quantile in self.lengths)]
+        return Document(
+            "Statistics",
+            summary=[
+                f"{counted(self.samples, 'sample')}, {counted(self.tokens)}, {self.trained:,} trained ({share:.1f} %), "
+                f"{counted(self.messages, 'message')}"
+            ],
+            notes=[f"{counted(count, 'sample')}: {note}" for note, count in self.notes],
+            tables=[Table("Lengths", head, rows)],
+        )
 
 
 def statistics(path: str | Path) -> Statistics:

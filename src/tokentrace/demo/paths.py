@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..compare.breaks import Break, explain_break
 from ..conversation.messages import Messages
+from ..diagnose.breaks import Break, explain_break
 from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..engines.embedded import EmbeddedEngine
 from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
@@ -99,7 +99,7 @@ class MessageAgent(Agent):
         if broken is None:
             trajectory.extend_to(ids, messages=count)
         else:
-            trajectory.branch(ids, messages=count, cause=str(broken.cause), from_branch=trajectory.current)
+            trajectory.branch(ids, messages=count, cause=str(broken.cause))
             self.breaks.setdefault(rollout.task.name, []).append(broken)
         return None
 

@@ -10,16 +10,17 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..compare.breaks import Break, Cause
+from ..diagnose.break_document import Differences
+from ..diagnose.breaks import Break
+from ..diagnose.finding import Cause
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
-from ..show.contrasts import Differences
-from ..show.documents import document_of
+from ..show.document import HUES, Cell, Document, StreamBars, Table, Track, token_columns
+from ..show.results import document_of
 from ..show.terminal import grid
 from ..tokens.alignment import align
 from ..tokens.ids import runs
 from ..tokens.visible import counted, visible
-from ..viewer.document import HUES, Cell, Document, StreamBars, Table, Track, token_columns
 from .paths import ClientPath, Demo, PathReport, Trial
 
 PRETRAINED: Final = {"model": "SmolLM2-135M", "rollouts": 384, "broken_rollouts": 6, "cause": str(Cause.BPE_REMERGE)}
@@ -189,13 +190,13 @@ def demo_document(demo: Demo, renderer: Renderer) -> Document:
         lead=f"{counted(len(demo.paths[0].rollouts), 'rollout')} by each path: the same questions, tools, weights and "
         f"seeds (--seed {demo.seed}). A line is the stream of one rollout.",
         tables=[_numbers(demo), _causes(demo)],
-        lanes=[_lanes(one) for one in demo.paths],
+        bars=[_bars(one) for one in demo.paths],
         notes=remarks(demo),
-        **differences.shown(),
+        **differences.content(),
     )
 
 
-def _lanes(one: PathReport) -> StreamBars:
+def _bars(one: PathReport) -> StreamBars:
     """For each rollout its last stream, what was sampled of it, and where prompts broke off."""
     records = [rollout.trajectory for rollout in one.rollouts]
     about = f"{counted(one.breaks, 'break')}, {counted(one.samples, 'sample')}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..show.document import Document
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .appends import AppendBreak, AppendCell, AppendOutcome
@@ -59,6 +60,12 @@ class AuditReport(ShowsItself):
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+
+    def document(self, _: Any = None) -> Document:
+        """Return the report as a document."""
+        from .audit_document import audit_document
+
+        return audit_document([self])
 
     def verdict(self, use: str) -> Verdict:
         """The verdict on a use, by its name."""

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..study.seams import BridgeRefusal
-from ..tokens.alignment import Hunk, align, common_prefix, common_suffix
-from ..tokens.ids import segments
+from ..tokens.alignment import Hunk, align
+from ..tokens.ids import common_prefix, common_suffix, segments
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted
 

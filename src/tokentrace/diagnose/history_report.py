@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..rendering.rendered import RenderedTokens
-from ..showing import ShowsItself, history_text
+from ..show.document import Document
+from ..showing import ShowsItself
 from ..tokens.tokenizer import Ids, Tokenizer
 from .history_differences import DifferenceSide, Step, View
 from .history_findings import Finding
@@ -138,7 +139,15 @@ class HistoryReport(ShowsItself):
         return f"HistoryReport({len(self.steps)} steps, {differ} differ, {len(self.breaks)} breaks)"
 
     def __str__(self) -> str:
-        return history_text(self)
+        from .history_document import plain_view
+
+        return plain_view(self)
+
+    def document(self, _: Any = None) -> Document:
+        """Return the report as a document."""
+        from .history_document import history_document
+
+        return history_document(self)
 
 
 def _json_step(step: Step) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ..rendering.bridging import History
 from ..rendering.rendered import RenderedTokens
 from ..study.sampling import SampledTurn
 from ..study.seams import BridgeRefusal, RefusalReason
-from ..tokens.alignment import common_prefix, common_suffix
+from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .history_differences import (

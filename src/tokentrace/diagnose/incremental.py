@@ -21,8 +21,6 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..compare.causes import Cause
-from ..compare.mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
 from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import RendererError, TemplateError, TemplateLimitError
 from ..rendering.renderer import Renderer
@@ -32,6 +30,8 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids, Tokenizer
+from .finding import Cause
+from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..compare.breaks import explain_break
-from ..compare.causes import Cause
 from ..errors import InputError, TemplateError
 from ..rendering.bridged import BridgedTokens
 from ..rendering.renderer import Renderer
@@ -21,6 +19,8 @@ from ..settings import whole
 from ..study.seams import BridgeRefusal, RefusalReason
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
+from .breaks import explain_break
+from .finding import Cause
 
 PROMPT_IDS: Final = "prompt_token_ids"
 COMPLETION_IDS: Final = "generation_token_ids"

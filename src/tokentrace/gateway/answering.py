@@ -135,9 +135,7 @@ class Answer:
         """One completion, reported as it arrives."""
         request, placed, metrics = self.request, self.placed, self.gateway.metrics
         assert placed is not None
-        parser = placed.conversation.renderer.streaming_parser(
-            tools=placed.conversation.tools, prompt_ids=placed.ids
-        )
+        parser = placed.conversation.renderer.streaming_parser(tools=placed.conversation.tools, prompt_ids=placed.ids)
         stream = item_stream(self.head.id, choice, request.answer, request.stop)
         pieces: list[Delta] = []
         versions: list[VersionSpan] = []
@@ -275,15 +273,11 @@ def item_stream(id: str, choice: int, options: AnswerOptions, stop: Sequence[str
     )
 
 
-def finish_reply(
-    parser: StreamingParser, stream: ItemStream, completion: Completion
-) -> tuple[Reply, list[Change]]:
+def finish_reply(parser: StreamingParser, stream: ItemStream, completion: Completion) -> tuple[Reply, list[Change]]:
     """The reply of a completion that has ended, and the last changes of its items."""
     events = parser.finish()
     changes = stream.finish(events, cut_off=parser.response.finish is Finish.LENGTH)
-    reply = Reply(
-        stream.items, completion, parser.response, stream.stopped_by, tuple(stream.statuses), stream.late_ids
-    )
+    reply = Reply(stream.items, completion, parser.response, stream.stopped_by, tuple(stream.statuses), stream.late_ids)
     return reply, changes
 
 

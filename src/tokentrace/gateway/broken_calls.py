@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..conversation.forms import parsed_arguments
+from ..conversation.forms import parse_arguments
 from ..conversation.messages import Messages
 from ..conversation.place import Place
 from ..errors import InputError
@@ -51,7 +51,7 @@ def _readable_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(text, str) or not text.strip():
         return call
     try:
-        parsed_arguments(text, Place())
+        parse_arguments(text, Place())
     except InputError:
         partial = PartialObject()
         partial.feed(text)

@@ -249,7 +249,7 @@ class Gateway:
     # -- repeated requests
 
     async def _earlier(self, live: Live, request: Request, name: str, claim: Claim) -> Answered | None:
-        """The answer to an earlier request of this name, here or elsewhere. If there is none, the claim takes the name."""
+        """The answer to an earlier request of this name, here or elsewhere; if there is none, the claim takes it."""
         while (under_way := self.admission.under_way.get((live.info.id, name))) is not None:
             answered = await asyncio.shield(under_way)
             if answered is not None:

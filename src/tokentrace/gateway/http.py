@@ -49,7 +49,7 @@ def parse_json(raw: bytes) -> Any:
         raise RequestError("the body is nested too deeply") from None
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
-    level = [[value]]
+    level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH):
         inner = [item for each in level for item in (each.values() if type(each) is dict else each)]
         level = [item for item in inner if type(item) is dict or type(item) is list]

@@ -332,7 +332,7 @@ class MessagesEncoder:
     def open(self) -> list[StreamEvent]:
         """``message_start``: how much of the prompt was cached is reported at the end."""
         usage = {"input_tokens": len(self._head.prompt_ids), "output_tokens": 0}
-        empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": {**_message(self._head), **empty}}]
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:

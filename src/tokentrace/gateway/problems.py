@@ -10,7 +10,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from ..conversation.forms import HAND_OVER
 from ..errors import InputError, TokentraceError
 
 _KINDS: Final[Mapping[int, str]] = {
@@ -100,11 +99,8 @@ def naming_fields(messages: str = "messages") -> Iterator[None]:
 
 
 def input_problem(error: InputError, messages: str = "messages") -> RequestError:
-    """An InputError as a RequestError.
-
-    Leaves out advice on how messages are read, because an agent cannot choose that.
-    """
+    """An InputError as a RequestError."""
     path = [messages] if error.message is not None or not error.field else []
     path += [] if error.message is None else [str(error.message)]
     path += [error.field] if error.field else []
-    return RequestError(error.problem.replace(HAND_OVER, ""), field=".".join(path), code="invalid_value")
+    return RequestError(error.problem, field=".".join(path), code="invalid_value")

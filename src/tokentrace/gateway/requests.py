@@ -31,31 +31,29 @@ TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
 Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
 """For each field that is not served: the values that change nothing, and why it is refused."""
-REFUSED: Final[Refused] = {
-    name: (harmless, _DISTRIBUTION)
-    for name, harmless in {
-        "logit_bias": [{}],
-        "length_penalty": [1],
-        "typical_p": [1],
-        "min_tokens": [0],
-        "ignore_eos": [False],
-        "bad_words": [[]],
-        "allowed_token_ids": [[]],
-        "stop_token_ids": [[]],
-        "include_stop_str_in_output": [False],
-        "best_of": [1],
-        "use_beam_search": [False],
-        "truncate_prompt_tokens": [],
-        "prompt_logprobs": [],
-        "echo": [False],
-        "logits_processors": [[]],
-        "guided_json": [],
-        "guided_regex": [],
-        "guided_choice": [],
-        "guided_grammar": [],
-        "structured_outputs": [],
-    }.items()
+_HARMLESS: Final[Mapping[str, list[Any]]] = {
+    "logit_bias": [{}],
+    "length_penalty": [1],
+    "typical_p": [1],
+    "min_tokens": [0],
+    "ignore_eos": [False],
+    "bad_words": [[]],
+    "allowed_token_ids": [[]],
+    "stop_token_ids": [[]],
+    "include_stop_str_in_output": [False],
+    "best_of": [1],
+    "use_beam_search": [False],
+    "truncate_prompt_tokens": [],
+    "prompt_logprobs": [],
+    "echo": [False],
+    "logits_processors": [[]],
+    "guided_json": [],
+    "guided_regex": [],
+    "guided_choice": [],
+    "guided_grammar": [],
+    "structured_outputs": [],
 }
+REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in _HARMLESS.items()}
 
 
 class TokenFields(StrEnum):

@@ -142,9 +142,7 @@ def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
     if body.input is None:
         raise RequestError("is missing", field="input", fix="send a string or a list of items")
     with naming_fields("input"):
-        messages = from_responses(
-            body.input, body.instructions, open_calls=previous is not None, references=references
-        )
+        messages = from_responses(body.input, body.instructions, open_calls=previous is not None, references=references)
     tools, namespaces = _tools(body.tools or [], wishes)
     choice, reasoning, text = body.tool_choice or "auto", body.reasoning or _Reasoning(), body.text or _Text()
     structure, form = _format(text)
@@ -433,7 +431,9 @@ class ResponsesEncoder:
 
     def _added(self, item: Item) -> list[StreamEvent]:
         empty = Item(item.index, item.kind, "", item.name, item.id)
-        output = _output_item(self._head, empty) | ({} if item.kind is PartKind.REASONING else {"status": "in_progress"})
+        output = _output_item(self._head, empty) | (
+            {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
+        )
         output.pop("encrypted_content", None)
         if item.kind is PartKind.TOOL_CALL:
             return [self._event("response.output_item.added", output_index=item.index, item=output)]

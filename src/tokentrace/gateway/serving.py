@@ -18,8 +18,8 @@ from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..store.opening import open_store
 from .access import Access
-from .app import App
 from .admission import Admission, Limits
+from .app import App
 from .gateway import Gateway
 from .keys import Keys
 from .metrics import Metrics

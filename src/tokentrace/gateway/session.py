@@ -40,8 +40,8 @@ from ..store.packing import pack_channels
 from ..store.store import TurnRecord
 from ..study.seams import BridgeRefusal
 from ..tokens.kinds import Kind
+from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import owner_spans
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
@@ -123,7 +123,8 @@ class SessionRecord:
         content = message.get("content")
         if not self._replies_by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
             return message
-        first, remaining = content, ""
+        first: Any = content
+        remaining: Any = ""
         if type(content) is list:
             first, remaining = text_of({"content": content[:1]}), content[1:]
         replies = self._replies_by_reasoning.get(str(first).strip(), ())
@@ -238,21 +239,19 @@ class SessionRecord:
 
     # -- the prompt's tokens
 
-    def _extend(
-        self, conversation: Conversation, keys: list[Key], base: RecordedTurn, count: int
-    ) -> Placement | str:
+    def _extend(self, conversation: Conversation, keys: list[Key], base: RecordedTurn, count: int) -> Placement | str:
         """The prompt after a recorded turn, whose conversation is the first `count` messages; or why there is none."""
         new, stream = conversation.messages[count:], self._stream(base)
         repairs = tuple(_differences(count - 1, conversation.messages[count - 1], base.reply))
         if conversation.continued:
             if new or base.finish_reason not in _UNFINISHED or base.stopped_by:
                 return "the last message is to be continued: what came before it is rendered with it"
-            new_ids, kinds, spans, notes = np.empty(0, np.int32), Kind.CONTEXT, [], ()
+            new_ids, kinds, spans, notes = np.empty(0, np.int32), np.empty(0, np.uint8), [], []
         else:
             bridged = self._bridge(conversation, base, new, self.conversation(base.number)[:-1])
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
-            new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.message_spans, tuple(bridged.notes)
+            new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
         return Placement(
             conversation,
             keys,
@@ -264,7 +263,7 @@ class SessionRecord:
             self._wire(base, new_ids),
             conversation.continued,
             repairs=repairs,
-            notes=notes,
+            notes=tuple(notes),
             matcher=self.matcher,
         )
 
@@ -295,7 +294,7 @@ class SessionRecord:
         if continued:
             self._check_unfinished(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        spans = owner_spans(rendered.messages, len(ids))
+        spans = message_spans(rendered.messages)
         return replace(_whole(conversation, keys, ids, spans, self.matcher), notes=notes)
 
     def _check_unfinished(self, ids: Ids, field: str) -> None:

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
+from ..diagnose.message_keys import Meaning
 from ..errors import shown
 from ..store.store import SessionInfo, State, Store, StoreError, is_storable
 from ..trajectory.trajectory import Trajectory
-from .matching import MEANINGS, Matcher, Meaning, load_matcher
+from .matching import MEANINGS, Matcher, load_matcher
 from .problems import RequestError, convert
 from .requests import SAMPLING, check_sampling
 from .session import SessionRecord

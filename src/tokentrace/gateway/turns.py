@@ -148,4 +148,6 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
         """The turn as a session's state shows it: without messages, keys and tools."""
         hidden = ("messages", "reply", "root", "keys", "matcher", "tools", "variables", "number", "base", "shared")
         fields = {name: value for name, value in msgspec.to_builtins(self).items() if name not in hidden}
+        if self.cause is not None:
+            fields["cause"]["meaning"] = self.cause.cause.meaning
         return {"turn": self.number, "goes_on_from": self.base, **fields}

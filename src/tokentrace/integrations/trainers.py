@@ -21,8 +21,7 @@ from ..rollout.ends import FAILED_ENDS, End
 from ..rollout.record import Rollout, Task
 from ..samples.sample import Sample
 from ..samples.trajectories import Advantage, trajectory_samples
-from ..tokens.alignment import common_prefix
-from ..tokens.ids import runs
+from ..tokens.ids import common_prefix, runs
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .rows import (

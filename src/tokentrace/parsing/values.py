@@ -36,7 +36,6 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from ..computed import computed
-from ..conversation.messages import tools_text
 from ..conversation.values import finite, no_constant, unique
 
 _STEPS: Final = 1000
@@ -454,7 +453,7 @@ def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
     if not tools:
         return NO_TOOLS
     try:
-        return _remembered(tools_text(tools))
+        return _remembered(json.dumps(tools))
     except (TypeError, ValueError, RecursionError):
         return Tools(tools)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,8 +20,9 @@ from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..tokens.kinds import Kind
+from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
-from .bridged import BridgedTokens, Run
+from .bridged import BridgedTokens
 from .lost import Lost, find_lost
 from .rendered import roles_of, span_messages
 
@@ -38,35 +38,29 @@ class Truncation(StrEnum):
     """There is no bridge."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Tail:
-    """What a template writes after an assistant's turn, with the kind and the new message (-1: none) of each id."""
+    """What a template writes after an assistant's turn. Its tokens name new messages, counted from 0."""
 
-    ids: Ids
-    runs: list[Run]
+    tokens: TokenTable
     new_count: int
     stop_token: int | None
     closing: str = ""
-    """What the template wrote between the turn's last text and its end, where no token ends it."""
+    """What the template writes between the turn's last text and its end, if no token ends it."""
     lost: tuple[Lost, ...] = ()
 
     @classmethod
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
-        rendering, first = found.encoded.rendering, found.first_new
-        owners, origins = span_messages(rendering, roles_of(found.conversation)), rendering.origins
+        encoded, rendering, first = found.encoded, found.encoded.rendering, found.first_new
+        spans = encoded.spans[found.turn.stop :]
+        start = int(spans[0]) if len(spans) else 0
+        owners = span_messages(rendering, roles_of(found.conversation), start=start)
+        messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
+        kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins[start:]], np.uint8)
         lost = find_lost(rendering, found.conversation, forms, first=first).lost
-        spans = found.encoded.spans[found.turn.stop :]
-        cuts = [0, *(np.flatnonzero(spans[1:] != spans[:-1]) + 1).tolist(), len(spans)]
-        runs: list[Run] = [
-            (stop - start, kind_of_text(origins[span]), max(owners[span] - first, -1))
-            for start, stop in pairwise(cuts)
-            if start < stop
-            for span in [int(spans[start])]
-        ]
         return cls(
-            found.ids.copy(),
-            runs,
+            TokenTable.of(found.ids.copy(), kinds[spans - start], messages[spans - start]),
             len(found.conversation) - first,
             found.turn.stop_token,
             rendering.text[found.span.body_end : found.cut],
@@ -79,15 +73,6 @@ def kind_of_text(origin: Origin | None) -> Kind:
     return Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
 
 
-def after(runs: Sequence[Run], dropped: int) -> list[Run]:
-    """Runs without the first ids."""
-    kept = []
-    for count, kind, message in runs:
-        kept.append((max(count - dropped, 0), kind, message))
-        dropped = max(dropped - count, 0)
-    return kept
-
-
 Missing = Callable[[Sequence[int] | Ids, Ids], str]
 """What closes the turn that a completion ends in, after a prompt, as the template writes it; without a stop token."""
 
@@ -96,7 +81,7 @@ class _Seam(NamedTuple):
     """Ids to add after the completion, and how many ids of what follows the stop token the completion has already."""
 
     pieces: list[tuple[Sequence[int], Kind]]
-    dropped: int = 0
+    overlap: int = 0
 
 
 _NOTHING: Final = _Seam([])
@@ -118,11 +103,9 @@ class SeamFinder:
         seam = self._seam(prompt, completion, tail)
         if isinstance(seam, BridgeRefusal):
             return seam
-        ids, runs = tail.ids, tail.runs
-        if seam is not _NOTHING:
-            ids = np.concatenate([*(np.asarray(some, np.int32) for some, _ in seam.pieces), ids[seam.dropped :]])
-            runs = [*((len(some), kind, -1) for some, kind in seam.pieces), *after(runs, seam.dropped)]
-        return BridgedTokens(prompt, given, ids, runs, tail.new_count, tail.lost)
+        pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
+        following = tail.tokens.slice(seam.overlap, len(tail.tokens)) if seam.overlap else tail.tokens
+        return BridgedTokens(prompt, given, join([*pieces, following]), tail.new_count, tail.lost)
 
     def _seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail) -> _Seam | BridgeRefusal:
         last = int(completion[-1]) if len(completion) else -1
@@ -135,7 +118,7 @@ class SeamFinder:
         head: list[tuple[Sequence[int], Kind]] = [([stop], Kind.SCAFFOLD)] if is_head else []
         if self._is_stop(last):
             return _Seam(head)
-        overlap = self._overlap(completion, stop, tail.ids)
+        overlap = self._overlap(completion, stop, tail.tokens.ids)
         if overlap is not None:
             return _Seam([], overlap)
         if self.truncation is Truncation.REFUSE:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import marshal
 from collections.abc import Sequence
 from typing import Any
 
 from ..conversation.forms import Adapted
-from ..conversation.messages import KnownTools, Messages, check_tools
+from ..conversation.messages import Messages, check_tools
 from ..conversation.place import Place
 from ..conversation.values import is_plain, plain_json
 from ..errors import InputError
@@ -37,8 +36,6 @@ class ToolCache:
         """Checked and wrapped; values that are not JSON are made JSON where the settings say so."""
         if tools is None:
             return None
-        if type(tools) is KnownTools:
-            return self._wrapped.once(tools.text, lambda: wrap_tools(json.loads(tools.text)))
         try:
             key = marshal.dumps(tools)
         except ValueError:  # objects of other types, a function for one
@@ -48,7 +45,7 @@ class ToolCache:
     def schemas(self, tools: Any) -> Tools:
         """Checked, and as a parser asks them what bare values mean."""
         try:
-            key = marshal.dumps(tools) if tools and type(tools) is not KnownTools else None
+            key = marshal.dumps(tools) if tools else None
         except ValueError:
             key = None
         if key is None:

@@ -368,8 +368,10 @@ def roles_of(conversation: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(message["role"]) for message in conversation]
 
 
-def span_messages(rendering: Rendering, roles: Sequence[str], spans: Spans | None = None) -> list[int]:
-    """The message each span belongs to: of all, or of the closed ones. `roles` are those of the messages.
+def span_messages(
+    rendering: Rendering, roles: Sequence[str], spans: Spans | None = None, *, start: int = 0
+) -> list[int]:
+    """The message of each span from number `start` on: of all, or of the closed ones. `roles` are by message.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
     that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
@@ -378,11 +380,13 @@ def span_messages(rendering: Rendering, roles: Sequence[str], spans: Spans | Non
     to the message if that is a system message.
     """
     ends, turns, origins = spans or (rendering.ends, rendering.turns, rendering.origins)
-    owners = list(turns)
-    for span, origin in enumerate(origins):
+    owners = turns[start:]
+    for span, origin in enumerate(origins[start:] if start else origins):
         source = None if origin is None else origin.message
-        if source is not None and (turns[span] < 0 or roles[source] != "assistant"):
+        if source is not None and (owners[span] < 0 or roles[source] != "assistant"):
             owners[span] = source
+    if start:
+        return owners
     first = next((k for k, turn in enumerate(turns) if turn >= 0), len(owners))
     quoted = list(dict.fromkeys(owner for owner in owners[:first] if owner >= 0))
     if not quoted:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..conversation.forms import Adapted, MessageForm, adapt, are_read_as_they_are
+from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.remarks import conversation_remarks
 from ..errors import InputError, RendererError, TokentraceError, kind_of
@@ -217,7 +217,7 @@ class Renderer:
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
         study = self.study(tools)
-        if are_read_as_they_are(messages, study.forms):
+        if reads_unchanged(messages, study.forms):
             return list(messages)
 
         def prints(role: str) -> bool:
@@ -233,8 +233,8 @@ class Renderer:
 
     def _read(self, study: TemplateStudy, messages: Any, tools: Any) -> tuple[list[Mapping[str, Any]], Adapted]:
         """The messages, checked, and in the form that the template reads."""
-        if self.messages is MessageForm.ADAPT and are_read_as_they_are(messages, study.forms):
-            return (given := list(messages)), Adapted(given)
+        if self.messages is MessageForm.ADAPT and reads_unchanged(messages, study.forms):
+            return (checked := list(messages)), Adapted(checked)
         checked = self.check_messages(messages, tools=tools)
         return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..conversation.place import Place, is_list
-from ..conversation.shapes import parsed_json
+from ..conversation.values import parse_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of, table_row
 from ..errors import ContinuationError, InputError, shown
 from ..settings import instance
@@ -172,7 +172,7 @@ def _prompt(found: Conversation) -> list[Mapping[str, Any]]:
 
 def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = row.get(key)
-    value = parsed_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value or {}
+    value = parse_json(value, Place(field=key)) if isinstance(value, str) and value.strip() else value or {}
     if not isinstance(value, Mapping) or (
         key == "tools_kwargs" and not all(isinstance(v, Mapping) for v in value.values())
     ):

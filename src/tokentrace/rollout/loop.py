@@ -25,8 +25,8 @@ from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..settings import instance
 from ..study.seams import BridgeRefusal
+from ..tokens.table import message_spans
 from ..tokens.tokenizer import Ids
-from ..trajectory.inputs import owner_spans
 from ..trajectory.trajectory import Trajectory
 from .calling import TooLong, called, noted, within
 from .checks import metrics as checked_metrics
@@ -230,7 +230,7 @@ class Agent:
         rollout.notes += rendered.notes
         if self.renderer.lost is not LostPolicy.IGNORE:
             rollout.notes += map(str, rendered.lost)
-        spans = owner_spans(rendered.messages, len(rendered))
+        spans = message_spans(rendered.messages)
         rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
 
     async def _lead(self, rollout: Rollout, under: _UnderWay) -> None:

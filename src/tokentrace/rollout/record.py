@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from ..conversation.messages import Messages, known_tools
+from ..conversation.messages import Messages
 from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, shown
 from ..parsing.response import ParsedToolCall
@@ -189,7 +189,7 @@ class Rollout:
     def schemas(self) -> list[dict[str, Any]] | None:
         """The schemas of its tools, as the template is shown them: those that the first turn had."""
         if self._schemas is None:
-            self._schemas = known_tools([tool.tool_schema for tool in self.tools])
+            self._schemas = [tool.tool_schema for tool in self.tools]
         return self._schemas or None
 
     @property

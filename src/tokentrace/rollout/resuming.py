@@ -19,7 +19,7 @@ from ..errors import ContinuationError
 from ..parsing.response import ParsedResponse
 from ..rendering.renderer import Renderer
 from ..study.seams import BridgeRefusal
-from ..tokens.alignment import common_prefix
+from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from ..trajectory.trajectory import Trajectory
@@ -96,7 +96,7 @@ def check_takes(trajectory: Trajectory, renderer: Renderer, task: str) -> None:
 def check_continues(trajectory: Trajectory, prompt: Ids) -> None:
     """`ContinuationError` where the loop cannot go on with a trajectory; `prompt` is what its task renders to."""
     who = f"trajectory {trajectory.name!r}"
-    first, _ = trajectory.tokens(trajectory.writes()[0])
+    first = trajectory.writes()[0].tokens.ids
     at = common_prefix(first, prompt)
     if not at == len(first) == len(prompt):
         raise ContinuationError(
@@ -191,12 +191,9 @@ class _RecordedStream:
 
     def _texts(self, write: Context, count: int) -> list[str]:
         """The text of each message that was put after a turn."""
-        ids, kinds = self._rollout.trajectory.tokens(write)
-        owners = np.full(len(ids), -1)
-        for start, stop, message in (write.spans - [write.start, write.start, 0]).tolist():
-            owners[start:stop] = message
-        owners[np.asarray(kinds) != Kind.CONTEXT] = -1
-        return [self._renderer.tokenizer.decode(ids[owners == write.message + at]) for at in range(count)]
+        tokens = write.tokens
+        owners = np.where(tokens.kinds == Kind.CONTEXT, tokens.messages, -1)
+        return [self._renderer.tokenizer.decode(tokens.ids[owners == write.message + at]) for at in range(count)]
 
     def _messages(self, parsed: ParsedResponse, texts: Sequence[str]) -> list[dict[str, Any]]:
         rollout = self._rollout

@@ -1,4 +1,4 @@
-"""Results for people to look at: in a terminal, in a notebook, as a page, as JSON."""
+"""Results in a terminal, in a notebook, as a page and as JSON."""
 
 from ..lazy import load_on_use
 

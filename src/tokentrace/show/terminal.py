@@ -1,11 +1,12 @@
-"""The view for terminals. `text_view` speaks in colours, `plain_view` says the same without any."""
+"""Print a document in a terminal: `text_view` with colours, `plain_view` as plain lines for pipes and files."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Final, ParamSpec
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, ParamSpec
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -13,53 +14,69 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..rendering.rendered import RenderedTokens
 from ..tokens.visible import counted, visible
-from ..viewer.document import Cell, Table
-from .pieces import (
-    MessageBlock,
-    Piece,
-    PieceKind,
-    blocks,
-    counts,
-    edited,
-    listed,
-    meaning,
-    message_count,
-    pieces,
-    stops,
-    token_texts,
-)
+from .document import HUES, ORIGINS, Cell, Contrast, Document, Piece, Table, Track
+from .results import document_of
 
-COLOURS: Final[dict[PieceKind, tuple[str, str]]] = {
-    PieceKind.SYSTEM: ("#a78bfa", "#8b6cf0"),
-    PieceKind.USER: ("#60a5fa", "#3b82f6"),
-    PieceKind.REASONING: ("#fbbf24", "#d99a0b"),
-    PieceKind.ASSISTANT: ("#34d399", "#12b07c"),
-    PieceKind.CALLS: ("#f472b6", "#e04c99"),
-    PieceKind.RESULT: ("#22d3ee", "#0ba5be"),
-    PieceKind.TOOLS: ("#94a3b8", "#7688a1"),
-    PieceKind.VARIABLES: ("#d6a56b", "#b98848"),
-    PieceKind.SCAFFOLD: ("#8a8a8a", "#737373"),
-    PieceKind.PROMPT: ("#c4b5fd", "#a592f5"),
-    PieceKind.UNKNOWN: ("#f87171", "#ef4444"),
+COLOURS: Final[dict[str, tuple[str, str]]] = {
+    "system": ("#a78bfa", "#8b6cf0"),
+    "user": ("#60a5fa", "#3b82f6"),
+    "reasoning": ("#fbbf24", "#d99a0b"),
+    "assistant": ("#34d399", "#12b07c"),
+    "calls": ("#f472b6", "#e04c99"),
+    "result": ("#22d3ee", "#0ba5be"),
+    "tools": ("#94a3b8", "#7688a1"),
+    "variables": ("#d6a56b", "#b98848"),
+    "scaffold": ("#8a8a8a", "#737373"),
+    "generation": ("#c4b5fd", "#a592f5"),
+    "unknown": ("#f87171", "#ef4444"),
+    "sampled": ("#34d399", "#12b07c"),
+    "context": ("#22d3ee", "#0ba5be"),
 }
-"""Two shades each: neighbouring tokens take turns, which makes boundaries visible."""
+"""Two shades of each hue. Neighbouring tokens alternate, which makes boundaries visible."""
+_OTHER_COLOURS: Final = ("#94a3b8", "#7688a1")
 
 CONTROL: Final = "#1c1c1c on #8f959e"
 CONTROL_SAMPLED: Final = "bold underline #ffffff on #3d5a80"
+TONES: Final = {"": "", "good": "green", "bad": "red", "poor": "yellow", "dim": "dim"}
+SIGNS: Final = {"good": "✓", "bad": "✗", "poor": "•"}
 
 LIMIT: Final = 20_000
-"""Tokens shown before a view stops and says so."""
+"""Tokens printed of one track."""
+_PLACES: Final = 3
+"""Differences printed of one contrast."""
+_CONTRASTS: Final = 20
+_AROUND: Final = 6
+"""Equal tokens printed before and after a difference."""
+_HUNK: Final = 48
+"""Tokens printed of one side of a difference."""
+_WIDE: Final = 100_000
+"""A width at which no line wraps."""
 
 
-_UNBROKEN: Final = 100_000
-"""A width at which no line is broken."""
+def text_view(value: Any, *, limit: int = LIMIT) -> RenderableType:
+    """Return any result for a colour terminal: tokens coloured by origin, sampled ones bold and underlined."""
+    document = document_of(value)
+    parts = list(_report(document))
+    for track in _tracks(document):
+        parts += [*([Text()] if parts else []), *_track_head(document, track), _track_rows(track, limit)]
+        if len(track.ids) > limit:
+            parts.append(Text(f"… {len(track.ids) - limit:,} more tokens", "yellow"))
+    return Group(*parts)
 
 
-def laid_out(*parts: RenderableType) -> Text:
-    """Parts of a view one below the other, as one text with its styles; no line of it is broken."""
-    console = Console(width=_UNBROKEN, file=io.StringIO(), highlight=False, markup=False, emoji=False)
+def plain_view(value: Any, *, limit: int = LIMIT) -> str:
+    """Return any result as plain lines: tokens one line per piece, separated by ``│``, sampled pieces marked ``*``."""
+    document = document_of(value)
+    report = list(_report(document))
+    parts = [plain_lines(layout(*report))] if report else []
+    parts += ["\n".join(_plain_track(document, track, limit)) for track in _tracks(document)]
+    return "\n\n".join(parts)
+
+
+def layout(*parts: RenderableType) -> Text:
+    """Render parts below each other as one styled text without wrapped lines."""
+    console = Console(width=_WIDE, file=io.StringIO(), highlight=False, markup=False, emoji=False)
     segments = [segment for part in parts for segment in console.render(part)]
     text = Text.assemble(*((segment.text, segment.style or "") for segment in segments if not segment.control))
     text.right_crop(1)
@@ -67,49 +84,28 @@ def laid_out(*parts: RenderableType) -> Text:
 
 
 def plain_lines(text: Text) -> str:
-    """A text without its styles, nor the spaces at the ends of its lines."""
+    """Drop styles and trailing spaces."""
     return "\n".join(line.rstrip() for line in text.plain.split("\n"))
 
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 
 
-def plain(view: Callable[Given, Text]) -> Callable[Given, str]:
-    """The same view without colours."""
+def plain(view: Callable[Arguments, Text]) -> Callable[Arguments, str]:
+    """Return the same view without colours."""
 
-    def plain_view(*given: Given.args, **named: Given.kwargs) -> str:
-        return plain_lines(view(*given, **named))
+    def plain_view(*arguments: Arguments.args, **options: Arguments.kwargs) -> str:
+        return plain_lines(view(*arguments, **options))
 
     return plain_view
-
-
-TONES: Final = {"": "", "good": "green", "bad": "red", "poor": "yellow", "dim": "dim"}
-"""The tones of a page's cells in a terminal."""
-
-
-def grid(table: Table, *, of_signs: bool = False) -> Grid:
-    """A table of a page for a terminal: its first column is headed by its title where it has no heading of its own.
-
-    Signs stand in the middle of their columns, and have no title. What small lines and links say is left to the page.
-    """
-    made = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim" if of_signs else "bold")
-    title = "" if of_signs else f"{table.title[:1].lower()}{table.title[1:]}"
-    for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
-        label = head.text if isinstance(head, Cell) else head
-        made.add_column(label, justify="left" if at < table.words else "center" if of_signs else "right")
-    for row in table.rows:
-        cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
-        heading = " bold" if len(cells) == 1 < len(table.head) else ""
-        made.add_row(*(Text(flat(cell.text), f"{TONES[cell.tone]}{heading}".strip()) for cell in cells))
-    return made
 
 
 def counts_view(
     verdict: str, fine: bool, failed: bool, more: Iterable[Text], tables: Iterable[Table]
 ) -> Iterator[RenderableType]:
-    """How a report of counts begins: what it came to, other remarks, and its tables."""
-    sign, tone = ("✓", "green") if fine else ("✗", "red") if failed else ("•", "yellow")
-    yield Text(f"{sign} {verdict}", f"bold {tone}")
+    """Begin a report: the verdict, remarks and tables."""
+    tone = "good" if fine else "bad" if failed else "poor"
+    yield Text(f"{SIGNS[tone]} {verdict}", f"bold {TONES[tone]}")
     yield from more
     for table in tables:
         yield Text()
@@ -117,108 +113,190 @@ def counts_view(
 
 
 def flat(text: str) -> str:
-    """A text that others wrote, on one line."""
+    """Return untrusted text on one line."""
     return visible(text).replace("\n", "⏎")
 
 
-def text_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> RenderableType:
-    """A rendering for a terminal: tokens coloured by origin, sampled ones bold and underlined."""
-    texts = token_texts(rendered, limit)
+def grid(table: Table, *, symbols: bool = False) -> Grid:
+    """Return a table for a terminal, without small print and links. `symbols` centres the cells."""
+    out = Grid(box=None, padding=(0, 0, 0, 2), header_style="dim" if symbols else "bold")
+    title = "" if symbols else f"{table.title[:1].lower()}{table.title[1:]}"
+    for at, head in enumerate([table.head[0] or title, *table.head[1:]]):
+        label = head.text if isinstance(head, Cell) else head
+        out.add_column(label, justify="left" if at < table.words else "center" if symbols else "right")
+    for row in table.rows:
+        cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
+        heading = " bold" if len(cells) == 1 < len(table.head) else ""
+        out.add_row(*(Text(flat(cell.text), f"{TONES[cell.tone]}{heading}".strip()) for cell in cells))
+    return out
+
+
+# -- reports: summary, figures, notes, tables, differences
+
+
+def _report(document: Document) -> Iterator[RenderableType]:
+    for at, sentence in enumerate(document.summary):
+        if at == 0 and document.tone:
+            yield Text(f"{SIGNS[document.tone]} {flat(sentence)}", f"bold {TONES[document.tone]}")
+        else:
+            yield Text(f"• {flat(sentence)}")
+    if document.lead:
+        yield Text(flat(document.lead), "dim")
+    if document.cards:
+        figures = [" ".join(filter(None, (card.label.lower(), card.value, card.more))) for card in document.cards]
+        yield Text("  " + flat(" · ".join(figures)), "dim")
+    for note in document.notes:
+        yield Text(f"note: {flat(note)}", "yellow")
+    for table in document.tables:
+        yield Text()
+        yield grid(table)
+        if table.about:
+            yield Text(f"  {flat(table.about)}", "dim")
+    for contrast in document.contrasts[:_CONTRASTS]:
+        yield from _contrast(document.tracks, contrast)
+    if len(document.contrasts) > _CONTRASTS:
+        yield Text(f"\nand {len(document.contrasts) - _CONTRASTS:,} more differences; --html shows all", "dim")
+
+
+def _contrast(tracks: Sequence[Track], contrast: Contrast) -> Iterator[Text]:
+    base, other = tracks[contrast.base], tracks[contrast.other]
+    yield Text(f"\n{flat(contrast.name)}", "bold")
+    if contrast.about:
+        yield Text(f"  {flat(contrast.about)}")
+    width = max(map(len, contrast.names))
+    for start, stop, other_start, other_stop in contrast.hunks[:_PLACES]:
+        sides = [(base, start, stop), (other, other_start, other_stop)]
+        before = _joined(base, max(0, start - _AROUND), start)
+        after = _joined(base, stop, min(contrast.stop, stop + _AROUND))
+        for name, style, side in zip(contrast.names, ("green", "red"), sides, strict=True):
+            line = Text(f"  {name:<{width}}  ", "dim").append(f"{before}│" if before else "")
+            line.append(f"⟦{_joined(*side)}⟧", style)
+            yield line.append(f"│{after}" if after else "")
+    if len(contrast.hunks) > _PLACES:
+        yield Text(f"  and {len(contrast.hunks) - _PLACES:,} more places", "dim")
+
+
+def _joined(track: Track, start: int, stop: int) -> str:
+    texts = _texts(track, start, min(stop, start + _HUNK))
+    return "│".join(map(flat, texts)) + ("│…" if stop - start > _HUNK else "")
+
+
+# -- tracks
+
+
+def _tracks(document: Document) -> Sequence[Track]:
+    """Return the tracks to print; those of contrasts are printed as differences."""
+    return () if document.contrasts else document.tracks
+
+
+def _texts(track: Track, start: int, stop: int) -> list[str]:
+    if track.texts is None:
+        return [str(index) for index in track.ids[start:stop].tolist()]
+    return list(track.texts[start:stop])
+
+
+def _role(track: Track, piece: Piece) -> str:
+    if 0 <= piece.message < len(track.roles):
+        return track.roles[piece.message]
+    if piece.message >= 0:
+        return f"message {piece.message}"
+    return "prompt" if piece.hue in (HUES["generation"], HUES["prompt"]) else "template"
+
+
+def _track_head(document: Document, track: Track) -> Iterator[RenderableType]:
+    if len(document.tracks) > 1:
+        yield Text(f"── {visible(track.name)} ──", "bold")
+    head = Text(counted(len(track.ids)), "bold")
+    marked = 0 if track.mask is None else int(track.mask.sum())
+    head.append("   ").append(f"{marked:,} {track.means}", "bold underline")
+    yield head.append(f"   {len(track.roles)} messages" if track.roles else "")
+    for card in track.cards:
+        yield Text(f"{card.label.lower()} ", "dim").append(visible(card.value), CONTROL).append(f" {card.more}", "dim")
+    yield Columns(list(_legend(track)), padding=(0, 3))
+    meaning = "sampled by the model" if track.means == "sampled" else "carries loss"
+    key = Text("underlined", "bold underline").append(f" = {meaning}   ", "dim")
+    yield key.append("boxed", CONTROL).append(" = control token   shades alternate token by token", "dim")
+    for one in track.edits:
+        line = Text(f"changed  {flat(one.what)}: ", "yellow").append(flat(one.before), "dim")
+        line.append(flat(one.old), "red strike").append(flat(one.new), "green")
+        yield line.append(flat(one.after), "dim")
+    for note in track.notes:
+        yield Text(flat(note) if note.startswith("lost") else f"note     {flat(note)}", "yellow")
+    yield Text()
+
+
+def _legend(track: Track) -> Iterator[Text]:
+    tokens: Counter[int] = Counter()
+    marked: Counter[int] = Counter()
+    for piece in track.pieces():
+        tokens[piece.hue] += piece.stop - piece.start
+        marked[piece.hue] += (piece.stop - piece.start) * piece.marked
+    for hue in sorted(tokens):
+        size = f"{tokens[hue]:,}" + (f" ({marked[hue]:,} {track.means})" if marked[hue] else "")
+        yield Text(f"■ {ORIGINS[hue].label} ", _shades(hue)[0]).append(size, "dim")
+
+
+def _shades(hue: int) -> tuple[str, str]:
+    return COLOURS.get(ORIGINS[hue].name, _OTHER_COLOURS)
+
+
+def _track_rows(track: Track, limit: int) -> Grid:
     rows = Grid.grid(padding=(0, 1))
     rows.add_column(justify="right", no_wrap=True)
     rows.add_column(no_wrap=True)
     rows.add_column(overflow="fold")
-    for block in blocks(rendered, limit):
-        label = "" if block.message < 0 else str(block.message)
-        rows.add_row(Text(label, "dim"), Text(visible(block.title), "bold"), _tokens(rendered, block, texts))
-    parts: list[RenderableType] = [*_head(rendered), Text(), rows]
-    if len(rendered) > limit:
-        parts.append(Text(f"… {len(rendered) - limit:,} more tokens are not shown", "yellow"))
-    return Group(*parts)
+    for message, pieces in itertools.groupby(track.pieces(limit), key=lambda piece: piece.message):
+        group = list(pieces)
+        label = "" if message < 0 else str(message)
+        rows.add_row(Text(label, "dim"), Text(visible(_role(track, group[0])), "bold"), _coloured(track, group))
+    return rows
 
 
-def _tokens(rendered: RenderedTokens, block: MessageBlock, texts: list[str]) -> Text:
+def _coloured(track: Track, pieces: Sequence[Piece]) -> Text:
     out = Text()
-    control = rendered.control
-    for piece in block.pieces:
-        shades = [Style(color=shade, bold=piece.sampled, underline=piece.sampled) for shade in COLOURS[piece.kind]]
-        for at in range(piece.start, piece.stop):
-            style = shades[at % 2]
-            if control[at]:
-                out.append(visible(texts[at]), CONTROL_SAMPLED if piece.sampled else CONTROL)
+    for piece in pieces:
+        shades = [Style(color=shade, bold=piece.marked, underline=piece.marked) for shade in _shades(piece.hue)]
+        for at, text in enumerate(_texts(track, piece.start, piece.stop), piece.start):
+            if track.control is not None and track.control[at]:
+                out.append(visible(text), CONTROL_SAMPLED if piece.marked else CONTROL)
             else:
-                out.append(visible(texts[at]).replace("\t", "⇥   ").replace("\n", "⏎\n"), style)
+                out.append(visible(text).replace("\t", "⇥   ").replace("\n", "⏎\n"), shades[at % 2])
     if out.plain.endswith("\n"):
         out.right_crop(1)
     return out
 
 
-def _head(rendered: RenderedTokens) -> Iterator[RenderableType]:
-    total, sampled = len(rendered), int(rendered.mask.sum())
-    head = Text()
-    head.append(counted(total), "bold")
-    head.append("   ").append(f"{sampled:,} {rendered.mask_means}", "bold underline")
-    head.append(f"   {message_count(rendered)} messages")
-    yield head
-    for text, ended in stops(rendered).items():
-        if text is None:
-            yield Text(f"no stop token: messages {listed(ended)}", "yellow")
-        else:
-            line = Text("stop token ", "dim").append(visible(text), CONTROL)
-            yield line.append(f" × {len(ended)} (messages {listed(ended)})", "dim")
-    legend = []
-    for kind, (tokens, drawn) in counts(rendered).items():
-        size = f"{tokens:,}" if not drawn else f"{tokens:,} ({drawn:,} {rendered.mask_means})"
-        legend.append(Text().append(f"■ {kind} ", COLOURS[kind][0]).append(size, "dim"))
-    yield Columns(legend, padding=(0, 3))
-    key = Text().append("underlined", "bold underline").append(f" = {meaning(rendered)}   ", "dim")
-    yield key.append("boxed", CONTROL).append(" = control token   the shade changes token by token", "dim")
-    for made in rendered.changes:
-        lead, out, new, rest = edited(visible(made.before), visible(made.after))
-        field = f", {made.field}" if made.field else ""
-        line = Text(f"changed  message {made.message}{field}: {made.what}: ", "yellow")
-        line.append(repr(lead)[1:-1], "dim").append(repr(out)[1:-1], "red strike")
-        yield line.append(repr(new)[1:-1], "green").append(repr(rest)[1:-1], "dim")
-    for one in rendered.lost:
-        yield Text(f"lost     {visible(str(one))}", "bold red")
-    for note in rendered.notes:
-        yield Text(f"note     {visible(note)}", "yellow")
+def _plain_track(document: Document, track: Track, limit: int) -> Iterator[str]:
+    if len(document.tracks) > 1:
+        yield f"## {flat(track.name)}"
+    marked = 0 if track.mask is None else int(track.mask.sum())
+    messages = f", {len(track.roles)} messages" if track.roles else ""
+    yield f"# {len(track.ids)} tokens, {marked} {track.means}{messages}"
+    for card in track.cards:
+        yield f"# {card.label.lower()} {flat(card.value)}: {flat(card.more)}"
+    for one in track.edits:
+        change = f"[-{flat(one.old)}-]{{+{flat(one.new)}+}}"
+        yield f"# changed: {flat(one.what)}: {flat(one.before)}{change}{flat(one.after)}"
+    for note in track.notes:
+        yield f"# {'' if note.startswith('lost') else 'note: '}{flat(note)}"
+    pieces = list(_join_schemas(track.pieces(limit)))
+    width = min(max((len(piece.field) for piece in pieces), default=0), 32)
+    for piece in pieces:
+        who = "-" if piece.message < 0 else f"{piece.message} {_role(track, piece)}"
+        text = "│".join(repr(visible(text))[1:-1] for text in _texts(track, piece.start, piece.stop))
+        mark = "*" if piece.marked else " "
+        yield f"{piece.start:>6} {mark} {flat(who):<12} {flat(piece.field):<{width}}  {text}"
+    if len(track.ids) > limit:
+        yield f"# {len(track.ids) - limit} more tokens"
 
 
-def _whole_schemas(found: Iterable[Piece]) -> list[Piece]:
-    """The pieces, with those of one tool's schema as a single one: nobody reads its fields line by line."""
-    out: list[Piece] = []
-    for piece in found:
-        if piece.kind is PieceKind.TOOLS:
-            piece = replace(piece, field=".".join(piece.field.split(".")[:2]))
-            if out and replace(out[-1], start=piece.start, stop=piece.stop) == piece:
-                out[-1] = replace(out[-1], stop=piece.stop)
-                continue
-        out.append(piece)
-    return out
+def _join_schemas(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Join the pieces of one tool's schema."""
 
+    def key(piece: Piece) -> tuple[Any, ...]:
+        field = ".".join(piece.field.split(".")[:2]) if piece.hue == HUES["tools"] else piece.field
+        return piece.hue, piece.message, field, piece.marked
 
-def plain_view(rendered: RenderedTokens, *, limit: int = LIMIT) -> str:
-    """A rendering as plain lines, for pipes and files: one line per piece, tokens parted by ``│``.
-
-    A ``*`` marks what is sampled. Text is escaped as in Python.
-    """
-    texts = token_texts(rendered, limit)
-    shown = _whole_schemas(pieces(rendered, limit))
-    width = min(max((len(piece.field) for piece in shown), default=0), 32)
-    marked = f"{int(rendered.mask.sum())} {rendered.mask_means}"
-    lines = [f"# {len(rendered)} tokens, {marked}, {message_count(rendered)} messages"]
-    for text, ended in stops(rendered).items():
-        said = "no stop token" if text is None else f"stop token {visible(text)}"
-        lines.append(f"# {said}: messages {listed(ended)}")
-    lines += [f"# changed: {visible(str(made))}" for made in rendered.changes]
-    lines += [f"# lost: {visible(str(one))}" for one in rendered.lost]
-    lines += [f"# note: {visible(note)}" for note in rendered.notes]
-    for piece in shown:
-        who = "-" if piece.role is None else f"{piece.message} {piece.role}"
-        text = "│".join(repr(visible(text))[1:-1] for text in texts[piece.start : piece.stop])
-        mark = "*" if piece.sampled else " "
-        lines.append(f"{piece.start:>6} {mark} {visible(who):<12} {visible(piece.field):<{width}}  {text}")
-    if len(rendered) > limit:
-        lines.append(f"# {len(rendered) - limit} more tokens are not shown")
-    return "\n".join(line.replace("\n", "⏎") for line in lines)
+    for same, group in itertools.groupby(pieces, key=key):
+        joined = list(group)
+        yield Piece(joined[0].start, joined[-1].stop, *same)

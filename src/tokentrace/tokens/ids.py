@@ -111,3 +111,21 @@ def runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def common_prefix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
+    """The number of items that two arrays start with alike. Reads little further than that."""
+    size = min(len(one), len(other))
+    step, at = 64, 0
+    while at < size:
+        stop = min(at + step, size)
+        differs = one[at:stop] != other[at:stop]
+        if differs.any():
+            return at + int(differs.argmax())
+        at, step = stop, step * 4
+    return size
+
+
+def common_suffix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
+    """The number of items that two arrays end with alike."""
+    return common_prefix(one[::-1], other[::-1])

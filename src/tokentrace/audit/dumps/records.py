@@ -124,7 +124,7 @@ def _session(session: Any, name: str, where: str) -> DumpedRollout:
     for recorded in session.turns:
         messages = session.conversation(recorded.number)
         request = DumpedRequest(messages[:-1], session.roots[recorded.root][0], messages[-1])
-        cause = f"{recorded.cause.cause}: {recorded.cause.detail}" if recorded.cause is not None else ""
+        cause = f"{recorded.cause.cause.value}: {recorded.cause.words}" if recorded.cause is not None else ""
         calls.append(_call(trajectory, turns[recorded.branch, recorded.start], where, request, cause))
     last = session.turns[-1].notes.get("tokenizer")
     return DumpedRollout(name, where, calls, tokenizer=last if isinstance(last, str) else None)

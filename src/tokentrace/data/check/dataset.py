@@ -16,11 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...compare.causes import Cause
+from ...diagnose.finding import Cause
+from ...diagnose.resync import hunks
 from ...errors import InputError
 from ...samples.supervised import TRAINED_PARTS, Turns
 from ...settings import whole
-from ...tokens.alignment import common_prefix, hunks
+from ...tokens.ids import common_prefix
 from ..rows import BATCH_ROWS, ROW_BYTES, Row, read_rows
 from ..sources import Format, Source, find_sources
 from ..tables import read_metadata

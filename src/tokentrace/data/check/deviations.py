@@ -12,13 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from ...compare.breaks.case import Case
-from ...compare.breaks.explain import explain
-from ...compare.breaks.markup import Markup
-from ...compare.causes import Cause
-from ...compare.texts import quoted, text_of, token_text
+from ...diagnose.break_case import Case
+from ...diagnose.break_markup import Markup
+from ...diagnose.breaks import explain
+from ...diagnose.finding import Cause
+from ...diagnose.resync import hunks
+from ...diagnose.texts import quoted, text_of, token_text
 from ...rendering.renderer import Renderer
-from ...tokens.alignment import Hunk, common_prefix, hunks
+from ...tokens.alignment import Hunk
+from ...tokens.ids import common_prefix
 from ...tokens.kinds import Kind, Part
 from ...tokens.tokenizer import Ids
 from ...tokens.visible import visible
@@ -33,8 +35,8 @@ _AROUND: Final = 6
 """Tokens shown of a difference, and on either side of it."""
 
 _IN_ROWS: Final = {
-    Cause.REWRITTEN_CALL: Cause.OTHER_CALL,
-    Cause.EMPTY_PARAMETER: Cause.OTHER_CALL,
+    Cause.REWRITTEN_CALL: Cause.REWRITTEN_CALL,
+    Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL,
     Cause.ZEROED_ANCHOR: Cause.UNKNOWN,
 }
 """What causes of breaks come to in rows, which nobody carried on from a stream."""

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from ...compare.causes import Cause
+from ...diagnose.finding import Cause
+from ...show.document import Document
 from ...showing import ShowsItself
 from .deviations import Deviation
 from .masks import MaskDifference, difference_words
@@ -117,6 +118,12 @@ class CheckReport(ShowsItself):
     padding: int = 0
     stopped: bool = False
     """Whether rows were left that a limit kept from being looked at."""
+
+    def document(self, _: Any = None) -> Document:
+        """Return the report as a document."""
+        from .document import check_document
+
+        return check_document(self)
 
     def add(self, row: CheckedRow) -> None:
         """Count a row."""

@@ -17,8 +17,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from ...errors import shown
+from ...show.page import SHARED, asset
 from ...store.store import SessionInfo, State
-from ...viewer.page import SHARED, asset
 from ..gateway import Gateway
 from ..http import Endpoint, json_response, read_state
 from ..problems import RequestError

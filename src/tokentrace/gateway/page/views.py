@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from ...show.document import token_columns
 from ...store.store import Label
 from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
-from ...viewer.document import token_columns
 from ..session import SessionRecord
 
 TOKENS: Final = 4_000

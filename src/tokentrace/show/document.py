@@ -1,0 +1,388 @@
+"""One document for every result: what a terminal prints and a page shows.
+
+A `Track` is a row of tokens with columns. A branch of a tree stores only the tokens that its parent lacks. A `Contrast`
+stores where two tracks differ. `Document.to_json` writes each distinct token text once and each run of equal column
+values once, so the size of a page grows with the number of tokens alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tokens.alignment import Hunk
+from ..tokens.ids import runs
+from ..tokens.kinds import Kind
+from ..tokens.spelling import spelled
+from ..tokens.tokenizer import Ids, Tokenizer
+from ..trajectory.turns import Branch, Turn
+
+
+class Hue(NamedTuple):
+    """A kind of token: its colour (``k-name`` in viewer.css), its label, and what it means."""
+
+    name: str
+    label: str
+    about: str = ""
+
+
+ORIGINS: Final = (
+    Hue("system", "system", "text of a system or developer message"),
+    Hue("user", "user", "text of a user message"),
+    Hue("reasoning", "reasoning", "an assistant's reasoning"),
+    Hue("assistant", "assistant", "an assistant's content"),
+    Hue("calls", "tool calls", "names and arguments of calls"),
+    Hue("result", "tool results", "text of a tool result"),
+    Hue("tools", "tool schemas", "the declared tools"),
+    Hue("variables", "template variables", "values passed to the template"),
+    Hue("scaffold", "scaffold", "text that the template adds"),
+    Hue("generation", "generation prompt", "the prompt for the next turn"),
+    Hue("unknown", "unknown", "text whose origin is unknown"),
+    Hue("prompt", "prompt", "the first prompt, or a rewritten one"),
+    Hue("sampled", "sampled", "returned by the engine: these tokens carry loss"),
+    Hue("context", "context", "text of later messages: tool results, user messages"),
+    Hue("synthetic", "synthetic", "closes a turn that was cut off"),
+    Hue("plain", "tokens", "tokens without a recorded origin"),
+)
+"""Every kind of token that a track can show. Tracks store positions in this tuple."""
+
+HUES: Final = {hue.name: index for index, hue in enumerate(ORIGINS)}
+KIND_HUES: Final = np.array([HUES[kind.name.lower()] for kind in Kind], np.uint8)
+"""The hue of each `Kind`."""
+
+
+class Card(NamedTuple):
+    """A figure at the top of a page. `tone` is ``"good"``, ``"bad"`` or empty."""
+
+    label: str
+    value: str
+    more: str = ""
+    tone: str = ""
+
+
+class Cell(NamedTuple):
+    """A table cell. `link` is what a click opens: ``"track=1&at=20"``, ``"diff=3"``."""
+
+    text: str
+    tone: str = ""
+    small: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a title. The first `words` columns are left-aligned; a row of one cell is a heading.
+
+    With `code`, text between backticks is shown as code.
+    """
+
+    title: str
+    head: Sequence[str | Cell]
+    rows: Sequence[Sequence[str | Cell]]
+    about: str = ""
+    words: int = 1
+    code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBars:
+    """Streams as bars: the length of each, its sampled ranges, and the positions of its breaks."""
+
+    title: str
+    about: str
+    streams: Sequence[tuple[int, Sequence[tuple[int, int]], Sequence[int]]]
+
+
+class Edit(NamedTuple):
+    """A change of text with some context: the text before, the old text, the new text, the text after."""
+
+    what: str
+    before: str
+    old: str
+    new: str
+    after: str
+
+
+class Piece(NamedTuple):
+    """Tokens ``start`` to ``stop`` with equal column values."""
+
+    start: int
+    stop: int
+    hue: int
+    message: int
+    field: str
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """Tokens in a row. Each column has one entry per token, or is None if unknown.
+
+    Without `texts` the page shows ids. An id of -1 stands for a piece of text that is not a token. With a `parent`, the
+    first `shared` tokens are those of that track, and the columns start after them.
+    """
+
+    name: str
+    ids: npt.NDArray[Any]
+    hues: npt.NDArray[np.uint8]
+    """Positions in `ORIGINS`."""
+    messages: npt.NDArray[Any] | None = None
+    """-1 for none."""
+    texts: Sequence[str] | None = None
+    control: npt.NDArray[np.bool_] | None = None
+    fields: Sequence[str] | npt.NDArray[np.object_] | None = None
+    mask: npt.NDArray[np.bool_] | None = None
+    logprobs: npt.NDArray[Any] | None = None
+    """NaN for none."""
+    turns: npt.NDArray[Any] | None = None
+    """-1 for none."""
+    versions: Sequence[tuple[Any, int, int]] = ()
+    """Version, start and stop, as positions in the columns."""
+    roles: Sequence[str] = ()
+    """By message. A track without roles uses those of its first parent."""
+    means: str = "sampled"
+    """The meaning of the mask."""
+    about: str = ""
+    cards: Sequence[Card] = ()
+    notes: Sequence[str] = ()
+    edits: Sequence[Edit] = ()
+    parent: int = -1
+    shared: int = 0
+    first: int = 0
+    """The position of the first token in the whole that this track is a part of."""
+
+    def pieces(self, limit: int | None = None) -> Iterator[Piece]:
+        """Yield the first `limit` tokens in pieces of equal hue, message, field and mask."""
+        count = len(self.ids) if limit is None else min(limit, len(self.ids))
+        names = [""] * count if self.fields is None else list(self.fields[:count])
+        messages = _column(self.messages, len(self.ids)).tolist()
+        marks = [False] * count if self.mask is None else self.mask.tolist()
+        keys = zip(self.hues.tolist(), messages, names, marks, strict=False)
+        start = 0
+        for key, group in itertools.groupby(itertools.islice(keys, count)):
+            stop = start + sum(1 for _ in group)
+            yield Piece(start, stop, *key)
+            start = stop
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """Two tracks side by side: the first `stop` tokens of `base`, and `hunks` where `other` differs.
+
+    `names` label the removed and the added side; with `flipped`, `base` is the added side.
+    """
+
+    name: str
+    base: int
+    stop: int
+    other: int
+    hunks: Sequence[Hunk]
+    names: tuple[str, str]
+    flipped: bool = False
+    about: str = ""
+
+
+Tokens = Sequence[tuple[int, str]]
+"""Ids and texts."""
+
+
+@dataclass(slots=True)
+class Contrasts:
+    """Collects contrasts of two tracks each. Pass ``**contrasts.content()`` to a `Document`."""
+
+    tracks: list[Track] = field(default_factory=list)
+    contrasts: list[Contrast] = field(default_factory=list)
+
+    def add(
+        self, name: str, base: Track, other: Track, hunks: Iterable[Hunk], names: tuple[str, str], about: str
+    ) -> str:
+        """Add a contrast and return the link to it."""
+        index = len(self.tracks)
+        self.tracks += [base, other]
+        self.contrasts.append(Contrast(name, index, len(base.ids), index + 1, list(hunks), names, about=about))
+        return f"diff={len(self.contrasts) - 1}"
+
+    def add_parts(
+        self,
+        name: str,
+        parts: Iterable[tuple[Tokens, Tokens | None]],
+        names: tuple[str, str],
+        about: str,
+        first: int = 0,
+        tokenizer: Tokenizer | None = None,
+    ) -> str:
+        """Add a contrast of (left, right) parts; a right side of None means that both sides are equal."""
+        rows: tuple[list[tuple[int, str]], list[tuple[int, str]]] = ([], [])
+        hunks: list[Hunk] = []
+        for left, right in parts:
+            start, other_start = len(rows[0]), len(rows[1])
+            rows[0].extend(left)
+            rows[1].extend(right or ())
+            if right is None:
+                continue
+            if hunks and hunks[-1].stop == start:
+                start, _, other_start, _ = hunks.pop()
+            hunks.append(Hunk(start, len(rows[0]), other_start, len(rows[1])))
+        base, other = (_text_track(row, at, tokenizer) for row, at in zip(rows, (first, 0), strict=True))
+        return self.add(name, base, other, hunks, names, about)
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields of a `Document`; the page opens on the first contrast."""
+        return {"tracks": self.tracks, "contrasts": self.contrasts, "start": "diff=0" if self.contrasts else ""}
+
+
+def _text_track(row: Tokens, first: int, tokenizer: Tokenizer | None) -> Track:
+    ids = np.array([index for index, _ in row], np.int32)
+    control = None if tokenizer is None else token_columns(tokenizer, ids)["control"]
+    hues = np.full(len(row), HUES["plain"], np.uint8)
+    return Track("", ids, hues, texts=[text for _, text in row], control=control, first=first)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """Everything that a page or a terminal shows of one result."""
+
+    title: str
+    brand: str = ""
+    template: str = ""
+    """The name of the tokenizer; part of the page's title."""
+    lead: str = ""
+    summary: Sequence[str] = ()
+    """The conclusions, one sentence each."""
+    tone: str = ""
+    """How the first sentence reads: ``"good"``, ``"bad"``, ``"poor"`` or neutral."""
+    cards: Sequence[Card] = ()
+    notes: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    bars: Sequence[StreamBars] = ()
+    tracks: Sequence[Track] = ()
+    contrasts: Sequence[Contrast] = ()
+    branches: Sequence[Branch] = ()
+    """The branches of a tree; branch `i` is track `i`."""
+    turns: Sequence[Turn] = ()
+    start: str = ""
+    """The link that the page opens on; the first track by default."""
+
+    @property
+    def heading(self) -> str:
+        """The title with the name of the template."""
+        return " · ".join(filter(None, (self.title, self.template)))
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(track.ids) for track in self.tracks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document as plain data, as ``tracks.js`` reads it."""
+        words, names, versions, hunks = _Index(), _Index(), _Index(), _Index()
+        tracks = [_track_json(track, words, names, versions) for track in self.tracks]
+        for one in sorted(self.contrasts, key=lambda one: (one.base, one.other)):  # equal hunks get adjacent numbers
+            hunks.number(one.hunks)
+        return {
+            "title": self.heading,
+            **{name: getattr(self, name) for name in ("brand", "lead", "start")},
+            **{name: list(getattr(self, name)) for name in ("summary", "notes", "cards")},
+            "branches": [(one.parent, one.start, one.stop, one.cause) for one in self.branches],
+            "turns": [(one.branch, one.start, one.stop, one.finish_reason) for one in self.turns],
+            "hues": ORIGINS,
+            "words": [[word[0] for word in words.values], [word[1] for word in words.values]],
+            "control": [at for at, word in enumerate(words.values) if word[2]],
+            "fields": list(names.values),
+            "versions": [str(version) for version in versions.values],
+            "tracks": tracks,
+            "contrasts": [_fields(one) | {"hunks": _ranges(hunks.number(one.hunks))} for one in self.contrasts],
+            "hunks": list(itertools.chain.from_iterable(hunks.values)),
+            "tables": [
+                _fields(one) | {"head": list(map(_cell, one.head)), "rows": [list(map(_cell, row)) for row in one.rows]}
+                for one in self.tables
+            ],
+            "bars": list(map(_fields, self.bars)),
+        }
+
+
+def _fields(value: Contrast | Table | StreamBars) -> dict[str, Any]:
+    return {one.name: getattr(value, one.name) for one in fields(value)}
+
+
+class _Index:
+    """Numbers distinct values in order of appearance."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, int] = {}
+
+    def number(self, values: Iterable[Any]) -> list[int]:
+        return [self.values.setdefault(value, len(self.values)) for value in values]
+
+
+def _cell(cell: str | Cell) -> str | list[str]:
+    return cell if isinstance(cell, str) else list(cell) if any(cell[1:]) else cell.text
+
+
+def _track_json(track: Track, words: _Index, names: _Index, versions: _Index) -> dict[str, Any]:
+    count = len(track.ids)
+    texts = [None] * count if track.texts is None else track.texts
+    control = [False] * count if track.control is None else track.control.tolist()
+    weights = np.full(count, -1, np.int64)
+    for version, start, stop in track.versions:
+        weights[start:stop] = versions.number([version])[0]
+    columns = [
+        _column(track.messages, count),
+        track.hues.astype(np.int64),
+        np.zeros(count, np.int64) if track.fields is None else np.array(names.number(track.fields), np.int64),
+        np.zeros(count, np.int64) if track.mask is None else track.mask.astype(np.int64),
+        _column(track.turns, count),
+        weights,
+    ]
+    return {
+        **{name: getattr(track, name) for name in ("name", "means", "about", "parent", "shared", "first")},
+        **{name: list(getattr(track, name)) for name in ("roles", "cards", "notes", "edits")},
+        "fielded": track.fields is not None,
+        "tokens": words.number(zip(track.ids.tolist(), texts, control, strict=True)),
+        "runs": _run_lengths(columns),
+        "logprobs": [] if track.logprobs is None else _logprob_runs(track.logprobs),
+    }
+
+
+def _column(values: npt.NDArray[Any] | None, count: int) -> npt.NDArray[np.int64]:
+    return np.full(count, -1, np.int64) if values is None else values.astype(np.int64)
+
+
+def _run_lengths(columns: Sequence[npt.NDArray[np.int64]]) -> list[int]:
+    """Run-length encode columns: the length of each run, then its value in each column."""
+    table = np.stack(columns, axis=1)
+    if not len(table):
+        return []
+    starts = np.concatenate([[0], np.flatnonzero((table[1:] != table[:-1]).any(axis=1)) + 1])
+    lengths = np.diff(starts, append=len(table))
+    flat: list[int] = np.concatenate([lengths[:, None], table[starts]], axis=1).ravel().tolist()
+    return flat
+
+
+def _ranges(numbers: Sequence[int]) -> list[int]:
+    """Encode numbers as (first, count) of consecutive ones: the steps of a rollout repeat earlier differences."""
+    cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)] if numbers else []
+    return [value for start, stop in itertools.pairwise(cuts) for value in (numbers[start], stop - start)]
+
+
+def _logprob_runs(values: npt.NDArray[Any]) -> list[list[Any]]:
+    """Return the start and the values of each run without NaN; infinite values become None."""
+    return [
+        [start, [round(value, 4) if np.isfinite(value) else None for value in values[start:stop].tolist()]]
+        for start, stop in runs(~np.isnan(values))
+    ]
+
+
+def token_columns(tokenizer: Tokenizer, ids: Ids) -> dict[str, Any]:
+    """Return `texts` and `control` of a track. The first of several tokens that spell one character shows it."""
+    vocabulary = tokenizer.vocabulary
+    table = vocabulary.is_control
+    valid = (ids >= 0) & (ids < len(table))
+    texts = spelled(map(vocabulary.token_bytes, ids.tolist()))
+    for at in np.flatnonzero((ids < 0) | (ids >= vocabulary.size)).tolist():
+        texts[at] = f"⟨no token {ids[at]}⟩"
+    return {"texts": texts, "control": table[np.where(valid, ids, 0)] & valid}

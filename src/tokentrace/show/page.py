@@ -1,0 +1,124 @@
+"""A document as a page: one file without external resources, in which no text can execute.
+
+The page contains the document as JSON, and its script inserts every string as text. The content security policy allows
+only the page's script and style sheet, by hash, and forbids loading anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import re
+import tempfile
+import webbrowser
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from markupsafe import escape
+
+from ..tokens.visible import counted, visible
+from .document import Document
+from .results import document_of
+
+SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "tree.js", "parts.js", "viewer.js")
+"""The modules of the page in import order. A page inlines them as one script."""
+
+SHARED: Final = (*SCRIPTS[:-1], "viewer.css")
+"""The files that the gateway's page uses too."""
+
+_IMPORT: Final = re.compile(r"^import .*\n", re.MULTILINE)
+_EXPORT: Final = re.compile(r"^export ", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Page:
+    """A document as a page. Notebooks display it; `html` is the whole page."""
+
+    document: Document
+
+    @property
+    def html(self) -> str:
+        return page_html(self.document)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file."""
+        path = Path(path)
+        path.write_text(self.html, encoding="utf-8")
+        return path
+
+    def open(self) -> Path:
+        """Open the page in a browser and return the path of its temporary file."""
+        path = self.save(Path(tempfile.mkdtemp(prefix="tokentrace-")) / "page.html")
+        webbrowser.open(path.as_uri())
+        return path
+
+    def __repr__(self) -> str:
+        return f"Page({self.document.title!r}, {counted(self.document.tokens)})"
+
+    def _repr_html_(self) -> str:
+        """Return a sandboxed frame with the page."""
+        document = self.document
+        rows = sum(len(table.rows) for table in document.tables)
+        notes = len(document.notes) + sum(len(track.notes) for track in document.tracks[:1])
+        height = min(760, 300 + document.tokens // 3 + 40 * rows + 80 * (notes > 0) + 32 * notes)
+        style = f"width:100%;height:{height}px;border:1px solid #8884;border-radius:10px"
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" style="{style}" title="tokentrace"></iframe>'
+        )
+
+
+def show(value: Any, other: Any = None, *, tokenizer: Any = None, title: str = "") -> Page:
+    """Show any result on a page; with `other`, two results side by side, aligned by token.
+
+    `tokenizer`, a tokenizer or a renderer, provides the texts of tokens that the result does not carry. Raises
+    InputError for a value that is not a result.
+
+    >>> from tokentrace import create_renderer
+    >>> from tokentrace.pocket import POCKET
+    >>> page = show(create_renderer(POCKET).render([{"role": "user", "content": "2+2?"}]))
+    >>> page.document.tokens
+    9
+    """
+    return Page(document_of(value, other, tokenizer=tokenizer, title=title))
+
+
+def page_html(document: Document) -> str:
+    """Return the document as a complete page."""
+    style, script = asset("viewer.css"), _script()
+    parts = {
+        "title": str(escape(visible(document.heading))),
+        "style-source": _source(style),
+        "script-source": _source(script),
+        "style": style,
+        "script": script,
+        "data": _json(document),
+    }
+    return re.sub(r"\{\{ ([a-z-]+) \}\}", lambda match: parts[match[1]], asset("page.html"))
+
+
+@functools.cache
+def asset(name: str) -> str:
+    """Return a file of the page."""
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _script() -> str:
+    """Join the modules into one script. No two modules define the same name, so imports can go."""
+    modules = (_EXPORT.sub("", _IMPORT.sub("", asset(name))) for name in SCRIPTS)
+    return '"use strict";\n(() => {\n' + "\n".join(modules) + "\nshowPage();\n})();\n"
+
+
+def _json(document: Document) -> str:
+    """Return JSON that cannot end its script element."""
+    text = json.dumps(document.to_json(), separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _source(text: str) -> str:
+    """Return the hash by which a content security policy allows a script or style sheet."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,360 @@
+"""Documents of renderings, bridges, rows, trajectories and parsed responses.
+
+A report of another package provides its document itself: ``report.document(tokenizer)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import InputError, kind_of
+from ..parsing.response import ParsedResponse, PartKind
+from ..rendering.bridged import BridgedTokens
+from ..rendering.rendered import RenderedTokens
+from ..rendering.renderer import Renderer
+from ..samples.sample import CompletionSpan, Sample
+from ..study.sampling import SampledTurn
+from ..study.turns import common_prefix
+from ..template.chat_template import REASONING_FIELDS
+from ..tokens.alignment import align
+from ..tokens.kinds import Kind, Part
+from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.visible import counted, visible
+from ..trajectory.storage import Loaded
+from ..trajectory.trajectory import Trajectory
+from .document import HUES, KIND_HUES, Card, Cell, Contrasts, Document, Edit, Table, Track, token_columns
+
+_LEAD: Final = 240
+"""Longer metadata is shown as a table."""
+_PART_HUES: Final = {PartKind.REASONING: "reasoning", PartKind.CONTENT: "assistant", PartKind.TOOL_CALL: "calls"}
+_ROLE_HUES: Final = {
+    "system": "system",
+    "developer": "system",
+    "assistant": "assistant",
+    "tool": "result",
+    "function": "result",
+    "ipython": "result",
+}
+_FIELD_HUES: Final = {
+    "generation_prompt": "generation",
+    "scaffold": "scaffold",
+    "synthetic_close": "scaffold",
+    "role": "scaffold",
+    "tool_calls": "calls",
+    "tools": "tools",
+    "kwargs": "variables",
+    "unknown": "unknown",
+    "": "unknown",
+    **dict.fromkeys(REASONING_FIELDS, "reasoning"),
+}
+
+
+def document_of(
+    value: Any, other: Any = None, *, tokenizer: Tokenizer | Renderer | None = None, title: str = ""
+) -> Document:
+    """Return the document of a result; with `other`, of two results side by side, aligned by token.
+
+    `tokenizer` provides the texts of tokens that the result does not carry (trajectories, bridges, rows from a file);
+    without it the document shows ids. Raises InputError for a value that is not a result.
+    """
+    tokenizer = tokenizer.tokenizer if isinstance(tokenizer, Renderer) else tokenizer
+    document = _document(value, tokenizer) if other is None else _side_by_side(value, other, tokenizer)
+    template = document.template or (template_name(tokenizer) if tokenizer is not None else "")
+    return dataclasses.replace(document, title=title or document.title, template=template)
+
+
+def template_name(tokenizer: Tokenizer) -> str:
+    """Return the last part of the tokenizer's path or hub name."""
+    return PurePath(tokenizer.name).name
+
+
+def hue_of(role: str | None, field: str) -> int:
+    """Return the hue of a token by its field, or by the role of its message."""
+    name = _FIELD_HUES.get(field.split(".", maxsplit=1)[0])
+    return HUES[name or ("unknown" if role is None else _ROLE_HUES.get(role, "user"))]
+
+
+@functools.singledispatch
+def _document(value: Any, tokenizer: Tokenizer | None) -> Document:
+    if isinstance(value, Document):
+        return value
+    if isinstance(value, list | tuple) and value:
+        return _several(value, tokenizer)
+    if callable(build := getattr(value, "document", None)):
+        document: Document = build(tokenizer)
+        return document
+    raise InputError(
+        f"nothing to show of {type(value).__name__}: pass a rendering, a bridge, a trajectory, samples, a parsed "
+        "response or a report"
+    )
+
+
+def _single_track(value: Any, tokenizer: Tokenizer | None) -> Track:
+    document = _document(value, tokenizer)
+    if len(document.tracks) != 1 or document.contrasts:
+        raise InputError(f"{kind_of(value)} is not one row of tokens: show it on its own page, not side by side")
+    return document.tracks[0]
+
+
+def _several(values: Sequence[Any], tokenizer: Tokenizer | None) -> Document:
+    """Show results of one track each. An item may be a pair of a name and a result."""
+    tracks = []
+    for at, item in enumerate(values):
+        name, value = item if isinstance(item, tuple) and len(item) == 2 else (f"row {at + 1}", item)
+        try:
+            tracks.append(dataclasses.replace(_single_track(value, tokenizer), name=str(name)))
+        except InputError as error:
+            raise InputError(str(error), field=f"[{at}]") from None
+    return Document(counted(len(tracks), "row"), "tokentrace rows", tracks=tracks)
+
+
+def _side_by_side(one: Any, other: Any, tokenizer: Tokenizer | None) -> Document:
+    names = ("first", "second")
+    first, second = (
+        dataclasses.replace(_single_track(value, tokenizer), name=name)
+        for value, name in zip((one, other), names, strict=True)
+    )
+    hunks = list(align(np.asarray(first.ids, np.int32), np.asarray(second.ids, np.int32)))
+    removed = sum(hunk.stop - hunk.start for hunk in hunks)
+    added = sum(hunk.other_stop - hunk.other_start for hunk in hunks)
+    about = f"{counted(removed)} only in the first, {added:,} only in the second" if hunks else "the same tokens"
+    contrasts = Contrasts()
+    contrasts.add("difference", first, second, hunks, names, about)
+    return Document("Two results compared", "tokentrace", **contrasts.content())
+
+
+def _texts(tokenizer: Tokenizer | None, ids: Ids) -> dict[str, Any]:
+    return {} if tokenizer is None else token_columns(tokenizer, ids)
+
+
+# -- renderings, bridges, rows
+
+
+@_document.register
+def _rendering(value: RenderedTokens, tokenizer: Tokenizer | None) -> Document:
+    track = rendering_track(value)
+    title = f"Conversation of {counted(len(track.roles), 'message')}"
+    return Document(title, "tokentrace render", template_name(value.tokenizer), tracks=[track])
+
+
+def rendering_track(rendered: RenderedTokens) -> Track:
+    """Return a rendering as a track."""
+    hues = np.zeros(len(rendered), np.uint8)
+    for span in rendered.spans():
+        hues[span.start : span.stop] = hue_of(span.role, span.field)
+    last = int(rendered.messages.max(initial=-1))
+    return Track(
+        "rendering",
+        rendered.ids,
+        hues,
+        rendered.messages,
+        **token_columns(rendered.tokenizer, rendered.ids),
+        fields=rendered.fields,
+        mask=rendered.mask,
+        turns=_turn_numbers(rendered.turns, len(rendered)),
+        roles=[str(rendered.role(at)) for at in range(last + 1)],
+        means=rendered.mask_means,
+        about=counted(int(rendered.control.sum()), "control token"),
+        cards=_stop_cards(rendered),
+        notes=[*(f"lost: {one}" for one in rendered.lost), *rendered.notes],
+        edits=[edit(f"message {one.message}: {one.what}", one.before, one.after) for one in rendered.changes],
+    )
+
+
+def _stop_cards(rendered: RenderedTokens) -> list[Card]:
+    """List each stop token with the messages that it ends."""
+    ended: dict[str, list[int]] = {}
+    for turn in rendered.turns:
+        text = "nothing" if turn.stop_token is None else visible(rendered.decode(slice(turn.stop - 1, turn.stop)))
+        ended.setdefault(text, []).append(turn.message)
+    return [
+        Card("Ends with" if at == 0 else "and with", text, _message_list(messages))
+        for at, (text, messages) in enumerate(ended.items())
+    ]
+
+
+def _message_list(numbers: list[int], most: int = 8) -> str:
+    text = ", ".join(map(str, numbers[:most]))
+    return f"message{'s' if len(numbers) > 1 else ''} {text}" + (f" … {numbers[-1]}" if len(numbers) > most else "")
+
+
+def edit(what: str, before: str, after: str, around: int = 40) -> Edit:
+    """Return the change from one text to another with `around` characters of context."""
+    prefix = common_prefix(before, after)
+    suffix = common_prefix(before[prefix:][::-1], after[prefix:][::-1])
+    end = len(before) - suffix
+    old, new = before[prefix:end], after[prefix : len(after) - suffix]
+    return Edit(what, before[max(0, prefix - around) : prefix], old, new, before[end : end + around])
+
+
+@_document.register
+def _bridge(value: BridgedTokens, tokenizer: Tokenizer | None) -> Document:
+    stream = value.stream_length
+    hues = np.concatenate([np.full(stream, HUES["prompt"], np.uint8), KIND_HUES[value.kinds]])
+    hues[len(value.prompt) : stream] = HUES["sampled"]
+    track = Track(
+        "next prompt",
+        value.ids,
+        hues,
+        np.concatenate([np.full(stream, -1, np.int32), value.messages]),
+        **_texts(tokenizer, value.ids),
+        mask=hues == HUES["sampled"],
+        roles=["new message"] * value.new_count,
+        about=f"{counted(stream)} of stream and {len(value.new_ids):,} new",
+        notes=value.notes,
+        edits=[edit(f"new message {one.message}: {one.what}", one.before, one.after) for one in value.changes],
+    )
+    return Document("Bridge to the next turn", "tokentrace bridge", tracks=[track], start=f"track=0&at={stream}")
+
+
+@_document.register
+def _sample(value: Sample, tokenizer: Tokenizer | None) -> Document:
+    rendered, hues, names = value.rendered, KIND_HUES[value.kinds], None
+    if rendered is not None:
+        tokenizer = rendered.tokenizer
+        source = rendering_track(rendered).hues[value.offset : value.offset + len(value)]
+        hues = np.concatenate([source, hues[len(source) :]])
+    if value.parts is not None:
+        names = [Part(part).name.lower().replace("_", " ") for part in value.parts.tolist()]
+    trained = set(value.trained_messages)
+    roles = [
+        str(rendered.role(at)) if rendered is not None else "assistant" if at in trained else ""
+        for at in range(int(value.messages.max(initial=-1)) + 1)
+    ]
+    track = Track(
+        value.name or "row",
+        value.ids,
+        hues,
+        value.messages,
+        **_texts(tokenizer, value.ids),
+        fields=names,
+        mask=value.mask,
+        logprobs=value.logprobs,
+        turns=_turn_numbers(value.completions, len(value)),
+        versions=value.versions,
+        roles=roles,
+        means="trained",
+        cards=[] if value.reward is None else [Card("Reward", f"{value.reward:g}")],
+        notes=value.notes,
+    )
+    template = "" if rendered is None else template_name(rendered.tokenizer)
+    return Document(value.name or "Training row", "tokentrace rows", template, tracks=[track])
+
+
+def _turn_numbers(spans: Iterable[SampledTurn | CompletionSpan], length: int) -> Any:
+    """Return the number of each token's turn, or -1."""
+    turns = np.full(length, -1, np.int32)
+    for number, span in enumerate(spans):
+        turns[span.start : span.stop] = number
+    return turns
+
+
+# -- trajectories
+
+
+@_document.register
+def _trajectory(value: Trajectory, tokenizer: Tokenizer | None) -> Document:
+    branches = value.branches
+    by_write = {turn.write: turn for at in range(len(branches)) for turn in value.turns(at) if turn.branch == at}
+    turns = [turn for _, turn in sorted(by_write.items())]
+    numbers = {turn.write: number for number, turn in enumerate(turns)}
+    lead = " · ".join(f"{name}: {entry}" for name, entry in value.metadata.items())
+    metadata = Table("Metadata", ["", ""], [[*map(str, entry)] for entry in value.metadata.items()], words=2)
+    reward = [] if value.reward is None else [Card("Reward", f"{value.reward:g}")]
+    return Document(
+        value.name or "Trajectory",
+        "tokentrace trajectory",
+        cards=[
+            Card("Turns", f"{len(turns):,}", counted(value.num_writes, "write")),
+            Card("Tokens", f"{value.num_tokens:,}", f"{value.num_sampled:,} sampled"),
+            Card("Rows", f"{value.num_samples:,}", f"{len(branches)} branch{'' if len(branches) == 1 else 'es'}"),
+            *reward,
+        ],
+        lead=lead if len(lead) < _LEAD else "",
+        tables=[] if len(lead) < _LEAD else [metadata],
+        tracks=[_branch(value, at, numbers, tokenizer) for at in range(len(branches))],
+        branches=branches,
+        turns=turns,
+        start=f"track={max(0, value.current)}",
+    )
+
+
+@_document.register
+def _loaded(value: Loaded, tokenizer: Tokenizer | None) -> Document:
+    document = _trajectory(value.trajectory, tokenizer)
+    return document if value.problem is None else dataclasses.replace(document, notes=[value.problem])
+
+
+def _branch(trajectory: Trajectory, at: int, numbers: dict[int, int], tokenizer: Tokenizer | None) -> Track:
+    """Return the tokens that a branch does not share with its parent."""
+    branch = trajectory.branches[at]
+    start = branch.start
+    kinds = trajectory.kinds(at)[start:]
+    ids = trajectory.stream(at)[start:]
+    turns = np.full(len(ids), -1, np.int32)
+    versions: list[tuple[Any, int, int]] = []
+    for turn in trajectory.turns(at):
+        if turn.branch == at:
+            offset = turn.start - start
+            turns[offset : turn.stop - start] = numbers[turn.write]
+            versions += [(one.version, offset + one.start, offset + one.stop) for one in turn.versions]
+    return Track(
+        f"branch {at}" + (f": {branch.cause}" if branch.cause else ""),
+        ids,
+        KIND_HUES[kinds],
+        trajectory.message_indices(at)[start:],
+        **_texts(tokenizer, ids),
+        mask=kinds == Kind.SAMPLED,
+        logprobs=trajectory.logprobs(at)[start:] if trajectory.has_logprobs else None,
+        turns=turns,
+        versions=versions,
+        parent=branch.parent,
+        shared=start,
+    )
+
+
+# -- parsed responses
+
+
+@_document.register
+def _parsed(value: ParsedResponse, tokenizer: Tokenizer | None) -> Document:
+    parts = [part for part in value.parts if part.text]
+    track = Track(
+        "completion",
+        np.full(len(parts), -1, np.int32),
+        np.array([HUES[_PART_HUES[part.kind]] for part in parts], np.uint8),
+        np.zeros(len(parts), np.int32),
+        texts=[part.text for part in parts],
+        fields=[f"{part.kind}, tokens {part.span.start}–{part.span.stop - 1}" for part in parts],
+        roles=["assistant"],
+        about=counted(len(parts), "part"),
+    )
+    calls: list[list[str | Cell]] = [
+        [
+            call.name or "no name",
+            call.arguments_text,
+            Cell(str(call.status), "good" if call.ok else "bad", call.problem),
+        ]
+        for call in (*value.tool_calls, *value.attempts)
+    ]
+    stop = "none" if value.stop_token is None else str(value.stop_token)
+    cut_off = value.open is not None
+    unread = value.unread
+    return Document(
+        "Parsed response",
+        "tokentrace parse",
+        cards=[
+            Card("Finish", value.finish_reason, f"inside {value.open}" if cut_off else "", "bad" if cut_off else ""),
+            Card("Stop token", stop),
+            Card("Calls", f"{len(value.calls):,}", f"of {counted(len(value.tool_calls), 'attempt')}"),
+        ],
+        notes=[] if unread is None else [f"tokens {unread.start} to {unread.stop - 1} follow the stop token"],
+        tables=[Table("Calls", ["name", "arguments", "status"], calls, words=3)] if calls else [],
+        tracks=[track] if parts else [],
+    )

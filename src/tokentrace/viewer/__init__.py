@@ -1,1 +1,0 @@
-"""Tokens on a page: tracks and documents of them, the page that shows one, and the scripts that gateways serve too."""

@@ -1,0 +1,407 @@
+"""What a real browser makes of the viewer: it is quick at a hundred thousand tokens, and no content acts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.browser import Chromium
+from tests.browser import Page as Tab
+from tests.guides import ROOT
+from tests.pages import EVIL
+from tests.show.results import LAST_ONLY, RENDERER, RESULTS, histories, rendering, trajectory
+from tests.show.test_views import hostile
+from tokentrace import Trajectory, create_renderer
+from tokentrace.pocket import POCKET
+from tokentrace.show import show
+from tokentrace.show.document import Cell, Document, StreamBars, Table, Track
+from tokentrace.show.page import page_html
+from tokentrace.tokens.visible import visible
+
+DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
+
+
+@pytest.fixture
+def opened(browser: Chromium, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
+    """Opens a result's page from disk; at the end nothing may have gone wrong, nor been asked for elsewhere."""
+    made: list[Any] = []
+    pages: list[Tab] = []
+
+    def open_page(result: Any, place: str = "", **window: Any) -> Tab:
+        path = tmp_path / f"{len(pages)}.html"
+        if isinstance(result, Document):
+            path.write_text(page_html(result), encoding="utf-8")
+        else:
+            show(result, tokenizer=RENDERER, title=EVIL).save(path)
+        context = browser.page(**window)
+        page = context.__enter__()
+        made.append(context)
+        pages.append(page)
+        page.open(path.as_uri() + place)
+        page.until("document.documentElement.dataset.ready === ''")
+        page.until(DRAWN)
+        return page
+
+    yield open_page
+    problems = [page.problems() for page in pages]
+    asked = [url for page in pages for url in page.requested() if not url.startswith("file:")]
+    for context in made:
+        context.__exit__(None, None, None)
+    assert problems == [[]] * len(pages)
+    assert asked == []
+
+
+def press(page: Tab, key: str, **more: Any) -> None:
+    text = {"text": key} if len(key) == 1 else {}
+    for kind in ("keyDown", "keyUp"):
+        page.send("Input.dispatchKeyEvent", type=kind, key=key, **(text if kind == "keyDown" else {}), **more)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_is_shown_whole(opened: Callable[..., Tab], name: str) -> None:
+    result = RESULTS[name]()
+    page = opened(result)
+    page.until("document.querySelector('.tokens .row s > *')")
+    assert page.evaluate("document.querySelector('h1').textContent").startswith("</script><img src=x onerror=alert(1)>")
+    assert page.evaluate("document.querySelectorAll('img, iframe').length") == 0
+
+
+def test_a_page_begins_with_its_picture_then_numbers_then_notes(opened: Callable[..., Tab]) -> None:
+    table = Table("numbers", ["", "one"], [["breaks", "1"]])
+    lanes = [StreamBars("one", "a break", [(9, [(2, 5)], [4])])]
+    page = opened(Document("title", lead="a line", notes=["a note"], tables=[table], bars=lanes))
+    parts = page.evaluate("[...document.querySelector('main').children].map((part) => part.className || part.tagName)")
+    assert [part for part in parts if part in ("streams", "table", "notes")] == ["streams", "table", "notes"]
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_a_heading_in_a_table_is_shaded_across_the_row(opened: Callable[..., Tab], width: int) -> None:
+    rows = [[Cell("a group", small="of rows")], ["a name", "1", "2"]]
+    page = opened(Document("title", tables=[Table("numbers", ["", "one", "two"], rows)]), width=width)
+    widths = page.evaluate(
+        "['tr.group th', 'tbody'].map((name) => document.querySelector(name).getBoundingClientRect().width)"
+    )
+    assert widths[0] == widths[1]
+
+
+def test_changes_that_a_template_needs_are_no_warning(opened: Callable[..., Tab]) -> None:
+    text = [{"type": "text", "text": "What is 2 + 2?"}]
+    rendered = create_renderer(POCKET, chat_template=LAST_ONLY).render([{"role": "user", "content": text}])
+    assert rendered.changes
+    page = opened(rendered)
+    assert page.evaluate("document.querySelectorAll('.notes').length") == 0
+    assert page.evaluate("document.querySelector('.edits').open") is False
+    assert "of none" not in page.evaluate("document.body.textContent")
+
+
+def test_the_tokens_on_the_page_are_those_of_the_rendering(opened: Callable[..., Tab]) -> None:
+    rendered = rendering()
+    page = opened(rendered)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # paper has all of it
+    page.until(f"document.querySelectorAll('.tokens s > *').length === {len(rendered)}")
+    text = page.evaluate(
+        "[...document.querySelectorAll('.tokens s > *')].map((token) => { const own = token.cloneNode(true);"
+        " own.querySelectorAll('u:not(.blank)').forEach((sign) => sign.remove()); return own.textContent; }).join('')"
+    )
+    assert text == rendered.text
+    sampled = page.evaluate("document.querySelectorAll('.tokens s.on > *').length")
+    assert sampled == int(rendered.mask.sum())
+    assert page.evaluate("document.querySelectorAll('.tokens s > b').length") == int(rendered.control.sum())
+
+
+def test_a_hundred_thousand_tokens_are_there_and_few_of_them_drawn(opened: Callable[..., Tab]) -> None:
+    given = [
+        {"role": role, "content": f"Part {turn}: the answer is {turn * 7}, as ever. " * 12}
+        for turn in range(260)
+        for role in ("user", "assistant")
+    ]
+    rendered = RENDERER.render(given)
+    assert len(rendered) > 100_000
+    page = opened(rendered)
+    page.until("document.querySelector('.tokens .row s')")
+    assert f"{len(rendered):,}" in page.text()
+    assert page.evaluate("document.querySelectorAll('*').length") < 8_000
+    # the end of it, by its place in the address
+    page.evaluate(f"location.hash = 'track=0&at={len(rendered) - 3}'")
+    page.until("document.querySelector('.tokens .at')")
+    page.until(f"document.querySelector('.panel').textContent.includes('{len(rendered) - 3:,}')")
+    page.until("document.querySelector('.at').getBoundingClientRect().top < innerHeight")
+    assert page.evaluate("document.querySelectorAll('*').length") < 16_000
+    # a search finds what is far away, and goes there
+    page.evaluate("document.querySelector('input[type=search]').focus()")
+    page.send("Input.insertText", text="part 123: the ANSWER")
+    page.until("document.querySelector('.found').textContent.endsWith('of 24')")
+    page.until("document.querySelector('.hit.now')?.getBoundingClientRect().top < innerHeight")
+    hit = page.evaluate("[...document.querySelectorAll('.hit.now')].map((token) => token.textContent).join('')")
+    assert "Part 123: the answer" in hit
+    press(page, "Enter")
+    page.until("/^\\d+ of 24$/.test(document.querySelector('.found').textContent)")
+    # the rail follows, and jumps
+    page.until("document.querySelector('.rail [aria-current]')")
+    page.evaluate("document.querySelector('.messages').scrollTop = 0")
+    page.until("document.querySelector('.rail li button b')?.textContent === ''")
+    third = "[...document.querySelectorAll('BOX')].find((one) => one.querySelector('b')?.textContent === '3')"
+    page.evaluate(f"{third.replace('BOX', '.rail li button')}.click()")
+    page.until("document.querySelector('.panel') && location.hash.includes('at=')")
+    page.until(f"{third.replace('BOX', '.row .gutter')}.getBoundingClientRect().top < 200")
+
+
+def test_a_token_says_what_it_is_and_keys_go_on(opened: Callable[..., Tab]) -> None:
+    rendered = rendering()
+    place = rendered.turns[0].start
+    page = opened(rendered, f"#track=0&at={place}")
+    page.until("!document.querySelector('.panel').hidden")
+    token = rendered[place]
+    said = page.evaluate("document.querySelector('.panel').innerText")
+    for word in (str(token.id), f"{token.message} ({token.role})", token.field, "yes"):
+        assert word in said
+    press(page, "ArrowRight", windowsVirtualKeyCode=39)
+    page.until(f"location.hash === '#track=0&at={place + 1}'")
+    press(page, "j")
+    page.until(f"document.querySelector('.panel') && !location.hash.endsWith('at={place + 1}')")
+    press(page, "/")
+    page.until("document.activeElement === document.querySelector('input[type=search]')")
+    press(page, "Escape", windowsVirtualKeyCode=27)
+    page.until("document.querySelector('.panel').hidden")
+
+
+def test_colours_folding_and_copying(opened: Callable[..., Tab]) -> None:
+    rendered = rendering()
+    page = opened(rendered)
+    page.evaluate(
+        "[...document.querySelectorAll('.views button')].find((one) => one.textContent === 'Sampled').click()"
+    )
+    page.until("document.querySelector('.stream').dataset.view === 'mask'")
+    page.evaluate("document.querySelector('.legend [data-kind=user]').click()")
+    page.until("document.querySelector('.stream').dataset.only === 'user'")
+    row = "[...document.querySelectorAll('.row')].find((one) => one.querySelector('.gutter b')?.textContent === '1')"
+    page.until(row)
+    page.evaluate(f"{row}.querySelector('.fold').click()")
+    page.until(f"!{row}.querySelector('s') && {row}.querySelector('.preview')")
+    page.evaluate(f"{row}.querySelector('.fold').click()")
+    page.until(f"{row}.querySelector('s')")
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    page.evaluate(f"{row}.querySelector('.copy-ids').click()")
+    page.until("window.copied")
+    own = [token.id for token in rendered if token.message == 1]
+    assert page.evaluate("JSON.parse(window.copied)") == own
+
+
+def test_a_tree_leads_to_its_branches(opened: Callable[..., Tab]) -> None:
+    record = trajectory()
+    page = opened(record)
+    assert page.evaluate("document.querySelectorAll('.tree .turn').length") == 3
+    assert page.evaluate("document.querySelector('.tree .lane.chosen').dataset.branch") == "1"
+    page.evaluate("document.querySelector('.tree .turn[data-turn=\"1\"]').dispatchEvent(new MouseEvent('click'))")
+    page.until("document.querySelector('.stream h2').textContent === 'branch 0'")
+    page.until(f"location.hash === '#track=0&at={record.turns(0)[1].start}'")
+    names = page.evaluate("[...document.querySelectorAll('.views button')].map((one) => one.textContent)")
+    assert names == ["Kind", "Message", "Sampled", "Logprob", "Version"]
+
+
+def test_every_branch_of_a_deep_tree_is_its_stream(opened: Callable[..., Tab]) -> None:
+    """Branches that leave inside of what their parents sampled, one from the other."""
+    record = Trajectory(logprobs=True)
+    record.begin([5, 6, 7, 8])
+    for turn in range(30):
+        ids = [100 + turn, 200 + turn, 300 + turn]
+        record.append_completion(ids, [-0.1 * turn, -0.2, -0.3], finish_reason="stop", version=turn // 7)
+        record.branch([*record.stream()[: len(record) - 1 - turn % 2].tolist(), 9 + turn], cause="retry")
+    page = opened(record)
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    for branch in (30, 0, 17, 29):
+        page.evaluate(f"window.copied = null, location.hash = 'track={branch}'")
+        page.until(f"document.querySelector('.stream h2').textContent.startsWith('branch {branch}')")
+        page.evaluate("[...document.querySelectorAll('.bar > .plain')].at(-1).click()")
+        page.until("window.copied")
+        assert page.evaluate("JSON.parse(window.copied)") == record.stream(branch).tolist()
+        marked = int(record.loss_mask(branch, once=False).sum())
+        page.until(f"document.querySelectorAll('.tokens s.on > *').length === {marked}")
+
+
+def test_a_difference_shows_both_sides_and_opens_what_is_equal(opened: Callable[..., Tab]) -> None:
+    report = histories(6)
+    page = opened(report)
+    page.until("document.querySelector('.tokens s.out, .tokens s.new')")
+    page.evaluate("[...document.querySelectorAll('td .link')].at(-1).click()")
+    page.until("document.querySelector('.stream h2').textContent.startsWith('step 5')")
+    step = report.steps[-1].compare("rollout", "training")
+    page.until(f"document.querySelectorAll('.tokens s.out > *').length === {step.left_tokens}")
+    page.evaluate("document.querySelector('.gap')?.click()")
+    page.until(DRAWN)
+    press(page, "]")
+    page.until("document.querySelector('.tokens .at')?.closest('s').matches('.out, .new')")
+
+
+def test_hostile_texts_stay_texts(opened: Callable[..., Tab]) -> None:
+    page = opened(hostile())
+    page.until("document.querySelector('.tokens .row s')")
+    assert "<img src=x onerror=alert(1)>" in page.text()
+    assert not {"\u202e", "\x1b", "\u2028", "\x00"} & set(
+        page.evaluate("document.body.textContent.replace(document.getElementById('document').textContent, '')")
+    )
+    assert page.evaluate("document.querySelectorAll('img, iframe, style').length") == 1
+    for place in ("#track=99&at=-5", "#diff=<img>", "#q=%3Cimg%20src&at=zz", "#%00"):
+        page.evaluate(f"location.hash = {place!r}")
+        page.until(DRAWN)
+
+
+def alternating(count: int) -> Document:
+    """Tokens of which no two neighbours are of one kind."""
+    kinds = (np.arange(count) % 2 * 3 + 1).astype(np.uint8)
+    return Document(title="made up", tracks=[Track("a", np.arange(count) % 3000, kinds, texts=["x"] * count)])
+
+
+@pytest.mark.parametrize("place", ["", "#q=x", "#at=1", "#diff=0&q=x"])
+def test_a_page_of_tables_alone_takes_any_address(opened: Callable[..., Tab], place: str) -> None:
+    page = opened(Document(title="tables", tracks=[], tables=[Table("T", ["a"], [["b"]])]), place)
+    before = page.evaluate("location.hash")
+    press(page, "Escape", windowsVirtualKeyCode=27)
+    page.until(DRAWN)
+    assert page.evaluate("location.hash") == before
+
+
+def test_a_difference_that_is_not_there_shows_the_tokens(opened: Callable[..., Tab]) -> None:
+    page = opened(alternating(4), "#diff=9&q=x")
+    page.until("document.querySelectorAll('.tokens s > *').length === 4")
+    page.until("document.querySelector('.found').textContent === '1 of 4'")
+
+
+def test_no_tokens_are_at_no_place(opened: Callable[..., Tab]) -> None:
+    page = opened(alternating(0), "#track=0&at=0&q=x")
+    assert page.evaluate("location.hash") == "#track=0&at=0&q=x"
+    assert page.evaluate("document.querySelector('.found').textContent") == "none"
+
+
+def test_a_message_may_have_any_number_of_pieces(opened: Callable[..., Tab]) -> None:
+    page = opened(alternating(300_000))
+    page.until("document.querySelector('.tokens .row s > *')")
+    assert "300,000" in page.text()
+
+
+def test_what_hides_is_shown_as_python_shows_it(opened: Callable[..., Tab]) -> None:
+    codes = [*range(1, 0xD800), *range(0xE000, 0x110000)]
+    hidden = [visible(f"a{chr(code)}") != f"a{chr(code)}" for code in codes]
+    edges = [code for at, code in enumerate(codes) if len(set(hidden[max(0, at - 1) : at + 2])) > 1]
+    texts = ["".join(f"a{chr(code)}" for code in edges)]
+    texts += ["\U0001f469\u200d\u2764\ufe0f\u200d\U0001f469", "a\ufe0f\u200d", "\u2764\ufe0f\ufe0f\U000e0100"]
+    page = opened(Document(title="all", tracks=[], tables=[Table("T", ["a"], [[text] for text in texts])]))
+    shown = page.evaluate("[...document.querySelectorAll('tbody td')].map((cell) => cell.textContent)")
+    assert shown == [visible(text) for text in texts]
+
+
+def test_links_stand_where_texts_do(opened: Callable[..., Tab]) -> None:
+    table = Table("T", ["a", "b"], [[Cell("word " * 200, "", "", "track=0"), "c"]])
+    page = opened(Document(title="linked", tracks=[], tables=[table]))
+    assert page.evaluate("getComputedStyle(document.querySelector('td .link')).textAlign") in ("left", "start")
+
+
+def test_the_policy_is_in_force(browser: Chromium, tmp_path: Path) -> None:
+    """What a hostile text would try if it became part of the page after all."""
+    with browser.page() as page:
+        page.open(show(rendering()).save(tmp_path / "page.html").as_uri())
+        page.until("document.documentElement.dataset.ready === ''")
+        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 3\">')")
+        page.evaluate(
+            "const s = document.createElement('script'); s.text = 'window.hacked = 4'; document.body.append(s)"
+        )
+        page.until("document.images[0].complete")
+        assert page.evaluate("window.hacked") is None
+        assert any("Content Security Policy" in problem for problem in page.problems())
+
+
+def test_messages_that_only_the_second_has_are_named_by_their_role(opened: Callable[..., Tab]) -> None:
+    messages = [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4."},
+        {"role": "user", "content": "And 3 + 3?"},
+        {"role": "assistant", "content": "6."},
+    ]
+    page = opened(show(RENDERER.render(messages[:2]), RENDERER.render(messages)).document)
+    names = "[...document.querySelectorAll('.rail a, .rail button')].map((one) => one.innerText).join(' ')"
+    said = str(page.evaluate(names)).split()
+    assert [word for word in said if word in ("user", "assistant", "message")] == ["user", "assistant"] * 2
+
+
+def test_the_search_of_the_site_works_in_a_page_from_the_disk(browser: Chromium, tmp_path: Path) -> None:
+    """Where no worker may be started: what the theme gets in place of one answers as a worker would."""
+    shutil.copy(ROOT / "docs" / "offline.js", tmp_path)
+    (tmp_path / "worker.js").write_text("addEventListener('message', (told) => postMessage(told.data * 2))")
+    script = """const worker = new Worker("worker.js");
+        worker.addEventListener("message", (told) => document.body.append(`it is ${told.data}`));
+        worker.postMessage(21);"""
+    (tmp_path / "page.html").write_text(f"<body><script src=offline.js></script><script>{script}</script>")
+    with browser.page() as page:
+        page.open((tmp_path / "page.html").as_uri())
+        page.until("document.body.innerText === 'it is 42'")
+        assert page.problems() == []
+
+
+def in_the_frame(browser: Chromium, page: Tab, script: str) -> object:
+    """A script's value in the page's one frame; None where it is not there yet, or is just being exchanged."""
+    targets = browser.send("Target.getTargets", filter=[{}])["targetInfos"]
+    for frame in (one["targetId"] for one in targets if one["type"] == "iframe"):
+        inside = Tab(browser, browser.send("Target.attachToTarget", targetId=frame, flatten=True)["sessionId"])
+        return inside.evaluate(script)
+    for child in page.send("Page.getFrameTree")["frameTree"].get("childFrames", ()):
+        world = page.send("Page.createIsolatedWorld", frameId=child["frame"]["id"])["executionContextId"]
+        told = page.send("Runtime.evaluate", expression=script, contextId=world, returnByValue=True)
+        return told["result"].get("value")
+    return None
+
+
+def test_a_notebook_shows_it_in_a_frame(browser: Chromium, tmp_path: Path) -> None:
+    path = tmp_path / "cell.html"
+    path.write_text(f"<!doctype html><meta charset=utf-8>{rendering()._repr_html_()}", encoding="utf-8")
+    with browser.page() as page:
+        page.open(path.as_uri())
+        click = "document.querySelector('.tokens s > *').click()"
+        for condition in (
+            "document.querySelectorAll('.tokens s').length > 10",
+            f"{click}, !document.querySelector('.panel').hidden",
+        ):
+            for _ in range(1000):
+                with contextlib.suppress(RuntimeError):  # the frame was exchanged while it was asked
+                    if in_the_frame(browser, page, condition):
+                        break
+                page.until(DRAWN)
+            else:
+                pytest.fail(f"in the frame, this did not become true: {condition}")
+        assert page.problems() == []
+
+
+@pytest.mark.parametrize("width", [400, 900, 1400])
+def test_it_fits_the_window(opened: Callable[..., Tab], width: int) -> None:
+    for result in (hostile(), trajectory(), histories(), RESULTS["check"]()):
+        page = opened(result, width=width, height=800, mobile=width < 500)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_table_of_steps_fits_a_window_of_900_and_its_links_stand_as_their_cells_do(
+    opened: Callable[..., Tab],
+) -> None:
+    page = opened(histories(), width=900, height=800)
+    assert page.evaluate("[...document.querySelectorAll('.wide')].every((one) => one.scrollWidth <= one.clientWidth)")
+    aligned = "(one) => getComputedStyle(one).textAlign === getComputedStyle(one.parentElement).textAlign"
+    links = page.evaluate(f"[...document.querySelectorAll('td .link')].map({aligned})")
+    assert links
+    assert all(links)
+
+
+def test_words_between_backticks_are_code_and_words_have_the_page_to_themselves_where_it_is_narrow(
+    opened: Callable[..., Tab],
+) -> None:
+    rows = [["use", "fails", Cell("line 2: `loop.last`", small="as `it` is")]]
+    plain = Table("T", ["a", "b", "c"], rows, words=3)
+    page = opened(Document(title="words", tracks=[], tables=[plain, Table("U", ["a", "b", "c"], rows, "", 3, True)]))
+    assert page.evaluate("[...document.querySelectorAll('td code')].map((one) => one.textContent)") == ["loop.last"]
+    texts = page.evaluate("[...document.querySelectorAll('td:last-child')].map((one) => one.textContent)")
+    assert texts == ["line 2: `loop.last`as `it` is", "line 2: loop.lastas `it` is"]
+    narrow = opened(Document(title="words", tracks=[], tables=[plain]), width=400)
+    assert narrow.evaluate("document.querySelector('td:last-child').getBoundingClientRect().width") > 300
