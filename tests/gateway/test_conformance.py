@@ -359,7 +359,7 @@ def test_reasoning_that_comes_back_as_words_is_still_the_recorded_turn(bench: Be
         reply = bench.ask(messages, script)
         messages += [_thinking_aloud(reply), *(results(reply, SUNNY) if reply.get("tool_calls") else [user("Thanks!")])]
     assert bench.causes == [None] * 4, [turn.cause for turn in bench.turns]
-    assert "message 6: reasoning repeated as words" in bench.turns[3].notes["repairs"]
+    assert "message 6: reasoning repeated as words" in bench.turns[3].repairs
     bench.check(rows=1)
 
 

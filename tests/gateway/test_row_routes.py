@@ -117,7 +117,7 @@ def test_formats_rewards_and_states(served: Served) -> None:
         ("/sessions/here/rows?keep_state=maybe", 400, "true or false"),
         ("/sessions/nobody/rows", 404, "nobody"),
         ("/sessions/gone/rows", 404, "dropped"),
-        ("/rows?state=dropped", 400, "open, sealed, exported"),
+        ("/rows?state=dropped", 400, "dropped"),
         ("/rows?state=", 400, "open, sealed, exported"),
     ],
 )

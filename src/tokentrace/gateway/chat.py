@@ -16,6 +16,7 @@ from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
+from . import requests as wire
 from .dialect import (
     OPENAI_END,
     Dialect,
@@ -29,21 +30,7 @@ from .dialect import (
 )
 from .items import Change, Closed, Grew, Opened, Waiting, openai_call, openai_message
 from .problems import RequestError, convert, naming_fields
-from .requests import (
-    REFUSED,
-    AgentBody,
-    AnswerOptions,
-    Refused,
-    Request,
-    TokenFields,
-    ignored_fields,
-    refuse,
-    requested_token_fields,
-    shared_fields,
-    stop_texts,
-    structure_of,
-    thinking_hints,
-)
+from .requests import AgentBody, AnswerOptions, Request, TokenFields
 
 _HARMLESS: Final = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
@@ -51,8 +38,8 @@ _HARMLESS: Final = (
 )  # fmt: skip
 """Fields without any effect on the sampled tokens."""
 
-_REFUSED: Final[Refused] = {
-    **REFUSED,
+_REFUSED: Final[wire.Refused] = {
+    **wire.REFUSED,
     "audio": ((), "there is only text here"),
     "modalities": ((["text"], []), "there is only text here"),
     "web_search_options": ((), "nothing here searches the web"),
@@ -98,7 +85,7 @@ class ChatBody(AgentBody):
 def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, ChatBody)
-    refuse(raw, _REFUSED)
+    wire.refuse(raw, _REFUSED)
     with naming_fields():
         messages = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
         tools = openai_tools(_functions_only(body.tools or []), wrap=True)
@@ -115,20 +102,20 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
         calls_allowed=body.tool_choice != "none",
         usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
-        token_fields=requested_token_fields(body, headers, TokenFields.VLLM, tuple(TokenFields)),
+        token_fields=wire.requested_token_fields(body, headers, TokenFields.VLLM, tuple(TokenFields)),
     )
     return Request(
         messages=messages,
         tools=tools or None,
-        **shared_fields(body),
+        **wire.shared_fields(body),
         max_tokens=min(limits, default=None),
-        stop=stop_texts(body.stop, "stop", 16),
+        stop=wire.stop_texts(body.stop, "stop", 16),
         n=body.n or 1,
         continued=_is_continued(body, messages),
         structure=_structure(body),
         hints=_hints(body),
-        wishes=tuple(name for name, wish in wishes.items() if wish),
-        ignored=ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
+        wishes=wire.wishes(wishes),
+        ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         answer=answer,
     )
 
@@ -156,7 +143,7 @@ def _structure(body: ChatBody) -> Mapping[str, Any] | None:
     form = body.response_format or {}
     outer = form.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, dict) else None
-    return structure_of(form.get("type"), schema, "response_format", "json_schema.schema")
+    return wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema")
 
 
 def _hints(body: ChatBody) -> dict[str, Any]:
@@ -164,7 +151,7 @@ def _hints(body: ChatBody) -> dict[str, Any]:
     on = body.enable_thinking
     if body.thinking is not None:
         on = {"enabled": True, "disabled": False}.get(body.thinking.type, on)
-    return thinking_hints(on, body.reasoning_effort)
+    return wire.thinking_hints(on, body.reasoning_effort)
 
 
 # -- answers

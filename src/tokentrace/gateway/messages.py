@@ -35,25 +35,12 @@ from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
+from . import requests as wire
 from .dialect import Dialect, Head, Reply, StreamEvent, token_fields, usage_of
 from .items import Change, Closed, Grew, Item, Opened, Waiting
 from .partial import PartialObject
 from .problems import RequestError, convert, naming_fields
-from .requests import (
-    REFUSED,
-    AgentBody,
-    AnswerOptions,
-    Refused,
-    Request,
-    TokenFields,
-    ignored_fields,
-    refuse,
-    requested_token_fields,
-    shared_fields,
-    stop_texts,
-    structure_of,
-    thinking_hints,
-)
+from .requests import AgentBody, AnswerOptions, Request, TokenFields
 
 Message = Mapping[str, Any]
 
@@ -66,8 +53,8 @@ _HARMLESS: Final = (
 )  # fmt: skip
 """Fields without any effect on the sampled tokens."""
 
-_REFUSED: Final[Refused] = {
-    **REFUSED,
+_REFUSED: Final[wire.Refused] = {
+    **wire.REFUSED,
     "mcp_servers": (([],), "nothing here connects to servers of tools"),
     "container": ((), "there are no containers here"),
 }
@@ -127,7 +114,7 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
     if body.thread is not None:
         fix = "send the whole conversation"
         raise RequestError("there are no threads here", field="thread", fix=fix, details=_NO_THREADS)
-    refuse(raw, _REFUSED)
+    wire.refuse(raw, _REFUSED)
     tools, deferred = _tools(body.tools or [])
     messages = _messages(body, deferred)
     system, billed = _system(body.system)
@@ -139,26 +126,26 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
         calls_allowed=choice.type != "none",
         object_arguments=True,
         usage_in_stream=True,
-        token_fields=requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
+        token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
     )
     return Request(
         messages=[*system, *messages],
         tools=tools or None,
-        **shared_fields(body),
+        **wire.shared_fields(body),
         max_tokens=body.max_tokens,
-        stop=stop_texts(body.stop_sequences, "stop_sequences", 64),
+        stop=wire.stop_texts(body.stop_sequences, "stop_sequences", 64),
         continued=messages[-1]["role"] == "assistant",
-        structure=None if form is None else structure_of(form.type, form.schema, "output_format"),
-        hints=thinking_hints(on, config.get("effort"), field="output_config.effort"),
+        structure=None if form is None else wire.structure_of(form.type, form.schema, "output_format"),
+        hints=wire.thinking_hints(on, config.get("effort"), field="output_config.effort"),
         wishes=_wishes(body, choice),
-        ignored=(*billed, *ignored_fields(raw, body, *_REFUSED, *_HARMLESS)),
+        ignored=(*billed, *wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS)),
         answer=answer,
     )
 
 
 def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
     thinking, edits = body.thinking, (body.context_management or {}).get("edits")
-    wishes = {
+    conditions = {
         "tools.strict": any(tool.get("strict") is True for tool in body.tools or ()),
         "tool_choice": choice.type in ("any", "tool"),
         "tool_choice.disable_parallel_tool_use": choice.disable_parallel_tool_use is True,
@@ -169,7 +156,7 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
         "context_management": bool(edits) and edits != [_KEEPS_ALL],
         "compaction": bool(body.compaction),
     }
-    return tuple(name for name, is_wish in wishes.items() if is_wish)
+    return wire.wishes(conditions)
 
 
 # -- the conversation

@@ -87,6 +87,8 @@ def convert(value: Any, schema: type[Schema], within: str = "") -> Schema:
         message, _, path = str(error).removesuffix("`").partition(" - at `$")
         path = _INDEX.sub(r".\1", f"{within}{path}").strip(".").removesuffix("....")
         raise RequestError(message.replace("`", ""), field=path, code="invalid_value") from None
+    except UnicodeEncodeError:
+        raise RequestError("a field has half of a surrogate pair", field=within, code="invalid_value") from None
 
 
 @contextmanager

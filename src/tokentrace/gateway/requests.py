@@ -175,6 +175,11 @@ def shared_fields(body: AgentBody) -> dict[str, Any]:
     }
 
 
+def wishes(conditions: Mapping[str, bool]) -> tuple[str, ...]:
+    """The names of the fields that are wishes."""
+    return tuple(name for name, is_wish in conditions.items() if is_wish)
+
+
 def refuse(body: Mapping[str, Any], refused: Refused) -> None:
     """Raise RequestError for a field that would change what is sampled and cannot be served."""
     for name in refused.keys() & body.keys():

@@ -25,31 +25,18 @@ from ..conversation.responses import from_responses, in_namespace, item_id, seal
 from ..engines.protocol import Delta, FinishReason
 from ..errors import shown
 from ..parsing.response import PartKind
+from . import requests as wire
 from .dialect import Dialect, Head, Reply, StreamEvent, logprob_entries, openai_error, token_fields, usage_of
 from .items import Change, Closed, Grew, Item, Opened, Waiting, changes_of, token_spans
 from .problems import RequestError, convert, naming_fields
-from .requests import (
-    REFUSED,
-    AgentBody,
-    AnswerOptions,
-    Refused,
-    Request,
-    TokenFields,
-    ignored_fields,
-    refuse,
-    requested_token_fields,
-    shared_fields,
-    stop_texts,
-    structure_of,
-    thinking_hints,
-)
+from .requests import AgentBody, AnswerOptions, Request, TokenFields
 
 PREFIX: Final = "resp_"
 """What the ids of responses begin with. `Head.id` and `Request.previous` are without it."""
 
 _HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "access_programs", "image")
-_REFUSED: Final[Refused] = {
-    **REFUSED,
+_REFUSED: Final[wire.Refused] = {
+    **wire.REFUSED,
     "background": ((False,), "responses are not made in the background"),
     "conversation": ((), "conversations are not stored by name; send the input, or previous_response_id"),
     "prompt": ((), "prompts are not stored here; send instructions and input"),
@@ -70,6 +57,9 @@ _Included = Literal[
 ]
 """What a request may include. Tools that are not served have nothing to include."""
 _Summary = Literal["auto", "concise", "detailed"]
+_NULLABLE: Final = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
+_OPTIONAL: Final = ("user", "safety_identifier", "prompt_cache_key")
+"""Fields that the answer repeats as they are: always, or only if they were sent."""
 _HOSTED: Final = re.compile(
     r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|image_generation|code_interpreter|file_search|tool_search"
 )
@@ -135,7 +125,7 @@ def bare_id(id: str) -> str | None:
 def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, ResponsesBody)
-    refuse(raw, _REFUSED)
+    wire.refuse(raw, _REFUSED)
     wishes: list[str] = []
     references: dict[int, list[str]] = {}
     previous = _previous(body)
@@ -146,9 +136,8 @@ def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
     tools, namespaces = _tools(body.tools or [], wishes)
     choice, reasoning, text = body.tool_choice or "auto", body.reasoning or _Reasoning(), body.text or _Text()
     structure, form = _format(text)
-    wishes += [
-        name
-        for name, is_wish in {
+    wishes += wire.wishes(
+        {
             "tool_choice": choice not in ("none", "auto"),
             "reasoning.summary": reasoning.summary is not None,
             "reasoning.generate_summary": reasoning.generate_summary is not None,
@@ -156,31 +145,25 @@ def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
             "parallel_tool_calls": body.parallel_tool_calls is False and bool(tools),
             "truncation": body.truncation == "auto",
             "max_tool_calls": body.max_tool_calls is not None,
-        }.items()
-        if is_wish
-    ]
+        }
+    )
     included = body.include or []
-    repeated: dict[str, Any] = {
-        "previous_response_id": body.previous_response_id,
-        "max_output_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+    repeated: dict[str, Any] = {name: getattr(body, name) for name in _NULLABLE}
+    repeated |= {name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None}
+    repeated |= {
         "top_logprobs": body.top_logprobs or 0,
         "tool_choice": choice,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
         "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
         "truncation": body.truncation or "disabled",
-        "max_tool_calls": body.max_tool_calls,
         "metadata": _metadata(body),
         "store": body.store is not False,
     }
-    names = ("user", "safety_identifier", "prompt_cache_key")
-    repeated |= {name: value for name in names if (value := getattr(body, name)) is not None}
     answer = AnswerOptions(
         logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
         calls_allowed=choice != "none",
-        token_fields=requested_token_fields(
+        token_fields=wire.requested_token_fields(
             body, headers, TokenFields.NEMO_GYM, (TokenFields.TOKENTRACE, TokenFields.NEMO_GYM)
         ),
         encrypted=_ENCRYPTED in included,
@@ -190,16 +173,16 @@ def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
     return Request(
         messages=messages,
         tools=tools or None,
-        **shared_fields(body),
+        **wire.shared_fields(body),
         max_tokens=body.max_output_tokens,
-        stop=stop_texts(body.stop, "stop", 16),
+        stop=wire.stop_texts(body.stop, "stop", 16),
         structure=structure,
-        hints=thinking_hints(None, reasoning.effort, field="reasoning.effort"),
+        hints=wire.thinking_hints(None, reasoning.effort, field="reasoning.effort"),
         previous=previous,
         references={at: tuple(ids) for at, ids in references.items()},
         instructions=1 if body.instructions else 0,
         stored=body.store is not False,
-        ignored=ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
+        ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         wishes=tuple(wishes),
         answer=answer,
     )
@@ -264,7 +247,7 @@ def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
     """What the content must be, and the format as the answer repeats it."""
     form = text.format or {}
     kind, schema, name = form.get("type", "text"), form.get("schema"), form.get("name")
-    structure = structure_of(kind, schema, "text.format")
+    structure = wire.structure_of(kind, schema, "text.format")
     if kind != "json_schema":
         return structure, {"type": kind}
     if not isinstance(name, str):
