@@ -81,15 +81,6 @@ def test_the_files_load_nothing_from_elsewhere_and_write_no_html() -> None:
         assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=\"|style=\"", text), name
 
 
-def test_a_browser_that_has_a_file_is_told_so(served: Served) -> None:
-    for path in ("/", "/page/page.js", "/page/sessions"):
-        _, headers, _ = ask(served, path)
-        status, again, body = ask(served, path, {"if-none-match": headers["etag"]})
-        assert (status, body) == (304, b"")
-        assert again["etag"] == headers["etag"]
-    assert ask(served, "/page/sessions?search=zzz", {"if-none-match": headers["etag"]})[0] == 200
-
-
 @pytest.mark.parametrize("name", ["routes.py", "..%2froutes.py", "%2e%2e/app.py", "__init__.py", "none.js"])
 def test_only_the_files_of_the_page_are_served(served: Served, name: str) -> None:
     assert ask(served, f"/page/{name}")[0] == 404

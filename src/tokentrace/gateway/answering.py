@@ -95,19 +95,16 @@ class Answer:
 
     async def _sample_and_store(self, feed: Feed) -> list[Reply]:
         """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""
-        store, tracing, placed = self.gateway.store, self.gateway.tracing, self.placed
+        store, placed = self.gateway.store, self.placed
         assert placed is not None
         about: dict[str, Any] = {"dialect": self.dialect.name, "prompt_tokens": len(placed.ids), "time": time.time()}
         about |= {"names": [self.name]} if self.name else {}
         beginning = asyncio.ensure_future(store.begin(self.session, self.head.id, about))
         began = time.perf_counter()
         try:
-            with tracing.stage("engine", prompt_tokens=len(placed.ids), reused=placed.reused):
-                replies = await self._sample_all(feed)
+            replies = await self._sample_all(feed)
             await asyncio.shield(beginning)  # it may be in the store's queue already: never cancel it
-            storing = asyncio.ensure_future(self._store(replies, time.perf_counter() - began))
-            with tracing.stage("store", sampled=self.sampled):
-                await unhurried(storing)
+            await unhurried(asyncio.ensure_future(self._store(replies, time.perf_counter() - began)))
         except BaseException as error:
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]

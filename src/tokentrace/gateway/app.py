@@ -32,13 +32,13 @@ from .dialect import Dialect
 from .gateway import Gateway
 from .http import Endpoint, json_response, parse_json, read_body
 from .keys import Caller, Role
+from .log import log_failure, log_request
 from .messages import MESSAGES, read_count
 from .names import random_id
 from .page.routes import PageRoutes
 from .problems import RequestError, input_problem
 from .responses import RESPONSES
 from .streaming import StreamedAnswer, unless_gone
-from .telemetry import log_failure, log_request
 from .tokens import TOKENS
 
 AgentEndpoint: TypeAlias = Callable[[HTTPRequest, Caller], Awaitable[Response]]
@@ -231,18 +231,16 @@ class _Handler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HTTPRequest(scope, receive, send)
-        gateway, details = self.app.gateway, scope.setdefault("tokentrace", {})
+        details = scope.setdefault("tokentrace", {})
         began, status = time.perf_counter(), 500
         try:
-            with gateway.tracing.request(f"{self.method} {self.path}", http.headers):
-                response = await self.app.respond(http, self, details)
-                await response(scope, receive, send)
-                status = response.status_code  # a stream may have failed meanwhile
-                gateway.tracing.note(status=status, **details)
+            response = await self.app.respond(http, self, details)
+            await response(scope, receive, send)
+            status = response.status_code  # a stream may have failed meanwhile
         except ClientDisconnect:
             status = 499
         finally:
-            gateway.metrics.requests.labels(self.path, str(status)).inc()
+            self.app.gateway.metrics.requests.labels(self.path, str(status)).inc()
             log_request(self.method, self.path, status, time.perf_counter() - began, details)
 
 

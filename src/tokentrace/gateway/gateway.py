@@ -31,7 +31,6 @@ from .problems import RequestError
 from .references import with_references
 from .requests import Request
 from .sessions import Live, Sessions
-from .telemetry import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
@@ -51,7 +50,6 @@ class Gateway:
     sessions: Sessions
     metrics: Metrics
     admission: Admission
-    tracing: Tracing = field(default_factory=Tracing)
     model: str = "tokentrace"
     version: str | int | None = None
     """Which weights sample, if neither the engine nor the session says so."""
@@ -79,8 +77,7 @@ class Gateway:
             request = await self._with_previous(live, request)
             conversation = self._conversation(request)
             began = time.perf_counter()
-            with self.tracing.stage("prompt", messages=len(conversation.messages)):
-                placed = await self._place(live, conversation)
+            placed = await self._place(live, conversation)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, request, len(placed.ids))
             head = self._head(request, placed.ids, random_id())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 from collections import Counter
 from importlib import resources
 from typing import Any, Final
@@ -61,13 +60,13 @@ class PageRoutes:
     # -- files
 
     async def _index(self, request: HTTPRequest) -> Response:
-        return _served(request, "index.html")
+        return _served("index.html")
 
     async def _file(self, request: HTTPRequest) -> Response:
         name = request.path_params["file"]
         if name not in page_files():
             raise RequestError(f"the page has no file {shown(name)}", status=404, code="not_found")
-        return _served(request, name)
+        return _served(name)
 
     # -- what it shows
 
@@ -95,7 +94,7 @@ class PageRoutes:
             "counts": {str(each): await store.count(each) for each in State},
             "gateway": self._state(),
         }
-        return _unless_cached(request, json_response(value, headers={"x-content-type-options": "nosniff"}))
+        return json_response(value, headers={"x-content-type-options": "nosniff"})
 
     async def _counters(self, info: SessionInfo, glance: dict[str, Any]) -> dict[str, Any]:
         """Numbers that change when there is something new to show of a session."""
@@ -167,20 +166,9 @@ def page_files() -> dict[str, bytes]:
     return files | {name: asset(name).encode() for name in SHARED}
 
 
-def _served(request: HTTPRequest, name: str) -> Response:
+def _served(name: str) -> Response:
     kind = _TYPES[name.rpartition(".")[2]]
-    return _unless_cached(request, Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8"))
-
-
-def _unless_cached(request: HTTPRequest, response: Response) -> Response:
-    """The response, or 304 if the browser has it already."""
-    tag = f'"{hashlib.blake2b(bytes(response.body), digest_size=12).hexdigest()}"'
-    if tag in request.headers.get("if-none-match", ""):
-        headers = {name: value for name, value in response.headers.items() if name != "content-length"}
-        return Response(status_code=304, headers={**headers, "etag": tag})
-    response.headers["etag"] = tag
-    response.headers["cache-control"] = "no-cache"
-    return response
+    return Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8")
 
 
 def _whole(value: str, field: str, most: int) -> int:
