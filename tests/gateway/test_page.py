@@ -238,7 +238,7 @@ def test_a_session_is_shown_with_its_tree_and_tokens(served: Served, browser: Ch
         page.until("document.querySelector('.text s')")
         assert page.evaluate("document.querySelectorAll('.tree .turn').length") == state["turns"]
         labels = page.evaluate("[...document.querySelectorAll('.tree .why .name')].map((each) => each.textContent)")
-        assert sorted(labels) == ["0 first branch", "1 retry", "2 sub-agent", "3 trimmed result", "4 compaction"]
+        assert sorted(labels) == ["0 first branch", "1 retry", "2 sub agent", "3 trimmed results", "4 compaction"]
         # the branch that was written to last is the one that is shown
         assert page.evaluate("document.querySelector('.lane.chosen').dataset.branch") == "4"
         assert "branch 4" in page.evaluate("document.querySelector('.stream h2').textContent")

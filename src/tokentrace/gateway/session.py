@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from ..conversation.messages import Messages
-from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause, text_of
+from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause
 from ..diagnose.finding import Cause, Finding
 from ..diagnose.message_keys import (
     Key,
@@ -71,7 +71,6 @@ class SessionRecord:
     """For the key of every prefix of every conversation: the first turn that had it."""
     _replies: set[Key] = field(default_factory=set)
     """The key of each reply alone."""
-    _replies_by_reasoning: dict[str, set[Key]] = field(default_factory=dict)
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that came again with other fields: whether they have the same tokens."""
     _latest: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
@@ -87,11 +86,9 @@ class SessionRecord:
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, [conversation.root], conversation.prompt_ids, [], self.matcher)
-        sent = conversation.messages
-        conversation = replace(conversation, messages=[self._with_reasoning(message) for message in sent])
         keys = self._keys(conversation)
         ambiguous, refusal, edit = False, "", None
-        for count in range(len(sent), 0, -1):
+        for count in range(len(conversation.messages), 0, -1):
             if edit is not None and edit.message is not None and count > edit.message:
                 continue
             echo = conversation.messages[:count]
@@ -109,29 +106,8 @@ class SessionRecord:
             if isinstance(placed, str):
                 refusal = placed
                 break
-            repairs = list(placed.repairs)
-            if sent[count - 1] is not echo[-1]:
-                repairs.append(f"message {count - 1}: reasoning repeated as words")
-            return replace(placed, ambiguous=ambiguous, edit=edit, repairs=tuple(repairs))
+            return replace(placed, ambiguous=ambiguous, edit=edit)
         return replace(self._render(conversation, keys), ambiguous=ambiguous, refusal=refusal, edit=edit)
-
-    def _with_reasoning(self, message: Message) -> Message:
-        """The message with its reasoning in a field, if an agent repeats it as the first part of the content.
-
-        That is certain only if the model, in this session, reasoned exactly this and wrote exactly the remaining text.
-        """
-        content = message.get("content")
-        if not self._replies_by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
-            return message
-        first: Any = content
-        remaining: Any = ""
-        if type(content) is list:
-            first, remaining = text_of({"content": content[:1]}), content[1:]
-        replies = self._replies_by_reasoning.get(str(first).strip(), ())
-        apart = {**message, "content": remaining, "reasoning_content": first}
-        if not replies or self._key_alone(message) in self._replies:
-            return message
-        return apart if self._key_alone(apart) in replies else message
 
     def _key_alone(self, message: Message) -> Key:
         return next_key(b"", self.means(message))
@@ -528,10 +504,7 @@ class SessionRecord:
         self.turns.append(turn)
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
         self._by_key.setdefault(turn.key, []).append(turn.number)
-        alone = self._key_alone(turn.reply)
-        self._replies.add(alone)
-        if thought := reasoning(turn.reply):
-            self._replies_by_reasoning.setdefault(thought, set()).add(alone)
+        self._replies.add(self._key_alone(turn.reply))
         for key in turn.keys:
             self._turn_of.setdefault(key, turn.number)
 
