@@ -26,15 +26,13 @@ _LISTED: Final = 200
 Body = TypeVar("Body", bound=Struct)
 
 
-class _NewSession(Struct, forbid_unknown_fields=True):
-    id: str | None = None
-    metadata: dict[str, Any] | None = None
-    settings: dict[str, Any] | None = None
-
-
 class _Changes(Struct, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None
+
+
+class _NewSession(_Changes):
+    id: str | None = None
 
 
 class _Pause(Struct, forbid_unknown_fields=True):

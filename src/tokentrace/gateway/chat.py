@@ -20,6 +20,7 @@ from . import requests as wire
 from .dialect import (
     OPENAI_END,
     Dialect,
+    Encoder,
     Head,
     Reply,
     StreamEvent,
@@ -179,18 +180,18 @@ def _choice(head: Head, at: int, reply: Reply) -> dict[str, Any]:
     }
 
 
-class ChatEncoder:
+class ChatEncoder(Encoder):
     """The chunks of one streamed chat completion."""
 
     def __init__(self, head: Head) -> None:
-        self._head: Final = head
+        super().__init__(head)
         self._calls: Final = [0] * head.request.n
         """How many calls each choice has announced."""
 
     def open(self) -> list[StreamEvent]:
         """The role of each choice; the first chunk has the prompt's ids if they were requested."""
-        chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self._head.request.n)]
-        chunks[0] |= _prompt_ids(self._head)
+        chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self.head.request.n)]
+        chunks[0] |= _prompt_ids(self.head)
         return chunks
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
@@ -208,20 +209,16 @@ class ChatEncoder:
         """How each choice ended, and what all of them cost."""
         chunks = []
         for choice, reply in enumerate(replies):
-            delta = token_fields(self._head, reply, TokenFields.NEMO_GYM)
+            delta = token_fields(self.head, reply, TokenFields.NEMO_GYM)
             if not openai_message(reply.items)["content"] and not self._calls[choice]:
                 delta |= {"content": ""}
             chunk = self._chunk(choice, delta, reply.finish_reason)
-            chunk["choices"][0] |= token_fields(self._head, reply, TokenFields.TOKENTRACE)
+            chunk["choices"][0] |= token_fields(self.head, reply, TokenFields.TOKENTRACE)
             chunks.append(chunk)
-        if self._head.options.usage_in_stream:
-            usage = openai_usage(self._head, replies)
-            chunks.append({**_frame(self._head, "chat.completion.chunk"), "choices": [], "usage": usage})
+        if self.head.options.usage_in_stream:
+            usage = openai_usage(self.head, replies)
+            chunks.append({**_frame(self.head, "chat.completion.chunk"), "choices": [], "usage": usage})
         return chunks
-
-    def fail(self, error: RequestError) -> list[StreamEvent]:
-        """The error, and no end: nobody is to take what came for an answer."""
-        return [openai_error(error)]
 
     def _delta(self, choice: int, change: Change) -> dict[str, Any] | None:
         match change:
@@ -242,16 +239,16 @@ class ChatEncoder:
         if delta is None or not len(delta.ids):
             return {}
         fields: dict[str, Any] = {}
-        if self._head.options.logprobs is not None:
-            fields["logprobs"] = _logprobs(self._head, delta)
-        if TokenFields.VLLM in self._head.options.token_fields:
+        if self.head.options.logprobs is not None:
+            fields["logprobs"] = _logprobs(self.head, delta)
+        if TokenFields.VLLM in self.head.options.token_fields:
             fields["token_ids"] = delta.ids.tolist()
         return fields
 
     def _chunk(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> StreamEvent:
         choices = [{"index": choice, "delta": delta, "finish_reason": finish_reason}]
-        usage = {"usage": None} if self._head.options.usage_in_stream else {}
-        return {**_frame(self._head, "chat.completion.chunk"), "choices": choices, **usage}
+        usage = {"usage": None} if self.head.options.usage_in_stream else {}
+        return {**_frame(self.head, "chat.completion.chunk"), "choices": choices, **usage}
 
 
 def _frame(head: Head, kind: str) -> dict[str, Any]:

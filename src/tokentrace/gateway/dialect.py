@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from ..engines.protocol import TOP_LOGPROBS, Completion, Delta
 from ..parsing.response import CallStatus, Finish, ParsedResponse, PartKind
@@ -69,24 +70,27 @@ class Reply:
         return "tool_calls" if any(item.kind is PartKind.TOOL_CALL for item in self.items) else "stop"
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """Writes one streamed answer."""
+
+    def __init__(self, head: Head) -> None:
+        self.head: Final = head
 
     def open(self) -> list[StreamEvent]:
         """The events before the first token."""
-        ...
+        return []
 
+    @abstractmethod
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
         """The events for these changes of a choice. `delta` has the tokens, or None."""
-        ...
 
+    @abstractmethod
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
         """The last events. They are sent after the turn is stored."""
-        ...
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
-        """The events for an answer that cannot be finished."""
-        ...
+        """The events for an answer that cannot be finished. No end follows: nobody is to take it for an answer."""
+        return [openai_error(error)]
 
 
 @dataclass(frozen=True, slots=True)

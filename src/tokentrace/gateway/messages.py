@@ -18,7 +18,6 @@ What Claude Code sends besides the conversation:
   change the beginning, so it is a wish.
 - ``context_management`` would have the server leave out messages. Nothing is left out: it is a wish, unless its edits
   keep everything.
-- Input that it could not read as JSON comes back as ``__unparsedToolInput``. It is read as the answer had it.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Head, Reply, StreamEvent, token_fields, usage_of
+from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, token_fields, usage_of
 from .items import Change, Closed, Grew, Item, Opened, Waiting
-from .partial import PartialObject
 from .problems import RequestError, convert, naming_fields
 from .requests import AgentBody, AnswerOptions, Request, TokenFields
 
@@ -62,7 +60,6 @@ _NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported":
 """Makes clients that know threads send the whole conversation instead, from then on."""
 _KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
 """A context edit that changes nothing."""
-_UNPARSED: Final = "__unparsedToolInput"
 _STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -165,7 +162,7 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
 def _messages(body: MessagesBody, deferred: Mapping[str, Message]) -> list[Message]:
     with naming_fields():
         checked = check_messages(from_anthropic(body.messages or []))
-    messages = [_defined(_as_answered(one), deferred) for one in checked if one != {"role": "system", "content": ""}]
+    messages = [_defined(one, deferred) for one in checked if one != {"role": "system", "content": ""}]
     if not messages:
         raise RequestError("is empty", field="messages", fix="send at least one message with content")
     return messages
@@ -182,24 +179,6 @@ def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
 
 def _is_billing(block: Any) -> bool:
     return isinstance(block, dict) and str(block.get("text")).startswith(BILLING)
-
-
-def _as_answered(message: Message) -> Message:
-    """The message with the input that the answer had, where Claude Code could not read it."""
-    calls = message.get("tool_calls") or ()
-    if not any(_UNPARSED in call["function"]["arguments"] for call in calls):
-        return message
-    return {**message, "tool_calls": [_call_as_answered(call) for call in calls]}
-
-
-def _call_as_answered(call: Message) -> Message:
-    match call["function"]["arguments"]:
-        case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
-            if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # otherwise only the beginning is left
-                partial = PartialObject()
-                partial.feed(raw)
-                return {**call, "function": {**call["function"], "arguments": partial.value()}}
-    return call
 
 
 def _defined(message: Message, deferred: Mapping[str, Message]) -> Message:
@@ -310,17 +289,14 @@ def signature(id: str) -> str:
     return base64.b64encode(hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()).decode()
 
 
-class MessagesEncoder:
+class MessagesEncoder(Encoder):
     """The events of one streamed message."""
-
-    def __init__(self, head: Head) -> None:
-        self._head: Final = head
 
     def open(self) -> list[StreamEvent]:
         """``message_start``: how much of the prompt was cached is reported at the end."""
-        usage = {"input_tokens": len(self._head.prompt_ids), "output_tokens": 0}
+        usage = {"input_tokens": len(self.head.prompt_ids), "output_tokens": 0}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return [{"type": "message_start", "message": {**_message(self._head), **empty}}]
+        return [{"type": "message_start", "message": {**_message(self.head), **empty}}]
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
         """The events for these changes; a ping while a call is silent."""
@@ -329,8 +305,8 @@ class MessagesEncoder:
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
         """How it ended and what it cost, and ``message_stop``."""
         [reply] = replies
-        last = {"type": "message_delta", "delta": _ending(reply), "usage": _usage(self._head, reply)}
-        return [{**last, **token_fields(self._head, reply, TokenFields.TOKENTRACE)}, {"type": "message_stop"}]
+        last = {"type": "message_delta", "delta": _ending(reply), "usage": _usage(self.head, reply)}
+        return [{**last, **token_fields(self.head, reply, TokenFields.TOKENTRACE)}, {"type": "message_stop"}]
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
         return [anthropic_error(error)]
@@ -338,14 +314,14 @@ class MessagesEncoder:
     def _events(self, change: Change) -> list[StreamEvent]:
         match change:
             case Opened(item):
-                block = {**_block(self._head, item), **_EMPTY[item.kind]}
+                block = {**_block(self.head, item), **_EMPTY[item.kind]}
                 return [{"type": "content_block_start", "index": item.index, "content_block": block}]
             case Grew(item, text):
                 return [self._delta(item, *_DELTAS[item.kind], text)]
             case Closed(item):
                 stop = {"type": "content_block_stop", "index": item.index}
                 if item.kind is PartKind.REASONING:
-                    return [self._delta(item, "signature_delta", "signature", signature(self._head.id)), stop]
+                    return [self._delta(item, "signature_delta", "signature", signature(self.head.id)), stop]
                 return [stop]
             case Waiting():
                 return [{"type": "ping"}]

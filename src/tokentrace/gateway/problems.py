@@ -13,16 +13,9 @@ import msgspec
 from ..errors import InputError, TokentraceError
 
 _KINDS: Final[Mapping[int, str]] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 _INDEX: Final = re.compile(r"\[(\d+|\.\.\.)\]")
 
 Schema = TypeVar("Schema")

@@ -32,27 +32,12 @@ _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, s
 Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
 """For each field that is not served: the values that change nothing, and why it is refused."""
 _HARMLESS: Final[Mapping[str, list[Any]]] = {
-    "logit_bias": [{}],
-    "length_penalty": [1],
-    "typical_p": [1],
-    "min_tokens": [0],
-    "ignore_eos": [False],
-    "bad_words": [[]],
-    "allowed_token_ids": [[]],
-    "stop_token_ids": [[]],
-    "include_stop_str_in_output": [False],
-    "best_of": [1],
-    "use_beam_search": [False],
-    "truncate_prompt_tokens": [],
-    "prompt_logprobs": [],
-    "echo": [False],
-    "logits_processors": [[]],
-    "guided_json": [],
-    "guided_regex": [],
-    "guided_choice": [],
-    "guided_grammar": [],
+    "logit_bias": [{}], "length_penalty": [1], "typical_p": [1], "min_tokens": [0], "ignore_eos": [False],
+    "bad_words": [[]], "allowed_token_ids": [[]], "stop_token_ids": [[]], "include_stop_str_in_output": [False],
+    "best_of": [1], "use_beam_search": [False], "truncate_prompt_tokens": [], "prompt_logprobs": [], "echo": [False],
+    "logits_processors": [[]], "guided_json": [], "guided_regex": [], "guided_choice": [], "guided_grammar": [],
     "structured_outputs": [],
-}
+}  # fmt: skip
 REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in _HARMLESS.items()}
 
 

@@ -26,7 +26,7 @@ from ..engines.protocol import Delta, FinishReason
 from ..errors import shown
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Head, Reply, StreamEvent, logprob_entries, openai_error, token_fields, usage_of
+from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, logprob_entries, openai_error, token_fields, usage_of
 from .items import Change, Closed, Grew, Item, Opened, Waiting, changes_of, token_spans
 from .problems import RequestError, convert, naming_fields
 from .requests import AgentBody, AnswerOptions, Request, TokenFields
@@ -360,20 +360,20 @@ _TEXTS: Final = {PartKind.REASONING: "response.reasoning_text", PartKind.CONTENT
 _ARGUMENTS: Final = "response.function_call_arguments"
 
 
-class ResponsesEncoder:
+class ResponsesEncoder(Encoder):
     """The events of one streamed response, numbered.
 
     If logprobs are requested, messages are done only at the end: which tokens a text consists of is not certain before.
     """
 
     def __init__(self, head: Head) -> None:
-        self._head: Final = head
+        super().__init__(head)
         self._sent = 0
         self._pending: Final[list[Item]] = []
         """Messages that are complete but not done."""
 
     def open(self) -> list[StreamEvent]:
-        response = _response(self._head, "in_progress")
+        response = _response(self.head, "in_progress")
         return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
@@ -384,14 +384,14 @@ class ResponsesEncoder:
         events = [] if reply.items else self.feed(0, changes_of(_items(reply)), None)
         for item in self._pending:
             events += self._done(item, reply)
-        answer = write_response(self._head, replies)
+        answer = write_response(self.head, replies)
         return [*events, self._event(f"response.{answer['status']}", response=answer)]
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
         """The failure as a response and as an error: clients look for either."""
         code = "invalid_prompt" if error.status < 500 else "server_error"
         code = "rate_limit_exceeded" if error.status == 429 else code
-        failed = _response(self._head, "failed") | {"error": {"code": code, "message": str(error)}}
+        failed = _response(self.head, "failed") | {"error": {"code": code, "message": str(error)}}
         fields = {"code": error.code or code, "message": str(error), "param": error.field}
         return [self._event("response.failed", response=failed), self._event("error", **fields)]
 
@@ -404,7 +404,7 @@ class ResponsesEncoder:
             case Grew(item, text):
                 logprobs: dict[str, Any] = {"logprobs": []} if item.kind is PartKind.CONTENT else {}
                 return [self._about(item, f"{_TEXTS[item.kind]}.delta", content_index=0, delta=text, **logprobs)]
-            case Closed(item) if item.kind is PartKind.CONTENT and self._head.options.logprobs is not None:
+            case Closed(item) if item.kind is PartKind.CONTENT and self.head.options.logprobs is not None:
                 self._pending.append(item)
                 return []
             case Closed(item):
@@ -414,9 +414,7 @@ class ResponsesEncoder:
 
     def _added(self, item: Item) -> list[StreamEvent]:
         empty = Item(item.index, item.kind, "", item.name, item.id)
-        output = _output_item(self._head, empty) | (
-            {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
-        )
+        output = _output_item(self.head, empty) | ({} if item.kind is PartKind.REASONING else {"status": "in_progress"})
         output.pop("encrypted_content", None)
         if item.kind is PartKind.TOOL_CALL:
             return [self._event("response.output_item.added", output_index=item.index, item=output)]
@@ -427,7 +425,7 @@ class ResponsesEncoder:
         ]
 
     def _done(self, item: Item, reply: Reply | None = None) -> list[StreamEvent]:
-        output = _output_item(self._head, item, reply)
+        output = _output_item(self.head, item, reply)
         if item.kind is PartKind.TOOL_CALL:
             events = [self._about(item, f"{_ARGUMENTS}.done", arguments=item.text)]
         else:
@@ -441,7 +439,7 @@ class ResponsesEncoder:
 
     def _about(self, item: Item, type: str, **fields: Any) -> StreamEvent:
         prefix = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}[item.kind]
-        return self._event(type, item_id=item_id(prefix, self._head.id, item.index), output_index=item.index, **fields)
+        return self._event(type, item_id=item_id(prefix, self.head.id, item.index), output_index=item.index, **fields)
 
     def _event(self, type: str, **fields: Any) -> StreamEvent:
         self._sent += 1

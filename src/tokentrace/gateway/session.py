@@ -19,20 +19,10 @@ import msgspec
 import numpy as np
 
 from ..conversation.messages import Messages
+from ..diagnose import message_keys
 from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause
 from ..diagnose.finding import Cause, Finding
-from ..diagnose.message_keys import (
-    Key,
-    Meaning,
-    call_ids,
-    chain,
-    identical,
-    meaning,
-    next_key,
-    reasoning,
-    strict_meaning,
-    written_alike,
-)
+from ..diagnose.message_keys import Key, Meaning, chain, meaning, next_key, reasoning
 from ..engines.protocol import Completion
 from ..errors import InputError, TokentraceError
 from ..rendering.bridged import BridgedTokens
@@ -114,16 +104,16 @@ class SessionRecord:
 
     def _keys(self, conversation: Conversation) -> list[Key]:
         """The keys of a conversation. Does not hash again what it shares with one of the last requests."""
-        messages, same, known = conversation.messages, 0, [conversation.root]
+        messages, same, reused = conversation.messages, 0, [conversation.root]
         for earlier, keys in reversed(self._latest):
             if keys[0] == conversation.root and (shared := _shared(earlier, messages)) > same:
-                same, known = shared, keys
+                same, reused = shared, keys
                 if same == len(earlier):
                     break
         while same and messages[same - 1].get("role") != "assistant":
             same -= 1
         start = max(0, same - 1)  # an assistant's message: the results after it are hashed by its calls
-        keys = [*known[:start], *chain(known[start], messages[start:], self.means)]
+        keys = [*reused[:start], *chain(reused[start], messages[start:], self.means)]
         self._latest.append((messages, keys))
         return keys
 
@@ -138,7 +128,7 @@ class SessionRecord:
     def _repeats(self, number: int, echo: Messages) -> bool:
         for message, recorded in zip(echo, self.conversation(number), strict=True):
             if message.get("role") == "assistant":
-                for part in (call_ids, reasoning):
+                for part in (message_keys.call_ids, reasoning):
                     if part(message) and part(message) != part(recorded):
                         return False
         return True
@@ -162,7 +152,7 @@ class SessionRecord:
                 if not " ".join(reasoning(recorded).split()).endswith(repeated):
                     rewritten = at
                     break
-            elif (by_model or self.means is meaning) and not written_alike(message, recorded):
+            elif (by_model or self.means is meaning) and not message_keys.written_alike(message, recorded):
                 doubtful[at] = message
         reprinted = self._first_reprinted(conversation, turn, doubtful)
         return rewritten if reprinted is None else reprinted
@@ -183,7 +173,7 @@ class SessionRecord:
             while len(path) > 1 and at >= path[-2].shared:
                 path.pop()
             changed[at] = message
-            key = next_key(key, [path[-1].number, at, strict_meaning(message)])
+            key = next_key(key, [path[-1].number, at, message_keys.strict_meaning(message)])
             if key not in self._prints_alike:
                 self._prints_alike[key] = self._has_prompt(conversation, path[-1], changed)
             if not self._prints_alike[key]:
@@ -513,7 +503,7 @@ def _shared(one: Messages, other: Messages) -> int:
     """How many messages two conversations begin with alike."""
     count = 0
     for left, right in zip(one, other, strict=False):
-        if not identical(left, right):
+        if not message_keys.identical(left, right):
             break
         count += 1
     return count

@@ -13,9 +13,9 @@ from msgspec import Meta, Struct
 
 from ..engines.protocol import TOP_LOGPROBS, Delta
 from ..tokens.ids import check_ids
-from .dialect import OPENAI_END, Dialect, Head, Reply, StreamEvent, openai_error, openai_usage
+from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error, openai_usage
 from .items import Change
-from .problems import RequestError, convert, naming_fields
+from .problems import convert, naming_fields
 from .requests import (
     REFUSED,
     AnswerOptions,
@@ -90,16 +90,13 @@ def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     return {**_frame(head, [choice]), **_prompt_ids(head), "usage": _usage(head, replies)}
 
 
-class TokensEncoder:
+class TokensEncoder(Encoder):
     """Pieces as they are sampled."""
 
     def __init__(self, head: Head) -> None:
-        self._head: Final = head
+        super().__init__(head)
         self._prompt: Mapping[str, Any] = _prompt_ids(head)
         """What the next event says about the prompt: only the first does."""
-
-    def open(self) -> list[StreamEvent]:
-        return []
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
         if delta is None or not len(delta.ids):
@@ -109,16 +106,13 @@ class TokensEncoder:
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
         [reply] = replies
         events = [self._event({"index": 0, "token_ids": [], "logprobs": None, **_ending(reply)})]
-        if self._head.options.usage_in_stream:
-            events.append({**_frame(self._head, []), "usage": _usage(self._head, replies)})
+        if self.head.options.usage_in_stream:
+            events.append({**_frame(self.head, []), "usage": _usage(self.head, replies)})
         return events
-
-    def fail(self, error: RequestError) -> list[StreamEvent]:
-        return [openai_error(error)]
 
     def _event(self, choice: dict[str, Any]) -> StreamEvent:
         prompt, self._prompt = self._prompt, {}
-        return {**_frame(self._head, [choice]), **prompt}
+        return {**_frame(self.head, [choice]), **prompt}
 
 
 def _frame(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
