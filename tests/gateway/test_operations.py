@@ -252,7 +252,7 @@ def test_budgets_and_forced_sampling() -> None:
             {"nonsense": 1},
             {"sampling": {"temperature": "hot"}},
             {"matcher": "odd"},
-            {"sampling": {"temperature": 20}},
+            {"sampling": {"temperature": -1}},
             [],
         ):
             status, answer = served.call("POST", "/sessions", {"settings": wrong})
@@ -344,17 +344,17 @@ def test_a_turn_that_was_reserved_and_not_taken_is_free_again(gated: tuple[Serve
     let(served, engine, engine.tokens)
     assert second()[0] == 200
     status, refused = served.call("POST", path, SUM)
-    assert (status, refused["error"]["message"]) == (403, "session one has had its 1 turns")
+    assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
 
 
 def test_choices_that_can_never_fit_into_a_budget_are_refused_at_once(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     served.call("POST", "/sessions", {"id": "n", "settings": {"max_turns": 3, "max_sampled_tokens": 2}})
     path = "/sessions/n/v1/chat/completions"
-    for n, left in ((4, "the turns that session n has left: 3"), (3, "the sampled tokens that session n has left: 2")):
+    for n, left in ((4, "3 turns"), (3, "2 sampled tokens")):
         status, refused = served.call("POST", path, {**SUM, "n": n})
         assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
-        assert refused["error"]["message"] == f"n={n} does not fit into {left}"
+        assert left in refused["error"]["message"]
     assert not engine.began.acquire(blocking=False)
 
 
@@ -400,7 +400,7 @@ def test_a_request_that_waited_for_a_place_does_not_begin_while_paused() -> None
     """With an engine that cannot pause itself: when `pause` returns, nothing samples, and nothing begins to."""
 
     async def hold(gateway: Gateway, end: asyncio.Event) -> None:
-        async with gateway.slot():
+        async with gateway.admission.slot():
             await end.wait()
 
     async def main() -> None:
