@@ -81,7 +81,7 @@ async def open_gateway(engine: Engine, renderer: Renderer, settings: ServeSettin
 def warm_up(renderer: Renderer) -> None:
     """Load the tokenizer and study the template, so that no request has to wait for it."""
     silent = renderer.silent()
-    silent.tokenizer.wait()
+    silent.tokenizer.warm_up()
     schema = {"type": "object", "properties": {"b": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"b": "c"}}}

@@ -19,7 +19,6 @@ from ...data.rows import Row, array_elements, read_rows
 from ...data.sources import Format, Source, find_sources, reading
 from ...data.tables import read_metadata
 from ...errors import InputError
-from ...tokens.nearest import meant_file
 from .calls import DumpedRollout, UnreadSource
 from .fields import Fields
 from .records import SQLITE, OpenedStore, begins_with, is_trajectory, read_store, read_trajectory
@@ -129,7 +128,7 @@ def _of_input(given: str, shape: str | None, progress: Progress, told: Told) -> 
     elif path.is_file() and begins_with(path, SQLITE):
         yield from _stored(given, progress, told)
     elif given != "-" and not path.exists():
-        raise InputError(f"there is no file or folder {given!r}{meant_file(path)}")
+        raise InputError(f"there is no file or folder {given!r}")
     else:
         with tempfile.TemporaryDirectory(prefix="tokentrace-inspect-") as spool:
             for source in find_sources([given], Path(spool)):
