@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokentrace.data.check.deviations import Deviation
+from tokentrace.data.check.report import CheckedRow, CheckReport, Outcome
 
 from tests.pages import EVIL
 from tokentrace import (
@@ -20,10 +22,8 @@ from tokentrace import (
     save_trajectory,
     trajectory_samples,
 )
-from tokentrace.audit.inspect import inspect_rollouts
-from tokentrace.data.check.deviations import Deviation
-from tokentrace.data.check.report import CheckedRow, CheckReport, Outcome
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.rollout_report import check_rollouts
 from tokentrace.pocket import EXAMPLE, POCKET
 
 RENDERER = create_renderer(POCKET)
@@ -96,7 +96,7 @@ def inspected() -> Any:
     """What an inspection finds in a trajectory whose history was rewritten."""
     with tempfile.TemporaryDirectory() as folder:
         save_trajectory(trajectory(), Path(folder) / "one.tt")
-        report = inspect_rollouts([str(Path(folder) / "one.tt")], RENDERER)
+        report = check_rollouts([str(Path(folder) / "one.tt")], RENDERER)
     report.notes.append(EVIL)
     return report
 

@@ -10,12 +10,11 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ..diagnose.break_document import Differences
 from ..diagnose.breaks import Break
 from ..diagnose.finding import Cause
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
-from ..show.document import HUES, Cell, Document, StreamBars, Table, Track, token_columns
+from ..show.document import HUES, Cell, Contrasts, Document, StreamBars, Table, Track, token_columns
 from ..show.results import document_of
 from ..show.terminal import grid
 from ..tokens.alignment import align
@@ -179,9 +178,9 @@ def demo_text(demo: Demo) -> RenderableType:
 
 def demo_document(demo: Demo, renderer: Renderer) -> Document:
     """Streams as bars, both tables, a break of each cause, and one rollout token by token."""
-    differences = Differences()
+    differences = Contrasts()
     for place, broken in _examples(demo):
-        differences.add_break(f"{broken.cause}: {place}", broken, renderer.tokenizer)
+        broken.add_to(differences, f"{broken.cause}: {place}")
     _add_rollout(demo.trials[0], renderer, differences)
     return Document(
         "Three ways to the next turn",
@@ -207,7 +206,7 @@ def _bars(one: PathReport) -> StreamBars:
     return StreamBars(str(one.path), about, streams)
 
 
-def _add_rollout(trial: Trial, renderer: Renderer, differences: Differences) -> None:
+def _add_rollout(trial: Trial, renderer: Renderer, differences: Contrasts) -> None:
     """A rollout of tokentrace's path beside a render of its messages; one that differs from it, if any does."""
     pairs = []
     for rollout in trial.of(ClientPath.TOKENTRACE).rollouts:

@@ -12,13 +12,12 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..show.document import HUES, Card, Cell, Document, Table, Track, token_columns
+from ..show.document import HUES, Card, Cell, Contrasts, Document, Table, Track, token_columns
 from ..show.terminal import TONES, flat, grid, layout, plain
 from ..tokens.alignment import align
 from ..tokens.visible import counted, listed, visible
 from .appends import AppendBreak, AppendCell
 from .audit_report import AppendFinding, AuditReport, grade
-from .break_document import Differences
 from .cases import Append, Said
 from .readback import Writing
 from .verdicts import USES, Grade, Use, Verdict
@@ -334,7 +333,7 @@ plain_differences = plain(differences_view)
 
 def audit_document(reports: Sequence[AuditReport]) -> Document:
     """Audits on a page: verdicts, the matrix, what goes wrong with the tokens of it, and what else is known."""
-    differences = Differences()
+    differences = Contrasts()
     found = [_page_findings(report, differences) for report in reports]
     one, names = reports[0] if len(reports) == 1 else None, [report.name for report in reports]
     tables = [] if one is not None else [_overview(reports)]
@@ -375,7 +374,7 @@ def _page_verdict(one: Verdict) -> list[str | Cell]:
     ]
 
 
-def _page_findings(report: AuditReport, differences: Differences) -> list[list[str | Cell]]:
+def _page_findings(report: AuditReport, differences: Contrasts) -> list[list[str | Cell]]:
     """A row for each finding; tokens that differ are added, side by side."""
     rows: list[list[str | Cell]] = []
     for found in report.findings:
