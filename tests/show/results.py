@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokentrace.data.check.deviations import Deviation
-from tokentrace.data.check.report import CheckedRow, CheckReport, Outcome
 
 from tests.pages import EVIL
 from tokentrace import (
@@ -22,8 +20,10 @@ from tokentrace import (
     save_trajectory,
     trajectory_samples,
 )
-from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.finding import Cause, Finding
 from tokentrace.diagnose.rollout_report import check_rollouts
+from tokentrace.diagnose.row_report import CheckReport
+from tokentrace.diagnose.rows import CheckedRow, Outcome
 from tokentrace.pocket import EXAMPLE, POCKET
 
 RENDERER = create_renderer(POCKET)
@@ -84,10 +84,11 @@ def broken() -> Any:
 
 
 def checked() -> CheckReport:
-    found = Deviation(Cause.BPE_REMERGE, 3, 3, 0, "user", "content", EVIL, ("a",), ("b", "c"), ("bc",), ("d",))
-    report = CheckReport(findings=[EVIL])
+    found = Finding(Cause.BPE_REMERGE, "", 0, "content", EVIL, 3)
+    parts = (([(1, "a")], None), ([(2, "b"), (3, "c")], [(4, "bc")]), ([(5, "d")], None))
+    report = CheckReport(notes=[EVIL])
     report.add(CheckedRow("rows.jsonl", 1, 1, tokens=9))
-    report.add(CheckedRow("rows.jsonl", 2, 2, Outcome.IDS, deviations=(found,), tokens=9))
+    report.add(CheckedRow("rows.jsonl", 2, 2, Outcome.IDS, findings=(found,), contrasts=(parts,), tokens=9))
     report.add(CheckedRow("rows.jsonl", 3, 3, Outcome.BAD, reason=EVIL))
     return report
 

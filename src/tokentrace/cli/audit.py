@@ -17,7 +17,6 @@ from .options import (
     audit_options,
     complete_dialects,
     complete_folders,
-    complete_uses,
     index_option,
     json_option,
     page_option,
@@ -72,7 +71,6 @@ _grammar_options = together(
 @click.option(
     "--require",
     metavar="USES",
-    shell_complete=complete_uses,
     help="Exit with 1 unless these hold: sft-one-row, sft-per-turn, rl-append-only, rl-user-turns, production-parity.",
 )
 @click.option("--allow-partly", is_flag=True, help="What holds for some turns meets --require.")
