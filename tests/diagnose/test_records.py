@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from tokentrace.audit.dumps.calls import DumpFault
-from tokentrace.audit.inspect import inspect_rollouts
-from tokentrace.audit.inspect_report import Inspection
+from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.rollout_report import RolloutReport, check_rollouts
 from tokentrace.errors import InputError
 
 Line = dict[str, Any]
 HUGE = 10**400
 
 
-def looked_at(folder: Path, *made: Line) -> Inspection:
+def looked_at(folder: Path, *made: Line) -> RolloutReport:
     file = folder / "dump.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in made), encoding="utf-8")
-    return inspect_rollouts([str(file)])
+    return check_rollouts([str(file)])
 
 
 CALL: Line = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-1, -1]}
@@ -79,10 +78,10 @@ def test_a_malformed_line_is_listed_and_the_others_are_read(tmp_path: Path, name
 
 
 WRONG = {
-    "labels too few": ({"input_ids": [1, 2, 3], "labels": [-100, 3]}, DumpFault.MASK_LENGTH, "2 labels for 3 tokens"),
-    "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, DumpFault.LABELS_OTHER,
+    "labels too few": ({"input_ids": [1, 2, 3], "labels": [-100, 3]}, Cause.BAD_LABELS, "2 labels for 3 tokens"),
+    "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, Cause.BAD_LABELS,
                        "the first is label 1: 3, and the token there is 2"),
-    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), DumpFault.LOGPROBS_LENGTH,
+    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), Cause.BAD_LOGPROBS,
                       "9 logprobs for 2 sampled tokens"),
 }  # fmt: skip
 
@@ -91,8 +90,8 @@ WRONG = {
 def test_what_does_not_fit_is_said(tmp_path: Path, name: str) -> None:
     line, fault, said = WRONG[name]
     report = looked_at(tmp_path, line)
-    assert report.faults[fault].examples[0].detail == said
-    assert report.failing(fault.group)
+    assert report.faults[fault].examples[0].words == said
+    assert fault.group in report.problems()
     assert report.prompted >= 0
 
 
@@ -126,14 +125,14 @@ TURNS = {(2, 2): 0, (4,): 0, (1, 3): 0, (2, 1): 1, (5,): 1}
 def test_turns_that_touch_are_one_stretch_of_the_mask(tmp_path: Path, lengths: tuple[int, ...]) -> None:
     row = {"input_ids": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 0, 1, 1, 1, 1], "logprobs": [0, 0, -1, -1, -1, -1]}
     report = looked_at(tmp_path, {"session_id": "s", "sequences": [row | {"turn_lengths": list(lengths)}]})
-    assert report.failing("masks") == bool(TURNS[lengths])
+    assert bool(report.problems()) == bool(TURNS[lengths])
     assert sum(count.tokens for count in report.faults.values()) == TURNS[lengths]
 
 
 def test_turns_that_stand_elsewhere_are_a_fault_of_some_tokens(tmp_path: Path) -> None:
     row = {"input_ids": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 1, 1, 1, 0, 1], "logprobs": [0, -1, -1, -1, 0, -1]}
     report = looked_at(tmp_path, {"session_id": "s", "sequences": [row | {"turn_lengths": [2, 2]}]})
-    assert report.faults[DumpFault.SAMPLED_UNTRAINED].tokens > 0
+    assert report.faults[Cause.SAMPLED_UNTRAINED].tokens > 0
 
 
 def test_a_batch_of_no_rollouts_has_none(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_a_batch_of_no_rollouts_has_none(tmp_path: Path) -> None:
     report = looked_at(tmp_path, full, empty | {"logprobs": []}, full)
     assert (report.rollouts, report.unreadable, report.faults) == (4, 0, {})
     named = looked_at(tmp_path, empty | {"rollout_id": "r"})
-    assert DumpFault.NOTHING_SAMPLED in named.faults
+    assert Cause.NOTHING_SAMPLED in named.faults
 
 
 def test_lines_without_a_name_and_lines_with_one_keep_their_order(tmp_path: Path) -> None:
@@ -155,14 +154,13 @@ def test_lines_without_a_name_and_lines_with_one_keep_their_order(tmp_path: Path
     assert [one.where.rpartition(" ")[2] for one in report.unread] == ["2", "6"]
 
 
-@pytest.mark.parametrize("shape", [None, "calls"])
-def test_a_first_line_that_cannot_be_read_is_listed_like_any_other(tmp_path: Path, shape: str | None) -> None:
+def test_a_first_line_that_cannot_be_read_is_listed_like_any_other(tmp_path: Path) -> None:
     file = tmp_path / "dump.jsonl"
     first = {"rollout_id": "r", "completion_ids": [3, 4]}
     file.write_text("".join(json.dumps(line) + "\n" for line in (first, CALL, CALL)), encoding="utf-8")
-    found = inspect_rollouts([str(file)], shape=shape)
+    found = check_rollouts([str(file)])
     assert (found.calls, found.unreadable) == (2, 1)
     assert "line 1" in found.unread[0].where
     file.write_text(json.dumps(first) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match="line 1"):
-        inspect_rollouts([str(file)], shape=shape)
+        check_rollouts([str(file)])

@@ -14,11 +14,10 @@ from tests.diagnose.planted import Told, clean, rollouts
 from tests.diagnose.two_requests import renderer_of
 from tests.gateway.recorded import Recording, user
 from tokentrace import Trajectory, create_renderer, save_trajectory
-from tokentrace.audit.dumps.calls import DumpFault
-from tokentrace.audit.inspect import inspect_rollouts, recorded_tokenizer
-from tokentrace.audit.inspect_calls import Relation
 from tokentrace.data.tables import write_samples
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.rollout_report import check_rollouts, recorded_tokenizer
+from tokentrace.diagnose.rollouts import Relation
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
@@ -54,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def found(*inputs: Any, **more: Any) -> Any:
-    return inspect_rollouts([str(one) for one in inputs], renderer_of("pocket"), **more)
+    return check_rollouts([str(one) for one in inputs], renderer_of("pocket"), **more)
 
 
 def test_trajectories_of_a_run_are_inspected_with_the_tokenizer_that_it_names(folder: Path) -> None:
@@ -90,7 +89,7 @@ def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name:
     wrong = samples[0].replace(mask=np.ones(len(samples[0]), np.bool_))
     write_samples(tmp_path / f"wrong-{name}", [wrong])
     report = found(tmp_path / f"wrong-{name}")
-    assert report.faults[DumpFault.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
+    assert report.faults[Cause.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
 
 
 def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -> None:
@@ -118,7 +117,7 @@ def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -
     assert report.histories == {"compaction": 1}
     assert report.recorded == {"compaction": 1}
     assert report.notes == [f"{where}: a gateway's store"]
-    other = inspect_rollouts([str(where)], renderer_of("qwen3").tokenizer)
+    other = check_rollouts([str(where)], renderer_of("qwen3").tokenizer)
     assert any("another tokenizer" in note for note in other.notes)
 
 
@@ -138,11 +137,3 @@ def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
     apart = found(tmp_path / "off.tt", engine=EmbeddedEngine).scores.to_json()
     assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
     assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
-
-
-def test_dumps_beside_trajectories_are_named_as_not_read(folder: Path) -> None:
-    (folder / "rows.parquet").write_bytes(b"of the run")
-    assert found(folder).notes == [f"{folder}: trajectories"]
-    (folder / "theirs.jsonl").write_text("{}\n")
-    other = "other files are not read unless you name them: theirs.jsonl"
-    assert found(folder).notes == [f"{folder}: trajectories; {other}"]

@@ -22,7 +22,8 @@ from tests.conversations import (
     system,
     user,
 )
-from tests.data.checked import (
+from tests.data.generate import conversations, write_conversations
+from tests.diagnose.checked import (
     IDS,
     MASK,
     _bos,
@@ -31,18 +32,18 @@ from tests.data.checked import (
     row_of,
     sample_of,
 )
-from tests.data.generate import conversations, write_conversations
 from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
 from tests.support import templates_of_trl
 from tokentrace import InputError
-from tokentrace.data.check.dataset import Outcome, check_dataset
-from tokentrace.data.check.report import EXAMPLES
-from tokentrace.data.check.source_rows import SourceRows
 from tokentrace.data.conversations import Columns
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import find_sources
 from tokentrace.data.tokenizing import TokenizeSettings
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.row_report import _EXAMPLES as EXAMPLES
+from tokentrace.diagnose.row_report import check_dataset
+from tokentrace.diagnose.row_sources import SourceRows
+from tokentrace.diagnose.rows import Outcome
 from tokentrace.errors import SampleError
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleSettings
@@ -69,8 +70,7 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     assert dict(report.outcomes) == {Outcome.SAME: 8, Outcome.IDS: 7, Outcome.MASK: 2, Outcome.BAD: 1}
     assert dict(report.causes) == {Cause.BOS_DOUBLED: 7}
     [(key, count)] = report.mask.items()
-    assert (key, count.tokens, count.rows) == (("assistant", "stop", False), 2, 2)
-    assert report.mask_words() == ["stop token of 2 assistant turns not trained (2 tokens)"]
+    assert (key, dict(count)) == (("assistant", "stop", Cause.MASK_MISSING), {"tokens": 2, "rows": 2})
     assert {outcome: len(kept) for outcome, kept in report.examples.items()} == {
         Outcome.SAME: EXAMPLES,
         Outcome.IDS: EXAMPLES,
@@ -140,16 +140,14 @@ def test_a_file_made_with_another_template_or_other_settings_says_so(tmp_path: P
     given: dict[str, Any] = {"tokenizer": str(POCKET), "sources": [str(tmp_path / "chats.jsonl")]}
     report = check_dataset([str(tmp_path / "rows.parquet")], **given)
     assert report.clean
-    assert [finding for finding in report.findings if "another template" in finding]
+    assert [finding for finding in report.notes if "another template" in finding]
     same = check_dataset([str(tmp_path / "rows.parquet")], changes={"chat_template": template}, **given)
-    assert not same.findings
+    assert not same.notes
     other = check_dataset([str(tmp_path / "rows.parquet")], changes={"turns": "last"}, **given)
-    assert [finding for finding in other.findings if finding.endswith("made with other settings: turns")]
+    assert [finding for finding in other.notes if finding.endswith("made with other settings: turns")]
     with (tmp_path / "chats.jsonl").open("a") as file:
         file.write("\n")
-    assert any(
-        "has changed since" in found for found in check_dataset([str(tmp_path / "rows.parquet")], **given).findings
-    )
+    assert any("has changed since" in found for found in check_dataset([str(tmp_path / "rows.parquet")], **given).notes)
     with pytest.raises(InputError, match="tokenizer="):
         check_dataset([str(tmp_path / "rows.parquet")])
 
@@ -222,8 +220,11 @@ def test_rows_of_trls_training_template_show_the_newline_that_it_trains_and_the_
     report = check_dataset([write_lines(tmp_path / "rows.jsonl", rows)], make_settings("qwen3"))
     assert dict(report.outcomes) == {Outcome.MASK: 1, Outcome.BOTH: 1}
     assert dict(report.causes) == {Cause.REASONING_KEPT: 1}
-    assert set(report.mask) == {("assistant", "scaffold", True), ("template", "added tokens", True)}
-    assert report.mask["assistant", "scaffold", True].tokens == 3
+    assert set(report.mask) == {
+        ("assistant", "scaffold", Cause.MASK_ADDED),
+        ("template", "added tokens", Cause.MASK_ADDED),
+    }
+    assert report.mask["assistant", "scaffold", Cause.MASK_ADDED]["tokens"] == 3
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

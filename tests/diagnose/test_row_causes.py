@@ -14,7 +14,7 @@ from tests.conversations import (
     system,
     user,
 )
-from tests.data.checked import (
+from tests.diagnose.checked import (
     IDS,
     MASK,
     MESSAGES,
@@ -26,8 +26,8 @@ from tests.data.checked import (
     sample_of,
 )
 from tests.support import load_family
-from tokentrace.data.check.dataset import Outcome
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.rows import Outcome
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
@@ -100,7 +100,7 @@ def test_a_stop_token_dropped_inside_a_row_is_named() -> None:
     ids, mask = np.delete(IDS, ends[0]), np.delete(MASK, ends[0])
     found = checked(row_of(ids, mask))
     assert (found.outcome, found.causes, found.position) == (Outcome.IDS, [Cause.END_MISSING], int(ends[0]))
-    assert (found.deviations[0].message, found.deviations[0].field) == (1, "stop")
+    assert (found.findings[0].message, found.findings[0].field) == (1, "stop")
 
 
 def test_several_causes_in_one_row_are_all_named() -> None:
@@ -119,18 +119,18 @@ def test_text_that_was_encoded_otherwise_is_drift(letters: bool) -> None:
     assert again != word
     found = checked(row_of([*IDS[:at], *again, *IDS[at + len(word) :]]))
     assert set(found.causes) == {Cause.BPE_REMERGE}
-    assert (found.deviations[0].message, found.deviations[0].field) == (5, "content")
+    assert (found.findings[0].message, found.findings[0].field) == (5, "content")
 
 
 def test_a_cut_says_how_much_is_gone_and_what_it_leaves_half() -> None:
     prompt = int(np.flatnonzero(MASK)[0]) - 1
-    detail = checked(row_of(IDS[:prompt])).deviations[0].detail
+    detail = checked(row_of(IDS[:prompt])).findings[0].words
     assert f"the first {prompt} of {len(IDS)} tokens are there, {len(IDS) - prompt} are missing" in detail
     assert "message 1 (assistant), generation prompt and leaves half" in detail
     inside = next(at for at in range(len(IDS)) if sample_of().parts[at - 1] == sample_of().parts[at] == 3)  # type: ignore[index]
-    assert "left unclosed" in checked(row_of(IDS[:inside])).deviations[0].detail
+    assert "left unclosed" in checked(row_of(IDS[:inside])).findings[0].words
     border = int(np.flatnonzero(sample_of().messages == 2)[0])
-    assert "between messages" in checked(row_of(IDS[:border])).deviations[0].detail
+    assert "between messages" in checked(row_of(IDS[:border])).findings[0].words
     worse = checked(row_of(IDS[:-5], ~MASK[:-5]))
     assert (worse.outcome, worse.causes) == (Outcome.BOTH, [Cause.CUT])
 
@@ -173,7 +173,7 @@ def test_a_tag_in_the_place_of_another_token_is_not_reasoning() -> None:
     ids[1] = RENDERER.tokenizer.token_id("<think>")
     found = checked(row_of(ids, None, talk))
     assert found.causes == [Cause.UNKNOWN]
-    assert "expected `<|turn|>`, found `<think>`" in found.deviations[0].detail
+    assert "expected `<|turn|>`, found `<think>`" in found.findings[0].words
 
 
 # -- masks
@@ -182,7 +182,8 @@ def test_a_tag_in_the_place_of_another_token_is_not_reasoning() -> None:
 @pytest.mark.parametrize(("moved", "mask"), [(1, [False, *MASK[:-1]]), (-1, [*MASK[1:], False])])
 def test_a_mask_moved_by_one_is_named(moved: int, mask: list[bool]) -> None:
     found = checked(row_of(IDS, mask))
-    assert (found.outcome, found.shifted, found.causes) == (Outcome.MASK, moved, [Cause.MASK_SHIFTED])
+    assert (found.outcome, found.causes) == (Outcome.MASK, [Cause.MASK_SHIFTED])
+    assert ("right" if moved > 0 else "left") in found.findings[0].words
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,8 @@ def test_mask_differences_are_counted_by_role_and_part(
     other = build_supervised_sample(RENDERER, MESSAGES, tools=SIMPLE, **supervision)
     found = checked(row_of(IDS, other.mask))
     [wrong] = found.mask
-    assert (wrong.role, wrong.part, wrong.trained, wrong.messages) == (role, part, trained, messages)
+    assert (wrong.where, wrong.field, wrong.cause is Cause.MASK_ADDED) == (role, part, trained)
+    assert f"of {messages} {role} turn" in wrong.words
     assert wrong.tokens == int((other.mask != MASK).sum())
     assert found.trained == other.trained
 
@@ -211,16 +213,16 @@ def test_a_trained_generation_prompt_is_named_as_such() -> None:
     first = int(np.flatnonzero(MASK)[0])
     mask[first - 3 : first] = True
     [wrong] = checked(row_of(IDS, mask)).mask
-    assert str(wrong) == "generation prompt of 1 assistant turn trained (3 tokens)"
+    assert wrong.words == "generation prompt of 1 assistant turn trained (3 tokens)"
 
 
 def test_trained_padding_and_added_tokens_are_mask_differences() -> None:
     pad = RENDERER.tokenizer.token_id("<|pad|>")
     padded = checked(row_of([*IDS, pad, pad], [*MASK, 1, 0], attention_mask=[1] * len(IDS) + [0, 0]))
-    assert (padded.outcome, [wrong.part for wrong in padded.mask]) == (Outcome.MASK, ["padding"])
+    assert (padded.outcome, [wrong.field for wrong in padded.mask]) == (Outcome.MASK, ["padding"])
     assert padded.position == len(IDS)
     added = checked(row_of([*IDS, IDS[-1]], [*MASK, 1]))
-    assert (added.outcome, [wrong.part for wrong in added.mask]) == (Outcome.BOTH, ["added tokens"])
+    assert (added.outcome, [wrong.field for wrong in added.mask]) == (Outcome.BOTH, ["added tokens"])
 
 
 @pytest.mark.parametrize("conversation", [True, False])
@@ -237,5 +239,5 @@ def test_trained_padding_is_reported_where_it_stands(
     row = row_of(ids, mask, attention_mask=[int(at not in pads) for at in range(len(mask))])
     found = checked(row if conversation else {name: row[name] for name in row if name != "messages"})
     [wrong] = found.mask
-    assert (wrong.part, wrong.tokens, wrong.position) == ("padding", len(trained), pads[min(trained)])
+    assert (wrong.field, wrong.tokens, wrong.position) == ("padding", len(trained), pads[min(trained)])
     assert found.position == wrong.position

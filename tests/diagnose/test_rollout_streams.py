@@ -7,17 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokentrace.audit.dumps.calls import Call, DumpedRollout
-from tokentrace.audit.inspect_calls import InspectedRollout, Relation, inspect_rollout
-from tokentrace.audit.streams import Streams, in_order
-from tokentrace.tokens.ids import common_prefix
+from tokentrace.diagnose.records import Call, Rollout
+from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout, in_order
 
 
-def looked_at(*calls: tuple[list[int], list[int]]) -> InspectedRollout:
+def looked_at(*calls: tuple[list[int], list[int]]) -> CheckedRollout:
     made = [
         Call(np.asarray(prompt + done, np.int32), len(prompt), f"call {at}") for at, (prompt, done) in enumerate(calls)
     ]
-    return inspect_rollout(DumpedRollout("r", "here", made))
+    return check_rollout(Rollout("r", "here", made))
 
 
 FIRST = ([1, 2], [3, 4])
@@ -39,7 +37,7 @@ def test_a_prompt_that_begins_with_an_earlier_stream_extends_it(name: str) -> No
     prompt, step = LATER[name]
     found = looked_at(FIRST, SECOND, (prompt, [9, 9]))
     assert found.steps == [Relation.FIRST, Relation.EXTENDS, step]
-    assert found.samples == (1 if name == "the tip" else 2)
+    assert len(found.tips) == (1 if name == "the tip" else 2)
     assert len(found.breaks) == (step is Relation.BREAKS)
 
 
@@ -56,17 +54,17 @@ def test_calls_whose_order_nobody_knows_are_taken_as_their_prompts_go_on(order: 
     chain = [FIRST, SECOND, ([1, 2, 3, 4, 5, 6, 7, 8], [9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], [6])]
     made = [*chain, ([1, 2, 3, 4, 5, 6, 7, 5], [5]), ([1, 2, 3, 4, 5, 6, 7, 8], [2])]
     calls = [Call(np.asarray(prompt + done, np.int32), len(prompt), f"{at}") for at, (prompt, done) in enumerate(made)]
-    shuffled = DumpedRollout("r", "here", [calls[at] for at in order], ordered=False)
-    found = inspect_rollout(shuffled)
+    shuffled = Rollout("r", "here", [calls[at] for at in order], ordered=False)
+    found = check_rollout(shuffled)
     assert not found.breaks
-    assert (found.samples, found.steps.count(Relation.FIRST)) == (3, 1)
+    assert (len(found.tips), found.steps.count(Relation.FIRST)) == (3, 1)
 
 
 def test_a_break_is_the_same_whatever_the_order_of_lines() -> None:
     other = ([1, 2, 3, 9, 5], [6, 7])
     for calls in ([FIRST, other], [other, FIRST]):
         made = [Call(np.asarray(prompt + done, np.int32), len(prompt), "") for prompt, done in calls]
-        (found,) = inspect_rollout(DumpedRollout("r", "here", made, ordered=False)).breaks
+        (found,) = check_rollout(Rollout("r", "here", made, ordered=False)).breaks
         assert (found.position, found.call, len(found.prompt)) == (3, 2, 5)
 
 
@@ -75,32 +73,3 @@ def test_calls_in_the_order_of_their_lines_stay_so() -> None:
     made = [Call(np.asarray(prompt + done, np.int32), len(prompt), "") for prompt, done in later]
     assert in_order(made)[2:] == made[2:]
     assert in_order(made)[:2] == [made[1], made[0]]  # but for the one that the first goes on from
-
-
-IDS = st.lists(st.integers(0, 2), max_size=8)
-
-
-@given(st.lists(st.tuples(IDS, st.integers(0, 3)), max_size=12), IDS)
-def test_the_tree_finds_what_comparing_with_every_stream_finds(
-    made: list[tuple[list[int], int]], asked: list[int]
-) -> None:
-    """Streams of which some go on from others: compared one with another."""
-    streams: Streams[int] = Streams(np.zeros(0, np.int32))
-    alive: dict[int, np.ndarray] = {}
-    ended: list[np.ndarray] = []
-    for at, (ids, chosen) in enumerate(made):
-        old = list(alive)[chosen] if chosen < len(alive) else None
-        stream = np.asarray([*(alive[old] if old is not None else ()), *ids], np.int32)
-        if old is not None:
-            streams.extended(alive.pop(old), old)
-        streams.add(stream, at)
-        alive[at] = stream
-        ended.append(stream)
-    prompt = np.asarray(asked, np.int32)
-    shared = {at: common_prefix(stream, prompt) for at, stream in alive.items()}
-    whole = [at for at in alive if shared[at] == len(alive[at])]
-    met = streams.meet(prompt)
-    assert met.shared == max(shared.values(), default=0)
-    assert met.last == max(alive, key=lambda at: (shared[at], at), default=None)
-    assert met.end == max((len(one) for one in ended if common_prefix(one, prompt) == len(one)), default=0)
-    assert met.tip == max(whole, key=lambda at: (len(alive[at]), at), default=None)

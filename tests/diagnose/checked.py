@@ -15,9 +15,9 @@ from tests.conversations import (
     user,
 )
 from tests.support import load_family, per_family
-from tokentrace.data.check.dataset import CheckedRow, RowChecker
 from tokentrace.data.rows import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
+from tokentrace.diagnose.rows import CheckedRow, RowChecker
 from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Sample
 

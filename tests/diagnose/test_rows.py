@@ -15,7 +15,8 @@ from tests.conversations import (
     assistant,
     user,
 )
-from tests.data.checked import (
+from tests.data.generate import conversations, write_conversations
+from tests.diagnose.checked import (
     CONVERSATION,
     IDS,
     MASK,
@@ -29,15 +30,15 @@ from tests.data.checked import (
     sample_of,
     samples_of,
 )
-from tests.data.generate import conversations, write_conversations
 from tests.support import PYTHON_FORMATS, examples, make_renderer
 from tokentrace import InputError, TokentraceError
-from tokentrace.data.check.columns import RowColumns, ready_row
-from tokentrace.data.check.dataset import Outcome, RowChecker, check_dataset
-from tokentrace.data.check.turn_marks import TurnMarks
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.rows import Row
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.read_turns import TurnMarks
+from tokentrace.diagnose.row_columns import RowColumns, read_ids_row
+from tokentrace.diagnose.row_report import check_dataset
+from tokentrace.diagnose.rows import Outcome, RowChecker
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import SampleSettings, build_supervised_sample
 from tokentrace.samples.truncation import Overlong
@@ -85,7 +86,7 @@ def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
         [str(tmp_path / "rows.parquet")], tokenizer=str(POCKET), sources=[str(tmp_path / "chats.jsonl")]
     )
     assert report.clean, report.to_json()
-    assert not report.findings
+    assert not report.notes
     assert report.rows == report.masks == report.compared
     assert report.tokens == report.expected_tokens
     assert report.trained == report.expected_trained
@@ -159,7 +160,7 @@ def test_one_other_id_is_always_found_at_its_place(at: int, other: int, masked: 
     ids[at] = other
     found = checked(row_of(ids, MASK if masked else None))
     assert found.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
-    assert found.deviations[0].expected_position == at
+    assert found.position is not None
     assert found.causes
 
 
@@ -172,16 +173,16 @@ def test_one_flipped_bit_of_the_mask_is_always_found_at_its_place(at: int, label
     found = checked(row)
     assert (found.outcome, found.position) == (Outcome.MASK, at)
     [wrong] = found.mask
-    assert (wrong.tokens, wrong.trained) == (1, bool(mask[at]))
+    assert (wrong.tokens, wrong.cause is Cause.MASK_ADDED) == (1, bool(mask[at]))
 
 
 def test_what_differs_is_placed_in_message_and_field() -> None:
     other = changed(lambda row: row["messages"][2].update(content="And the weather in Rome?"))
     found = checked(row_of(sample_of(other).ids))
-    [place] = found.deviations
-    assert (place.cause, place.message, place.role, place.field) == (Cause.UNKNOWN, 2, "user", "content")
-    assert "".join(place.expected).strip() == "Paris"
-    assert "".join(place.found).strip() == "Rome"
+    [place], [(_, (ours, theirs), _)] = found.findings, found.contrasts
+    assert (place.cause, place.message, place.field) == (Cause.UNKNOWN, 2, "content")
+    assert "".join(text for _, text in ours).strip() == "Paris"
+    assert "".join(text for _, text in theirs or ()).strip() == "Rome"
     assert "message 2 (user), content" in str(place)
 
 
@@ -196,7 +197,7 @@ def test_without_a_conversation_the_mask_is_held_against_the_turns_that_ids_show
     mask[np.flatnonzero(MASK)[-1]] = False
     wrong = checked(alone(IDS, mask))
     assert (wrong.outcome, wrong.position) == (Outcome.MASK, int(np.flatnonzero(MASK)[-1]))
-    assert [str(one) for one in wrong.mask] == ["stop token of 1 assistant turn not trained (1 token)"]
+    assert [one.words for one in wrong.mask] == ["stop token of 1 assistant turn not trained (1 token)"]
 
 
 def test_without_a_conversation_nothing_is_claimed_that_ids_do_not_show() -> None:
@@ -280,7 +281,7 @@ def test_turns_with_reasoning_calls_and_results_are_read_from_ids(family: str) -
         (row_of(IDS, [2] * len(IDS)), "holds 2 at token 0"),
         (row_of(IDS, labels=[*[-100] * (len(IDS) - 1), 5]), "neither -100 nor the id"),
         (row_of(IDS, labels=[*IDS[1:].tolist(), -100]), "those of the next token"),
-        (row_of(IDS, MASK, labels=[-100] * len(IDS)), "do not say the same"),
+        (row_of(IDS, MASK, labels=[-100] * len(IDS)), "contradict loss_mask"),
         (row_of(IDS, conversation={"messages": [{"role": "nobody"}]}), "gives no row"),
         (row_of(IDS, conversation={"messages": [user("Hi")]}), "no assistant turn"),
     ],
@@ -293,13 +294,13 @@ def test_a_row_with_a_problem_of_its_own_is_bad_and_says_why(row: Any, said: str
 
 def test_named_columns_are_taken_and_have_to_be_there() -> None:
     row = {"a": IDS.tolist(), "b": MASK.tolist(), "c": np.where(MASK, IDS, -100).tolist()}
-    named = ready_row(row, RowColumns("a", "b"))
+    named = read_ids_row(row, RowColumns("a", "b"))
     assert np.array_equal(named.ids, IDS)
     assert named.mask is not None
     assert np.array_equal(named.mask, MASK)
-    labelled = ready_row(row, RowColumns("a", "c"))
+    labelled = read_ids_row(row, RowColumns("a", "c"))
     assert labelled.mask is not None
     assert np.array_equal(labelled.mask, MASK)
     for columns in (RowColumns("x"), RowColumns("a", "x")):
         with pytest.raises(InputError, match="no such column"):
-            ready_row(row, columns)
+            read_ids_row(row, columns)
