@@ -13,7 +13,7 @@ from typing import Any
 
 from ..conversation.responses import item_id
 from ..errors import SampleError, TrajectoryError, shown
-from ..gateway.shapes import call_item, message_item, reasoning_item
+from ..gateway.responses import call_item, message_item, reasoning_item
 from ..trajectory.trajectory import Trajectory
 from .rows import only_sample
 
