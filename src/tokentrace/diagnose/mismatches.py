@@ -14,7 +14,7 @@ from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 from .finding import Cause
-from .texts import spell
+from .token_text import spell
 
 
 class TokenizationMismatchWarning(UserWarning):

@@ -114,7 +114,7 @@ def _rewritten(
         return None
     return BridgeRefusal(
         RefusalReason.REWRITES_PAST,
-        f"the messages are not those that the ids were sampled for ({found.cause}: {found.detail}); "
+        f"the messages are not those that the ids were sampled for ({found.cause}: {found.words}); "
         "start a new branch, or pass check=False",
     )
 
