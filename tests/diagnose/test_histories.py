@@ -20,7 +20,6 @@ from tokentrace.diagnose.history_differences import Comparison, Step, View
 from tokentrace.diagnose.history_document import contrasts
 from tokentrace.diagnose.history_findings import Verb
 from tokentrace.errors import InputError
-from tokentrace.rendering.bridging import History
 from tokentrace.study.seams import RefusalReason
 
 SYSTEM_FIRST = (
@@ -272,17 +271,16 @@ def test_turns_in_a_row() -> None:
 
 
 def test_history_inference_breaks_where_production_would_rewrite() -> None:
-    for flags in ({}, {"preserve_all_thinking": True}):
-        report = compare("qwen3", "agentic", history="inference", **flags)
-        assert [step.index for step in report.breaks] == [2]
-        refusal = report.steps[2].refusal
-        assert refusal is not None
-        assert refusal.reason is RefusalReason.REWRITES_PAST
-        assert not report.differing("production", "rollout")
-        assert [step.branch for step in report.steps] == [0, 0, 1, 1]
-        assert len(report.branches) == 2
-        assert "The rollout breaks at message 6: rewrites_past" in report.summary
-        assert not report.equal
+    report = compare("qwen3", "agentic", past="inference")
+    assert [step.index for step in report.breaks] == [2]
+    refusal = report.steps[2].refusal
+    assert refusal is not None
+    assert refusal.reason is RefusalReason.REWRITES_PAST
+    assert not report.differing("production", "rollout")
+    assert [step.branch for step in report.steps] == [0, 0, 1, 1]
+    assert len(report.branches) == 2
+    assert "The rollout breaks at message 6: rewrites_past" in report.summary
+    assert not report.equal
 
 
 def test_a_template_that_moves_messages_breaks_the_rollout() -> None:
@@ -353,5 +351,4 @@ def test_the_callers_messages_and_renderer_stay_as_they_are() -> None:
     messages = json.loads(json.dumps(AGENT))
     compare_histories(renderer, messages, tools=SIMPLE)
     assert messages == AGENT
-    assert renderer.preserve_all_thinking
-    assert renderer.history is History.TRAIN
+    assert renderer.past == "preserve"

@@ -9,15 +9,14 @@ Whose token it is comes from the trace, never from its text.
 from __future__ import annotations
 
 import bisect
-import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import TokentraceError
 from ..rendering.bridged import BridgedTokens
-from ..rendering.bridging import History
+from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..study.sampling import SampledTurn
 from ..study.seams import BridgeRefusal, RefusalReason
@@ -42,9 +41,6 @@ from .history_report import HistoryReport
 
 if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
-
-_FLAGS: Final = ("preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched")
-"""What a renderer adds to the shipped template."""
 
 
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
@@ -238,7 +234,7 @@ class _Walk:
     def _begin(self, at: int) -> None:
         """A stream begins with the prompt that the renderer gives, or with production's."""
         prompt = self.production.now()
-        if self.renderer is not self.shipped and self.renderer.history is History.TRAIN:
+        if self.renderer is not self.shipped:
             prompt = self._column(self._prompt(self.renderer, at), at)
         before = self.rollout.now()
         pairs = ((prompt.ids, before.ids), (prompt.messages, before.messages), (prompt.fields, before.fields))
@@ -322,7 +318,7 @@ class _Walk:
     def _column(self, rendered: RenderedTokens, at: int, start: int = 0) -> Shown:
         """A rendering's tokens from `start` on. Its generation prompt belongs to message `at`, which it asks for, if
         there is one."""
-        fields = np.array(rendered.fields_from(start), np.object_)
+        fields = np.array(rendered.fields[start:], np.object_)
         messages = rendered.messages[start:]
         if 0 <= at < len(self.messages):
             messages = np.where(fields == "generation_prompt", np.int32(at), messages)
@@ -380,19 +376,13 @@ def _agreeing(one: RenderedTokens, before: RenderedTokens) -> int:
 
 def _shipped(renderer: Renderer) -> Renderer:
     """The same renderer with nothing added to the template; itself, if nothing is."""
-    if not any(getattr(renderer, flag) for flag in _FLAGS):
-        return renderer
-    plain = copy.copy(renderer)
-    for flag in _FLAGS:
-        setattr(plain, flag, False)
-    return plain
+    return renderer if renderer.past is Past.INFERENCE else renderer.with_past(Past.TEMPLATE)
 
 
 def _settings(renderer: Renderer) -> dict[str, Any]:
     return {
         "tokenizer": renderer.tokenizer.name,
         "family": renderer.family,
-        "history": str(renderer.history),
-        **{flag: getattr(renderer, flag) for flag in _FLAGS},
+        "past": str(renderer.past),
         "template_kwargs": dict(renderer.template_kwargs),
     }

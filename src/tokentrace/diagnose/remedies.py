@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Final
 
 from ..errors import TokentraceError
 from ..rendering.bridged import BridgedTokens
+from ..rendering.past import Past
 from ..rendering.renderer import Renderer
 from .appends import AppendCell, AppendOutcome
 from .cases import TOOLS, Append
@@ -35,8 +35,7 @@ class Remedies:
 def try_remedies(renderer: Renderer, cells: Iterable[AppendCell]) -> Remedies:
     """Bridge each cell that breaks, and render it with the settings that keep history."""
     silent = renderer.silent()
-    patched = copy.copy(silent)
-    patched.use_patched = True
+    patched = silent.with_past(Past.PATCHED)
     broken = [cell for cell in cells if cell.outcome is AppendOutcome.BREAKS and cell.append is not Append.ASSISTANT]
     reasons: Counter[str] = Counter()
     counts = Counter[str]()
@@ -64,7 +63,7 @@ def try_remedies(renderer: Renderer, cells: Iterable[AppendCell]) -> Remedies:
             else:
                 reasons[str(bridged.reason)] += 1
         text = turned.text[: len(turned.decode(slice(0, turn.stop)))]
-        counts["preserved"] += _begins(silent.preserving(), cell, tools, text)
+        counts["preserved"] += _begins(silent.with_past(Past.PRESERVE), cell, tools, text)
         counts["patched"] += _begins(patched, cell, tools, text)
     refused = tuple(reasons.most_common())
     return Remedies(len(broken), counts["bridged"], refused, counts["preserved"], counts["patched"])
