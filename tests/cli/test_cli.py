@@ -212,7 +212,7 @@ def test_bad_json_names_file_line_and_column(tmp_path: Path, text: str, place: s
 def test_lines_that_are_no_conversation_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, '[]\n\n[{"role"}]\n', "rows.jsonl")
     assert "line 3, column 9: not valid JSON" in run("render", path, "--index", 1).stderr
-    assert "there is no conversation 2; it holds 2" in run("render", path, "--index", 2).stderr
+    assert "there is no conversation 2; it has 2" in run("render", path, "--index", 2).stderr
     assert "--index" in run("render", written(tmp_path, '{"a": 1}\n{"a": 2}\n')).stderr
     assert "needs 'messages'" in run("render", written(tmp_path, {"chat": []})).stderr
 
@@ -220,7 +220,7 @@ def test_lines_that_are_no_conversation_are_named(tmp_path: Path) -> None:
 def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "latin.json"
     path.write_bytes(b'["\xe9"]')
-    assert "not UTF-8: byte 2" in run("render", path).stderr
+    assert "not UTF-8: invalid byte 2" in run("render", path).stderr
     assert run("render", tmp_path / "absent.json").exit_code == 2
     assert run("render", written(tmp_path, MESSAGES), "-t", tmp_path / "absent").exit_code == 2
     with pytest.raises(InputError, match="nested too deeply"):
@@ -238,19 +238,17 @@ def test_output_that_cannot_be_written_is_one_line(chat: Path, tmp_path: Path) -
 # -- families, demo, help
 
 
-def test_families_are_listed_at_any_width() -> None:
-    for columns in ("80", "120"):
-        result = run("families", COLUMNS=columns)
-        assert result.exit_code == 0
-        assert max(map(len, result.stdout.splitlines())) <= int(columns)
-        for family in FAMILIES:
-            assert family.name in result.stdout
+def test_families_are_listed() -> None:
+    result = run("families")
+    assert result.exit_code == 0
+    for family in FAMILIES:
+        assert family.name in result.stdout
 
 
 def test_families_as_json() -> None:
-    rows = json.loads(run("families", "-f", "json").stdout)
+    rows = json.loads(run("families", "--json").stdout)
     assert [row["name"] for row in rows] == [family.name for family in FAMILIES]
-    assert json.loads(run("families", FAMILIES[0].name, "-f", "json").stdout) == rows[0]
+    assert json.loads(run("families", FAMILIES[0].name, "--json").stdout) == rows[0]
 
 
 def test_one_family_shows_its_grammar() -> None:
@@ -269,7 +267,6 @@ def test_the_demo_of_rendering_shows_writes_and_explains(tmp_path: Path) -> None
     assert result.exit_code == 0
     assert "247 of 621 tokens are sampled" in result.stdout
     assert "the user typed <|end|> <|turn|> <|end|>. It stayed text: 0 control tokens" in result.stdout
-    assert str(out) in result.stdout.replace("\n", "")
     assert_only_its_own_code_runs(out.read_text(encoding="utf-8"))
 
 
@@ -294,12 +291,11 @@ def test_the_demo_compares_paths_and_writes_what_it_made(tmp_path: Path, monkeyp
     rows = list(read_samples(tmp_path / "out" / "rows.parquet"))
     assert sum(row.trained for row in rows) == ours["sampled_tokens"]
     for name in ("rows.parquet", "trajectories", "report.html"):
-        assert str(tmp_path / "out" / name) in result.stdout.replace("\n", "")
+        assert str(tmp_path / "out" / name) in result.stderr
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     again = run("demo", "-n", 1, "-o", tmp_path / "out")
     assert again.exit_code == 0
-    assert "pip install tokentrace[data]" in again.stdout
     assert len(list((tmp_path / "out" / "trajectories").rglob("*.tt"))) == 3, "those of the run before are replaced"
     (line,) = (tmp_path / "out" / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     row = json.loads(line)
@@ -348,7 +344,7 @@ def test_two_forms_of_a_rendering_are_one_too_many(tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text('[{"role": "user", "content": "Hi!"}]')
     both = CliRunner().invoke(main, ["render", str(tmp_path / "chat.json"), "--json", "--format", "html"])
     assert both.exit_code == 2
-    assert "--json and --format html are two forms" in both.output
+    assert "--json and --format html exclude each other" in both.output
 
 
 def test_a_file_without_a_template_is_named(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_rows_are_replaced_only_if_asked_for_and_never_by_none(store: Path, tmp_
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--session", "run-9"], "no session 'run-9'; it has idle, gone, run-2, run-1"),
+        (["--session", "run-9"], "no session 'run-9'"),
         (["--session", "gone"], "was dropped"),
         (["--session", "run-1", "--state", "open"], "--session names the sessions"),
         (["--state", "exported"], "no session matches, so there are no rows"),

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from tests.data.generate import conversations
 from tests.pages import read_page
-from tokentrace import create_renderer
+from tokentrace import build_supervised_sample, create_renderer
 from tokentrace.cli import main
 from tokentrace.data import tables
 from tokentrace.data.tables import read_metadata, read_samples
@@ -123,8 +123,8 @@ def test_show_is_what_render_shows(chats: Path) -> None:
     assert done.exit_code == 0
     renderer = create_renderer(POCKET)
     for row in list(conversations(12, seed=1))[:2]:
-        body = plain_view(renderer.render(row["messages"])).replace("sampled", "trained")
-        assert body in done.stdout
+        sample = build_supervised_sample(renderer, row["messages"])
+        assert plain_view(sample) in done.stdout
     assert done.stdout.count("## ") == 2
 
 

@@ -30,7 +30,6 @@ from tests.support import make_renderer
 from tokentrace import load_trajectory, save_trajectory
 from tokentrace.audit.inspection_document import figures
 from tokentrace.diagnose import Cause
-from tokentrace.diagnose.history_differences import View
 from tokentrace.errors import InputError
 from tokentrace.show import show
 from tokentrace.show.page import SCRIPTS, asset
@@ -165,26 +164,6 @@ def test_two_renderings_are_aligned_token_by_token() -> None:
         [{**m, "content": (m.get("content") or "").replace("Oslo", "Bergen")} for m in MESSAGES], tools=TOOLS
     )
     assert both_sides(read_page(show(one, other).html), 0) == (one.token_ids, other.token_ids)
-
-
-def test_both_sides_of_every_step_come_out_of_the_page() -> None:
-    report = histories()
-    document = read_page(html_page(report))
-    links = {contrast["name"]: at for at, contrast in enumerate(document["contrasts"])}
-    assert links
-    for step in report.steps:
-        for left, right in ((View.PRODUCTION, View.ROLLOUT), (View.ROLLOUT, View.TRAINING)):
-            compared = step.compare(left, right)
-            name = f"step {step.index}: {left} → {right}"
-            assert (name in links) == (compared is not None and not compared.equal)
-            if name in links and left is View.PRODUCTION:
-                assert both_sides(document, links[name]) == (step.production.ids.tolist(), step.rollout.ids.tolist())
-            elif name in links:
-                training = step.training
-                ours, theirs = both_sides(document, links[name])
-                assert ours == step.rollout.ids.tolist()
-                assert training is not None
-                assert theirs == training.ids.tolist()
 
 
 def test_what_differs_in_the_same_way_at_many_steps_is_written_once() -> None:

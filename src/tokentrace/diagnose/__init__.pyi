@@ -6,8 +6,8 @@ from .breaks import explain_break as explain_break
 from .certify import audit_template as audit_template
 from .finding import Cause as Cause
 from .finding import Finding as Finding
-from .history_report import HistoryReport as HistoryReport
-from .history_walk import compare_histories as compare_histories
+from .histories import HistoryReport as HistoryReport
+from .histories import compare_histories as compare_histories
 from .incremental import tokenize_incrementally as tokenize_incrementally
 from .splicing import splice_prefix as splice_prefix
 from .verdicts import Grade as Grade

@@ -9,7 +9,6 @@ from typing import Final
 
 from ..errors import TokentraceError
 from ..rendering.bridged import BridgedTokens
-from ..rendering.past import Past
 from ..rendering.renderer import Renderer
 from .appends import AppendCell, AppendOutcome
 from .cases import TOOLS, Append
@@ -19,101 +18,67 @@ from .verdicts import Grade, Use, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Of the cells that break: how many there are, and what each way of tokentrace makes of them."""
+    """How many cells break, for how many of them the bridge appends to the sampled ids, and why it refuses others."""
 
     broken: int
     bridged: int
-    """The bridge appends to the sampled ids."""
     refused: tuple[tuple[str, int], ...]
-    """Why it does not, and how often."""
-    preserved: int
-    """One row with ``past="preserve"`` begins with the stream."""
-    patched: int
-    """One row with ``use_patched=True`` does."""
 
 
 def try_remedies(renderer: Renderer, cells: Iterable[AppendCell]) -> Remedies:
-    """Bridge each cell that breaks, and render it with the settings that keep history."""
-    silent = renderer.silent()
-    patched = silent.with_past(Past.PATCHED)
+    """Bridge each cell that breaks."""
     broken = [cell for cell in cells if cell.outcome is AppendOutcome.BREAKS and cell.append is not Append.ASSISTANT]
-    reasons: Counter[str] = Counter()
-    counts = Counter[str]()
-    for cell in broken:
-        tools = TOOLS if cell.case.tools else None
-        before = len(cell.case.past)
-        try:
-            prompt = silent.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
-            turned = silent.render(cell.messages[: before + 1], tools=tools)
-        except TokentraceError as error:
-            reasons[str(error)] += 1
-            continue
-        turn = next((turn for turn in turned.turns if turn.message == before), None)
-        if turn is None:
-            reasons["the template writes no turn"] += 1
-            continue
-        sampled = turned.ids[turn.start : turn.stop]
-        try:
-            bridged = silent.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
-        except TokentraceError as error:
-            reasons[str(error)] += 1
-        else:
-            if isinstance(bridged, BridgedTokens):
-                counts["bridged"] += 1
-            else:
-                reasons[str(bridged.reason)] += 1
-        text = turned.text[: len(turned.decode(slice(0, turn.stop)))]
-        counts["preserved"] += _begins(silent.with_past(Past.PRESERVE), cell, tools, text)
-        counts["patched"] += _begins(patched, cell, tools, text)
-    refused = tuple(reasons.most_common())
-    return Remedies(len(broken), counts["bridged"], refused, counts["preserved"], counts["patched"])
+    refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
+    return Remedies(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common()))
 
 
-def _begins(renderer: Renderer, cell: AppendCell, tools: Sequence[object] | None, text: str) -> bool:
+def _refusal(renderer: Renderer, cell: AppendCell) -> str:
+    """Bridge a cell and say why that fails; empty if it does not."""
+    tools, before = TOOLS if cell.case.tools else None, len(cell.case.past)
     try:
-        return renderer.render_text(cell.messages, tools=tools).text.startswith(text)
-    except TokentraceError:
-        return False
+        prompt = renderer.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
+        answered = renderer.render(cell.messages[: before + 1], tools=tools)
+        turn = next((turn for turn in answered.turns if turn.message == before), None)
+        if turn is None:
+            return "the template writes no turn"
+        sampled = answered.ids[turn.start : turn.stop]
+        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
+    except TokentraceError as error:
+        return str(error)
+    return "" if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
 _ALTERED: Final = "texts that the template alters are altered here as well, with a note: fix that line"
 
 
-def remedy(verdict: Verdict, all_broken: Remedies, altered: Sequence[Altered] = ()) -> str:
-    """What tokentrace does for a use, in words."""
+def remedy(verdict: Verdict, counts: Remedies, altered: Sequence[Altered] = ()) -> str:
+    """Say what tokentrace does for a use."""
     if verdict.grade is Grade.HOLDS:
         return "nothing is needed"
     if verdict.use in (Use.RL_APPEND_ONLY, Use.RL_USER_TURNS):
-        return _remedy(verdict, all_broken)
-    written = [str(one) for one in altered if not one.dropped]
-    if not any(one in verdict.against for one in written):
-        return _remedy(verdict, all_broken)
-    return _ALTERED if set(verdict.against) <= set(written) else f"{_remedy(verdict, all_broken)}; {_ALTERED}"
+        return _bridge_words(counts)
+    texts = {str(one) for one in altered if not one.dropped}
+    if texts and set(verdict.against) <= texts:
+        return _ALTERED
+    words = _row_words(verdict.use, counts)
+    return f"{words}; {_ALTERED}" if texts & set(verdict.against) else words
 
 
-def _remedy(verdict: Verdict, all_broken: Remedies) -> str:
-    n = all_broken.broken
-    if not n and verdict.use in (Use.RL_APPEND_ONLY, Use.RL_USER_TURNS):
-        return (
-            "the bridge keeps the sampled ids, with what rendering them again would lose; what is refused is an error"
-        )
-    if not n and verdict.use is not Use.PRODUCTION_PARITY:
+def _bridge_words(counts: Remedies) -> str:
+    if not counts.broken:
+        return "the bridge keeps the sampled ids, which rendering again would lose; what is refused is an error"
+    why = "; ".join(f"{reason} ({count})" for reason, count in counts.refused)
+    refused = f"; it refuses the others: {why}" if why else ""
+    return f"the bridge appends to the sampled ids, id for id, in {counts.bridged} of {counts.broken} cases{refused}"
+
+
+def _row_words(use: Use, counts: Remedies) -> str:
+    if use is Use.PRODUCTION_PARITY and counts.broken:
+        return 'history="inference" begins a new row where production rewrites; `audit --on FILE` shows where'
+    if use is Use.PRODUCTION_PARITY:
+        return "nothing is rewritten; a date is best given as a variable of the template, or left out"
+    if not counts.broken:
         return 'nothing is rewritten; what is lost or refused here is a warning or an error (lost="error")'
-    match verdict.use:
-        case Use.SFT_ONE_ROW:
-            return (
-                'past="expand" writes a row for each turn as inference shows it; in one row, past="preserve" keeps '
-                f"what breaks in {all_broken.preserved} of {n} cases, use_patched=True in {all_broken.patched} of {n}"
-            )
-        case Use.SFT_PER_TURN:
-            return (
-                'a warning names each turn and field (lost="error" refuses them); the mask begins at the prompt\'s end'
-            )
-        case Use.PRODUCTION_PARITY:
-            if not n:
-                return "nothing is rewritten; a date is best given as a variable of the template, or left out"
-            return 'history="inference" begins a new row where production rewrites; `audit --on FILE` shows where'
-        case _:
-            why = "; ".join(f"{reason} ({count})" for reason, count in all_broken.refused)
-            rest = f"; it refuses the others: {why}" if why else ""
-            return f"the bridge appends to the sampled ids, id for id, in {all_broken.bridged} of {n} cases{rest}"
+    if use is Use.SFT_PER_TURN:
+        return 'a warning names each turn and field (lost="error" refuses them); the mask begins at the prompt\'s end'
+    return 'past="expand" writes a row for each turn as inference shows it; past="preserve" keeps reasoning in one row'

@@ -1,7 +1,7 @@
 """What an engine is: ids and sampling parameters in; ids, logprobs, a finish reason and weight versions out.
 
-An engine neither reads nor writes text. It returns one logprob for each id that it sampled; missing ids or logprobs
-are an error, and never made up.
+An engine neither reads nor writes text. It returns one logprob for each sampled id. Missing ids or logprobs are an
+error and never filled in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokentraceError, shown
-from ..settings import instance, number, whole
+from ..settings import instance, items, number, whole
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import PENALTIES, VersionSpan
 from ..trajectory.turns import LogprobKind as LogprobKind  # noqa: PLC0414
@@ -28,31 +28,42 @@ WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
 Weights: TypeAlias = str | Path | Mapping[str, Any]
 """A folder of safetensors as the engine's machine sees it, or arrays by name (a state dict)."""
 Channels: TypeAlias = Mapping[str, Sequence[Any]]
-"""What is told of tokens beside their logprobs, by name: one entry for each."""
+"""What an engine reports of tokens besides logprobs, by name: one entry per token."""
 TOP_LOGPROBS: Final = "top_logprobs"
-"""The channel that `SamplingParams.top_logprobs` asks for: of each token the likeliest ids, as ``(id, logprob)``."""
+"""The channel of `SamplingParams.top_logprobs`: the likeliest ids at each token, as ``(id, logprob)``."""
 ROUTED_EXPERTS: Final = "routed_experts"
-"""The channel of the experts that the model used when it computed what each token was sampled from."""
+"""The channel of the experts that computed the distribution of each token."""
 NO_CHANNELS: Final[Channels] = {}
 _MOST: Final = 2**31 - 1
 COLDEST: Final = 0.01
-"""The lowest temperature but 0: vLLM samples at this one where a lower one is asked for, or greedily."""
+"""The lowest temperature besides 0. vLLM raises lower ones to this."""
 OPTIONAL: Final = ("min_p", *PENALTIES, "stop")
-"""The settings of `SamplingParams` that not every engine has: see `Capabilities.sampling`."""
+"""Settings of `SamplingParams` that not every engine has: see `Capabilities.sampling`."""
 _MOST_STOPS: Final = 32
-"""SGLang takes no more."""
+"""SGLang accepts no more."""
+_TINY: Final = 1e-9
+_NUMBERS: Final = {
+    "temperature": (0.0, 1e6),
+    "top_p": (_TINY, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (_TINY, 2.0),
+}
+_COUNTS: Final = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
+"""The least value of each."""
 
 
 class EngineError(TokentraceError):
-    """An engine cannot be used, or did not do what it was asked."""
+    """An engine cannot be used, or failed."""
 
 
 class EngineUnavailable(EngineError):  # noqa: N818
-    """The engine could not be reached or was too busy, and no token was accepted: the request may be sent again."""
+    """The engine could not be reached or was too busy. No token was accepted, so the request may be sent again."""
 
 
 class EngineRefusal(EngineError):  # noqa: N818
-    """The engine refused the request as it is: too long, out of its vocabulary, unknown model."""
+    """The engine refused the request: too long, outside its vocabulary, unknown model."""
 
     def __init__(self, problem: str, *, status: int | None = None) -> None:
         self.status = status
@@ -60,11 +71,11 @@ class EngineRefusal(EngineError):  # noqa: N818
 
 
 class LogprobKindError(EngineRefusal):
-    """Not sent: sampled like this, the engine's logprobs are not those of the distribution that is sampled from."""
+    """Not sent: the logprobs would not be those of the distribution that is sampled from."""
 
 
 class EngineAnswerError(EngineError):
-    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer at all."""
+    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer."""
 
 
 class FinishReason(StrEnum):
@@ -117,40 +128,24 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        given = self.stop_token_ids
-        if not isinstance(given, list | tuple):
-            raise EngineError(f"stop_token_ids must be a tuple of ids, not {shown(given)}")
-        checked = {
-            "max_tokens": whole("max_tokens", self.max_tokens, least=1, most=_MOST, error=EngineError),
-            "temperature": number("temperature", self.temperature, 0.0, 1e6, EngineError),
-            "top_p": number("top_p", self.top_p, 0.0, 1.0, EngineError),
-            "top_k": whole("top_k", self.top_k, least=0, most=_MOST, error=EngineError),
-            "stop_token_ids": tuple(
-                whole(f"stop_token_ids[{at}]", one, least=0, most=_MOST, error=EngineError)
-                for at, one in enumerate(given)
-            ),
-            "top_logprobs": whole("top_logprobs", self.top_logprobs, least=0, most=_MOST, error=EngineError),
-            "allow_raw_logprobs": instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError),
-            "min_p": number("min_p", self.min_p, 0.0, 1.0, EngineError),
-            "presence_penalty": number("presence_penalty", self.presence_penalty, -2.0, 2.0, EngineError),
-            "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, EngineError),
-            "repetition_penalty": number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, EngineError),
-            "stop": _stop(self.stop),
+        values: dict[str, Any] = {
+            name: number(name, getattr(self, name), *bounds, EngineError) for name, bounds in _NUMBERS.items()
         }
+        for name, least in _COUNTS.items():
+            values[name] = whole(name, getattr(self, name), least=least, most=_MOST, error=EngineError)
+        stops = items("stop_token_ids", self.stop_token_ids, EngineError)
+        values["stop_token_ids"] = tuple(
+            whole(f"stop_token_ids[{at}]", one, least=0, most=_MOST, error=EngineError) for at, one in enumerate(stops)
+        )
+        values["stop"] = _stop(self.stop)
+        instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError)
         if self.structure is not None:
-            checked["structure"] = _structure(self.structure)
+            values["structure"] = _structure(self.structure)
         if self.seed is not None:
-            checked["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
-        if checked["top_p"] == 0:
-            raise EngineError("top_p cannot be 0: no token would be left; temperature 0 is greedy")
-        if checked["repetition_penalty"] == 0:
-            raise EngineError("repetition_penalty cannot be 0: logits are divided by it; 1 changes nothing")
-        if 0 < self.temperature < COLDEST:
-            raise EngineError(
-                f"temperature cannot be {self.temperature!r}: below {COLDEST}, engines sample at another temperature "
-                "than was asked for; 0 is greedy"
-            )
-        for name, value in checked.items():
+            values["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
+        if 0 < values["temperature"] < COLDEST:
+            raise EngineError(f"temperature must be 0 (greedy) or at least {COLDEST}: engines raise lower ones")
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -161,27 +156,25 @@ class SamplingParams:
 
     @property
     def optional(self) -> list[str]:
-        """Which of the settings that not every engine has are asked for."""
-        asked = {"min_p": bool(self.min_p), "stop": bool(self.stop), **dict.fromkeys(self.penalties, True)}
-        return [name for name in OPTIONAL if asked.get(name)]
+        """The settings that are in use and that not every engine has."""
+        used = {"min_p": bool(self.min_p), "stop": bool(self.stop), **dict.fromkeys(self.penalties, True)}
+        return [name for name in OPTIONAL if used.get(name)]
 
     def described(self) -> dict[str, Any]:
-        """As JSON can hold it: what a trajectory records. What was not asked for is left out."""
+        """The parameters as JSON, as a trajectory records them. Leaves out optional settings that are not in use."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         values |= {"stop_token_ids": list(self.stop_token_ids), "stop": list(self.stop)}
-        asked = {*self.optional, *(name for name in ("top_logprobs", "structure") if values[name])}
-        return {
-            name: value
-            for name, value in values.items()
-            if name in asked or name not in ("top_logprobs", "structure", *OPTIONAL)
-        }
+        unused = {*OPTIONAL, "top_logprobs", "structure"} - set(self.optional)
+        return {name: value for name, value in values.items() if name not in unused or (value and name in _EXTRAS)}
 
 
-def _stop(given: Any) -> tuple[str, ...]:
-    """Stop texts, of which one may be given alone."""
-    texts = (given,) if isinstance(given, str) else given
+_EXTRAS: Final = ("top_logprobs", "structure")
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise EngineError(f"stop must be texts, none of them empty, not {shown(given)}")
+        raise EngineError(f"stop must be texts, none of them empty, not {shown(stop)}")
     if len(texts) > _MOST_STOPS:
         raise EngineError(f"stop can have at most {_MOST_STOPS} texts, not {len(texts)}")
     try:
@@ -191,22 +184,21 @@ def _stop(given: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _structure(given: Any) -> dict[str, Any]:
-    """A structure that an engine can be asked for, as a copy that nobody changes."""
+def _structure(structure: Any) -> dict[str, Any]:
+    """Return a copy of a structure that an engine can follow."""
     try:
-        found = json.loads(json.dumps(given, allow_nan=False))
+        copy = json.loads(json.dumps(structure, allow_nan=False))
+        match copy:
+            case {"type": "json_object"} if len(copy) == 1:
+                return dict(copy)
+            case {"type": "json_schema", "schema": dict()} if len(copy) == 2:
+                return dict(copy)
     except (TypeError, ValueError, RecursionError) as error:
-        raise EngineError(f"structure must be what JSON can hold: {error}") from error
-    kind = found.get("type") if isinstance(found, dict) else None
-    schema = {"json_object": False, "json_schema": True}.get(kind) if isinstance(kind, str) else None
-    if schema is None or set(found) != {"type", *(["schema"] if schema else [])}:
-        raise EngineError(
-            'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
-            f"{shown(given)}"
-        )
-    if schema and not isinstance(found["schema"], dict):
-        raise EngineError(f"structure: the schema must be a JSON schema, an object, not {shown(found['schema'])}")
-    return dict(found)
+        raise EngineError(f"structure must be JSON: {error}") from error
+    raise EngineError(
+        'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
+        f"{shown(structure)}"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,19 +254,19 @@ class Completion(Delta):
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
-    """The whole of a stream. `EngineAnswerError` where its last piece does not say why it ended."""
+    """Join a stream into one completion. Raises EngineAnswerError if it has no finish reason."""
     return joined([delta async for delta in deltas])
 
 
 def joined(pieces: Sequence[Delta]) -> Completion:
-    """Pieces as one completion. `EngineAnswerError` where the last does not say why it ended."""
-    last = pieces[-1] if pieces else None
-    if last is None or last.finish_reason is None:
-        raise EngineAnswerError("the stream ended without saying why")
+    """Join pieces into one completion. Raises EngineAnswerError if the last has no finish reason."""
+    if not pieces or pieces[-1].finish_reason is None:
+        raise EngineAnswerError("the stream ended without a finish reason")
+    last = pieces[-1]
     return Completion(
         np.concatenate([piece.ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),
-        last.finish_reason,
+        pieces[-1].finish_reason,
         last.versions,
         last.cached_tokens,
         last.logprobs_kind,
@@ -284,19 +276,15 @@ def joined(pieces: Sequence[Delta]) -> Completion:
 
 
 def _joined_channels(pieces: Sequence[Delta]) -> Channels:
-    """Each channel of all pieces, or of the last alone."""
-    told = [piece for piece in pieces if len(piece.ids)] or pieces[-1:]
-    earlier = [piece for piece in told if piece is not pieces[-1]]
-    names = dict.fromkeys(name for piece in (*told, pieces[-1]) for name in piece.channels)
-    whole: dict[str, Sequence[Any]] = {}
-    for name in names:
-        if not any(name in piece.channels for piece in earlier):
-            whole[name] = pieces[-1].channels[name]
-        elif all(name in piece.channels for piece in told):
-            whole[name] = [entry for piece in told for entry in piece.channels[name]]
-        else:
-            raise EngineAnswerError(f"{name} came with some pieces of the completion, and not with others")
-    return whole
+    """Join each channel of all pieces. A channel that only the last piece has covers the whole completion."""
+    earlier = [piece for piece in pieces[:-1] if len(piece.ids)]
+    channels = dict(pieces[-1].channels)
+    for name in dict.fromkeys(name for piece in earlier for name in piece.channels):
+        some = [*earlier, *(pieces[-1:] if len(pieces[-1].ids) else [])]
+        if not all(name in piece.channels for piece in some):
+            raise EngineAnswerError(f"only some pieces of the completion have {name}")
+        channels[name] = [entry for piece in some for entry in piece.channels[name]]
+    return channels
 
 
 def check_channels(channels: Channels, length: int) -> None:
