@@ -22,7 +22,6 @@ import pytest
 from tests.engines.faults import Breaks, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, answer_ids, counting, pocket
-from tokentrace import create_renderer
 from tokentrace.engines import (
     Capabilities,
     Delta,
@@ -37,7 +36,6 @@ from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway, Limits
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.serving import ServeSettings, open_gateway
-from tokentrace.pocket import POCKET
 from tokentrace.store.store import StoreError
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
@@ -574,15 +572,6 @@ def test_a_group_of_like_requests_gives_a_sample_each_whatever_is_retried(gated:
     group.append(served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
     assert [status for status, _ in group] == [200] * 4
     assert len({answer["id"] for _, answer in group}) == served.state("group")["turns"] == 4
-
-
-def test_what_encodes_is_loaded_before_the_gateway_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = create_renderer(POCKET)
-    encoder = renderer.tokenizer._core.encoder
-    for name, value in {"_fast": None, "_process": None}.items():  # as where its ids were compared at an earlier time
-        monkeypatch.setattr(encoder, name, value)
-    with gateway_server(renderer=renderer):
-        assert encoder._fast is not None
 
 
 # -- weights and leaving

@@ -33,8 +33,6 @@ from tokentrace.study.turns import TurnSpan, turn_spans
 from tokentrace.template import jsonify
 from tokentrace.template.spans import Rendering
 from tokentrace.tokens import Tokenizer
-from tokentrace.tokens.encoded import Encoded
-from tokentrace.tokens.positions import BytePositions
 
 FAMILIES = [*JINJA_FAMILIES, *PYTHON_FORMATS]
 
@@ -175,15 +173,10 @@ def differences(renderer: Renderer, key: str) -> Iterator[str]:
             yield f"{name}: turns of assistants"
         starts, ends = encoded.starts.tolist(), encoded.ends.tolist()
         places = rendering.ends if len(rendering.text) > 400 else range(len(rendering.text) + 1)
-        uncounted = Encoded(encoded.ids, rendering, renderer.tokenizer.vocabulary, encoded.layout)
-        if encoded.counted != uncounted.counted:
-            yield f"{name}: control tokens"
         for place in places:
-            unit = place if encoded.layout.units is None else len(rendering.text[:place].encode())
-            touching = next((at for at, end in enumerate(ends) if end > unit), len(ends))
-            after = next((at for at, start in enumerate(starts) if start >= unit), len(starts))
-            near = encoded._near(encoded.counted, [place]) if encoded.layout.starts is None else None
-            if encoded.places([place]) != [(touching, after)] or near not in (None, [(touching, after)]):
+            touching = next((at for at, end in enumerate(ends) if end > place), len(ends))
+            after = next((at for at, start in enumerate(starts) if start >= place), len(starts))
+            if (encoded.first_touching([place]), encoded.first_after([place])) != ([touching], [after]):
                 yield f"{name}: position {place}"
 
 
@@ -238,25 +231,6 @@ def test_blocks_are_what_they_stand_for(family: str, monkeypatch: pytest.MonkeyP
             told[0] < other[0] - 20 for told, other in zip(as_blocks, as_spans, strict=True) if type(told[0]) is int
         )
         assert any(isinstance(told[0], int) for told in as_blocks)
-
-
-# -- positions
-
-
-def test_positions_in_bytes_and_back() -> None:
-    pieces = ["plain", "é", "x", "日本", "y" * 9, "👩\u200d👧 z", "end"]
-    for count in range(1, len(pieces) + 1):
-        rendering = Rendering.of([(piece, 0, None) for piece in pieces[:count]])
-        for wide in (None, [at for at, piece in enumerate(pieces[:count]) if not piece.isascii()]):
-            rendering.wide = wide
-            if rendering.text.isascii():
-                continue
-            units, raw = BytePositions(rendering), rendering.text.encode()
-            assert units.total == len(raw)
-            places = np.arange(len(rendering.text) + 1, dtype=np.int32)
-            assert units.of(places).tolist() == [len(rendering.text[:place].encode()) for place in places]
-            found = units.characters(np.arange(len(raw) + 1, dtype=np.int32)).tolist()
-            assert found == [len(raw[:at].decode("utf-8", "ignore")) for at in range(len(raw) + 1)]
 
 
 # -- messages

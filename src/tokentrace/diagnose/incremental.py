@@ -31,7 +31,7 @@ from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 from .finding import Cause, Finding
-from .texts import quoted, spell
+from .token_text import quoted, spell
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}

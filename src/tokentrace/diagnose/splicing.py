@@ -69,7 +69,8 @@ def splice_prefix(
     check_ids(completion, COMPLETION_IDS)
     spliced = renderer.bridge_after(prompt, completion, conversation, at, tools=tools)
     if check and isinstance(spliced, BridgedTokens):
-        return _refusal(renderer.silent(), spliced, conversation, at, tools) or spliced
+        refusal = _refusal(renderer.silent(), spliced, conversation, at, tools)
+        return spliced if refusal is None else refusal
     return spliced
 
 
@@ -110,7 +111,7 @@ def _refusal(
         return None
     return BridgeRefusal(
         RefusalReason.REWRITES_PAST,
-        f"the messages are not those that the ids were sampled for ({broken.cause}: {broken.detail}); "
+        f"the messages are not those that the ids were sampled for ({broken.cause}: {broken.words}); "
         "start a new branch, or pass check=False",
     )
 

@@ -85,7 +85,7 @@ async def open_gateway(
 def warm_up(renderer: Renderer) -> None:
     """Load what encodes, and learn what there is to learn of the template: no request has to wait for it."""
     silent = renderer.silent()
-    silent.tokenizer.wait()
+    silent.tokenizer.warm_up()
     schema = {"type": "object", "properties": {"b": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"b": "c"}}}
