@@ -26,8 +26,8 @@ def mask_notes(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
 
 def _literal_tokens(encoded: Encoded) -> Iterator[str]:
     """A note for each control token that a field spells and does not hold: transformers would make it one."""
-    origins = encoded.rendering.origins if encoded.kept else []
-    for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.kept):
+    origins = encoded.rendering.origins if encoded.forged else []
+    for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.forged):
         message = None if origin is None else origin.message
         yield (
             f"{place(message, field_name(origin))}spells the control token {token!r}, which stays text "

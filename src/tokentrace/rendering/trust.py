@@ -11,7 +11,7 @@ from ..errors import ControlTokenError, InputError, RendererError, shown
 from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..tokens.control import SpanTrust, Trust
+from ..tokens.control import Trust
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
 from ..tokens.tokenizer import Tokenizer
@@ -84,8 +84,7 @@ def encode_trusted(
 
     Raises ControlTokenError or InputError, naming message and field.
     """
-    of_origin = functools.partial(trust_of, messages=messages, trusted=trusted, roles=roles)
-    trust = SpanTrust(rendering, of_origin)
+    trust = functools.partial(trust_of, messages=messages, trusted=trusted, roles=roles)
     try:
         return encode_spans(tokenizer, rendering, trust, policy, inner)
     except ForgedControl as forged:
