@@ -32,11 +32,9 @@ def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iter
             for at, call in enumerate(calls):
                 names[str(call.get("id"))] = _function(call).get("name")
                 arguments = _function(call).get("arguments")
-                where = place(index, f"tool_calls.{at}.{'function.arguments' if 'function' in call else 'arguments'}")
-                if _is_broken(arguments):
-                    yield f"{where}the arguments of a call are not a JSON object"
-                elif isinstance(arguments, Mapping) and any(value is None for value in arguments.values()):
-                    yield f"{where}an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
+                if problem := _problem(arguments):
+                    field = "function.arguments" if "function" in call else "arguments"
+                    yield f"{place(index, f'tool_calls.{at}.{field}')}{problem}"
             is_open = continued and index == len(messages) - 1
             if not is_open and not any(_has(message.get(name)) for name in ("content", "tool_calls", *THOUGHTS)):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
@@ -63,11 +61,15 @@ def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return function if isinstance(function, Mapping) else call
 
 
-def _is_broken(arguments: Any) -> bool:
-    """True for text that is not JSON of an object. Empty text means no arguments."""
-    if not isinstance(arguments, str) or not arguments.strip():
-        return False
-    try:
-        return not isinstance(json.loads(arguments, strict=False, parse_constant=no_constant), dict)
-    except (ValueError, RecursionError):
-        return True
+def _problem(arguments: Any) -> str | None:
+    """What is wrong with a call's arguments. Empty text means no arguments."""
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            if isinstance(json.loads(arguments, strict=False, parse_constant=no_constant), dict):
+                return None
+        except (ValueError, RecursionError):
+            pass
+        return "the arguments of a call are not a JSON object"
+    if isinstance(arguments, dict) and any(value is None for value in arguments.values()):
+        return "an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
+    return None

@@ -40,7 +40,7 @@ class _Table(dict[int, bytes]):
     def __init__(self, vocabulary: Vocabulary) -> None:
         control = vocabulary.control.values()
         super().__init__({token.id: mark(token.id) for token in control})
-        spelled, ends = vocabulary.tables.spelled, vocabulary.tables.ends
+        spelled, ends = vocabulary.spelled, vocabulary.spelled_ends
         starts = np.concatenate([[0], ends])
         lengths = np.diff(starts, append=starts[-1])
         starts[lengths == 0], lengths[lengths == 0] = len(spelled), len(_UNKNOWN)

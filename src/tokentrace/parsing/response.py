@@ -158,6 +158,11 @@ class ParsedResponse(ShowsItself):
         return [call for call in self.tool_calls if call.status is CallStatus.OK]
 
     @property
+    def called_names(self) -> list[str]:
+        """The names of the functions that it calls, whatever became of the calls."""
+        return [call.name for call in self.tool_calls if call.name is not None]
+
+    @property
     def finish_reason(self) -> str:
         """As OpenAI's clients know it: ``"stop"``, ``"tool_calls"`` or ``"length"``."""
         if self.finish is Finish.LENGTH:

@@ -54,14 +54,13 @@ class Tail:
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         encoded, rendering, first = found.encoded, found.encoded.rendering, found.first_new
-        spans = encoded.spans[found.turn.stop :]
-        start = int(spans[0]) if len(spans) else 0
-        owners = span_messages(rendering, roles_of(found.conversation), start=start)
+        owners = span_messages(rendering, roles_of(found.conversation), rendering.closed)
         messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
-        kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins[start:]], np.uint8)
+        kinds = np.asarray([kind_of_text(origin) for origin in rendering.closed.origins], np.uint8)
         lost = find_lost(rendering, found.conversation, forms, first=first).lost
+        columns = (encoded.per_token(column)[found.turn.stop :] for column in (kinds, messages))
         return cls(
-            TokenTable.of(found.ids.copy(), kinds[spans - start], messages[spans - start]),
+            TokenTable.of(found.ids.copy(), *columns),
             len(found.conversation) - first,
             found.turn.stop_token,
             rendering.text[found.span.body_end : found.cut],

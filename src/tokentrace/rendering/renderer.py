@@ -25,26 +25,26 @@ from ..parsing.response import CallReading, ParsedResponse
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
+from ..study.sampling import find_sampled
 from ..study.seams import BridgeRefusal, Written
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
 from ..template.chat_template import Template
 from ..template.trace import Rendering
-from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Ids, Tokenizer
 from .bridged import BridgedTokens
-from .bridging import Bridger, History
+from .bridging import Bridger, Stream
 from .closing import Truncation
-from .inputs import ToolCache, credit_content, tools_of_each, with_given_text
+from .inputs import ToolCache, credit_content, tools_of_each, with_original_text
 from .lost import LostPolicy, find_lost, report_lost
-from .masks import compiled_grammar, masked
+from .masks import compiled_grammar, mask_notes
+from .past import Past, after_prompt, write_conversation
 from .prefill import left_open, with_mark
 from .rendered import RenderedTokens
 from .trust import TRUSTED, encode_trusted
-from .writing import HistoryPolicy, WrittenText, write_history
 
 Made = TypeVar("Made")
 
@@ -61,11 +61,8 @@ class Renderer:
         templates: Mapping[str, Template],
         *,
         family: str = "default",
-        preserve_all_thinking: bool = False,
-        preserve_thinking_between_tool_calls: bool = False,
-        use_patched: bool = False,
+        past: Past = Past.TEMPLATE,
         control_tokens: ControlPolicy = ControlPolicy.LITERAL,
-        history: History = History.TRAIN,
         truncation: Truncation = Truncation.CLOSE,
         tool_parser: Any = None,
         reasoning_parser: Any = None,
@@ -77,11 +74,8 @@ class Renderer:
     ) -> None:
         self.tokenizer = tokenizer
         self.family = family
-        self.preserve_all_thinking = preserve_all_thinking
-        self.preserve_thinking_between_tool_calls = preserve_thinking_between_tool_calls
-        self.use_patched = use_patched
+        self.past = past
         self.control_tokens = control_tokens
-        self.history = history
         self.truncation = truncation
         self.tool_parser = tool_parser
         self.reasoning_parser = reasoning_parser
@@ -125,8 +119,20 @@ class Renderer:
             report_lost(rendered.lost, self.lost)
         return rendered
 
-    def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
-        """The stages of `render`, one after another; nothing is said of lost text."""
+    def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
+        """Render a conversation up to an assistant's turn, with the history that the prompt for that turn shows.
+
+        Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
+        calls that are answered, Mistral's the system message. Raises what `render` raises.
+        """
+        rendered = self._render(messages, tools, False, as_prompted=True)
+        report_lost(rendered.lost, self.lost) if self.lost is not LostPolicy.IGNORE else None
+        return rendered
+
+    def _render(
+        self, messages: Any, tools: Any, prompt: bool, continued: bool = False, as_prompted: bool = False
+    ) -> RenderedTokens:
+        """The stages of `render`: check, adapt, write, encode, find the turns. Reports no lost text."""
         if prompt and continued:
             raise InputError(
                 "continue_final_message leaves the last message open, add_generation_prompt begins a new one; "
@@ -135,18 +141,35 @@ class Renderer:
         study = self.study(tools)
         checked, adapted = self._read(study, messages, tools)
         schemas = self._tools.wrap(tools)
-        given = with_mark(adapted.messages) if continued else adapted.messages
-        written = self._write(study, given, schemas, prompt, calls=checked, find_prompt=True)
+        run = functools.partial(study.run_with, schemas)
+        shown = with_mark(adapted.messages) if continued else adapted.messages
+        written = write_conversation(run, shown, prompt, self.past, originals=checked)
         rendering = left_open(written.rendering, len(checked) - 1) if continued else written.rendering
+        if as_prompted:
+            rendering = after_prompt(run, rendering, written.messages, self.past)
         credit_content(rendering, adapted)
-        encoded = self.encode_text(rendering, written.shown, tools=tools)
-        rendered = masked(study, encoded, checked, written.shown, schemas, prompt, continued)
-        rendered.changes = [*adapted.changes, *written.changes]
-        remarks = conversation_remarks(checked, continued=continued)
-        rendered.notes = [*written.notes, *rendered.notes, *remarks]
-        held = with_given_text(adapted.messages if continued else written.shown, adapted, checked)
-        rendered.find_lost_with(functools.partial(find_lost, rendering, held, study.forms, tools=schemas or ()))
-        return rendered
+        encoded = self.encode_text(rendering, written.messages, tools=tools)
+        sampling = find_sampled(study, encoded, written.messages, schemas)
+        if continued:  # the mask is 0 for the open turn, including any prefilled text
+            sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
+        mask = sampling.mask(len(encoded.ids))
+        originals = with_original_text(adapted.messages if continued else written.messages, adapted, checked)
+        return RenderedTokens(
+            tokenizer=self.tokenizer,
+            encoded=encoded,
+            conversation=checked,
+            turns=sampling.turns,
+            mask=mask,
+            prompted=prompt,
+            changes=[*adapted.changes, *written.changes],
+            notes=[
+                *written.notes,
+                *sampling.notes,
+                *mask_notes(encoded, mask),
+                *conversation_remarks(checked, continued=continued),
+            ],
+            find_lost=functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
+        )
 
     def render_batch(
         self, conversations: Any, *, tools: Any = None, add_generation_prompt: bool = False
@@ -174,18 +197,10 @@ class Renderer:
         study = self.study(tools)
         adapted = self.adapt_messages(messages, tools=tools)
         schemas = self._tools.wrap(tools)
-        written = self._write(study, adapted.messages, schemas, add_generation_prompt, find_prompt=True)
-        credit_content(written.rendering, adapted)
-        return written.rendering
-
-    def encode_rendering(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> RenderedTokens:
-        """A text with its spans as ids, origins and mask: what `render` does after the template has run.
-
-        `messages` are those it was rendered from, checked.
-        """
-        shown = self.adapt_messages(messages, tools=tools).messages
-        encoded = self.encode_text(rendering, shown, tools=tools)
-        return masked(self.study(tools), encoded, messages, shown, self._tools.wrap(tools))
+        run = functools.partial(study.run_with, schemas)
+        rendering = write_conversation(run, adapted.messages, add_generation_prompt, self.past).rendering
+        credit_content(rendering, adapted)
+        return rendering
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """The ids of a text with its spans, under this renderer's policy for control tokens."""
@@ -193,14 +208,6 @@ class Renderer:
         return encode_trusted(
             self.tokenizer, rendering, messages, tools, self.control_tokens, self.trusted, roles, inner
         )
-
-    def say_lost(self, rendered: RenderedTokens, messages: Any, *, tools: Any = None) -> None:
-        """Find what a rendering that was put together lost of these messages, and say it as `render` does."""
-        held, schemas = self.adapt_messages(messages, tools=tools).messages, self._tools.wrap(tools) or ()
-        forms = self.study(tools).forms
-        rendered.find_lost_with(functools.partial(find_lost, rendered.rendering, held, forms, tools=schemas))
-        if self.lost is not LostPolicy.IGNORE:
-            report_lost(rendered.lost, self.lost)
 
     # -- stages
 
@@ -238,18 +245,6 @@ class Renderer:
             return (checked := list(messages)), Adapted(checked)
         checked = self.check_messages(messages, tools=tools)
         return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
-
-    def _write(
-        self,
-        study: TemplateStudy,
-        messages: Messages,
-        tools: TracedList | None,
-        prompt: bool,
-        **options: Any,
-    ) -> WrittenText:
-        """Run the template, and put into the past what the settings ask for; see `write_history`."""
-        policy = HistoryPolicy(self.use_patched, self.preserve_all_thinking, self.preserve_thinking_between_tool_calls)
-        return write_history(functools.partial(study.run_with, tools), messages, prompt, policy, **options)
 
     # -- what the template tells
 
@@ -302,9 +297,9 @@ class Renderer:
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
-        bridged = self._bridger(study, bool(tools)).bridge(
-            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
-        )
+        stream = Stream(prev_prompt_ids, completion, prev_completion_ids)
+        bridger, key = self._bridger(study, bool(tools)), self._tools.key(tools)
+        bridged = bridger.bridge(stream, list(adapted.messages), tools, key, before)
         if isinstance(bridged, BridgedTokens):
             if adapted.changes:
                 bridged.changes = list(adapted.changes)
@@ -332,11 +327,8 @@ class Renderer:
 
         What comes after that turn is rendered with all that came before it.
         """
-        bridger = self._bridger(self.study(tools), bool(tools))
-        found = bridger.written_after(messages, message, tools)
-        if isinstance(found, BridgeRefusal):
-            return found
-        return bridger.join(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids, found)
+        stream = Stream(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids)
+        return self._bridger(self.study(tools), bool(tools)).bridge_after(stream, messages, message, tools)
 
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
@@ -345,7 +337,7 @@ class Renderer:
                 functools.partial(self._written, study),
                 functools.partial(self._read_turn, study, has_tools),
                 has_tools=has_tools,
-                history=self.history,
+                as_inference=self.past is Past.INFERENCE,
                 truncation=self.truncation,
             )
 
@@ -360,11 +352,10 @@ class Renderer:
 
     def _written(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
-        schemas = self._tools.wrap(tools)
-        past = any(message["role"] == "assistant" for message in messages[at + 1 :])
-        rendering = self._write(study, messages, schemas, prompt, past=past).rendering
-        render = functools.partial(study.run_with, schemas)
-        turns, _ = find_turns(rendering, messages, render, self.tokenizer, wanted=lambda index: index == at)
+        run = functools.partial(study.run_with, self._tools.wrap(tools))
+        has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
+        rendering = write_conversation(run, messages, prompt, self.past if has_past else Past.TEMPLATE).rendering
+        turns, _ = find_turns(rendering, messages, run, self.tokenizer, wanted=lambda index: index == at)
         return self.encode_text(rendering, messages, tools=tools), turns
 
     # -- parsing
@@ -440,12 +431,12 @@ class Renderer:
         """Something that others make for this renderer, made once and shared by its shallow copies; bounded."""
         return self._made.once(("other", key), make)
 
-    def preserving(self) -> Renderer:
-        """This renderer with `preserve_all_thinking`; what is known of the template is shared."""
-        if self.preserve_all_thinking:
+    def with_past(self, past: Past) -> Renderer:
+        """This renderer with another `past`. Shares what is known of the template."""
+        if self.past is past:
             return self
         other = copy.copy(self)
-        other.preserve_all_thinking = True
+        other.past = past
         other._made = Memory()
         return other
 

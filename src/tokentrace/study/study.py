@@ -120,7 +120,7 @@ class TemplateStudy:
 
     def encode(self, rendering: Rendering) -> Encoded:
         """The ids of a probe. All of its text is ours, and may be part of control tokens."""
-        return encode_spans(self.tokenizer, rendering, [Trust.ANY] * len(rendering.ends), ControlPolicy.HF_COMPAT)
+        return encode_spans(self.tokenizer, rendering, lambda _: Trust.ANY, ControlPolicy.HF_COMPAT)
 
     # -- learning
 
