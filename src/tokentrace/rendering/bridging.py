@@ -41,15 +41,12 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
-from .closing import Missing, SeamFinder, Tail, Truncation
+from .closing import ReadTurn, SeamFinder, Tail, Truncation
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
 Write = Callable[[Messages, int, Any, bool], Written]
 """Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
-
-Called = Callable[[Sequence[int] | Ids, Ids], list[str] | None]
-"""The names of the functions that a completion calls, after a prompt; None if calls cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,7 @@ class Bridger:
         self,
         study: TemplateStudy,
         write: Write,
-        called: Called,
-        missing: Missing,
+        read: ReadTurn,
         *,
         has_tools: bool,
         as_inference: bool,
@@ -114,13 +110,13 @@ class Bridger:
     ) -> None:
         self._study = study
         self._write = write
-        self._called = called
+        self._read = read
         self._endings = study.endings(has_tools)
         self._markers = study.markers()
         self._words = searched_words(study.template)
         self._as_inference = as_inference
         self._proofs = Memory()
-        self._seams = SeamFinder(study, self._endings, truncation, missing)
+        self._seams = SeamFinder(study, self._endings, truncation, read)
 
     def bridge(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, messages: Messages | None = None
@@ -186,9 +182,7 @@ class Bridger:
         unnamed = _Request(new, tools, key)
         if not self._proofs.once(("names", *key), lambda: self._needs_names(unnamed)):
             return unnamed
-        called = self._called(stream.prompt, stream.completion)
-        if called is None:
-            called = self._markers.called(self._markers.marked.of_ids(stream.completion.tolist()), len(results))
+        called = self._read(stream.prompt, stream.completion).called_names
         known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
         return _Request(new, tools, key, called[:known], known)
 
