@@ -48,7 +48,7 @@ from tokentrace.parsing.values import Schema, Tools, read_value
     ],
 )
 def test_types_that_a_schema_admits(schema: Any, types: set[str] | None) -> None:
-    assert Schema(schema).admitted.types == types
+    assert Schema(schema).types == types
 
 
 def test_nullable_parameters_take_null_in_either_spelling_and_nothing_else_for_it() -> None:
@@ -74,7 +74,7 @@ def test_nested_schemas_are_found_through_references_and_branches() -> None:
     node = schema.items()
     for _ in range(100):
         assert node is not None
-        assert node.admitted.types >= {"object"}
+        assert node.types >= {"object"}
         name = node.property("name")
         assert name is not None
         assert name.only_text
@@ -100,7 +100,7 @@ def test_nested_schemas_are_found_through_references_and_branches() -> None:
 def test_a_property_is_what_all_branches_say_of_it(schema: Any, types: set[str] | None) -> None:
     found = Schema(schema).property("a")
     assert found is not None
-    assert found.admitted.types == types
+    assert found.types == types
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ PARAMETERS["$defs"] = {"days": {"type": "integer"}}
 )
 def test_tools_of_every_shape_declare_the_same(tool: Any) -> None:
     tools = Tools([tool])
-    assert tools.given
+    assert tools.declared_any
     assert tools.knows("weather")
     assert not tools.knows("whether")
     assert tools.declared("weather") == {"city", "days"}
@@ -152,7 +152,7 @@ def test_tools_of_every_shape_declare_the_same(tool: Any) -> None:
     assert city is not None
     assert city.only_text
     assert days is not None
-    assert days.admitted.types == {"integer"}
+    assert days.types == {"integer"}
     assert read_value("3", city) == ("3", True)
     assert read_value("3", days) == (3, True)
 
@@ -169,7 +169,7 @@ def test_of_undeclared_parameters_and_unknown_tools_nothing_is_said() -> None:
 @pytest.mark.parametrize("nothing", [None, [], ()])
 def test_without_tools_every_name_may_be_one(nothing: Any) -> None:
     tools = Tools(nothing)
-    assert not tools.given
+    assert not tools.declared_any
     assert tools.knows("anything")
     assert tools.parameter("anything", "a") is None
     assert tools.declared("anything") == frozenset()
@@ -183,7 +183,7 @@ def test_the_last_of_two_tools_of_one_name_counts() -> None:
 def test_what_is_no_tool_is_left_out() -> None:
     rows: list[Any] = [5, None, {}, {"name": 5}, {"function": 5}, {"function": {}}, {"name": "f", "parameters": 5}]
     tools = Tools(rows)
-    assert tools.given
+    assert tools.declared_any
     assert tools.knows("f")
     assert not tools.knows("5")
     assert tools.declared("f") == frozenset()

@@ -121,7 +121,7 @@ def test_no_schema_and_no_text_raises(text: str, schema: Any) -> None:
     read = Schema(schema)
     for one in (read, read.property("a"), read.items()):
         value, sure = read_value(text, one)
-        types = None if one is None else one.admitted.types
+        types = None if one is None else one.types
         assert types is None or (types and types <= set(TYPES))
         assert sure or (value == text and types is not None and "string" not in types)
         assert not (one is not None and one.only_text) or value == text
@@ -167,13 +167,13 @@ def knot(word: str) -> Any:
 @pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])
 def test_schemas_without_end_admit_what_is_understood_of_them(word: str) -> None:
     assert Schema(chain(word, 20)).only_text
-    assert Schema(chain(word, DEEP)).admitted.types is None
+    assert Schema(chain(word, DEEP)).types is None
     assert Schema(doubling(word, 5)).only_text
-    assert Schema(doubling(word, 60)).admitted.types is None
+    assert Schema(doubling(word, 60)).types is None
     assert Schema(doubling(word, 60)).property("a") is not None  # something unknown may be said of it
     assert Schema(knot(word)).only_text
     circle = {word: [{"$ref": "#"}, {"$ref": "#"}], "properties": {"a": {"type": "null"}}}
-    assert Schema(circle).admitted.types is None
+    assert Schema(circle).types is None
     assert Tools([{"name": "f", "parameters": circle}]).declared("f") == {"a"}
     assert Tools([{"name": "f", "parameters": knot(word)}]).declared("f") == {"a"}
     assert Tools([{"name": "f", "parameters": chain(word, DEEP)}]).declared("f") == frozenset()
@@ -183,14 +183,14 @@ def test_long_lists_of_values_and_branches_are_understood() -> None:
     names = [f"name {i}" for i in range(20_000)]
     assert Schema({"allOf": [{"enum": names}, {"enum": names[::-1]}]}).only_text
     numbers = Schema({"anyOf": [{"const": i} for i in range(500)]})
-    assert numbers.admitted.types == {"integer"}
+    assert numbers.types == {"integer"}
     assert read_value("499.0", numbers) == (499, True)
 
 
 def test_long_lists_that_are_referred_to_again_and_again_are_given_up() -> None:
     definitions = {"names": {"enum": [str(i) for i in range(10_000)]}}
     assert Schema({"anyOf": [{"$ref": "#/$defs/names"}] * 5, "$defs": definitions}).only_text
-    assert Schema({"anyOf": [{"$ref": "#/$defs/names"}] * 20, "$defs": definitions}).admitted.types is None
+    assert Schema({"anyOf": [{"$ref": "#/$defs/names"}] * 20, "$defs": definitions}).types is None
 
 
 def test_a_list_that_holds_itself_is_no_value_of_a_text() -> None:

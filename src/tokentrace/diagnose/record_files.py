@@ -35,6 +35,8 @@ ROW_BYTES: Final = 1 << 30
 _FIRST_LINES: Final = 100
 """A file is refused if none of so many lines has a known shape."""
 _SQLITE: Final = b"SQLite format 3\0"
+_RUN_STORE: Final = "rollouts.db"
+"""The store in the output folder of ``tokentrace rollout``."""
 
 Progress = Callable[[float, float], None]
 """Gets how much is done, and of how much."""
@@ -53,7 +55,7 @@ def read_rollouts(
     for name in inputs:
         path = Path(name).expanduser()
         if _is_store(name, path):
-            yield from _read_store(name, note)
+            yield from _read_store(str(path / _RUN_STORE) if path.is_dir() else name, note)
         elif files := _trajectories(path):
             note(f"{name}: {'trajectories' if path.is_dir() else 'a trajectory'}")
             for done, file in enumerate(files, 1):
@@ -126,10 +128,10 @@ def is_trajectory(path: Path) -> bool:
 
 
 def _trajectories(path: Path) -> list[Path]:
-    """A trajectory file, or those in a folder; unfinished ones (.partial.tt) are left out."""
+    """A trajectory file, or those in a folder."""
     if not path.is_dir():
         return [path] if is_trajectory(path) else []
-    return sorted(file for file in path.rglob("*.tt") if file.is_file() and not file.name.endswith(".partial.tt"))
+    return sorted(file for file in path.rglob("*.tt") if file.is_file())
 
 
 def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
@@ -166,7 +168,8 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
 
 
 def _is_store(name: str, path: Path) -> bool:
-    return "://" in name or (path.is_file() and _starts_with(path, _SQLITE))
+    file = path / _RUN_STORE if path.is_dir() else path
+    return "://" in name or (file.is_file() and _starts_with(file, _SQLITE))
 
 
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
@@ -189,7 +192,7 @@ async def _sessions(name: str, note: Callable[[str], None]) -> AsyncGenerator[Ro
     from ..store.store import State, StoreError
 
     store = open_store(name)
-    note(f"{store.where}: a gateway's store")
+    note(f"{store.where}: a store of sessions")
     try:
         async for info in store.sessions():
             where = f"{store.where}, session {info.id}"

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
-from .lanes import Lanes
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
@@ -26,7 +25,7 @@ Starts = list[int] | memoryview
 """Where tokens begin: numbers to look for one after another, for which an array would be slow."""
 
 _UNKNOWN: Final = "\ufffd".encode()
-FEW: Final = 128
+_FEW: Final = 128
 """So many tokens are looked up one by one; more are picked from a table."""
 
 
@@ -74,21 +73,21 @@ class MarkedBytes:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._table = _Table(vocabulary)
+        self.table = _Table(vocabulary)
+        """The bytes of each token."""
         self._texts: dict[bytes, bytes] = {
             mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
         }
-        self.lanes = Lanes(self._table)
 
     def spelled(self, ids: Iterable[int] | Ids, base: int) -> tuple[bytes, Starts]:
         """Tokens as bytes, and where each of them begins after `base` others. One that is unknown is U+FFFD."""
         if isinstance(ids, np.ndarray):
-            if len(ids) > FEW and ids.dtype.kind in "iu":
-                spelled, starts = self._table.many(ids)
+            if len(ids) > _FEW and ids.dtype.kind in "iu":
+                spelled, starts = self.table.many(ids)
                 starts += base
                 return spelled, starts.data
             ids = ids.tolist()
-        table = self._table
+        table = self.table
         if type(ids) is list and len(ids) == 1:  # as streams bring them
             return table[ids[0]], [base]
         pieces = [table[index] for index in ids]
@@ -114,11 +113,6 @@ class MarkedBytes:
 def unforgeable(piece: bytes) -> bool:
     """Whether marked bytes hold a control token, so that text cannot spell them."""
     return 0xFF in piece
-
-
-def marks_of(piece: bytes) -> frozenset[bytes]:
-    """The control tokens in marked bytes."""
-    return frozenset(_MARK.findall(piece))
 
 
 def pieces(data: bytes) -> tuple[bytes, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..parsing.response import ParsedResponse
 from ..study.endings import TurnEndings
 from ..study.forms import TemplateForms
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
@@ -53,14 +54,13 @@ class Tail:
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         encoded, rendering, first = found.encoded, found.encoded.rendering, found.first_new
-        spans = encoded.spans[found.turn.stop :]
-        start = int(spans[0]) if len(spans) else 0
-        owners = span_messages(rendering, roles_of(found.conversation), start=start)
+        owners = span_messages(rendering, roles_of(found.conversation), rendering.closed)
         messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
-        kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins[start:]], np.uint8)
+        kinds = np.asarray([kind_of_text(origin) for origin in rendering.closed.origins], np.uint8)
         lost = find_lost(rendering, found.conversation, forms, first=first).lost
+        columns = (encoded.per_token(column)[found.turn.stop :] for column in (kinds, messages))
         return cls(
-            TokenTable.of(found.ids.copy(), kinds[spans - start], messages[spans - start]),
+            TokenTable.of(found.ids.copy(), *columns),
             len(found.conversation) - first,
             found.turn.stop_token,
             rendering.text[found.span.body_end : found.cut],
@@ -73,8 +73,8 @@ def kind_of_text(origin: Origin | None) -> Kind:
     return Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
 
 
-Missing = Callable[[Sequence[int] | Ids, Ids], str]
-"""What closes the turn that a completion ends in, after a prompt, as the template writes it; without a stop token."""
+ReadTurn = Callable[[Sequence[int] | Ids, Ids], ParsedResponse]
+"""Parses a completion after a prompt."""
 
 
 class _Seam(NamedTuple):
@@ -94,7 +94,7 @@ class SeamFinder:
     study: TemplateStudy
     endings: TurnEndings
     truncation: Truncation
-    missing: Missing
+    read: ReadTurn
 
     def join(
         self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, tail: Tail
@@ -124,7 +124,7 @@ class SeamFinder:
         if self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
         marked = self.study.markers().marked
-        missing = self.missing(prompt, completion) or self._space_before(stop, completion)
+        missing = self.read(prompt, completion).closing or self._space_before(stop, completion)
         closing = marked.ids(marked.of_text(missing.rstrip() if is_head else missing))
         if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
             closing = closing[: closing.index(stop) + 1]
@@ -179,7 +179,7 @@ class SeamFinder:
             return _Seam([(marked.ids(closing[there:]), Kind.SCAFFOLD)])
         rest = closing[there:]
         if not there:
-            inner = marked.of_text(self.missing(prompt, completion))
+            inner = marked.of_text(self.read(prompt, completion).closing)
             done = next((n for n in range(len(closing), 0, -1) if inner.endswith(closing[:n])), 0)
             rest = inner + closing[done:]
         if rest and self.truncation is Truncation.REFUSE:

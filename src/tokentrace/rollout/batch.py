@@ -16,9 +16,8 @@ from ..conversation.place import Place, is_list
 from ..conversation.values import parse_json
 from ..data.conversations import COMPLETIONS, MESSAGES, Conversation, conversation_of, table_row
 from ..errors import ContinuationError, InputError, shown
-from ..settings import instance
-from .checks import MOST_SEED
-from .checks import count as checked_count
+from ..settings import instance, whole
+from .calling import together
 from .ends import End
 from .loop import Agent, Rollout, Task
 from .patience import EngineDown, Patience
@@ -40,6 +39,7 @@ _READ: Final = frozenset(
 )
 _OURS: Final = frozenset({"reward", "group", "member", "task"})
 """What a rollout's metadata says of itself; a column of that name becomes ``data_reward`` and so on."""
+MAX_SEED: Final = 2**62
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ def _mapping(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def grouped(tasks: Iterable[Task], count: int) -> Iterator[Task]:
     """Each task `count` times, as a group: the same prompt, each time under another name."""
-    count = checked_count("the size of a group", count)
+    count = whole("the size of a group", count, least=1, error=InputError)
     return (member for number, task in enumerate(tasks) for member in _group(task, number, count))
 
 
@@ -248,8 +248,8 @@ async def run_rollouts(
     if store is not None:
         instance("store", store, RolloutStore, InputError)
     patience = Patience() if patience is None else instance("patience", patience, Patience, InputError)
-    concurrency = checked_count("concurrency", concurrency)
-    seed = None if seed is None else checked_count("seed", seed, least=0, most=MOST_SEED)
+    concurrency = whole("concurrency", concurrency, least=1, error=InputError)
+    seed = None if seed is None else whole("seed", seed, least=0, most=MAX_SEED, error=InputError)
     if continue_aborted:
         if store is None:
             raise InputError("continue_aborted needs a store, which has the rollouts to go on with")
@@ -257,50 +257,49 @@ async def run_rollouts(
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()
     waiting = enumerate(list(named(tasks)) if isinstance(tasks, Sequence) else named(tasks))
-    begun: set[str] = set()
+    running: set[str] = set()
 
     async def work() -> None:
         for number, task in waiting:
             if store is not None and store.is_finished(task.name):
-                continue  # its number is counted all the same, and with it the seeds of those after it
-            own = rollout_seed(seed, number)
-            begun.add(task.name)
+                continue  # its number still counts for the seeds of those after it
+            task_seed = rollout_seed(seed, number)
+            running.add(task.name)
             if store is None:
-                rollout = await agent.run(task, seed=own, patience=patience)
+                rollout = await agent.run(task, seed=task_seed, patience=patience)
             else:
-                rollout = await _stored(agent, task, own, patience, store, continue_aborted)
-            begun.remove(task.name)
+                rollout = await _run_and_store(agent, task, task_seed, patience, store, continue_aborted)
+            running.remove(task.name)
             summary.add(rollout.metrics())
             summary.seconds = time.monotonic() - began
             if done is not None:
                 done(rollout)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(work())
-    except ExceptionGroup as failed:  # the first is why, the others are the same again
-        raise failed.exceptions[0] from failed
-    if begun:  # a group takes a worker that was cancelled for one that is done
-        names = ", ".join(map(shown, sorted(begun)[:3])) + (", …" if len(begun) > 3 else "")
-        raise InputError(f"{len(begun)} rollouts did not end, a tool, user or reward cancelled their tasks: {names}")
+    await together(work() for _ in range(concurrency))
+    if running:  # a TaskGroup takes a worker that was cancelled for one that is done
+        names = ", ".join(map(shown, sorted(running)[:3])) + (", …" if len(running) > 3 else "")
+        raise InputError(f"{len(running)} rollouts did not end, a tool, user or reward cancelled their tasks: {names}")
     summary.seconds = time.monotonic() - began
     return summary
 
 
-async def _stored(
-    agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore, go_on: bool
+async def _run_and_store(
+    agent: Agent, task: Task, seed: int | None, patience: Patience, store: RolloutStore, continues: bool
 ) -> Rollout:
-    """Run a task and write it to the disk; what there is of it where it is cancelled or the engine is down."""
-    store.start(task.name)
+    """Run a task and store it; what there is of it if it is cancelled or the engine is down."""
+    earlier = await asyncio.to_thread(store.recorded, task) if continues else None
     under_way: list[Rollout] = []
+    notes: list[str] = []
     try:
-        try:
-            begun = store.recorded(task.name) if go_on else None
-            rollout = await agent.run(task, trajectory=begun, grown=under_way.append, seed=seed, patience=patience)
-        except ContinuationError as error:
+        if earlier is not None:
+            try:
+                rollout = await agent.run(task, resumed=earlier, grown=under_way.append, seed=seed, patience=patience)
+            except ContinuationError as error:
+                earlier, notes = None, [f"run anew: {error}"]
+        if earlier is None:
+            await asyncio.to_thread(store.start, task.name)
             rollout = await agent.run(task, grown=under_way.append, seed=seed, patience=patience)
-            rollout.notes.append(f"run anew: {error}")
+            rollout.notes += notes
     except (EngineDown, asyncio.CancelledError):
         if under_way and under_way[-1].turns:
             store.keep(under_way[-1])
@@ -310,12 +309,12 @@ async def _stored(
 
 
 async def write_finished(store: RolloutStore, rollout: Rollout) -> None:
-    """Write a rollout to the disk in a thread; one that is cancelled meanwhile is written all the same."""
+    """Store a rollout in a thread, even if this task is cancelled meanwhile."""
     writing = asyncio.create_task(asyncio.to_thread(store.finish, rollout))
     try:
         await asyncio.shield(writing)
     except asyncio.CancelledError:
-        await writing  # a thread cannot be stopped half-way
+        await writing
         raise
 
 
