@@ -116,7 +116,11 @@ class BracketReader:
         """Elements named after the arguments, up to the closing of the call, or to what ends calls early."""
         calls, reader, output = self.calls, self.reader, self.output
         start = reader.at
-        match = yield from reader.find(calls.to_finish)
+        while True:
+            match = yield from reader.find(calls.to_finish)
+            if match is None or match.kind != "finish" or (yield from reader.sees_all(calls.finish)) is not None:
+                break
+            reader.at = match.stop
         tree = _Tree(bytes(reader.data[start : reader.at]), calls, call, output)
         call.values = {}
         for key, value in tree.arguments():
