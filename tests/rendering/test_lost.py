@@ -289,9 +289,6 @@ def test_an_error_names_message_and_field() -> None:
     assert renderer.render([HI]).lost == []
 
 
-# -- rows and the command line
-
-
 # -- the bridge
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ..conversation.forms import MessageForm
 from ..errors import RendererError, TemplateError, kind_of, shown
 from ..formats import families
+from ..parsing.response import CallReading
 from ..settings import choose, flag, instance, whole
 from ..study.outline import recognise
 from ..study.study import study_of
@@ -42,6 +43,7 @@ def create_renderer(
     truncation: str = "close",
     tool_parser: Any = None,
     reasoning_parser: Any = None,
+    calls: str = "strict",
     trusted: Iterable[str] = TRUSTED,
     messages: str = "adapt",
     lost: str = "warn",
@@ -57,6 +59,8 @@ def create_renderer(
     `past` says how turns are shown that are not the last (see `Past`): ``"template"``, ``"inference"``,
     ``"tool_calls"``, ``"preserve"`` or ``"patched"``. `preserve_all_thinking`, `preserve_thinking_between_tool_calls`,
     `use_patched` and `history` are other names of these values.
+
+    `calls` is ``"strict"`` or ``"lenient"``: if a well-formed call outside its place counts, as in vLLM.
 
     `tool_parser` and `reasoning_parser` say how calls and reasoning are written if the template does not show it: the
     name of a dialect (``"hermes"``, or an inference server's name), or a `Dialect`, `CallGrammar` or `Frame`.
@@ -82,6 +86,7 @@ def create_renderer(
         truncation=choose(Truncation, "truncation", truncation),
         tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
         reasoning_parser=reasoning_parser,
+        calls=choose(CallReading, "calls", calls),
         trusted=check_trusted(trusted, templates.values(), template_kwargs),
         messages=choose(MessageForm, "messages", messages),
         lost=choose(LostPolicy, "lost", lost),

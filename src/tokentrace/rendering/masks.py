@@ -12,7 +12,7 @@ from ..errors import TokentraceError, place
 from ..formats.dialects import with_parsers
 from ..parsing.compiled import Compiled
 from ..parsing.parser import parse
-from ..parsing.proof import MISREAD, PROOFS, misread
+from ..parsing.proof import MISREAD, PROOFS, misread_parts
 from ..study.probes import USER
 from ..study.study import TemplateStudy
 from ..tokens.encoded import Encoded
@@ -70,9 +70,8 @@ def compiled_grammar(
     grammar = with_parsers(derived, tool_parser, reasoning_parser)
     compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
     if grammar is derived and render is not None:
-        compiled.misread = tuple(_misread(compiled, render))
-        found = ", ".join(f"{part} of {name}" for part, name in compiled.misread)
-        compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {found}"] if found else [])))
+        misread = ", ".join(f"{part} of {name}" for part, name in _misread(compiled, render))
+        compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {misread}"] if misread else [])))
     return compiled
 
 
@@ -86,4 +85,4 @@ def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Ite
         for turn in rendered.turns[:1]:
             prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
             parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
-            yield from misread(name, rendered.rendering, parsed, compiled.grammar)
+            yield from misread_parts(name, rendered.rendering, parsed, compiled.grammar)

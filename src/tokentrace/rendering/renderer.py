@@ -19,10 +19,9 @@ from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.parser import StreamingParser, called_functions, missing_close, parse
-from ..parsing.response import ParsedResponse, ReadAs
-from ..parsing.unreadable import Unreadable, find_unreadable
-from ..parsing.values import Tools as ToolSchemas
+from ..parsing.parser import StreamingParser
+from ..parsing.readback import Unreadable, find_unreadable
+from ..parsing.response import CallReading, ParsedResponse
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
@@ -67,6 +66,7 @@ class Renderer:
         truncation: Truncation = Truncation.CLOSE,
         tool_parser: Any = None,
         reasoning_parser: Any = None,
+        calls: CallReading = CallReading.STRICT,
         trusted: Iterable[str] = TRUSTED,
         messages: MessageForm = MessageForm.ADAPT,
         lost: LostPolicy = LostPolicy.WARN,
@@ -80,6 +80,7 @@ class Renderer:
         self.tool_parser = tool_parser
         self.reasoning_parser = reasoning_parser
         with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
+        self.calls = calls
         self.trusted = frozenset(trusted)
         self.messages = messages
         self.lost = lost
@@ -334,8 +335,7 @@ class Renderer:
             return Bridger(
                 study,
                 functools.partial(self._written, study),
-                lambda prompt, completion: called_functions(self._compiled(study, has_tools), completion, prompt),
-                lambda prompt, completion: missing_close(self._compiled(study, has_tools), completion, prompt),
+                functools.partial(self._compiled, study, has_tools),
                 has_tools=has_tools,
                 as_inference=self.past is Past.INFERENCE,
                 truncation=self.truncation,
@@ -359,68 +359,55 @@ class Renderer:
         return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
 
     def parse_response(
-        self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
+        self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:
-        """What a completion says: reasoning, content and tool calls, each with its tokens.
+        """Read a completion: reasoning, content and tool calls, each with its tokens. See `parsing.response`.
 
-        `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
-        the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
-        with. What is malformed is in the result, with its status. Ids just past the vocabulary, which a model with a
-        padded embedding can sample, read as U+FFFD; larger ones raise InputError.
+        `tools` say what bare values mean, and which names are tools. `prompt_ids` show what the prompt already wrote of
+        the turn, above all an opened ``<think>``; without them the template's own generation prompt is assumed. A
+        malformed call is in the result with its status. Ids just past the vocabulary, which a model with a padded
+        embedding can sample, read as U+FFFD; larger ones raise InputError.
 
-        `reading` is ``"strict"``: a call counts where the grammar has one, and what vLLM or SGLang would take for one
-        elsewhere is in `ParsedResponse.attempts`. Or ``"server"``: such a call counts, as it does in production.
+        `calls` is ``"strict"`` (a call counts where the grammar has one; others are in `ParsedResponse.attempts`) or
+        ``"lenient"`` (attempts count too, as in vLLM and SGLang). By default it is the renderer's setting.
         """
-        read_as = choose(ReadAs, "reading", reading)
-        compiled, schemas, prompt = self._parsing(tools, prompt_ids)
         ids = check_ids(token_ids, "token_ids")
         size = self.tokenizer.vocabulary.size
         if len(ids) and int(ids.max()) >= 2 * size:  # no embedding is padded to twice its vocabulary
             check_ids(ids, "token_ids", vocab_size=size)
-        return parse(compiled, ids, schemas, prompt, read_as)
+        parser = self.streaming_parser(tools=tools, prompt_ids=prompt_ids, calls=calls)
+        parser.feed(ids)
+        return parser.response
 
     def streaming_parser(
-        self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
+        self, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> StreamingParser:
-        """A parser for a completion that is still arriving; see `parse_response`. It reads strictly.
-
-        RendererError for ``reading="server"``: whether reasoning stays open, for one, is known only at the end.
-        """
-        if choose(ReadAs, "reading", reading) is ReadAs.SERVER:
-            raise RendererError(
-                "reading='server' needs the whole completion: whether reasoning is closed is known only at its end; "
-                "use parse_response(..., reading='server') when it has arrived"
-            )
-        return StreamingParser(*self._parsing(tools, prompt_ids))
+        """A parser for a completion that is still arriving; see `parse_response`."""
+        reading = self.calls if calls is None else choose(CallReading, "calls", calls)
+        compiled = self._compiled(self.study(tools), bool(tools))
+        prompt = None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
+        return StreamingParser(compiled, self._tools.schemas(tools), prompt, reading)
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
         return self._compiled(self.study(tools), bool(tools)).grammar
 
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
-        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.unreadable`."""
+        """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
         rendered = self._render(messages, tools, False)
-        compiled = self._compiled(self.study(tools), bool(tools))
-        spellable: frozenset[int] = frozenset()  # the control tokens that come of an assistant's text
-        if self.control_tokens is ControlPolicy.HF_COMPAT:
-            spellable = frozenset(self.tokenizer.vocabulary.added)
-        elif "assistant" in self.trusted:
-            spellable = self.inner_token_ids(tools)
         conversation = self.adapt_messages(messages, tools=tools).messages
-        spelled = compiled.delimiters(spellable)
-        schemas, ids = check_tools(tools), rendered.ids
-        read: dict[int, list[ParsedResponse]] = {}
+        turns: dict[int, list[ParsedResponse]] = {}
         for turn in rendered.turns:
-            parsed = self.parse_response(ids[turn.start : turn.stop], tools=tools, prompt_ids=ids[: turn.start])
-            read.setdefault(turn.message, []).append(parsed)
-        return find_unreadable(
-            rendered.rendering, conversation, compiled.grammar, schemas, spelled, compiled.misread, read
-        )
-
-    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
-        schemas = self._tools.schemas(tools)
-        compiled = self._compiled(self.study(tools), bool(tools))
-        return compiled, schemas, None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
+            ids, prompt = rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
+            turns.setdefault(turn.message, []).append(
+                self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
+            )
+        return [
+            unreadable
+            for index, message in enumerate(conversation)
+            if message["role"] == "assistant"
+            for unreadable in find_unreadable(index, message, turns.get(index, ()))
+        ]
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         def make() -> Compiled:
