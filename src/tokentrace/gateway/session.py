@@ -224,20 +224,9 @@ class SessionRecord:
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
             new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
-        return Placement(
-            conversation,
-            keys,
-            base,
-            np.concatenate([stream, new_ids]),
-            new_ids,
-            kinds,
-            spans,
-            self._wire(base, new_ids),
-            conversation.continued,
-            repairs=repairs,
-            notes=tuple(notes),
-            matcher=self.matcher,
-        )
+        ids, wire, continues = np.concatenate([stream, new_ids]), self._wire(base, new_ids), conversation.continued
+        placed = Placement(conversation, keys, base, ids, new_ids, kinds, spans, wire, continues)
+        return replace(placed, repairs=repairs, notes=tuple(notes), matcher=self.matcher)
 
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages

@@ -86,8 +86,8 @@ class TurnDetails(Struct, frozen=True, kw_only=True):
     template: str = ""
     created: int = 0
     time: float = 0.0
+    """When it was finished."""
     seconds: float = 0.0
-    """When the completion was finished, and how long it took."""
     instructions: int = 0
     """`Request.instructions`."""
     stopped_by: str | None = None
