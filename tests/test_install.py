@@ -56,7 +56,7 @@ DOORS = {
     **{
         "gateway.py": {"httpx2"},
         "nemo_gym.py": {"nemo_gym"},
-        "trainers.py": {"areal", "swift", "torch"},
+        "trainers.py": {"areal", "torch"},
     },
     **{"renderers.py": {"renderers"}, "renderers_compat.py": {"renderers"}, "torchtune.py": {"torchtune"}},
     **{"trl_async.py": {"trl"}, "verl.py": {"verl"}, "verl_parser.py": {"omegaconf", "verl"}},

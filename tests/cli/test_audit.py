@@ -233,8 +233,7 @@ def test_settings_reach_the_comparison(on: list[Any]) -> None:
     broken = json.loads(run(*on, "--json", "--history", "inference").stdout)
     assert [step["break"] and step["break"]["reason"] for step in broken["steps"]] == [None, "rewrites_past"]
     patched = json.loads(run(*on, "--json", "--use-patched", "--preserve-thinking-between-tool-calls").stdout)
-    assert patched["settings"]["use_patched"] is True
-    assert patched["settings"]["preserve_thinking_between_tool_calls"] is True
+    assert patched["settings"]["past"] == "patched"
 
 
 def test_one_step_of_a_conversation(on: list[Any]) -> None:

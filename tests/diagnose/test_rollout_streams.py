@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokentrace.diagnose.records import Call, Rollout
-from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout, in_order
+from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout
 
 
 def looked_at(*calls: tuple[list[int], list[int]]) -> CheckedRollout:
@@ -66,10 +66,3 @@ def test_a_break_is_the_same_whatever_the_order_of_lines() -> None:
         made = [Call(np.asarray(prompt + done, np.int32), len(prompt), "") for prompt, done in calls]
         (found,) = check_rollout(Rollout("r", "here", made, ordered=False)).breaks
         assert (found.position, found.call, len(found.prompt)) == (3, 2, 5)
-
-
-def test_calls_in_the_order_of_their_lines_stay_so() -> None:
-    later = [([7, 7, 7], [1]), ([7, 7], [2]), ([5, 6, 7, 8], [3]), ([5, 5], [4])]
-    made = [Call(np.asarray(prompt + done, np.int32), len(prompt), "") for prompt, done in later]
-    assert in_order(made)[2:] == made[2:]
-    assert in_order(made)[:2] == [made[1], made[0]]  # but for the one that the first goes on from

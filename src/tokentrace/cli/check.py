@@ -73,12 +73,11 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     """Check the tokens in FILE, whoever recorded them.
 
     Rows of ids (JSON Lines, Parquet, a folder, a saved dataset) are compared with what the template gives for their
-    conversations: in the row, or in the file that the row names. Without one, masks are compared with the turns that
-    the ids show.
+    conversations: in the row, or in the file that the row names.
 
     Rollouts are a trajectory (.tt) or a folder of them, the output of "tokentrace rollout", a gateway's store (a file,
     or postgresql://user@host/database), their rows, or a dump of another framework. Does each prompt begin with the
-    stream so far, id for id? If not, why, and what does it cost? Masks, logprobs and lengths are checked as well.
+    stream so far, id for id? If not, why, and what does it cost? Masks and logprobs are checked as well.
 
     With --prompt, FILE is a stream (a trajectory, or a JSON list of ids) that the prompt must begin with. JSON with
     "stream" and "next_prompt" needs no second file. docs/check.md has all of it.
@@ -116,7 +115,7 @@ def _recorded(inputs: tuple[str, ...]) -> Recorded:
     return kinds.pop()
 
 
-def _show(report: Any, options: dict[str, Any], known: Any = None) -> None:
+def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
     from ..show.terminal import plain_view, text_view
 
     if options["as_json"]:
@@ -124,7 +123,7 @@ def _show(report: Any, options: dict[str, Any], known: Any = None) -> None:
     elif not options["quiet"]:
         show_view(text_view, plain_view, report)
     if options["html"] is not None:
-        write_page(options["html"], report, tokenizer=known)
+        write_page(options["html"], report, tokenizer=model)
 
 
 def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[str]) -> bool:
@@ -153,16 +152,16 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
     from ..diagnose.rollout_report import check_rollouts
 
-    known, engine, quiet = _known(inputs, options), options["engine"], options["quiet"]
+    model, engine, quiet = _model(inputs, options), options["engine"], options["quiet"]
     with ProgressBars(transient=True, quiet=quiet) as bars:
         report = check_rollouts(
             inputs,
-            known,
+            model,
             limit=options["limit"],
-            engine=None if engine is None else lambda: _connect(engine, known),
+            engine=None if engine is None else lambda: _connect(engine, model),
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
-    _show(report, options, known)
+    _show(report, options, model)
     failed = not report.rollouts or bool(report.problems().difference(options["allow"]))
     if quiet and failed:
         unread = f"; {report.unreadable:,} could not be read" if report.unreadable else ""
@@ -170,7 +169,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
     return failed
 
 
-def _known(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
+def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
     """The renderer of the model, or its tokenizer if it has no template; None if nobody says which it is."""
     from ..diagnose.record_files import highest_id
     from ..diagnose.rollout_report import recorded_tokenizer
@@ -191,13 +190,13 @@ def _known(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
         return load_tokenizer(name)
 
 
-def _connect(engine: str, known: Any) -> Any:
+def _connect(engine: str, model: Any) -> Any:
     from ..engines.embedded import EmbeddedEngine
     from ..engines.servers import connect
 
     if engine == "embedded":
         return EmbeddedEngine()
-    tokenizer = getattr(known, "tokenizer", known)
+    tokenizer = getattr(model, "tokenizer", model)
     return connect(engine) if tokenizer is None else connect(engine, vocab_size=tokenizer.vocabulary.size)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import Messages
 from ..diagnose.breaks import Break, explain_break
 from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
@@ -24,7 +25,6 @@ from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingPara
 from ..pocket import POCKET
 from ..pocket.model import Floats, PocketModel, TokenIds, load_pocket
 from ..rendering.factory import create_renderer
-from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
@@ -89,7 +89,7 @@ class MessageAgent(Agent):
         """Make the next prompt from the messages: extend the trajectory, or branch it."""
         trajectory = rollout.trajectory
         rollout.messages += new
-        ids, _ = self._client(self.renderer, parsed_arguments(rollout.messages), rollout.schemas, prompt=True)
+        ids, _ = self._client(self.renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
         broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
@@ -139,7 +139,7 @@ class Scored:
 def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
     """Return the stream, or what the client makes of the final messages."""
     if path in CLIENTS:
-        return CLIENTS[path](renderer, parsed_arguments(rollout.messages), rollout.schemas, prompt=False)
+        return CLIENTS[path](renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=False)
     return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
 
 
