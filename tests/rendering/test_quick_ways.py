@@ -32,7 +32,6 @@ from tokentrace.conversation import messages
 from tokentrace.pocket import POCKET
 from tokentrace.rendering import renderer as renderer_module
 from tokentrace.study.turns import TurnSpan, turn_spans
-from tokentrace.template import jsonify
 from tokentrace.template.spans import Rendering
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.encoded import Encoded
@@ -210,38 +209,6 @@ def test_there_is_something_to_compare() -> None:
     assert any(token in rendered.text for *_, rendered in seen for token in controls)
 
 
-# -- blocks
-
-
-@pytest.mark.parametrize("family", ["qwen3", "glm-4.5", "llama-3.1", "qwen3-coder"])
-def test_blocks_are_what_they_stand_for(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schemas as one span each, or as many: the same spans, tokens, masks, owners, and what is lost."""
-    tokenizer = make_renderer(family).tokenizer
-    talks = [conversation.messages for conversation in rotating(CONVERSATIONS.values(), family, 12)]
-    tools = [*TOOLS, {"type": "function", "function": {"name": "wide", "description": "日本 <|im_end|> é"}}]
-
-    def told(renderer: Renderer, talk: Any) -> Any:
-        rendered = renderer.render(talk, tools=tools)
-        closed = len(rendered.rendering.closed.ends)
-        arrays = (rendered.ids, rendered.mask, rendered.messages, rendered.span_indices)
-        told = ([array.tolist() for array in arrays], rendered.fields, rendered.lost, rendered.dropped)
-        return closed, (rendered.rendering.spans(), rendered.rendering.tail, rendered.turns, *told)
-
-    def all_told() -> list[Any]:
-        renderer = create_renderer(tokenizer, "default", lost="ignore")  # which has wrapped no tools yet
-        return [outcome(lambda talk=talk: told(renderer, talk)) for talk in talks]
-
-    as_blocks = all_told()
-    monkeypatch.setattr(jsonify, "known_runs", tuple)
-    as_spans = all_told()
-    assert [told[1] for told in as_blocks] == [told[1] for told in as_spans]
-    if family == "qwen3":
-        assert all(
-            told[0] < other[0] - 20 for told, other in zip(as_blocks, as_spans, strict=True) if type(told[0]) is int
-        )
-        assert any(isinstance(told[0], int) for told in as_blocks)
-
-
 # -- positions
 
 
@@ -249,16 +216,14 @@ def test_positions_in_bytes_and_back() -> None:
     pieces = ["plain", "é", "x", "日本", "y" * 9, "👩\u200d👧 z", "end"]
     for count in range(1, len(pieces) + 1):
         rendering = Rendering.of([(piece, 0, None) for piece in pieces[:count]])
-        for wide in (None, [at for at, piece in enumerate(pieces[:count]) if not piece.isascii()]):
-            rendering.wide = wide
-            if rendering.text.isascii():
-                continue
-            units, raw = BytePositions(rendering), rendering.text.encode()
-            assert units.total == len(raw)
-            places = np.arange(len(rendering.text) + 1, dtype=np.int32)
-            assert units.of(places).tolist() == [len(rendering.text[:place].encode()) for place in places]
-            found = units.characters(np.arange(len(raw) + 1, dtype=np.int32)).tolist()
-            assert found == [len(raw[:at].decode("utf-8", "ignore")) for at in range(len(raw) + 1)]
+        if rendering.text.isascii():
+            continue
+        units, raw = BytePositions(rendering), rendering.text.encode()
+        assert units.total == len(raw)
+        places = np.arange(len(rendering.text) + 1, dtype=np.int32)
+        assert units.of(places).tolist() == [len(rendering.text[:place].encode()) for place in places]
+        found = units.characters(np.arange(len(raw) + 1, dtype=np.int32)).tolist()
+        assert found == [len(raw[:at].decode("utf-8", "ignore")) for at in range(len(raw) + 1)]
 
 
 # -- messages

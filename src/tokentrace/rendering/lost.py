@@ -31,7 +31,7 @@ from ..errors import InputError, LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
-from ..template.spans import Block, Rendering
+from ..template.spans import Rendering
 
 BOOKKEEPING: Final = frozenset(
     {
@@ -142,7 +142,7 @@ class _Account:
         self._lost: list[Lost] = []
         self._dropped: list[Lost] = []
         self._altered: list[str] = []
-        ends, _, origins = rendering.closed
+        ends, origins = rendering.ends, rendering.origins
         pieces = map(rendering.text.__getitem__, map(slice, [0, *ends], ends))
         self._texts: dict[FieldPath, list[str]] = {}
         """What is written of each field, piece by piece."""
@@ -162,10 +162,10 @@ class _Account:
     def _unwritten(self, count: int) -> list[int]:
         """The tools, of so many, of which nothing is written."""
         missing = set(range(count))
-        for origin in self._rendering.closed.origins:
+        for origin in self._rendering.origins:
             if origin is not None and origin[0] == "tools":
-                missing.difference_update(origin.tools if isinstance(origin, Block) else origin[1:2])
-                if not missing or (len(origin) == 1 and not isinstance(origin, Block)):  # all, printed as a list
+                missing.difference_update(origin[1:2])
+                if not missing or len(origin) == 1:  # all, printed as a list
                     return []
         return sorted(missing)
 

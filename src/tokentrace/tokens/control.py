@@ -64,8 +64,8 @@ class SpanTrust(Sequence[Trust]):
         return Trust.ANY if origin is None else self._of(origin)
 
     def doubtful(self, spans: Iterable[int]) -> dict[int, Trust]:
-        """Those of the closed spans that may not hold anything, and what they may hold: a block is of one source."""
-        origins = self._rendering.closed.origins
+        """Those of the spans that may not hold anything, and what they may hold."""
+        origins = self._rendering.origins
         given = {span: origin for span in spans if (origin := origins[span]) is not None}
         return {span: held for span, origin in given.items() if (held := self._of(origin)) is not Trust.ANY}
 

@@ -86,8 +86,8 @@ class Encoded:
         return self._of_tokens(np.arange(len(ends), dtype=np.int32), ends, self._tokens_in(ends))
 
     def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """What is known of each closed span of the rendering, for each token that begins in it."""
-        ends = self.rendering.closed.ends
+        """What is known of each span of the rendering, for each token that begins in it."""
+        ends = self.rendering.ends
         if self._counts is None:
             self._counts = self._tokens_in(ends)
         return self._of_tokens(of_spans, ends, self._counts)

@@ -104,8 +104,7 @@ def _is_forged(encoded: Encoded, trust: Sequence[Trust], inner: Callable[[], fro
     _, named, starts, stops = encoded.counted
     if not named:
         return False
-    is_known = isinstance(trust, SpanTrust)
-    span_ends = np.asarray(encoded.rendering.closed.ends if is_known else encoded.rendering.ends, np.int64)
+    span_ends = np.asarray(encoded.rendering.ends, np.int64)
     first = span_ends.searchsorted(starts, "right").tolist()
     last = span_ends.searchsorted([stop - 1 for stop in stops], "right").tolist()
     touched = set(first)

@@ -70,7 +70,7 @@ class ScaffoldTokens:
         starts: list[int] = []
         ends: list[int] = []
         known, text, begin = self._known, rendering.text, 0
-        for end, origin in zip(rendering.closed.ends, rendering.closed.origins, strict=True):
+        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             if origin is None:
                 found = known.get(text[begin:end])
                 if found is None:

@@ -21,10 +21,9 @@ class BytePositions:
     """Positions in characters as positions in bytes, and back. UnicodeEncodeError for text that has no UTF-8."""
 
     def __init__(self, rendering: Rendering) -> None:
-        text, ends = rendering.text, rendering.closed.ends
-        wide = range(len(ends)) if rendering.wide is None else sorted(set(rendering.wide))
-        places = [(ends[span - 1] if span else 0, ends[span]) for span in wide]
-        places = [(start, end) for start, end in places if not text[start:end].isascii()]
+        text, ends = rendering.text, rendering.ends
+        spans = zip([0, *ends], ends, strict=False)  # one start too many
+        places = [(start, end) for start, end in spans if not text[start:end].isascii()]
         more = [len(text[start:end].encode("utf-8")) - (end - start) for start, end in places]
         self._text = text
         self._starts, self._ends = np.asarray(places, np.int32).reshape(-1, 2).T.copy()
