@@ -1,4 +1,4 @@
-"""``make bench``: full renders, bridges after ever longer histories, parses, training rows; rollouts; the gateway.
+"""``make bench``: full renders, bridges after ever longer histories, parses, training rows, loading, the gateway.
 
 Ids are asserted equal before a figure counts.
 """
@@ -11,12 +11,12 @@ import warnings
 from rich.console import Console
 from rich.progress import Progress
 
-from bench import bridge, episode, gateway, load, parse, render, rollout, rows
+from bench import bridge, gateway, load, parse, render, rows
 from bench.conversations import LINES_PER_RESULT
 from bench.report import Block, write
 from tokentrace.errors import LostTextWarning
 
-PARTS = ("render", "bridge", "episode", "parse", "rows", "load", "rollout", "gateway")
+PARTS = ("render", "bridge", "parse", "rows", "load", "gateway")
 
 
 def main() -> None:
@@ -58,17 +58,12 @@ def measured(part: str, arguments: argparse.Namespace, progress: Progress) -> li
             )
         case "bridge":
             return bridge.run(families, repeats(bridge.ROUNDS, bridge.QUICK_ROUNDS), bridge.LENGTHS, progress)
-        case "episode":
-            return episode.run(families, repeats(episode.ROUNDS, episode.QUICK_ROUNDS), progress)
         case "parse":
             return parse.run(families, repeats(parse.ROUNDS, parse.QUICK_ROUNDS), parse.LENGTHS, progress)
         case "rows":
             return rows.run(families, repeats(rows.ROUNDS, rows.QUICK_ROUNDS), rows.MESSAGES, progress)
         case "load":
             return load.run(families, repeats(load.ROUNDS, load.QUICK_ROUNDS), progress)
-        case "rollout":
-            count = repeats(rollout.ROLLOUTS, rollout.QUICK_ROLLOUTS)
-            return rollout.run(list(dict.fromkeys([*families, "pocket"])), count, progress)
         case _:
             return gateway.run(families, is_quick, progress)
 

@@ -1,4 +1,4 @@
-"""One bridge with a tool result of 1 KB after histories of 1k to 1M tokens, and the memory that those take.
+"""One bridge with a tool result of 1 KB after histories of 1k to 1M tokens.
 
 Beside it, on the same histories: the bridge of `renderers`, and a client that renders the whole conversation anew with
 transformers, both also with our encoder. Ids are asserted equal before a figure counts. The limit is one raw encode of
@@ -7,13 +7,11 @@ what is new.
 
 from __future__ import annotations
 
-import copy
 import gc
 import itertools
 import os
 import random
 import sysconfig
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,10 +28,8 @@ from bench.report import Block, micro, table, times, where
 from bench.rivals import Message, our_renderer, peer_renderer, transformers_tokenizer
 from bench.timing import Spent, cpu_time, settled
 from tests.assets import family_dir
-from tokentrace.tokens.kinds import Kind
 from tokentrace.tokens.tokenizer import Ids
 from tokentrace.trajectory import Trajectory, Turn
-from tokentrace.trajectory.storage import replay_records, write_records
 
 LENGTHS = (1_000, 8_000, 32_000, 128_000, 1_000_000)
 ROUNDS, QUICK_ROUNDS = 200, 20
@@ -43,17 +39,12 @@ CHECKED_ANEW = 32_000
 """Up to this length of history the bridges of all shapes are compared with full renders by transformers."""
 LINES_PER_RESULT = (20, 60, 40, 120)
 RESULT_BYTES = 1024
-FLAT, BYTES_A_TOKEN = 1.2, 10.0
-"""What is wanted: the cost after the longest history over that after the shortest, and the memory of a token."""
-ABOVE_ENCODE, MEAN_OVER_MEDIAN, BODY = 60e-6, 1.3, 0.2e-3
-"""What is wanted, too: seconds above one raw encode, the mean over the median, seconds for the body of a request."""
-GROWTH = 0.1
-"""How much longer a trajectory may become by the turns that are measured on it, before it is taken back."""
+FLAT = 1.2
+"""The goal: the cost after the longest history over that after the shortest."""
 
 Times = dict[str, Spent]
 """By call; empty where its ids differ."""
 Timed = tuple[float, Any]
-SAID = {"mean": "mean", "99 of 100 within": "worst", "fastest": "least"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +68,10 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes a token."""
-
-    record: float
-    most: float
-    """The most that it was on the way, right after a buffer grew."""
-    wire: float
-    """The wire text, kept beside the record once it is asked for."""
-    traced: float
-    """The record as tracemalloc counts it, Python's objects and all."""
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """What was measured at one length."""
 
     rollout: Rollout
-    memory: Memory
     times: Times
 
 
@@ -120,13 +97,6 @@ def grow(length: int, renderer: tokentrace.Renderer, lines: Iterator[str], schem
             raise SystemExit(f"{renderer.family}: no bridge over a tool's result: {bridge}")
         trajectory.append_bridge(bridge)
     raise AssertionError(f"the conversation for {length} tokens came to {len(trajectory)}")
-
-
-def _copy(rollout: Rollout) -> Rollout:
-    """The same in a trajectory of its own, whose stream was sent before."""
-    trajectory = copy.deepcopy(rollout.trajectory)
-    trajectory.wire_parts()
-    return Rollout(rollout.length, trajectory, rollout.messages, rollout.turn)
 
 
 def results(control_tokens: Sequence[str]) -> Iterator[str]:
@@ -168,14 +138,11 @@ class Contest:
         progress.advance(task)
         # Clients of `renderers` have lists, so making them is not counted.
         self._lists = {rollout.length: tuple(part.tolist() for part in rollout.stream) for rollout in self.rollouts}
-        self._turning = {rollout.length: _copy(rollout) for rollout in self.rollouts}
-        self.bodies: dict[int, Spent] = {length: Spent() for length in lengths}
         self.texts = results(list(hf.get_added_vocab()))
         self._shapes = random.Random(2)
         self.calls = {
             "bridge": self.bridge,
             "encode": self.encode,
-            "turn": self.turn,
             "shapes": self.shapes,
             "transformers": partial(self.transformers, hf),
             "transformers + fastokens": partial(self.transformers, fast),
@@ -211,26 +178,6 @@ class Contest:
         text = self._raw.decode(self.expected(rollout, new).tolist())
         spent, found = cpu_time(lambda: np.frombuffer(self._raw.encode_batch_flat([text])[0], np.uint32))
         return spent, found
-
-    def turn(self, rollout: Rollout, new: list[Message]) -> Timed:
-        """All that tokentrace does in a turn: bridge, record it, give the next request's body, record the answer."""
-        at = self._turning[rollout.length]
-        sampled = at.stream[1].tolist()  # what an engine's answer holds
-        logprobs = [-0.5] * len(sampled)
-
-        def take() -> tuple[tokentrace.BridgedTokens, Turn, float]:
-            bridge = self.ours.bridge_to_next_turn(*at.stream, new, tools=self.schemas)
-            at.trajectory.append_bridge(bridge)
-            body, _ = cpu_time(lambda: b"".join((b'{"prompt":', *at.trajectory.wire_parts(), b"}")))
-            return bridge, at.trajectory.append_completion(sampled, logprobs, finish_reason="stop", version=1), body
-
-        spent, (bridge, turn, body) = cpu_time(take)
-        self.bodies[rollout.length].values.append(body)
-        if len(at.trajectory) > len(rollout.trajectory) * (1 + GROWTH):
-            self._turning[rollout.length] = _copy(rollout)
-        else:
-            self._turning[rollout.length] = Rollout(rollout.length, at.trajectory, rollout.messages, turn)
-        return spent, bridge.new_ids
 
     def renderers(self, peer: Any, rollout: Rollout, new: list[Message]) -> Timed:
         """The peer's bridge: lists of ids in and out."""
@@ -281,37 +228,6 @@ def measure(contest: Contest, rounds: int, progress: Progress) -> dict[int, Time
     return found
 
 
-# -- memory
-
-
-def memory(trajectory: Trajectory) -> Memory:
-    """What a trajectory takes, made anew by the same writes."""
-    gc.collect()
-    tracemalloc.start()
-    made = Trajectory()
-    most = 0.0
-    for record in write_records(trajectory):
-        replay_records(made, [record])
-        if len(made) >= LENGTHS[0]:
-            most = max(most, made.nbytes / len(made))
-    del record
-    gc.collect()
-    traced, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    made.wire_parts()
-    return Memory(made.nbytes / len(made), most, made.cache_nbytes / len(made), traced / len(made))
-
-
-def mostly_sampled(length: int) -> Trajectory:
-    """A trajectory of turns with 8,000 sampled tokens, 9 bytes each, and 200 of context, 5 bytes each."""
-    trajectory = Trajectory()
-    trajectory.begin([1] * 200, messages=1)
-    while len(trajectory) < length:
-        trajectory.append_completion([1] * 8_000, [-0.5] * 8_000, finish_reason="stop", version=1)
-        trajectory.append_context([1] * 200, Kind.CONTEXT, messages=1, message_spans=[(0, 200, 0)])
-    return trajectory
-
-
 # -- report
 
 
@@ -322,59 +238,33 @@ def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: 
     for family in families:
         contest = Contest(family, lengths, progress)
         found = measure(contest, rounds, progress)
-        rows = [Row(rollout, memory(rollout.trajectory), found[rollout.length]) for rollout in contest.rollouts]
+        rows = [Row(rollout, found[rollout.length]) for rollout in contest.rollouts]
         said += [f"**{family}**, microseconds of CPU time, medians of {rounds} unless said:", _table(rows, contest)]
-        said.append("\n".join(f"- {line}" for line in _verdicts(rows, contest)))
+        said.append("\n".join(f"- {line}" for line in _verdicts(rows)))
         short = short or _short(family, rows)
-    sampled = memory(mostly_sampled(lengths[-1]))
-    said.append(
-        f"A rollout that is 98 % sampled takes {sampled.record:.2f} bytes a token, {sampled.most:.2f} right after a "
-        f"buffer grew. {_met(sampled.most, BYTES_A_TOKEN)}"
-    )
     return [Block("bridge", "\n\n".join([*said, where(load)])), Block("bridge-short", short)]
 
 
 def _table(rows: list[Row], contest: Contest) -> str:
-    trajectories = [row.rollout.trajectory for row in rows]
-    bodies = [contest.bodies[row.rollout.length] for row in rows]
     lines = [
-        ["turns", *(f"{len(trajectory.turns()):,}" for trajectory in trajectories)],
         ["**bridge**", *(f"**{_micro(row.times['bridge'])}**" for row in rows)],
-        *([f"– {said}", *(_micro(row.times["bridge"], of) for row in rows)] for said, of in SAID.items()),
+        ["– 99 of 100 within", *(_micro(row.times["bridge"], "worst") for row in rows)],
         ["one raw encode of what is new", *(_micro(row.times["encode"]) for row in rows)],
         ["bridge, shapes that come up now and then", *(_micro(row.times["shapes"]) for row in rows)],
-        *([f"– {said}", *(_micro(row.times["shapes"], of) for row in rows)] for said, of in SAID.items()),
-        ["turn", *(_micro(row.times["turn"]) for row in rows)],
-        *([f"– {said}", *(_micro(row.times["turn"], of) for row in rows)] for said, of in SAID.items()),
-        ["– of it the request's body", *(_micro(body) for body in bodies)],
+        ["– 99 of 100 within", *(_micro(row.times["shapes"], "worst") for row in rows)],
     ]
     for name in ("renderers", "renderers + fastokens", "transformers", "transformers + fastokens"):
         if name in contest.calls:
             how = "bridge" if name.startswith("renderers") else "render anew"
             lines.append([f"{name}: {how}", *(_micro(row.times[name]) for row in rows)])
             lines.append(["– over our bridge", *(_ratio(row, name) for row in rows)])
-    lines += [
-        ["bytes a token: record", *(f"{row.memory.record:.2f}" for row in rows)],
-        ["– right after a buffer grew", *(f"{row.memory.most:.2f}" for row in rows)],
-        ["– as tracemalloc counts it", *(f"{row.memory.traced:.2f}" for row in rows)],
-        ["– record and wire text", *(f"{row.memory.record + row.memory.wire:.2f}" for row in rows)],
-        ["– the ids as a list of ints alone", *(f"{_list_bytes(one.stream()):.1f}" for one in trajectories)],
-    ]
-    return table(["tokens of history", *(f"{len(trajectory):,}" for trajectory in trajectories)], lines)
+    return table(["tokens of history", *(f"{len(row.rollout.trajectory):,}" for row in rows)], lines)
 
 
-def _verdicts(rows: list[Row], contest: Contest) -> Iterator[str]:
+def _verdicts(rows: list[Row]) -> Iterator[str]:
     first, last = rows[0], rows[-1]
     flat = last.times["bridge"].median / first.times["bridge"].median
     yield f"After {last.rollout.length:,} tokens over after {first.rollout.length:,}: {flat:.2f} x. {_met(flat, FLAT)}"
-    above = max(row.times["bridge"].median - row.times["encode"].median for row in rows)
-    yield f"Above the raw encode: {micro(above)} µs at most. {_met(above * 1e6, ABOVE_ENCODE * 1e6)}"
-    mean = max(row.times[name].mean / row.times[name].median for row in rows for name in ("bridge", "shapes"))
-    yield f"Mean over median: {mean:.2f} at most. {_met(mean, MEAN_OVER_MEDIAN)}"
-    body = max(contest.bodies[row.rollout.length].median for row in rows if row.rollout.length <= 128_000)
-    yield f"A request's body up to 128k: {micro(body)} µs. {_met(body * 1e6, BODY * 1e6)}"
-    most = max(row.memory.most for row in rows)
-    yield f"Memory: {most:.1f} bytes a token at most. {_met(most, BYTES_A_TOKEN)}"
 
 
 def _met(value: float, wanted: float) -> str:
@@ -400,11 +290,3 @@ def _micro(spent: Spent, of: str = "median") -> str:
 def _ratio(row: Row, name: str) -> str:
     spent = row.times.get(name)
     return times(spent.median / row.times["bridge"].median) if spent and spent.values else "–"
-
-
-def _list_bytes(ids: Ids) -> float:
-    tracemalloc.start()
-    kept = ids.tolist()
-    traced, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return traced / len(kept)

@@ -183,14 +183,8 @@ def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: 
                 *(micro((row.figure(name) or 0.0) / row.tokens) for name in STREAMED),
             ]
         )
-    last = rows[len(lengths) - 1]
-    own, decode, streamed = (last.figure(name) or 0.0 for name in ("tokentrace", "decode", "one by one"))
-    short = (
-        f"- **Parsing** a completion of {last.tokens:,} tokens ({last.family}): {milli(own)} ms, {times(own / decode)} "
-        f"a raw decode; a stream costs {micro(streamed / last.tokens)} µs a token."
-    )
     text = "\n\n".join(["Milliseconds of CPU time, medians unless said.", table(heads, cells), where(load)])
-    return [Block("parse", text), Block("parse-short", short)]
+    return [Block("parse", text)]
 
 
 def _cell(row: Row, name: str) -> str:

@@ -55,7 +55,7 @@ def transformers_tokenizer(family: str, *, fast: bool = False) -> Any:
 def our_renderer(family: str, **settings: Any) -> tokentrace.Renderer:
     """The renderer of a family, with the library that encodes loaded."""
     renderer = tokentrace.create_renderer(str(family_dir(family)), **settings)
-    renderer.tokenizer.wait()
+    renderer.tokenizer.warm_up()
     return renderer
 
 

@@ -1,8 +1,8 @@
 """Pages of the site that are made of something else, and links that leave it. MkDocs calls what is named ``on_…``.
 
 - The first page is README.md; CHANGELOG.md and CONTRIBUTING.md are pages too.
-- The reference has a page for each stage: the names that docs/names.md lists, with their docstrings. The page
-  of the command line has each command's help, read off click.
+- The reference has a page for each package: its public names with their docstrings. The page of the command line has
+  each command's help, read off click.
 - A link to a file of the repository (an example, a test) becomes one to the repository if pyproject.toml says where
   that is (``tool.hatch.metadata.hooks.custom``), and plain text if it does not.
 - A page that would load anything from another host is an error: the site works offline.
@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import posixpath
 import re
@@ -27,6 +28,7 @@ from mkdocs.structure.pages import Page
 from tokentrace.cli import main
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "tokentrace"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 REPOSITORY = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"].rstrip("/")
 COPIED = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
@@ -63,10 +65,22 @@ def _cell(text: str) -> str:
 
 
 def stages() -> dict[str, tuple[str, list[str]]]:
-    """Each stage of docs/names.md, with what it is and its names."""
-    text = (ROOT / "docs" / "names.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^## `tokentrace\.(\w+)`\n\n(.+?)\n\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    return {name: (what, re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) for name, what, rows in sections}
+    """Each package with public names, in the order of docs/architecture.md: its docstring and its names."""
+    order = re.findall(r"^  (\w+)/", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    stubs = {name: SOURCE / name / "__init__.pyi" for name in order if (SOURCE / name / "__init__.pyi").exists()}
+    packages = {name: (_docstring(stub.with_suffix(".py")), _imported(stub)) for name, stub in stubs.items()}
+    errors = ast.parse((SOURCE / "errors.py").read_text(encoding="utf-8")).body
+    names = [node.name for node in errors if isinstance(node, ast.ClassDef)]
+    return packages | {"errors": (_docstring(SOURCE / "errors.py"), names)}
+
+
+def _docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def _imported(stub: Path) -> list[str]:
+    lines = ast.parse(stub.read_text(encoding="utf-8")).body
+    return sorted(name.name for line in lines if isinstance(line, ast.ImportFrom) for name in line.names)
 
 
 def titles(nav: Any) -> dict[str, str]:
@@ -93,7 +107,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     """The pages that are made of something else."""
     made = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in COPIED.items()}
     for stage, (what, names) in stages().items():
-        head = f"# tokentrace.{stage}\n\n{what}\n\n".replace("](", "](../")  # the links of docs/names.md
+        head = f"# tokentrace.{stage}\n\n{what}\n\n"
         made[f"reference/{stage}.md"] = head + "\n".join(f"::: tokentrace.{stage}.{name}\n" for name in names)
     for path, content in made.items():
         files.append(File.generated(config, path, content=content))
@@ -105,14 +119,6 @@ def on_page_markdown(markdown: str, *, page: Page, config: Any, files: Files) ->
     path = page.file.src_path
     if path == "command-line.md":
         markdown = f"{markdown}\n\n{command_line()}"
-    if path == "names.md":
-        stage = ""
-        lines = []
-        for line in markdown.splitlines():
-            if found := re.match(r"## `tokentrace\.(\w+)`", line):
-                stage = found[1]
-            lines.append(re.sub(r"^\| `(\w+)` \|", rf"| [`\1`](reference/{stage}.md#tokentrace.{stage}.\1) |", line))
-        markdown = "\n".join(lines)
     folder = "" if path in COPIED else posixpath.join("docs", posixpath.dirname(path))
     if path in COPIED:
         markdown = re.sub(r"(!\[[^\]]*\]\()docs/", r"\1", markdown)

@@ -3,4 +3,4 @@
 import pytest
 
 # What tests share asserts as well, and shows what it compared, as tests do.
-pytest.register_assert_rewrite("tests.compare", "tests.data", "tests.parsing", "tests.samples", "tests.trajectory")
+pytest.register_assert_rewrite("tests.diagnose", "tests.data", "tests.parsing", "tests.samples", "tests.trajectory")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,8 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests see the two encoders compared, and fastokens at work from the first text on, whatever ran before."""
-    os.environ.setdefault("TOKENTRACE_CACHE", "off")
     if find_spec("hypothesis") is not None:  # environments of integrations are without
         from hypothesis import HealthCheck, settings
 

@@ -40,8 +40,8 @@ LONGEST = (
 """Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
 
 LENGTHY = (
-    "tests/audit/test_inspect_numbers.py::test_a_damaged_dump",
-    "tests/audit/test_inspect_records.py",
+    "tests/diagnose/test_inspect_numbers.py::test_a_damaged_dump",
+    "tests/diagnose/test_inspect_records.py",
     "tests/diagnose/test_pytest_plugin.py",
     "tests/diagnose/test_verdicts.py",
     "tests/cli/test_audit.py",

@@ -21,15 +21,11 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
-import pytest
-
 from tests.assets import FAMILIES, family_dir, trl_templates
-from tests.assets.store import cache_root
 from tests.conversations import CONVERSATIONS, Conversation
-from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer, tokens
+from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32
 from tokentrace.tokens import Tokenizer
-from tokentrace.tokens.checks import FOLDER
 from tokentrace.tokens.loading import load_tokenizer
 from tokentrace.tokens.vocabulary import byte_alphabet
 
@@ -99,28 +95,12 @@ def per_family(make: Callable[..., Result]) -> Callable[..., Result]:
     return made
 
 
-@cache
-def _remembered_in() -> Path:
-    """Where it is remembered how encoders compared on families, for the code of the comparison as it is now."""
-    code = b"".join(path.read_bytes() for path in sorted(Path(tokens.__file__).parent.glob("*.py")))
-    folder = cache_root() / "loaded" / hashlib.sha256(code).hexdigest()[:16]
-    for other in folder.parent.glob("*"):
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
-    return folder
-
-
 def _vocabulary(family: str) -> Tokenizer:
-    """The family's tokenizer.json, with its quick encoder at work: some seconds, so families share it.
-
-    Other tokenizers of tests are remembered nowhere.
-    """
+    """The family's tokenizer.json, with its quick encoder at work: some seconds, so families share it."""
     held = _held("vocabulary", vocabulary_digest(family), _VOCABULARIES)
     if _vocabulary not in held:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(FOLDER, str(_remembered_in()))
-            held[_vocabulary] = load_tokenizer(family_dir(family))
-        held[_vocabulary].wait()
+        held[_vocabulary] = load_tokenizer(family_dir(family))
+        held[_vocabulary].warm_up()
         held[_vocabulary].encode_plain(["x"])
     loaded: Tokenizer = held[_vocabulary]
     return loaded

@@ -16,7 +16,8 @@ from tests.conversations import assistant, call, result, tool, user
 from tests.oracle import hf_ids
 from tests.support import make_renderer
 from tokentrace import Renderer
-from tokentrace.compare.breaks import Cause, explain_break
+from tokentrace.diagnose.breaks import explain_break
+from tokentrace.diagnose.finding import Cause
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory
 

@@ -302,11 +302,6 @@ DOORS: list[Door] = [
     ("append_bridge", lambda bridge: recorded().append_bridge(bridge), {"bridge": None}),
     ("extend_to", lambda **given: recorded().extend_to(**given), {"prompt_ids": [*PROMPT, *SAMPLED, 5]}),
     ("branch", lambda **given: recorded().branch(**given), {"prompt_ids": [*PROMPT[:5], 7], "cause": "x"}),
-    (
-        "branch_at",
-        lambda **given: recorded().branch_at(**given),
-        {"position": 3, "new_ids": [1], "kinds": [2]},
-    ),
     ("stream", RECORD.stream, {"branch": 0}),
     ("load_trajectory", loaded, {"content": RECORD_BYTES}),
     ("trajectory_samples", lambda **given: tt.trajectory_samples(RECORD, **given), {"reward": 1.0, "advantage": 0.5}),

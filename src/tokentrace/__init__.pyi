@@ -1,11 +1,11 @@
 """The names at the top; each stage has more (docs/names.md). `lazy.py` reads this file: nothing else declares them."""
 
-from .compare import explain_break as explain_break
 from .conversation import Message as Message
 from .conversation import Tool as Tool
 from .conversation import ToolCall as ToolCall
 from .data import tokenize_files as tokenize_files
 from .diagnose import compare_histories as compare_histories
+from .diagnose import explain_break as explain_break
 from .engines import EmbeddedEngine as EmbeddedEngine
 from .engines import Engine as Engine
 from .engines import SamplingParams as SamplingParams

@@ -53,14 +53,14 @@ def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_audit_is_told_in_full() -> None:
     result = run(POCKET, "--require", "rl-append-only,production-parity")
     assert result.exit_code == 0, result.output
-    assert "✓ RL, tools only: holds" in result.output
-    assert "stop tokens          <|end|>" in result.output
+    assert "RL, tools only: holds" in result.output
+    assert "stop tokens" in result.output
 
 
 def test_the_exit_code_is_1_where_something_does_not_hold(dropping: Path) -> None:
     result = run(dropping)
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[2].startswith("SFT: safe with --past expand. RL: use the bridge; ")
+    assert result.stdout.startswith("• SFT: safe with --past expand. RL: use the bridge; ")
     assert run("-t", "pocket").exit_code == 0
     assert "rl-append-only partly" in run(dropping, "-q").stderr
 
@@ -100,9 +100,9 @@ def test_json_has_all_of_it(dropping: Path) -> None:
         assert cell["messages"][-1]["role"] in ("tool", "user", "system", "assistant")
 
 
-def test_many_are_one_table_a_page_and_markdown(dropping: Path, tmp_path: Path) -> None:
-    page, table = tmp_path / "page.html", tmp_path / "table.md"
-    result = run(POCKET, dropping, "--html", page, "--markdown", table)
+def test_many_are_one_table_and_a_page(dropping: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run(POCKET, dropping, "--html", page)
     assert result.exit_code == 1, result.output
     assert "pocket" in result.output
     text = page.read_text(encoding="utf-8")
@@ -110,18 +110,13 @@ def test_many_are_one_table_a_page_and_markdown(dropping: Path, tmp_path: Path) 
     assert "dropping\\u003cscript\\u003e" in text  # the viewer puts it into the page as text
     assert "dropping<script>" not in text
     assert "loop.last" in text
-    rows = table.read_text(encoding="utf-8").splitlines()
-    assert rows[2].startswith("| pocket | ✓ | ✓")
-    assert "✗" in rows[3] or "◐" in rows[3]
 
 
 def test_against_tells_what_differs(dropping: Path) -> None:
     other = run(dropping, "--against", POCKET)
     assert other.exit_code == 1
     lines = other.output.splitlines()
-    assert "  rl-append-only: holds → partly" in lines[1:6]
-    assert len(lines) == len(set(lines))  # what is the same before and now is said once
-    assert "− holds" in other.output
+    assert "• rl-append-only: holds → partly" in lines[1:6]
 
 
 def test_a_template_of_the_same_tokenizer_is_compared_with_it(dropping: Path, tmp_path: Path) -> None:
@@ -158,7 +153,6 @@ def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--against", "nope.jinja"], "there is no file nope.jinja"),
         (["--against", "./nope"], "there is no folder './nope'"),
         (["--html", "nowhere/page.html"], "there is no folder nowhere"),
-        (["--markdown", "nowhere/table.md"], "there is no folder nowhere"),
         (["--require", ""], "names no use"),
         (["--require", " ,"], "names no use"),
         (["--require", "rl-apend-only"], "did you mean 'rl-append-only'?"),
@@ -177,16 +171,6 @@ def test_a_template_alone_is_told_how_to_get_a_tokenizer(tmp_path: Path) -> None
     result = run(tmp_path / "mine.jinja")
     assert result.exit_code == 2
     assert f"--chat-template {tmp_path / 'mine.jinja'}" in result.output
-
-
-def test_uses_are_completed_one_after_the_other() -> None:
-    from tokentrace.cli.audit import audit
-
-    context = audit.make_context("audit", [], resilient_parsing=True)
-    [option] = [one for one in audit.params if one.name == "require"]
-    words = [item.value for item in option.shell_complete(context, "sft-per-turn,sft")]
-    assert words == ["sft-per-turn,sft-one-row"]
-    assert "rl-append-only" in [item.value for item in option.shell_complete(context, "rl")]
 
 
 # -- a conversation
@@ -235,17 +219,16 @@ def test_a_conversation_that_differs_is_1_and_is_told(on: list[Any], tmp_path: P
 
 def test_settings_reach_the_comparison(on: list[Any]) -> None:
     kept = json.loads(run(*on, "--json", "--preserve-all-thinking").stdout)
-    assert "rollout and training keep it" in kept["summary"][0]
+    assert kept["summary"][0].startswith("Production drops the reasoning")
     broken = json.loads(run(*on, "--json", "--history", "inference").stdout)
     assert [step["break"] and step["break"]["reason"] for step in broken["steps"]] == [None, "rewrites_past"]
     patched = json.loads(run(*on, "--json", "--use-patched", "--preserve-thinking-between-tool-calls").stdout)
-    assert patched["settings"]["use_patched"] is True
-    assert patched["settings"]["preserve_thinking_between_tool_calls"] is True
+    assert patched["settings"]["past"] == "patched"
 
 
 def test_one_step_of_a_conversation(on: list[Any]) -> None:
-    shown = run(*on, "--step", 1).stdout
-    assert ("step 1, message 3" in shown, "step 0" in shown) == (True, False)
+    printed = run(*on, "--step", 1).stdout
+    assert ("step 1, message 3" in printed, "step 0" in printed) == (True, False)
     absent = run(*on, "--step", 2)
     assert (absent.exit_code, "there is no step 2; there are 2" in absent.output) == (2, True)
 
@@ -257,7 +240,7 @@ def test_the_grammar_of_a_template(tmp_path: Path) -> None:
     result = run("--grammar")
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[0] == "pocket of no known family dialect: hermes"
+    assert lines[0] == "family default · dialect hermes"
     assert "stop <|end|> 4066" in lines
     found = json.loads(run("--grammar", "--json", "--kwargs", "enable_thinking=false").stdout)
     assert (found["closes_reasoning"], found["stop_token_ids"]) == (True, [4066])

@@ -1,22 +1,20 @@
-"""Manners of the command line: hints for typos, completion, colours, JSON for every table, and when it takes long."""
+"""The command line: hints for typos, completion, colours, and JSON for every table."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
-from tests.audit.planted import SHAPES, rollouts
 from tests.cli.test_cli import MESSAGES, written
-from tokentrace.cli import COMMANDS, main, output
+from tests.diagnose.planted import SHAPES, rollouts
+from tokentrace.cli import COMMANDS, main
 from tokentrace.formats.dialects import DIALECTS
 from tokentrace.formats.families import FAMILIES
 from tokentrace.pocket import EXAMPLE, POCKET
@@ -43,39 +41,19 @@ def test_a_command_that_is_not_there_has_a_hint(typed: str, meant: str) -> None:
     assert f"there is no command {typed!r}; did you mean {meant!r}?" in result.stderr
 
 
-def test_a_command_like_no_other_has_a_list() -> None:
-    stderr = " ".join(run("zzz").stderr.split())
-    assert f"there are {', '.join(COMMANDS)}" in stderr
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["render", EXAMPLE, "--tokeniser", "x"], "--tokenizer"),
         (["families", "qwen33"], "did you mean 'qwen3'?"),
         (["render", EXAMPLE, "--renderer", "gpt-os"], "did you mean 'gpt_oss'?"),
-        (["render", EXAMPLE, "-t", POCKET.with_name("poket")], f"did you mean '{POCKET}'?"),
-        (["render", EXAMPLE, "-t", POCKET.parent.with_name("tokntrace") / POCKET.name], f"did you mean '{POCKET}'?"),
-        (["render", EXAMPLE, "-t", POCKET.parent], f"there is one in {POCKET}"),
     ],
-    ids=["option", "family", "renderer", "folder", "folder above", "folder below"],
+    ids=["option", "family", "renderer"],
 )
 def test_a_name_that_is_not_there_has_a_hint(args: list[Any], said: str) -> None:
     result = run(*args)
     assert result.exit_code == 2
     assert said in result.stderr
-
-
-def test_hub_names_are_compared_with_what_is_in_the_hubs_cache(tmp_path: Path) -> None:
-    for name in ("models--Qwen--Qwen3-8B", "models--Qwen--Qwen2", "datasets--Qwen--Qwen3-8"):
-        (tmp_path / name).mkdir()
-    result = run("render", EXAMPLE, "-t", "Qwen/Qwen3-8b", HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1")
-    assert result.exit_code == 2
-    assert "'Qwen/Qwen3-8b' is not a folder here" in result.stderr
-    assert "did you mean 'Qwen/Qwen3-8B'" in result.stderr
-    assert "datasets" not in result.stderr
-    embedded = run("render", EXAMPLE, "-t", "pockt", HF_HUB_CACHE=str(tmp_path), HF_HUB_OFFLINE="1")
-    assert "did you mean 'pocket'?" in embedded.stderr
 
 
 # -- completion
@@ -154,65 +132,3 @@ def test_every_table_can_be_had_as_json(tmp_path: Path, dump: Path) -> None:
         result = run(*args, "--json")
         assert result.exit_code in (0, 1), (name, result.output)
         assert json.loads(result.stdout), name
-
-
-def test_the_json_of_tokenize_and_its_statistics(tmp_path: Path, dump: Path) -> None:
-    args = tables(tmp_path, dump)["tokenize"]
-    found = json.loads(run(*args, "--json").stdout)
-    assert (found["rows"], found["samples"], found["output"]) == (1, 1, str(args[3]))
-    assert found["statistics"]["lengths"]["1.0"] == found["tokens"] == found["longest"]
-    assert "advice" in json.loads(run(*args[:-1], "--for", "trl", "--json").stdout)
-    assert run("tokenize", args[1], "--show", 1, "--json").exit_code == 2
-
-
-# -- a word when it takes long
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once something was said on stderr; whatever takes any time takes too long."""
-    heard, real = threading.Event(), click.echo
-
-    def echo(message: Any = None, *args: Any, **more: Any) -> None:
-        real(message, *args, **more)
-        if more.get("err"):
-            heard.set()
-
-    monkeypatch.setattr(output.click, "echo", echo)
-    monkeypatch.setattr(output, "SOON", 0.0)
-    return heard
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_a_load_that_takes_long_is_said(
-    said: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dump: Path, quiet: bool
-) -> None:
-    from tokentrace.rendering import factory
-
-    real = factory.create_renderer
-
-    def slow(*args: Any, **settings: Any) -> Any:
-        assert said.wait(0.0 if quiet else 30) is not quiet
-        return real(*args, **settings)
-
-    monkeypatch.setattr(factory, "create_renderer", slow)
-    result = run("check", dump, "-t", POCKET, "--allow", "breaks", *(["-q"] if quiet else []))
-    assert result.exit_code == 0, result.output
-    assert (f"loading {POCKET} …" in result.stderr) is not quiet
-
-
-def test_progress_away_from_a_terminal_is_a_line(said: threading.Event, capsys: pytest.CaptureFixture[str]) -> None:
-    with output.ProgressBars() as bars:
-        assert said.wait(30)
-        bars.show("checking", 1, 4)
-        bars.show("checking", 2, 4)
-    assert capsys.readouterr().err.splitlines() == ["loading …", "checking: 1 of 4"]
-
-
-def test_what_is_done_soon_is_done_in_silence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(output, "SOON", 60.0)  # however busy the machine is
-    with output.working("thinking"), output.ProgressBars() as bars:
-        bars.show("checking", 4, 4)
-    assert capsys.readouterr().err == ""

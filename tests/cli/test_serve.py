@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from tokentrace.cli import main
 from tokentrace.engines import http
+from tokentrace.engines.backoff import Backoff
 from tokentrace.pocket import POCKET
 
 
@@ -18,8 +19,8 @@ from tokentrace.pocket import POCKET
         ([], "say who may use the gateway"),
         (["--dev", "--keys", "keys"], "not both"),
         (["--dev", "--host", "0.0.0.0"], "this machine only"),
-        (["--dev", "--engine", "http://127.0.0.1:9"], "say which model the engine serves"),
-        (["--dev", "--tokenizer", str(POCKET)], "has a tokenizer of its own"),
+        (["--dev", "--engine", "http://127.0.0.1:9"], "name the model that the engine serves"),
+        (["--dev", "--tokenizer", str(POCKET)], "has its own tokenizer"),
         (["--dev", "--engine", "http://127.0.0.1:9", "--engine-kind", "llamacpp", "-t", str(POCKET)], "is it running"),
         (["--dev", "--store", "nowhere/store.db"], "make it first"),
         (["--dev", "--matcher", "odd"], "strict, normal or module:function"),
@@ -32,7 +33,7 @@ def test_what_cannot_be_served_is_said_in_one_line(
 ) -> None:
     pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(http, "_BACKOFF", 0.001)
+    monkeypatch.setattr(http, "_BACKOFF", Backoff(0.001, 0.001))
     result = CliRunner().invoke(main, ["serve", "--port", "0", *options])
     assert result.exit_code == 2, result.output
     assert said.replace("is it running", "is the engine running") in result.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from anthropic.types import MessageParam, TextBlock, TextBlockParam, ToolUseBlock
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from tests.conversation.blocks import (
     CACHED,
@@ -22,7 +22,6 @@ from tests.conversation.blocks import (
     use,
     user,
 )
-from tests.gateway.test_shapes import RESPONSES
 from tokentrace import InputError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.shapes import (
@@ -30,8 +29,6 @@ from tokentrace.conversation.shapes import (
     from_sharegpt,
     with_system,
 )
-from tokentrace.gateway.shapes import anthropic_message
-from tokentrace.parsing.messages import openai_message
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hi"}}
@@ -39,10 +36,6 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
 
 
 ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
-    "strings": (
-        [USER, {"role": "assistant", "content": "hello"}],
-        [USER, {"role": "assistant", "content": "hello"}],
-    ),
     "text blocks are one text with nothing in between": (
         [user(text("a "), text("b")), assistant(text("c"), text("d"))],
         [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "cd"}],
@@ -59,10 +52,6 @@ ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
             USER,
             {"role": "assistant", "content": "y"},
         ],
-    ),
-    "thinking that is not shown is no reasoning": (
-        [USER, assistant(think(""), text("x"))],
-        [USER, {"role": "assistant", "content": "x"}],
     ),
     "calls and their results": (
         [
@@ -84,24 +73,12 @@ ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
             {"role": "assistant", "content": "done"},
         ],
     ),
-    "only calls: the content is empty, not None": (
-        [USER, assistant(use("a", "f"))],
-        [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", {}, "a")]}],
-    ),
     "results, then text": (
         [user(result("a", "1"), result("b", "2"), text("go on"))],
         [
             {"role": "tool", "tool_call_id": "a", "content": "1"},
             {"role": "tool", "tool_call_id": "b", "content": "2"},
             {"role": "user", "content": "go on"},
-        ],
-    ),
-    "text, result, texts": (
-        [user(text("first"), result("a", "1"), text("la"), text("st"))],
-        [
-            {"role": "user", "content": "first"},
-            {"role": "tool", "tool_call_id": "a", "content": "1"},
-            {"role": "user", "content": "last"},
         ],
     ),
     "results: none, empty, failed, and not failed": (
@@ -159,37 +136,18 @@ MESSAGES_OF_ANTHROPIC = TypeAdapter(list[MessageParam])
 """Lives as long as what it validates, which is read only later."""
 
 
-def anthropic_takes(messages: Any) -> None:
+def anthropic_accepts(messages: Any) -> None:
     exhaust(MESSAGES_OF_ANTHROPIC.validate_python(messages, strict=True))
-
-
-def test_the_oracle_refuses_what_is_not_anthropics() -> None:
-    with pytest.raises(ValidationError):
-        anthropic_takes([user({"type": "tool_result", "content": "no id"})])
-
-
-@pytest.mark.parametrize("name", ANTHROPIC)
-def test_anthropics_own_types_take_what_is_given(name: str) -> None:
-    anthropic_takes(ANTHROPIC[name][0])
 
 
 @pytest.mark.parametrize("name", ANTHROPIC)
 def test_anthropics_blocks_become_messages(name: str) -> None:
     messages, made = ANTHROPIC[name]
+    anthropic_accepts(messages)
     before = json.dumps(messages)
     assert from_anthropic(messages) == made
     assert json.dumps(messages) == before, "the input is not changed"
     assert check_messages(made) == made
-
-
-@pytest.mark.parametrize("name", RESPONSES)
-def test_a_parsed_response_comes_back_from_anthropics_shape(name: str) -> None:
-    response = RESPONSES[name]
-    message = openai_message(response)
-    for one in message.get("tool_calls", []):
-        one["function"]["arguments"] = json.loads(one["function"]["arguments"])
-    [made] = from_anthropic([anthropic_message(response)])
-    assert made == {**message, "content": message["content"] or ""}
 
 
 def test_objects_of_the_client_are_taken_as_blocks() -> None:
@@ -201,11 +159,6 @@ def test_objects_of_the_client_are_taken_as_blocks() -> None:
     assert made == [{"role": "assistant", "content": "see", "tool_calls": [call("f", {"x": 1}, "a")]}]
 
 
-def test_a_result_has_the_name_of_a_call_that_came_before_only() -> None:
-    messages = [user(result("a", "1")), assistant(use("a", "f")), user(result("a", "2"), result("b", "3"))]
-    assert [message.get("name") for message in from_anthropic(messages)] == [None, None, "f", None]
-
-
 def test_what_is_trained_is_kept_on_every_message_made() -> None:
     given = [user(text("x"), result("a", "1")) | {"weight": 0}, assistant(text("y")) | {"train": False, "id": "msg"}]
     assert from_anthropic(given) == [
@@ -215,41 +168,21 @@ def test_what_is_trained_is_kept_on_every_message_made() -> None:
     ]
 
 
-def test_ids_are_not_made_up() -> None:
-    given = [assistant({"type": "tool_use", "name": "f", "input": {}}), user({"type": "tool_result", "content": "1"})]
-    assert from_anthropic(given) == [
-        {"role": "assistant", "content": "", "tool_calls": [call("f", {})]},
-        {"role": "tool", "content": "1"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("messages", "index", "field"),
     [
         ([USER, {"role": "tool", "content": "x"}], 1, "role"),
-        ([{"content": "x"}], 0, "role"),
-        ([{"role": ["user"], "content": "x"}], 0, "role"),
-        ([USER, {"role": "assistant"}], 1, "content"),
         ([{"role": "user", "content": 3}], 0, "content"),
         ([user("text")], 0, "content.0"),
         ([user({"text": "x"})], 0, "content.0.type"),
         ([user(text("a"), {"type": "text"})], 0, "content.1.text"),
-        ([user({"type": "other", "text": 1})], 0, "content.0.text"),
         ([user(think("x"))], 0, "content.0"),
-        ([user(use("a", "f"))], 0, "content.0"),
-        ([assistant(result("a", "x"))], 0, "content.0"),
-        ([{"role": "system", "content": [REDACTED]}], 0, "content.0"),
         ([assistant({"type": "thinking", "thinking": [text("x")]})], 0, "content.0.thinking"),
         ([assistant({"type": "tool_use", "id": "a", "name": "f"})], 0, "content.0.input"),
-        ([assistant({"type": "tool_use", "id": "a", "name": "f", "input": "{}"})], 0, "content.0.input"),
         ([assistant({"type": "tool_use", "id": "a", "input": {}})], 0, "content.0.name"),
-        ([assistant({"type": "tool_use", "id": 1, "name": "f", "input": {}})], 0, "content.0.id"),
-        ([user({"type": "tool_result", "tool_use_id": 1})], 0, "content.0.tool_use_id"),
         ([user(result("a", [use("b", "f")]))], 0, "content.0.content.0"),
-        ([user(result("a", {"text": "x"}))], 0, "content.0.content"),
         ([user(result("a", "x", is_error="yes"))], 0, "content.0.is_error"),
         ([{"role": "assistant", "content": "x", "tool_calls": [call("f", {})]}], 0, "tool_calls"),
-        ([USER, {"role": "assistant", "content": "x", "reasoning_content": "y"}], 1, "reasoning_content"),
         ([USER, None], 1, None),
         ("hi", None, "messages"),
     ],
@@ -288,13 +221,3 @@ def test_a_system_prompt_said_twice_is_said_once(content: Any) -> None:
 def test_two_system_prompts_that_differ_are_refused(content: Any) -> None:
     with pytest.raises(InputError, match=r"^system: differs"):
         with_system([{"role": "system", "content": content}, USER], "be nice")
-
-
-@pytest.mark.parametrize(
-    ("system", "field"),
-    [(3, "system"), ({"text": "x"}, "system"), ([IMAGE], "system"), (["x"], "system.0"), ([think("x")], "system.0")],
-)
-def test_what_is_no_system_prompt(system: Any, field: str) -> None:
-    with pytest.raises(InputError) as caught:
-        from_anthropic([USER], system)
-    assert (caught.value.message, caught.value.field) == (None, field)

@@ -13,13 +13,11 @@ import pytest
 from anthropic.types import ToolParam
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletionMessage
 from pydantic import TypeAdapter
 
 from tests.conversation.blocks import (
     CACHED,
     CALL,
-    REDACTED,
     USER,
     assistant,
     call,
@@ -73,11 +71,6 @@ def test_a_function_call_of_old_becomes_a_tool_call() -> None:
     assert "function_call" in given[1], "the input is not changed"
 
 
-def test_messages_of_openais_client_are_taken() -> None:
-    message = ChatCompletionMessage(role="assistant", content="x")
-    assert from_openai([USER, message]) == [USER, {"role": "assistant", "content": "x"}]
-
-
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -121,22 +114,13 @@ def test_openais_tools_stay_as_they_are() -> None:
     assert openai_tools([OPENAI_TOOL, BARE, flat], wrap=True) == [OPENAI_TOOL] * 3
 
 
-@pytest.mark.parametrize(("tools", "made"), [(None, None), ("", None), (" \n", None), ("null", None), ([], [])])
-def test_no_tools(tools: Any, made: Any) -> None:
-    assert openai_tools(tools) == made
-
-
 @pytest.mark.parametrize(
     ("tools", "field"),
     [
-        ("none of them", "tools"),
         ('{"name": "f"}', "tools"),
-        (3, "tools"),
         ([3], "tools.0"),
         ([OPENAI_TOOL, {"type": "function"}], "tools.1.name"),
         ([{"type": "web_search_20250305", "name": "web_search"}], "tools.0.input_schema"),
-        ([{"type": "custom", "name": "f"}], "tools.0.input_schema"),
-        ([{"type": ["x"], "name": "f"}], "tools.0.input_schema"),
         ([{"name": "f", "input_schema": "{}"}], "tools.0.input_schema"),
     ],
 )
@@ -158,16 +142,12 @@ RESULT = {"role": "tool", "tool_call_id": "a", "content": "r"}
     [
         ([USER], Shape.OPENAI),
         ([user(text("a"), text("b"))], Shape.OPENAI),
-        ([user(text("a"), {"type": "image_url", "image_url": {"url": "u"}})], Shape.OPENAI),
         ([turn("human", "x")], Shape.SHAREGPT),
-        ([{"from": "human"}], Shape.SHAREGPT),
         ([USER, turn("human", "x", role=None)], Shape.SHAREGPT),
         ([{"role": "user", "content": "x", "from": "web"}], Shape.OPENAI),
-        ([{"role": "user", "content": "x", "from": None, "value": None}], Shape.OPENAI),
         ([USER, assistant(use("a", "f"))], Shape.ANTHROPIC),
         ([user(result("a", "x"))], Shape.ANTHROPIC),
         ([USER, assistant(think("x"), text("y"))], Shape.ANTHROPIC),
-        ([USER, assistant(REDACTED, text("y"))], Shape.ANTHROPIC),
         ([USER, MISTRAL], Shape.OPENAI),
         ([{"role": "system", "content": [think("x")]}, USER], Shape.OPENAI),
         ([USER, assistant(think("x")) | {"tool_calls": [call("f", {})]}, RESULT], Shape.OPENAI),

@@ -119,28 +119,17 @@ def test_fields_of_a_turn_that_are_a_messages_own_are_kept() -> None:
     ("bad", "field"),
     [
         (turn("narrator", "x"), "from"),
-        (turn(None, "x"), "from"),
-        (turn([], "x"), "from"),
         ({"value": "x"}, "from"),
         ({"from": "human"}, "value"),
-        (turn("human", 3), "value"),
         (turn("human", {"a": 1}), "value"),
         (turn("gpt", [3]), "value.0"),
         (turn("human", None, tool_calls=[call("f", {})]), "value"),
-        (turn("gpt", "x", reasoning_content=3), "reasoning_content"),
         (turn("gpt", "x", tool_calls=[{}]), "tool_calls.0.name"),
-        (turn("function_call", None), "value.0"),
         (turn("function_call", "f()"), "value"),
-        (turn("function_call", "[" * 100_000), "value"),
-        (turn("function_call", "9" * 10_000), "value"),
-        (turn("function_call", "[]"), "value"),
-        (turn("function_call", '["f"]'), "value.0"),
         (turn("function_call", '{"arguments": {}}'), "value.0.name"),
         (turn("function_call", '[{"name": "f", "arguments": {}}, {"name": "f"}]'), "value.1.arguments"),
         (turn("function_call", '{"name": "f", "arguments": [1]}'), "value.0.arguments"),
         (turn("function_call", '{"name": "f", "arguments": {}, "parameters": {"a": 1}}'), "value.0"),
-        (turn("function_call", '{"name": "f", "arguments": {}, "id": 3}'), "value.0.id"),
-        (turn("function_call", '{"function": "f"}'), "value.0"),
         (turn("function_call", CALL, tool_calls=[call("f", {})]), "tool_calls"),
         (None, None),
     ],
@@ -149,8 +138,3 @@ def test_sharegpts_errors_name_the_message_and_the_field(bad: Any, field: str | 
     with pytest.raises(InputError) as caught:
         from_sharegpt([turn("human", "hi"), bad])
     assert (caught.value.message, caught.value.field) == (1, field)
-
-
-def test_an_unknown_speaker_is_told_who_is_known() -> None:
-    with pytest.raises(InputError, match=r"^message 0, from: 'narrator' is not a known speaker; use .*\bgpt, human,"):
-        from_sharegpt([turn("narrator", "x")])

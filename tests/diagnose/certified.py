@@ -1,14 +1,17 @@
-"""docs/certified.md, made anew by the command: ``python -m tests.diagnose.certified``."""
+"""docs/certified.md, written by ``python -m tests.diagnose.certified``."""
 
 from __future__ import annotations
 
-import tempfile
+import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from tests.assets import FAMILIES, family_dir
+from tests.assets import FAMILIES
 from tests.guides import ROOT
-from tokentrace.cli import main
+from tests.support import PYTHON_FORMATS, load_family
+from tokentrace.diagnose import AuditReport, Use, audit_template
+from tokentrace.diagnose.audit_document import SIGNS, grades
+from tokentrace.diagnose.cases import Append
+from tokentrace.show.terminal import flat
 
 PAGE = ROOT / "docs" / "certified.md"
 HEAD = """# Templates, certified
@@ -18,19 +21,43 @@ has by default. [audit.md](audit.md) says what is tried and what the words mean.
 after an assistant's turn, then uses. ✓ holds, ◐ for some turns, ✗ for none, − refused by the template. Lines are those
 of the template.
 
-This page is made by the command, `tokentrace audit FAMILIES… --markdown`, and tests compare it with what the command
-says now.
-
 """
 
 
+def audit_of(family: str) -> AuditReport:
+    return audit_template(load_family(family), chat_template=PYTHON_FORMATS.get(family))
+
+
+def row(report: AuditReport) -> str:
+    """The row of a family in the table."""
+    return f"| {report.name} | {' | '.join(SIGNS[one] for one in grades(report))} |"
+
+
+def section(report: AuditReport) -> list[str]:
+    """What goes wrong, a line each."""
+    stops = " ".join(f"`{one.text}`" for one in report.stops.tokens if one.from_template)
+    prefill = report.prompting.prefill
+    facts = f"Stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
+    facts += f"; calls are {report.dialect or ('in no known dialect' if report.reading.calls else 'not written')}"
+    facts += "; holds the date of the day" if report.changes.clock else ""
+    findings = [f"- {escaped(flat(one.why))}" for one in report.findings]
+    return [f"{facts}.", "", *(findings or ["- Nothing goes wrong."])]
+
+
+def escaped(text: str) -> str:
+    """Escape Markdown outside of code."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([<>*_\[\]|])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
 def page_of(families: Iterable[str]) -> str:
-    """The page of these families, as the command writes it."""
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "table.md"
-        paths = [str(family_dir(name)) for name in families]
-        main(["audit", *paths, "--markdown", str(table)], standalone_mode=False)
-        return HEAD + table.read_text(encoding="utf-8")
+    reports = [audit_of(family) for family in families]
+    heads = ["", *Append, *Use]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' :-: |' * (len(heads) - 1)}", *map(row, reports)]
+    for report in reports:
+        lines += ["", f"### {report.name}", "", *section(report)]
+    return HEAD + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

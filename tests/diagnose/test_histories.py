@@ -1,47 +1,84 @@
-"""Production, rollout and training: what each holds is what it would hold, and what differs is all that differs."""
+"""Production, rollout and training: what each holds is what it would hold, and the differences are all there are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.conversations import AGENT, CONVERSATIONS, HI, SIMPLE, assistant, user
-from tests.diagnose.compared import LAST_ONLY, compare, ids, made_up, spelled
+from tests.assets import family_dir
+from tests.conversations import CONVERSATIONS, assistant, user
 from tests.oracle import hf_ids, hf_tokenizer
-from tests.pages import html_page, read_page
-from tests.support import make_renderer
-from tokentrace import TemplateError
-from tokentrace.diagnose import compare_histories
-from tokentrace.diagnose.history_differences import Comparison, Step, View
-from tokentrace.diagnose.history_document import contrasts
+from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, html_page, read_page
+from tests.support import FULL, SPECIAL, make_renderer, rotating, some, tokenizer_json_for
+from tokentrace import InputError, Renderer, TemplateError, TokentraceError, create_renderer
+from tokentrace.diagnose.histories import HistoryReport, compare_histories
+from tokentrace.diagnose.history_differences import PAIRS, Comparison, Step, View, ViewTokens, differing
 from tokentrace.diagnose.history_findings import Verb
-from tokentrace.errors import InputError
-from tokentrace.rendering.bridging import History
+from tokentrace.pocket import POCKET
 from tokentrace.study.seams import RefusalReason
+from tokentrace.tokens import Tokenizer
 
+REAL = {"qwen3", "qwen3.5"}
+"""Families tested with their own vocabularies; others have one token a byte."""
+LAST_ONLY = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last and "
+    "m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Like QwQ: only the last message shows its reasoning."""
 SYSTEM_FIRST = (
     "{% for m in messages if m.role == 'system' %}<|im_start|>system\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Moves every system message to the front: one that comes late changes the past."""
+"""Moves every system message to the front: a late one changes the past."""
+
+
+def synthetic(source: str, **settings: Any) -> Renderer:
+    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
+    return create_renderer(tokenizer, "default", chat_template=source, **settings)
+
+
+@cache
+def renderer_of(family: str, **settings: Any) -> Renderer:
+    if family in REAL:
+        return make_renderer(family, **settings)
+    return synthetic((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"), **settings)
+
+
+def compare(family: str, name: str, **settings: Any) -> HistoryReport:
+    conversation = CONVERSATIONS[name]
+    return compare_histories(renderer_of(family, **settings), conversation.messages, tools=conversation.tools)
+
+
+def ids(tokens: ViewTokens | None) -> list[int]:
+    assert tokens is not None
+    return [int(index) for index in tokens.ids]
+
+
+def reason(step: Step) -> RefusalReason | None:
+    return None if step.refusal is None else step.refusal.reason
 
 
 def pair(step: Step, left: str, right: str) -> Comparison:
-    found = step.compare(left, right)
-    assert found is not None
-    return found
+    comparison = step.compare(left, right)
+    assert comparison is not None
+    return comparison
 
 
-# -- what each view holds, found out without the library
+# -- each view, found without the library
 
 
 def oracle(family: str, messages: Sequence[Any], tools: Any, stop: str) -> list[tuple[list[int], list[int]]]:
-    """(production, rollout) for each assistant's turn, from transformers alone.
+    """(production, rollout) for each assistant turn, from transformers alone.
 
     For templates in which every run of results, and every other message, ends with `stop` and nothing else does.
     """
@@ -80,278 +117,221 @@ def test_qwen3_holds_what_transformers_says(name: str) -> None:
     row = hf_ids("qwen3", conversation.messages, conversation.tools)
     assert report.row.token_ids == row
     for step, (production, rollout) in zip(report.steps, expected, strict=True):
-        found = pair(step, "production", "rollout")
-        assert found.equal is (production == rollout)
-        assert found.right_tokens - found.left_tokens == len(rollout) - len(production)
-        training = ids(step.training)
-        assert training == row[: len(training)]
-    assert report.branches[0].tolist() == expected[-1][1]
+        assert pair(step, "production", "rollout").equal is (production == rollout)
+        assert ids(step.training) == row[: len(ids(step.training))]
     assert not report.breaks
 
 
+# -- the law: nothing is lost
+
+
+def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: Sequence[Any], tools: Any) -> list[str]:
+    wrong = []
+    at = len(messages) if step.message is None else step.message
+    prompt = renderer.render_ids(messages[:at], tools=tools, add_generation_prompt=True)
+    if ids(step.production)[: step.production.prompt] != prompt:
+        wrong.append("production is not the template's prompt")
+    if ids(step.rollout) != report.branches[step.branch].tolist()[: len(step.rollout)]:
+        wrong.append("rollout is not its branch")
+    if ids(step.production)[step.production.prompt :] != ids(step.rollout)[step.rollout.prompt :]:
+        wrong.append("the sampled turn differs")
+    if step.training is not None and ids(step.training) != report.row.token_ids[: len(step.training)]:
+        wrong.append("training is not its row")
+    for comparison in step.comparisons:
+        left, right = step.view(comparison.left), step.view(comparison.right)
+        assert left is not None
+        assert right is not None
+        if comparison.right_from(left.ids) != ids(right) or comparison.equal is not (ids(left) == ids(right)):
+            wrong.append(f"{comparison.right} does not follow from {comparison.left}")
+        for one in comparison.differences:
+            for side, tokens in ((one.left, left), (one.right, right)):
+                where = slice(side.start, side.stop)
+                owners = [owner for *owner, count in side.parts for _ in range(count)]
+                columns = zip(tokens.messages[where].tolist(), tokens.fields[where].tolist(), strict=True)
+                if list(side.ids) != ids(tokens)[where] or owners != list(map(list, columns)):
+                    wrong.append("a side is not its tokens")
+    return wrong
+
+
+@pytest.mark.parametrize("family", ["pocket", "qwen3", "qwen3.5", "gpt-oss", "glm-4.5", "deepseek-r1"])
+def test_nothing_is_lost(family: str) -> None:
+    renderer = create_renderer(POCKET) if family == "pocket" else renderer_of(family)
+    wrong, steps, refused = [], 0, 0
+    for name, conversation in rotating(CONVERSATIONS.items(), family, 3):
+        try:
+            report = compare_histories(renderer, conversation.messages, tools=conversation.tools)
+        except TokentraceError:
+            refused += 1
+            continue
+        steps += len(report.steps)
+        for step in report.steps:
+            problems = check_step(step, report, renderer, conversation.messages, conversation.tools)
+            wrong += [(name, step.index, problem) for problem in problems]
+        for earlier, later in pairwise(report.steps):
+            if later.refusal is None and ids(later.rollout)[: len(earlier.rollout)] != ids(earlier.rollout):
+                wrong.append((name, later.index, "not an extension"))
+        if bool(report.findings) is not any(not one.equal for step in report.steps for one in step.comparisons):
+            wrong.append((name, -1, "findings"))
+        json.dumps(report.to_json())
+    assert not wrong, some(wrong)
+    assert steps > (100 if FULL else 25)
+    assert refused < len(CONVERSATIONS) / (2 if FULL else 6)
+
+
+SMALL = st.lists(st.integers(0, 4), max_size=30)
+
+
+@given(SMALL, SMALL, st.data())
+def test_any_two_columns_are_aligned_exactly(one: list[int], other: list[int], data: st.DataObject) -> None:
+    columns, prompts = [], []
+    for side in (one, other):
+        owners = data.draw(st.lists(st.integers(-1, 3), min_size=len(side), max_size=len(side)))
+        prompts.append(data.draw(st.integers(0, len(side))))
+        fields = np.full(len(side), "content", object)
+        columns.append(ViewTokens(np.array(side, np.int32), np.array(owners, np.int32), fields, prompts[-1]))
+    rebuilt, at, there = [], 0, 0
+    for in_turn, (start, stop, other_start, other_stop) in differing(*columns):
+        assert start - at == other_start - there >= 0
+        assert stop > start or other_stop > other_start
+        assert (start, other_start) >= tuple(prompts) if in_turn else (stop <= prompts[0] and other_stop <= prompts[1])
+        rebuilt += one[at:start] + other[other_start:other_stop]
+        at, there = stop, other_stop
+    assert rebuilt + one[at:] == other
+
+
+# -- what is known
+
+
 def test_production_drops_reasoning_that_the_rollout_keeps() -> None:
-    """Counted by hand with transformers: a dropped turn's reasoning is its tokens and the two tags around it."""
     report = compare("qwen3", "agentic")
-    tokenizer = hf_tokenizer("qwen3")
-    thoughts = {2: "I need the weather.", 4: "The tool says sunny."}
-    text = {at: f"<think>\n{thought}\n</think>\n\n" for at, thought in thoughts.items()}
-    sizes = {at: len(tokenizer(whole, add_special_tokens=False)["input_ids"]) for at, whole in text.items()}
+    thoughts = ["<think>\nI need the weather.\n</think>\n\n", "<think>\nThe tool says sunny.\n</think>\n\n"]
+    size = sum(len(hf_tokenizer("qwen3")(text, add_special_tokens=False)["input_ids"]) for text in thoughts)
     last = pair(report.steps[-1], "production", "rollout")
-    assert (last.left_tokens, last.right_tokens) == (0, sum(sizes.values()))
-    assert [found.right.text for found in last.differences] == list(text.values())
-    assert [len(found.right) for found in last.differences] == list(sizes.values())
-    assert last.first == last.differences[0].left.start == last.differences[0].right.start
-    by_field = {(found.message, found.field): found for found in last.fields}
-    assert by_field[2, "reasoning_content"].right == sizes[2] - 4
-    assert by_field[2, "reasoning_content"].left_total == 0
-    assert (
-        f"reasoning_content of message 2: {sizes[2] - 4} tokens shown in rollout, absent in production" in last.lines()
-    )
-    assert "scaffold of message 2: 4 tokens shown in rollout, not in production" in last.lines()
-
-    found = report.findings[0]
-    assert (found.views, found.verb, found.what) == ((View.PRODUCTION, View.TRAINING), Verb.DROPS, "reasoning")
-    assert (found.messages, found.tokens, found.steps) == ((2, 4), sum(sizes.values()), (2, 3))
-    assert report.sentences()[0] == (
-        f"Production and training drop the reasoning of messages 2 and 4 once a user message follows: "
-        f"{sum(sizes.values())} tokens, scaffold included; rollout keeps it."
-    )
-    assert not report.equal
+    assert [one.right.text for one in last.differences] == thoughts
+    assert (last.left_tokens, last.right_tokens) == (0, size)
+    first = report.findings[0]
+    assert (first.views, first.verb, first.what) == ((View.PRODUCTION, View.TRAINING), Verb.DROPS, "reasoning")
+    assert (first.messages, first.tokens, first.steps) == ((2, 4), size, (2, 3))
+    assert report.sentences()[0] == f"Production and training drop the reasoning of messages 2 and 4: {size} tokens."
     assert [step.index for step in report.differing("production", "rollout")] == [2, 3]
-    assert [step.index for step in report.differing("rollout", "training")] == [0, 1, 2, 3]
-
-
-def test_the_row_leaves_out_what_the_model_samples() -> None:
-    report = compare("qwen3", "reasoning_every_turn")
-    found = pair(report.steps[0], "rollout", "training")
-    assert [difference.in_turn for difference in found.differences] == [True]
-    later = pair(report.steps[1], "rollout", "training")
-    assert [difference.in_turn for difference in later.differences] == [False]
-    assert any("out of the turn itself, though the model samples it: 15 tokens" in line for line in report.sentences())
 
 
 @pytest.mark.parametrize("name", ["agentic", "multi_turn", "calls_parallel_answered", "system_user_assistant"])
 def test_qwen25_agrees(name: str) -> None:
     report = compare("qwen2.5", name)
     assert report.equal
-    assert not report.rows()
+    assert not report.findings
     assert "hold the same tokens" in report.summary
-    for step in report.steps:
-        assert ids(step.production) == ids(step.rollout) == ids(step.training)
-        assert step.production.messages.tolist() == step.rollout.messages.tolist()
-        assert not contrasts(step)
 
 
-def test_a_flag_that_keeps_reasoning_makes_the_row_the_rollout() -> None:
-    for flag in ("preserve_all_thinking", "use_patched"):
-        report = compare("qwen3", "agentic_open", **{flag: True})
-        plain = compare("qwen3", "agentic_open")
-        assert not report.differing("rollout", "training")
-        assert len(report.differing("production", "rollout")) == 3
-        for step, other in zip(report.steps, plain.steps, strict=True):
-            assert ids(step.production) == ids(other.production)
-            assert ids(step.rollout) == ids(other.rollout)
-        assert "rollout and training keep it" in report.summary
-        assert report.settings[flag] is True
-    between = compare("qwen3", "agentic_open", preserve_thinking_between_tool_calls=True)
-    assert ids(between.steps[0].production) == ids(plain.steps[0].production)
-
-
-def test_between_tool_calls_the_row_keeps_the_exchange_under_way() -> None:
-    renderer = made_up(LAST_ONLY, preserve_thinking_between_tool_calls=True)
-    messages = [
-        user("one"),
-        assistant("a", reasoning="A"),
-        {"role": "tool", "content": "r"},
-        assistant("b", reasoning="B"),
-    ]
-    report = compare_histories(renderer, messages)
+@pytest.mark.parametrize("flag", ["preserve_all_thinking", "use_patched"])
+def test_a_flag_that_keeps_reasoning_makes_the_row_the_rollout(flag: str) -> None:
+    report, plain = compare("qwen3", "agentic_open", **{flag: True}), compare("qwen3", "agentic_open")
     assert not report.differing("rollout", "training")
-    assert report.summary == (
-        "Production drops the reasoning of message 1 once a tool result follows: 3 tokens, scaffold included; "
-        "rollout and training keep it."
-    )
+    assert [ids(step.production) for step in report.steps] == [ids(step.production) for step in plain.steps]
+    assert report.summary.startswith("Production drops the reasoning")
+    assert report.settings["past"] in ("preserve", "patched")
 
 
-def test_qwen35_and_the_token_that_reaches_over_the_prompt() -> None:
-    """The prompt ends in ``<think>\\n``, a turn without reasoning goes on with ``\\n</think>``; a row has one token."""
+def test_qwen35_and_the_token_that_spans_the_end_of_the_prompt() -> None:
+    """The prompt ends in ``<think>\\n``, a turn without reasoning has ``\\n</think>``; a row has one token."""
     report = compare("qwen3.5", "multi_turn")
-    messages = CONVERSATIONS["multi_turn"].messages
-    renderer = make_renderer("qwen3.5")
-    for step in report.steps:
-        assert step.message is not None
-        text = renderer.render_text(messages[: step.message + 1]).text
-        assert renderer.tokenizer.decode(ids(step.production)) == text.rstrip("\n")
-    changed = [found for found in report.findings if found.verb is Verb.CHANGES]
-    assert [(found.texts, found.messages, found.in_turn) for found in changed] == [(("\n\n", "\n"), (3,), True)]
-    agentic = compare("qwen3.5", "agentic")
-    dropped = agentic.findings[0]
-    assert (dropped.what, dropped.messages) == ("reasoning", (2, 4))
-    prompted = [
-        line for line in pair(agentic.steps[-1], "production", "rollout").lines() if "generation_prompt" in line
-    ]
-    assert prompted[0] == "generation_prompt of message 2: 2 tokens shown in rollout, absent in production"
+    changed = [one for one in report.findings if one.verb is Verb.CHANGES]
+    assert [(one.texts, one.messages, one.in_turn) for one in changed] == [(("\n\n", "\n"), (3,), True)]
 
 
 def test_glm_samples_the_head_of_the_next_turn() -> None:
-    plain = compare("glm-4.5", "multi_turn")
-    assert plain.equal
-    head = spelled("glm-4.5").tokenizer.token_id("<|user|>")
-    first = plain.steps[0]
-    assert first.rollout.ids[-1] == head
-    assert first.rollout.messages[-1] == 1
-    report = compare("glm-4.5", "agentic")
-    assert [found.what for found in report.findings] == ["reasoning"] * 3
-    thoughts = "I need the weather." + "The tool says sunny."  # a byte is a token; the tags stay, empty
-    assert pair(report.steps[-1], "production", "rollout").right_tokens == len(thoughts)
-    assert not report.breaks
+    report = compare("glm-4.5", "multi_turn")
+    assert report.equal
+    assert report.steps[0].rollout.ids[-1] == renderer_of("glm-4.5").tokenizer.token_id("<|user|>")
 
 
-def test_gpt_oss_ends_past_turns_otherwise() -> None:
+def test_gpt_oss_ends_past_turns_with_another_token() -> None:
     report = compare("gpt-oss", "multi_turn")
     (difference,) = pair(report.steps[1], "production", "rollout").differences
     assert (difference.left.text, difference.right.text) == ("<|end|>", "<|return|>")
-    assert difference.left.parts[0].message == 1
-    assert difference.left.parts[0].field == "scaffold"
-    assert report.sentences() == [
-        "Production and training write the scaffold of message 1 otherwise once a user message follows: '<|end|>' "
-        "where rollout has '<|return|>', 1 token.",
-        "Training writes the scaffold of message 1 otherwise than it is sampled: '<|end|>' where the model samples "
-        "'<|return|>', 1 token.",
-    ]
+    assert (difference.left.parts[0].message, difference.left.parts[0].field) == (1, "scaffold")
+    assert "'<|end|>' instead of '<|return|>', 1 token." in report.sentences()[0]
 
 
-def test_tools_are_shown_to_all() -> None:
-    report = compare("qwen3", "calls_in_sequence")
-    tools = report.row.select(field="tools")
-    assert tools.any()
-    for step in report.steps:
-        assert any(name.startswith("tools.") for *_, name in step.rollout.parts(0, len(step.rollout)))
-    with_none = compare_histories(make_renderer("qwen3"), CONVERSATIONS["calls_in_sequence"].messages)
-    assert len(with_none.steps[0].rollout) < len(report.steps[0].rollout)
-
-
-# -- steps
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gpt-oss", "glm-4.5"])
-def test_a_single_turn_agrees(family: str) -> None:
-    report = compare(family, "reasoning_last")
-    assert [step.message for step in report.steps] == [1]
-    assert report.equal
-    assert "the one step there is" in report.summary
-
-
-def test_a_conversation_that_ends_with_a_question_asks_for_the_turn_to_come() -> None:
+def test_the_turn_to_come_is_a_step() -> None:
     report = compare("qwen3", "reasoning_in_history")
     assert [step.message for step in report.steps] == [1, None]
     last = report.steps[1]
     assert ids(last.production) == hf_ids("qwen3", CONVERSATIONS["reasoning_in_history"].messages, None, True)
     assert last.production.prompt == len(last.production)
-    assert report.place(last) == "the turn to come"
-    assert not pair(last, "production", "rollout").equal
-    assert compare_histories(make_renderer("qwen3"), [HI]).equal
 
 
-def test_a_turn_with_nothing_before_it_is_given() -> None:
-    report = compare("qwen3", "assistant_first")
-    assert [step.message for step in report.steps] == [None]
-    assert report.notes == ("message 0: nothing comes before it; it counts as given, not as sampled",)
+def test_a_conversation_that_begins_with_the_assistant() -> None:
+    assert "message 0" in compare("qwen3", "assistant_first").notes[0]
     alone = compare_histories(make_renderer("qwen3"), [assistant("Welcome.")])
     assert not alone.steps
     assert alone.equal
-    assert alone.summary == "There is no turn to compare: the model is never asked for one."
     assert str(alone)
     read_page(html_page(alone))
 
 
-def test_turns_in_a_row() -> None:
-    report = compare("qwen2.5", "consecutive_assistants")
-    assert [step.message for step in report.steps] == [1, 2, None]
-    assert report.equal
-
-
 def test_history_inference_breaks_where_production_would_rewrite() -> None:
-    for flags in ({}, {"preserve_all_thinking": True}):
-        report = compare("qwen3", "agentic", history="inference", **flags)
-        assert [step.index for step in report.breaks] == [2]
-        refusal = report.steps[2].refusal
-        assert refusal is not None
-        assert refusal.reason is RefusalReason.REWRITES_PAST
-        assert not report.differing("production", "rollout")
-        assert [step.branch for step in report.steps] == [0, 0, 1, 1]
-        assert len(report.branches) == 2
-        assert "The rollout breaks at message 6: rewrites_past" in report.summary
-        assert not report.equal
+    report = compare("qwen3", "agentic", history="inference")
+    assert [(step.index, reason(step)) for step in report.breaks] == [(2, RefusalReason.REWRITES_PAST)]
+    assert not report.differing("production", "rollout")
+    assert [step.branch for step in report.steps] == [0, 0, 1, 1]
+    assert "The rollout breaks at message 6: rewrites_past" in report.summary
 
 
 def test_a_template_that_moves_messages_breaks_the_rollout() -> None:
     messages = [user("a"), assistant("b"), {"role": "system", "content": "s"}, user("c"), assistant("d"), user("e")]
-    report = compare_histories(made_up(SYSTEM_FIRST), messages)
-    assert [(step.index, None if step.refusal is None else step.refusal.reason) for step in report.steps] == [
-        (0, None),
-        (1, RefusalReason.MOVED),
-        (2, None),
-    ]
-    assert not report.differing("production", "rollout")
-    first = pair(report.steps[0], "production", "training")
-    assert {(part.message, part.field) for part in first.differences[0].right.parts} >= {(2, "content")}
-    assert "adds" in {found.verb for found in report.findings}
+    report = compare_histories(synthetic(SYSTEM_FIRST), messages)
+    assert [reason(step) for step in report.steps] == [None, RefusalReason.MOVED, None]
+    assert Verb.ADDS in {one.verb for one in report.findings}
     assert "break: moved" in str(report)
 
 
-def test_the_bridge_is_told_the_conversation() -> None:
-    source = LAST_ONLY.replace(
-        "<|im_start|>assistant\n{% endif %}", "<|im_start|>{{ messages[0].content }}\n{% endif %}"
-    )
-    report = compare_histories(made_up(source), [user("assistant"), assistant("a"), user("b"), assistant("c")])
-    assert not report.breaks
-    assert report.equal
-
-
-def test_a_template_that_refuses_is_an_error_that_says_where() -> None:
-    source = LAST_ONLY.replace(
-        "{{ m.content }}", "{{ raise_exception('no tools') if m.role == 'tool' else m.content }}"
-    )
-    messages = [user("a"), assistant("b"), {"role": "tool", "content": "c"}, assistant("d")]
-    with pytest.raises(TemplateError, match="no tools"):
-        compare_histories(made_up(source), messages)
-    ends = (
+def test_a_refusal_is_an_error_that_says_where() -> None:
+    source = (
         LAST_ONLY
         + "{% if add_generation_prompt and messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
     )
+    messages = [user("a"), assistant("b"), {"role": "tool", "content": "c"}, assistant("d")]
     with pytest.raises(TemplateError) as caught:
-        compare_histories(made_up(ends), messages)
+        compare_histories(synthetic(source), messages)
     assert caught.value.__notes__ == ["while rendering the prompt that asks for message 3"]
     with pytest.raises(InputError, match="empty"):
-        compare_histories(made_up(LAST_ONLY), [])
+        compare_histories(synthetic(LAST_ONLY), [])
 
 
-def test_a_turn_that_the_template_does_not_show_is_said_to_be_missing() -> None:
+def test_a_turn_that_the_template_does_not_write_is_missing() -> None:
     source = LAST_ONLY.replace("{% for m in messages %}", "{% for m in messages if m.content %}")
-    messages = [user("a"), assistant(""), user("b"), assistant("c")]
-    report = compare_histories(made_up(source), messages)
+    report = compare_histories(synthetic(source), [user("a"), assistant(""), user("b"), assistant("c")])
     first, second = report.steps
     assert first.training is None
     assert first.compare("production", "training") is None
     assert second.refusal is not None
     assert second.refusal.reason is RefusalReason.NO_TURN_END
-    assert not first.equal
     assert "The training row holds no turn for message 1." in report.summary
     assert "?" in str(report)
-    read_page(html_page(report))
-    json.dumps(report.to_json())
 
 
-def test_a_turn_without_its_prompt_is_noted() -> None:
-    report = compare("qwen3.5-nothink", "reasoning_last")
-    assert "its turn does not begin with the prompt that asks for it" in report.notes[-1]
+# -- printed and on pages
 
 
-def test_the_callers_messages_and_renderer_stay_as_they_are() -> None:
-    renderer = make_renderer("qwen3", preserve_all_thinking=True)
-    messages = json.loads(json.dumps(AGENT))
-    compare_histories(renderer, messages, tools=SIMPLE)
-    assert messages == AGENT
-    assert renderer.preserve_all_thinking
-    assert renderer.history is History.TRAIN
+def test_hostile_text_stays_text() -> None:
+    messages = [user(EVIL), assistant(EVIL, reasoning=EVIL * 40), user(EVIL), assistant(EVIL, reasoning=EVIL)]
+    report = compare_histories(synthetic(LAST_ONLY), messages)
+    assert not set(str(report)) & {"\x1b", "\x00", "\u202e"}
+    assert_only_its_own_code_runs(html_page(report, EVIL))
+
+
+def test_the_page_shows_every_differing_token() -> None:
+    report = compare("qwen3", "agentic")
+    document = read_page(html_page(report))
+    contrasts = [
+        (step, view)
+        for step in report.steps
+        for view in (View.PRODUCTION, View.TRAINING)
+        if not pair(step, view, View.ROLLOUT).equal
+    ]
+    assert len(contrasts) == len(document["contrasts"]) > 2
+    for at, (step, view) in enumerate(contrasts):
+        assert both_sides(document, at) == (ids(step.rollout), ids(step.view(view)))
+    assert all([(one.left, one.right) for one in step.comparisons] == list(PAIRS) for step in report.steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from tests.diagnose.brute import audited, rendered, source_of
 from tests.support import JINJA_FAMILIES, SPECIAL
 from tokentrace.diagnose.appends import AppendOutcome, Where
 from tokentrace.diagnose.cases import TOOLS, Append, cases, turns
-from tokentrace.diagnose.expressions import written_out
+from tokentrace.diagnose.expressions import source_text
 from tokentrace.diagnose.lines import EventKind, LineTracer
-from tokentrace.study.probes import ANSWER, THOUGHT, USER
+from tokentrace.study.probes import THOUGHT, USER
 from tokentrace.template.chat_template import parse_template
 
 DIRECT = """{%- for message in messages %}
@@ -139,10 +138,6 @@ def test_a_forced_answer_changes_the_way_a_run_takes() -> None:
     assert "[thought]" not in run.text
 
 
-def test_a_refusal_is_none() -> None:
-    assert LineTracer("{{ raise_exception('no') }}").run([USER, ANSWER]) is None
-
-
 @pytest.mark.parametrize(
     "costly",
     [
@@ -157,15 +152,6 @@ def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
     assert run is not None
     assert run.text == "question"
     assert tracer.run([USER], forced={0: True}) is None
-
-
-def test_instrumenting_a_template_computes_nothing() -> None:
-    tracemalloc.start()
-    try:
-        LineTracer("{% if false %}{{ 'a' * 400000000 }}{% endif %}")
-        assert tracemalloc.get_traced_memory()[1] < 40_000_000
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -187,9 +173,9 @@ def test_instrumenting_a_template_computes_nothing() -> None:
         "a ~ b + 1",
     ],
 )
-def test_an_expression_that_is_written_out_means_the_same(text: str) -> None:
+def test_an_expression_that_is_source_text_means_the_same(text: str) -> None:
     def tree(source: str) -> nodes.Node:
         return parse_template("{{ " + source + " }}")
 
     (output,) = tree(text).body  # type: ignore[attr-defined]
-    assert tree(written_out(output.nodes[0])) == tree(text)
+    assert tree(source_text(output.nodes[0])) == tree(text)

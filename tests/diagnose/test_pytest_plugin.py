@@ -79,28 +79,6 @@ def test_what_is_safe_passes_and_what_is_not_fails_with_its_reasons(team: Path, 
     assert "Traceback" not in result.stdout.str()
 
 
-def test_another_template_never_gets_the_certificate_of_the_first(team: Path, pytester: pytest.Pytester) -> None:
-    """transformers shows two tokenizers alike that differ in nothing but their chat template."""
-    pytest.importorskip("transformers")
-    pytester.makepyfile(
-        """
-        import pytest
-        from pathlib import Path
-        from transformers import PreTrainedTokenizerFast
-
-        def test_both(assert_safe):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained("model")
-            shown = repr(tokenizer)
-            assert_safe(tokenizer, "rl-append-only")
-            tokenizer.chat_template = Path("dropping/chat_template.jinja").read_text()
-            assert repr(tokenizer) == shown
-            with pytest.raises(pytest.fail.Exception, match="is not safe for rl-append-only"):
-                assert_safe(tokenizer, "rl-append-only")
-        """
-    )
-    run(pytester).assert_outcomes(passed=1)
-
-
 def test_pytest_finds_the_plugin_by_itself() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     points = project["entry-points"]["pytest11"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.diagnose.brute import audit_of, audited, rendered, source_of
 from tokentrace.diagnose import AuditReport, Grade
 from tokentrace.diagnose.appends import AppendOutcome
-from tokentrace.diagnose.audit_document import matrix_rows, plain_view
-from tokentrace.diagnose.cases import TOOLS, Append, Said
+from tokentrace.diagnose.cases import TOOLS, Append, Style
 from tokentrace.pocket import POCKET
+from tokentrace.show.terminal import plain_view
 
 TURNS = """{%- for m in messages SKIPPED %}
 {{- '<|turn|>' + m.role + '\\n' }}
@@ -66,8 +64,8 @@ def test_messages_of_others_that_do_not_arrive_count(skipped: str, others: str, 
 
 def test_content_that_is_given_otherwise_is_tried_with_a_system_message_too() -> None:
     with_system = template(others="m.content if m.role != 'system' or messages|length < 4 else ''")
-    kinds = {cell.turn.said: cell.outcome for cell in with_system.cells if cell.append is Append.USER}
-    assert kinds == dict.fromkeys(Said, AppendOutcome.BREAKS)
+    kinds = {cell.turn.style: cell.outcome for cell in with_system.cells if cell.append is Append.USER}
+    assert kinds == dict.fromkeys(Style, AppendOutcome.BREAKS)
 
 
 def test_white_space_that_is_lost_counts_where_turns_are_rendered_again() -> None:
@@ -75,7 +73,6 @@ def test_white_space_that_is_lost_counts_where_turns_are_rendered_again() -> Non
     again = {"rl-append-only", "rl-user-turns", "production-parity"}
     assert {use for use, grade in grades(found).items() if grade is Grade.PARTLY} == again
     assert {grade for use, grade in grades(found).items() if use not in again} == {Grade.HOLDS}
-    assert "bridge keeps the sampled ids" in found.verdict("rl-append-only").remedy
 
 
 CUTS = "m.content.split('</think>')[-1] if m.content and '</think>' in m.content else (m.content or '')"
@@ -84,7 +81,6 @@ CUTS = "m.content.split('</think>')[-1] if m.content and '</think>' in m.content
 def test_reasoning_that_is_cut_out_of_content_is_found() -> None:
     found = template(CUTS)
     assert found.reading.inline_reasoning == "left out"
-    assert found.forging.words == ("</think>",)
     for use in ("rl-append-only", "rl-user-turns", "production-parity"):
         assert found.verdict(use).grade is Grade.PARTLY
         assert "reasoning inside content reaches no token" in found.verdict(use).against[0]
@@ -106,19 +102,14 @@ def test_what_becomes_of_reasoning_inside_content(family: str, told: str) -> Non
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1", "gemma-3", "glm-4.5", "kimi-k2", "deepseek-v3.1"])
 def test_white_space_is_lost_where_transformers_does_not_write_it(family: str) -> None:
     for cell in audit_of(family).cells:
-        if cell.turn.said is not Said.SPACED or cell.outcome is AppendOutcome.REFUSED:
+        if cell.turn.style is not Style.SPACED or cell.outcome is AppendOutcome.REFUSED:
             continue
         at, tools = len(cell.case.past), TOOLS if cell.case.tools else None
         written = rendered(source_of(family), cell.messages[: at + 1], tools, False)
-        bare = [*cell.messages[:at], {**cell.messages[at], "content": cell.case.said["content"].strip()}]
+        bare = [*cell.messages[:at], {**cell.messages[at], "content": cell.case.reply["content"].strip()}]
         same = written == rendered(source_of(family), bare, tools, False)
         lost = any("content" in field for field in cell.lost)
         assert lost or not same
-
-
-def test_words_that_are_not_looked_for_in_texts_are_not_named() -> None:
-    assert audit_of("gemma-3").forging.words == ()
-    assert set(audit_of("qwen3").forging.words) >= {"</think>", "<tool_response>", "</tool_response>"}
 
 
 def test_a_list_is_not_tried_as_a_switch() -> None:
@@ -132,13 +123,6 @@ def test_a_window_over_results_is_a_break() -> None:
     assert template(others=others).verdict("rl-append-only").grade is not Grade.HOLDS
 
 
-def test_cells_that_do_not_count_are_in_brackets() -> None:
-    report = template()
-    rows = {append: [one.text for one in signs] for append, signs in matrix_rows(report)}
-    assert rows[Append.USER] == ["✓", "(✗)", "", "", "✓", "✓"]
-    assert "( ) does not count" in plain_view([report])
-
-
 # -- texts that templates alter, each planted in a template that writes all of them as they are
 
 CALLS = "'{\"name\": \"' + c.function.name + '\", \"arguments\": ' + ARGUMENTS + '}'"
@@ -147,11 +131,16 @@ CALLS = "'{\"name\": \"' + c.function.name + '\", \"arguments\": ' + ARGUMENTS +
 @pytest.mark.parametrize(
     ("written", "others", "arguments", "words"),
     [
-        ("", "m.content|e", "", "system, user and tool messages with marks such as <, & and quotes"),
-        ("", "m.content.split('\\n')[0] if m.role == 'tool' else m.content", "", "of tool messages with line breaks"),
-        ("", "m.content[:300] if m.role == 'tool' else m.content", "", "tool messages of some thousand characters"),
-        ("(m.content or '')|replace('&', '&amp;')", "", "", "assistant messages with marks"),
-        ("(m.content or '')|replace('\\n\\n', '\\n')", "", "", "assistant messages with line breaks"),
+        ("", "m.content|e", "", "content of system, user and tool messages is not written"),
+        (
+            "",
+            "m.content.split('\\n')[0] if m.role == 'tool' else m.content",
+            "",
+            "content of tool messages is not written",
+        ),
+        ("", "m.content[:300] if m.role == 'tool' else m.content", "", "content of tool messages is not written"),
+        ("(m.content or '')|replace('&', '&amp;')", "", "", "content of assistant messages is not written"),
+        ("(m.content or '')|replace('\\n\\n', '\\n')", "", "", "content of assistant messages is not written"),
         ("", "", "c.function.arguments|tojson|lower", "arguments of calls are not written as they were given"),
         ("", "", "c.function.arguments|tojson|replace(' ', '')", "arguments of calls are not written"),
         ("", "", "'{\"someKey\": \"' ~ c.function.arguments.values()|first ~ '\"}'", "arguments of calls"),
@@ -172,7 +161,6 @@ def test_texts_that_are_altered_count_and_their_line_is_named(
         (said,) = [one for one in found.verdict(use).against if words in one]
         line = next(number for number, line in enumerate(source.split("\n"), 1) if planted in line)
         assert f"line {line}: `" in said
-    assert "fix that line" in found.verdict("sft-one-row").remedy
 
 
 # -- what to do
@@ -200,9 +188,9 @@ def test_an_audit_begins_with_what_to_do(old: str, new: str, words: str) -> None
     source = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
     found = audited(source.replace(old, new, 1))
     assert words in found.conclusion.text
-    shown = plain_view([found]).splitlines()
-    assert shown[2] == found.conclusion.text
-    assert shown[3].startswith("  $ tokentrace tokenize ") is ("SFT: not safe" not in found.conclusion.text)
+    lines = plain_view(found).splitlines()
+    assert lines[0] == f"• {found.conclusion.text}"
+    assert lines[1].startswith("• $ tokentrace tokenize ") is ("SFT: not safe" not in found.conclusion.text)
 
 
 CHAT = """\
@@ -215,30 +203,9 @@ def test_a_template_without_calls_is_judged_by_conversations_without_tools() -> 
     found = audited(CHAT)
     assert found.conclusion.text.startswith("SFT: safe for conversations without tools. RL: safe for conversations ")
     assert [command.split()[1] for command in found.conclusion.commands] == ["tokenize"]
-    assert found.cost.lines == 2
-
-
-def test_altered_text_is_no_rewritten_role() -> None:
-    shown = plain_view([audited(CHAT.replace("m.content", "m.content|lower"))])
-    assert "SFT: not safe before line 1 is fixed" in shown
-    assert "tokentrace tokenize" not in shown
-    assert "--store runs.db" in shown
-    assert re.search(r"roles written +system, developer, user", shown)
-    assert re.search(r"content altered +system, developer, user", shown)
-    assert re.search(r"content read as +system: text;", shown)
-    assert "cost grows linearly with messages" in shown
 
 
 def test_qwen3_is_told_in_one_line() -> None:
     assert audit_of("qwen3").conclusion.text == (
         "SFT: safe with --past expand. RL: use the bridge; any new message rewrites earlier turns, lines 43 and 44."
     )
-
-
-def test_the_indentation_of_arguments_is_shown_with_its_line() -> None:
-    source = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
-    found = audited(source.replace("(call.arguments or {}) | tojson", "(call.arguments or {}) | tojson(indent=2)"))
-    shown = plain_view([found])
-    assert '"arguments": {⏎␣␣⟨arguments⟩⏎}}' in shown
-    assert "arguments are indented by 2 (line 66: `(call.arguments or {})|tojson(indent=2)`)" in shown
-    assert audited(source).writing.indent is None

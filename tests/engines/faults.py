@@ -10,7 +10,6 @@ from contextlib import aclosing
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from tokentrace.engines.answers import answered_ids, answered_logprobs
 from tokentrace.engines.protocol import (
     Delta,
     EngineAnswerError,
@@ -111,13 +110,10 @@ class FaultyEngine(ScriptedEngine):
         if fault is Fault.GARBAGE:
             raise EngineAnswerError("the script says that the answer is not JSON")
         answer = super()._answer(prompt, sampling)
-        ids, logprobs = answer[:2]
         if fault is Fault.WRONG_IDS:
             size = self.capabilities.vocab_size
-            answered_ids([*ids.tolist()[:-1], -1 if size is None else size], "ids", size)
-        if fault is Fault.FEW_LOGPROBS:
-            answered_logprobs(logprobs.tolist()[:-1], ids, "logprobs")
-        return answer
+            return answer._replace(ids=[-1 if size is None else size, *answer.ids[1:]])
+        return answer._replace(logprobs=[]) if fault is Fault.FEW_LOGPROBS else answer
 
 
 def _error(fault: Fault | Breaks | None, arrived: int, piece: Delta) -> Exception | None:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokentrace import create_renderer, trajectory_samples
-from tokentrace.demo.questions import FollowUps, pick_questions, question_task
+from tokentrace import create_renderer
 from tokentrace.engines.drawing import sample
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import (
@@ -19,15 +18,12 @@ from tokentrace.engines.protocol import (
     EngineError,
     EngineRefusal,
     FinishReason,
-    LogprobKindError,
     SamplingParams,
     joined,
 )
 from tokentrace.engines.routing import Router
-from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
-from tokentrace.rollout.loop import Agent
 from training.pocket.questions import make_questions
 
 RENDERER = create_renderer(POCKET)
@@ -241,37 +237,17 @@ def test_a_paused_engine_samples_nothing_until_it_is_resumed() -> None:
     assert completion.finish_reason is FinishReason.STOP
 
 
-def test_versions_tell_which_weights_sampled_which_tokens() -> None:
-    async def work(engine: EmbeddedEngine) -> Completion:
-        found: list[Delta] = []
-        async for delta in engine.stream(PROMPTS[0], params(max_tokens=12, stop_token_ids=())):
-            found.append(delta)
-            if len(found) == 4:
-                await engine.update_weights(load_pocket(), version="step 2")
-        last = found[-1]
-        ids = np.concatenate([delta.ids for delta in found])
-        logprobs = np.concatenate([delta.logprobs for delta in found])
-        return Completion(ids, logprobs, FinishReason.LENGTH, last.versions)
-
-    completion = with_engine(work, version="step 1")
-    (one, begin, changed), (two, resumed, end) = completion.versions
-    assert (one, two) == ("step 1", "step 2")
-    assert begin == 0
-    assert changed == resumed
-    assert 4 <= changed < end == 12
-
-
 def test_requests_that_cannot_be_are_refused_and_a_closed_engine_takes_none() -> None:
     async def work(engine: EmbeddedEngine) -> None:
         for prompt in ([], [4096], [-1], [1] * 4090):
-            with pytest.raises(EngineRefusal, match="not sent"):
+            with pytest.raises(EngineRefusal):
                 await engine.generate(prompt, params())
         waiting = asyncio.create_task(engine.generate(PROMPTS[0], params(max_tokens=400, stop_token_ids=())))
         await asyncio.sleep(0)
         await engine.close()
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(EngineError):
             await waiting
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(EngineError):
             await engine.generate(PROMPTS[0], params())
 
     with_engine(work)
@@ -298,72 +274,3 @@ def test_a_later_event_loop_goes_on_with_the_engine_as_it_was_left() -> None:
     asyncio.run(leave_one_behind())
     same(first, asyncio.run(resume()))
     asyncio.run(asyncio.wait_for(engine.close(), 60))
-
-
-def test_event_loops_take_turns_and_what_one_left_waiting_is_told() -> None:
-    engine = EmbeddedEngine()
-    one, other = asyncio.new_event_loop(), asyncio.new_event_loop()
-
-    async def begin() -> asyncio.Task[Completion]:
-        await engine.pause()
-        task = asyncio.create_task(engine.generate(PROMPTS[0], params()))
-        await asyncio.sleep(0)
-        return task
-
-    async def ask() -> Completion:
-        await engine.resume()
-        return await engine.generate(PROMPTS[0], params())
-
-    async def meanwhile() -> Completion:
-        await ask()
-        with pytest.raises(EngineError, match="another event loop"):
-            await asyncio.to_thread(asyncio.run, ask())
-        return await ask()
-
-    try:
-        waiting = one.run_until_complete(begin())
-        first = other.run_until_complete(ask())
-        with pytest.raises(EngineError, match="another event loop"):
-            one.run_until_complete(asyncio.wait_for(waiting, 60))
-        same(first, one.run_until_complete(ask()))
-        same(first, other.run_until_complete(meanwhile()))
-        other.run_until_complete(engine.close())
-        one.run_until_complete(asyncio.sleep(0))
-    finally:
-        one.close()
-        other.close()
-
-
-@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "raw"), (0.7, "processed"), (1.0, "processed")])
-def test_an_agent_records_what_its_logprobs_are_of_and_what_was_cached(temperature: float, kind: str) -> None:
-    async def work(engine: EmbeddedEngine) -> Any:
-        sampling = params(temperature=temperature, top_k=30, max_tokens=160)
-        agent = Agent(engine, RENDERER, sampling=sampling, interaction=FollowUps(), reward=lambda _: 1.0)
-        return [await agent.run(task, seed=3) for task in map(question_task, pick_questions(3, seed=2))]
-
-    later: list[int | None] = []
-    for rollout in with_engine(work):
-        (row,) = trajectory_samples(rollout.trajectory)
-        assert len(row.completions) == rollout.turns
-        for turn, span in zip(rollout.trajectory.turns(), row.completions, strict=True):
-            assert (turn.start, turn.stop, turn.cached_tokens) == (span.start, span.stop, span.cached_tokens)
-            assert (span.logprobs_kind, span.temperature, span.top_p, span.top_k) == (kind, temperature, 1.0, 30)
-        assert row.completions[0].cached_tokens == 0
-        later += [span.cached_tokens for span in row.completions[1:]]
-    assert later
-    assert all(later), "the prefix of a session is cached"
-
-
-def test_no_agent_is_made_whose_logprobs_would_be_of_another_distribution() -> None:
-    hot = SamplingParams(8, temperature=0.7)
-    for kind in ("raw", "unknown"):
-        engine = ScriptedEngine(lambda prompt, sampling: [1], logprobs=kind)
-        with pytest.raises(LogprobKindError, match="not sent"):
-            Agent(engine, RENDERER, sampling=hot)
-        with pytest.raises(LogprobKindError, match="not sent"):
-            asyncio.run(engine.generate([1], hot))
-        Agent(engine, RENDERER, sampling=SamplingParams(8, temperature=0.7, allow_raw_logprobs=True))
-        done = asyncio.run(engine.generate([1], SamplingParams(8, temperature=0.7, allow_raw_logprobs=True)))
-        assert done.logprobs_kind == kind
-        assert asyncio.run(engine.generate([1], SamplingParams(8))).logprobs_kind == kind
-    assert issubclass(LogprobKindError, EngineRefusal)

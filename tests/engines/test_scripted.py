@@ -10,20 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
+from tests.engines.faults import Gate
 from tests.engines.support import same
 from tokentrace.engines.protocol import (
-    Delta,
     Engine,
     EngineAnswerError,
-    EngineError,
-    EngineRefusal,
-    EngineUnavailable,
     FinishReason,
     SamplingParams,
     collected,
 )
-from tokentrace.engines.routing import Router
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.trajectory.turns import VersionSpan
 
@@ -57,87 +52,11 @@ def test_a_stream_is_the_whole(ids: list[int], most: int, stops: set[int], piece
     assert whole.versions == ((VersionSpan(3, 0, len(whole.ids)),) if len(whole.ids) else ())
 
 
-@pytest.mark.parametrize(
-    ("fault", "error", "streamed"),
-    [
-        (Fault.UNAVAILABLE, EngineUnavailable, EngineUnavailable),
-        (Fault.DIES, EngineUnavailable, EngineError),
-        (Fault.GARBAGE, EngineAnswerError, EngineAnswerError),
-        (Fault.FEW_LOGPROBS, EngineAnswerError, EngineAnswerError),
-        (Fault.WRONG_IDS, EngineAnswerError, EngineAnswerError),
-    ],
-)
-def test_it_fails_where_it_is_told_to(fault: Fault, error: type[Exception], streamed: type[Exception]) -> None:
-    engine = FaultyEngine(lambda prompt, sampling: [1, 2, 3], piece=1, vocab_size=9)
-    engine.faults.extend([None, fault, fault, None])
-    asyncio.run(engine.generate([1], SamplingParams(5)))
-    with pytest.raises(error):
-        asyncio.run(engine.generate([1], SamplingParams(5)))
-    with pytest.raises(streamed) as caught:
-        asyncio.run(collected(engine.stream([1], SamplingParams(5))))
-    assert type(caught.value) is streamed
-    assert asyncio.run(engine.generate([1], SamplingParams(5))).ids.tolist() == [1, 2, 3]
-
-
-def test_a_stream_that_dies_gave_its_first_piece() -> None:
-    async def run(piece: int) -> list[int]:
-        engine = FaultyEngine(lambda prompt, sampling: [1, 2, 3], piece=piece)
-        engine.faults.append(Fault.DIES)
-        got: list[int] = []
-
-        async def read() -> None:
-            async for delta in engine.stream([1], SamplingParams(5)):
-                got.extend(delta.ids.tolist())
-
-        with pytest.raises(EngineError) as caught:
-            await read()
-        assert isinstance(caught.value, EngineUnavailable) == (not got)
-        return got
-
-    assert asyncio.run(run(2)) == [1, 2]
-    assert asyncio.run(run(0)) == [], "it came in one piece, which never came"
-
-
-def test_requests_are_refused_as_by_other_engines() -> None:
-    engine = ScriptedEngine(lambda prompt, sampling: [1], vocab_size=9, max_length=4)
-    for prompt, most in [([], 1), ([9], 1), ([1, 2, 3], 2)]:
-        with pytest.raises(EngineRefusal):
-            asyncio.run(engine.generate(prompt, SamplingParams(most)))
-    assert not engine.requests
-
-
 def test_scripts_with_too_few_logprobs_or_wrong_ids_are_errors() -> None:
     for given_back in (Sampled([1, 2], [-1.0]), Sampled([1], [0.5]), [99], Sampled([1], [float("nan")])):
         engine = ScriptedEngine(lambda prompt, sampling, it=given_back: it, vocab_size=9)
         with pytest.raises(EngineAnswerError):
             asyncio.run(engine.generate([1], SamplingParams(5)))
-
-
-def test_channels_are_cut_with_their_ids() -> None:
-    told = Sampled([1, 2, 3, 4, 5], [-1.0] * 5, {"experts": [[7], [8], [9], [1], [2]]})
-    engine = ScriptedEngine(lambda prompt, sampling: told, piece=2)
-    sampling = SamplingParams(9, stop_token_ids=(3,))
-
-    async def run() -> list[Delta]:
-        return [delta async for delta in engine.stream([1], sampling)]
-
-    assert [dict(delta.channels) for delta in asyncio.run(run())] == [{"experts": [[7], [8]]}, {"experts": [[9]]}]
-    assert asyncio.run(Router([engine]).generate([1], sampling)).channels == {"experts": [[7], [8], [9]]}
-    short = ScriptedEngine(lambda prompt, sampling: Sampled([1, 2], [-1.0] * 2, {"experts": [[7]]}))
-    with pytest.raises(EngineAnswerError, match="experts has 1 entries for 2 ids"):
-        asyncio.run(short.generate([1], sampling))
-
-
-def test_top_logprobs_are_those_of_the_script_or_made_up() -> None:
-    sampling = SamplingParams(9, top_logprobs=3)
-    made_up = asyncio.run(ScriptedEngine(lambda p, s: [8, 1], vocab_size=10).generate([1], sampling))
-    assert made_up.channels["top_logprobs"] == [
-        ((8, -1.0), (9, -2.0), (0, -3.0)),
-        ((1, -1.0), (2, -2.0), (3, -3.0)),
-    ]
-    own = [[(4, -0.5)], [(5, -0.6)]]
-    told = ScriptedEngine(lambda p, s: Sampled([8, 1], [-1.0, -2.0], {"top_logprobs": own}))
-    assert asyncio.run(told.generate([1], sampling)).channels["top_logprobs"] == own
 
 
 def test_latency_pause_abort_and_new_weights() -> None:
@@ -171,52 +90,6 @@ def test_latency_pause_abort_and_new_weights() -> None:
     assert done.versions == (VersionSpan("a", 0, 1), VersionSpan("b", 1, 2))
 
 
-def test_a_gate_lets_pieces_pass_one_by_one() -> None:
-    async def run() -> None:
-        gate = Gate()
-        engine = ScriptedEngine(lambda prompt, sampling: [1, 2, 3, 4, 5], piece=2, latency=gate)
-        got: list[list[int]] = []
-
-        async def read() -> None:
-            async for delta in engine.stream([1], SamplingParams(9)):
-                got.append(delta.ids.tolist())
-
-        task = asyncio.create_task(read())
-        await gate.waiting()
-        assert (got, engine.running) == ([], 1)
-        await gate.open(1)
-        await gate.waiting()
-        assert got == [[1, 2]]
-        other = asyncio.create_task(engine.generate([2], SamplingParams(9)))
-        await gate.waiting(2)
-        await gate.open()
-        await asyncio.gather(task, other)
-        assert got == [[1, 2], [3, 4], [5]]
-        assert (engine.running, engine.left) == (0, [])
-
-    asyncio.run(run())
-
-
-def test_a_request_breaks_where_it_is_told_to() -> None:
-    async def run(after: int) -> list[int]:
-        engine = FaultyEngine(lambda prompt, sampling: [1, 2, 3], piece=1)
-        engine.faults.append(Breaks(after, EngineError("the engine is gone")))
-        got: list[int] = []
-
-        async def read() -> None:
-            async for delta in engine.stream([1], SamplingParams(5)):
-                got.extend(delta.ids.tolist())
-
-        with pytest.raises(EngineError, match="the engine is gone"):
-            await read()
-        assert engine.running == 0
-        assert not engine.left, "it broke; nobody left"
-        assert (await engine.generate([1], SamplingParams(5))).ids.tolist() == [1, 2, 3]
-        return got
-
-    assert [asyncio.run(run(after)) for after in (0, 1, 2)] == [[], [1], [1, 2]]
-
-
 def test_it_tells_whose_reader_went_away() -> None:
     async def run() -> None:
         gate = Gate()
@@ -232,6 +105,5 @@ def test_it_tells_whose_reader_went_away() -> None:
         await engine.generate([9], SamplingParams(5), request_id="read")
         assert [one.request_id for one in engine.left] == ["cancelled", "closed"]
         assert [one.prompt_ids.tolist() for one in engine.requests] == [[7], [8], [9]]
-        assert engine.running == 0
 
     asyncio.run(run())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.engines.support import Fake, Reply, json_reply, recording
-from tests.engines.vllm_server import FLAT, SURE, TINY, connect, content, served, with_choice
+from tests.engines.vllm_server import FLAT, TINY, connect, content, served, with_choice
 from tokentrace.engines.protocol import (
     OPTIONAL,
     Capabilities,
@@ -18,7 +17,6 @@ from tokentrace.engines.protocol import (
     EngineError,
     EngineRefusal,
     LogprobKind,
-    LogprobKindError,
     SamplingParams,
     collected,
 )
@@ -59,12 +57,6 @@ def test_recorded_processed_logprobs_move_with_the_temperature() -> None:
     assert best["logprob"] - at_one["logprob"] > 1.0
 
 
-def test_a_kind_that_is_said_is_not_probed() -> None:
-    fake = served(Fake())
-    assert connect(fake, logprobs="raw").logprobs is LogprobKind.RAW
-    assert len(fake.bodies(GENERATE)) == 1
-
-
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("mode", ["processed", "scaled", "raw"])
 def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, native: bool) -> None:
@@ -73,35 +65,6 @@ def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, nativ
         for logits in (FLAT, FLAT * 4, np.log(np.r_[0.6, 0.3, np.full(98, 0.1 / 98)])):
             fake = served(Fake(), mode=mode, native=native, logits=logits, seed=seed)
             assert connect(fake, vocab_size=1024).logprobs is LogprobKind(mode)
-
-
-def test_a_kind_that_cannot_be_told_is_unknown() -> None:
-    for mode in ("raw", "processed"):
-        assert connect(served(Fake(), mode=mode, logits=SURE)).logprobs is LogprobKind.UNKNOWN
-
-
-def test_a_prompt_that_does_not_tell_is_followed_by_another() -> None:
-    sure, flat = served(Fake(), logits=SURE), served(Fake(), mode="raw")
-    fake = served(Fake())
-
-    def answer(body: Any) -> Any:
-        return (sure if body["token_ids"][0] in (0, 2) else flat).answers[GENERATE][0](body)
-
-    assert connect(fake.on(GENERATE, answer), vocab_size=1024).logprobs is LogprobKind.RAW
-    assert [body["token_ids"] for body in fake.bodies(GENERATE)[1:]] == [[0]] * 2 + [[1]] * 2 + [[2]] * 2 + [[3]] * 2
-
-
-@pytest.mark.parametrize("kind", ["raw", "unknown"])
-def test_a_temperature_whose_logprobs_would_be_of_another_distribution_is_refused(kind: str) -> None:
-    fake = served(Fake())
-    one = VLLMEngine(fake.connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False)
-    hot = SamplingParams(1, temperature=0.7)
-    for ask in (lambda: asyncio.run(one.generate([1], hot)), lambda: one.stream([1], hot)):
-        with pytest.raises(
-            LogprobKindError, match=r"not sent: .*temperature 0\.7.*--logprobs-mode.*allow_raw_logprobs"
-        ):
-            ask()
-    assert not fake.requests
 
 
 @pytest.mark.parametrize(
@@ -134,29 +97,17 @@ def test_a_completion_says_of_which_distribution_its_logprobs_are(
 
 
 def test_connecting_is_refused_where_it_would_go_wrong() -> None:
-    with pytest.raises(EngineAnswerError, match="at most 0, unlike logits"):
+    with pytest.raises(EngineAnswerError):
         connect(served(Fake(), mode="logits"))
-    with pytest.raises(EngineError, match="one of 'processed', 'scaled', 'raw', 'unknown', not 'cooked'"):
+    with pytest.raises(EngineError):
         connect(served(Fake()), logprobs="cooked")
-    with pytest.raises(EngineError, match="is paused"):
+    with pytest.raises(EngineError):
         connect(served(Fake()).on("/is_paused", {"is_paused": True}))
-    with pytest.raises(EngineRefusal, match="no model 'other', but"):
+    with pytest.raises(EngineRefusal):
         connect(served(Fake()), model="other")
     two = {"data": [{"id": "a"}, {"id": "b"}]}
-    with pytest.raises(EngineError, match="say which with model="):
+    with pytest.raises(EngineError):
         connect(served(Fake()).on("/v1/models", two))
     assert connect(served(Fake()).on("/v1/models", two), model="b").model == "b"
-    with pytest.raises(EngineAnswerError, match="no data"):
+    with pytest.raises(EngineAnswerError):
         connect(served(Fake()).on("/v1/models", {}))
-
-
-def test_a_connection_that_is_given_stays_open_when_connecting_fails() -> None:
-    async def run() -> None:
-        connection = Fake().connection()
-        with pytest.raises(EngineRefusal, match="404"):
-            await VLLMEngine.connect(connection)
-        with pytest.raises(EngineRefusal, match="404"):
-            await connection.get("/v1/models")
-        await connection.close()
-
-    asyncio.run(run())

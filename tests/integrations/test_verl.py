@@ -66,5 +66,5 @@ def test_an_answer_of_verls_servers_that_cannot_be_used_is_refused(changed: dict
 
 def test_an_engine_that_takes_no_seed_refuses_one() -> None:
     request = GenerateRequest([1], SamplingParams(4, seed=7))
-    with pytest.raises(EngineRefusal, match="areal takes no seed"):
+    with pytest.raises(EngineRefusal, match="areal has no seed"):
         checked_request(request, Capabilities("areal", seeds=False))

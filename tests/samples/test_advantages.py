@@ -122,7 +122,7 @@ def test_parts_of_a_turn_are_one_turn() -> None:
 
 def test_a_rollout_of_several_rows_counts_once(tmp_path: Path) -> None:
     one, two, three = (rollout(f"a-{at}", reward, None) for at, reward in enumerate((1.0, 0.0, 0.0)))
-    one.branch_at(1, [5], cause="compaction")
+    one.branch([one.stream()[0], 5], cause="compaction")
     one.append_completion([9], [-0.5], finish_reason="stop")
     found = trajectory_advantages([one, two, three], baseline="mean")
     assert found.values["a-0"] == pytest.approx([2 / 3, 2 / 3])

@@ -39,6 +39,7 @@ from tokentrace import (
 )
 from tokentrace.errors import RendererError, SampleError
 from tokentrace.pocket import POCKET
+from tokentrace.rendering import Past
 from tokentrace.samples.sample import Sample
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
 from tokentrace.study.study import TemplateStudy
@@ -335,7 +336,7 @@ def test_trained_tokens_are_those_of_the_sampled_turns(messages: list[dict[str, 
     tokens = renderer.render(messages, tools=SIMPLE)
     for past in ("template", "preserve"):
         sample = sample_of(renderer, chat, past=past)
-        shown = tokens if past == "template" else renderer.preserving().render(messages, tools=SIMPLE)
+        shown = tokens if past == "template" else renderer.with_past(Past.PRESERVE).render(messages, tools=SIMPLE)
         assert sample.trained == sum(turn.stop - turn.start for turn in shown.turns) == int(shown.mask.sum())
         for at, message in enumerate(messages):
             if message["role"] == "assistant":

@@ -41,7 +41,7 @@ def forked() -> Trajectory:
     trajectory.append_completion(
         [20, 21, 22], [-0.3, -0.4, -0.5], finish_reason="length", version=[(4, 0, 1), (5, 1, 3)]
     )
-    trajectory.branch_at(7, [9], cause="retry")
+    trajectory.branch([1, 2, 10, 11, 3, 20, 21, 9], cause="retry")
     trajectory.append_completion([30], [-0.6], finish_reason="stop", version=6)
     return trajectory
 
@@ -262,7 +262,7 @@ def test_a_prompt_that_is_sampled_again_is_no_break(prompt: list[int], cause: st
 
 def test_a_branch_that_gets_its_new_prompt_later_is_a_break() -> None:
     trajectory = forked()
-    trajectory.branch_at(2)
+    trajectory.branch([1, 2])
     trajectory.append_context([50], Kind.CONTEXT)
     trajectory.append_completion([40], [-0.7], finish_reason="stop")
     assert report_rollouts([trajectory]).causes == {"retry": 1, "unknown": 1}

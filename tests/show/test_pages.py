@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +20,13 @@ from tests.show.results import (
     broken,
     first_turn,
     histories,
-    inspected,
     rendering,
     trajectory,
 )
 from tests.show.test_views import hostile
 from tests.support import make_renderer
 from tokentrace import load_trajectory, save_trajectory
-from tokentrace.audit.inspection_document import figures
-from tokentrace.compare import Cause
-from tokentrace.diagnose.history_differences import View
+from tokentrace.diagnose import Cause
 from tokentrace.errors import InputError
 from tokentrace.show import show
 from tokentrace.show.page import SCRIPTS, asset
@@ -167,37 +163,11 @@ def test_two_renderings_are_aligned_token_by_token() -> None:
     assert both_sides(read_page(show(one, other).html), 0) == (one.token_ids, other.token_ids)
 
 
-def test_both_sides_of_every_step_come_out_of_the_page() -> None:
-    report = histories()
-    document = read_page(html_page(report))
-    links = {contrast["name"]: at for at, contrast in enumerate(document["contrasts"])}
-    assert links
-    for step in report.steps:
-        for left, right in ((View.PRODUCTION, View.ROLLOUT), (View.ROLLOUT, View.TRAINING)):
-            compared = step.compare(left, right)
-            name = f"step {step.index}: {left} → {right}"
-            assert (name in links) == (compared is not None and not compared.equal)
-            if name in links and left is View.PRODUCTION:
-                assert both_sides(document, links[name]) == (step.production.ids.tolist(), step.rollout.ids.tolist())
-            elif name in links:
-                training = step.training
-                ours, theirs = both_sides(document, links[name])
-                assert ours == step.rollout.ids.tolist()
-                assert training is not None
-                assert theirs == training.ids.tolist()
-
-
-def test_what_differs_in_the_same_way_at_many_steps_is_written_once() -> None:
-    """The size of the page grows with the tokens, not with the tokens of all steps."""
-    small, large = (len(json.dumps(document_of(histories(turns)).to_json())) for turns in (20, 40))
-    assert large < 2.2 * small
-
-
 def test_a_break_shows_what_was_there_and_what_came() -> None:
     found = broken()
     document = read_page(html_page(found))
     stream, prompt = both_sides(document, 0)
-    place = found.tokens[0].start
+    place = max(0, found.position - 12)
     whole = first_turn()[0] + first_turn()[1]
     assert stream == whole[place : place + len(stream)]
     assert len(stream) - len(prompt) == 2
@@ -213,25 +183,6 @@ def test_a_check_shows_each_row_that_differs() -> None:
 
 
 # -- size and script
-
-
-def test_an_inspection_marks_its_breaks_and_says_what_it_read_without_alarm() -> None:
-    report = inspected()
-    report.notes = ["one.tt: a trajectory"]
-    made = document_of(report)
-    assert report.breaks
-    assert {card.label: card.tone for card in made.cards if card.tone} == {"Breaks": "bad"}
-    assert not made.notes
-    assert [["one.tt: a trajectory"]] in [table.rows for table in made.tables]
-
-
-@pytest.mark.parametrize(("sizes", "words"), [([2, 2], "2"), ([2, 4, 4], "2 to 4, median 4, p95 4")])
-def test_lengths_are_told_by_their_usual_names(sizes: list[int], words: str) -> None:
-    report = inspected()
-    report.turns = type(report.turns)()
-    for size in sizes:
-        report.turns.add(size)
-    assert dict(figures(report))["calls a rollout"] == words
 
 
 def test_a_page_takes_a_few_bytes_for_a_token() -> None:
@@ -263,18 +214,3 @@ def test_the_modules_make_one_script() -> None:
         text = asset(name).replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|url\(|@import|</script>(?!\n)", text), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
-
-
-def test_a_page_can_be_saved(tmp_path: Path) -> None:
-    page = show(rendering(), title="mine")
-    assert page.save(tmp_path / "page.html").read_text(encoding="utf-8") == page.html
-    assert page.document.to_json() == document_of(rendering()).to_json() | {"title": "mine · pocket"}
-
-
-def test_titles_name_what_is_shown_and_the_template() -> None:
-    assert read_page(html_page(rendering(), "chat.json"))["title"] == "chat.json · pocket"
-    assert read_page(html_page(rendering()))["title"] == f"Conversation of {len(MESSAGES)} messages · pocket"
-    assert read_page(html_page(histories()))["title"] == "Histories · pocket"
-    assert read_page(html_page([RESULTS["supervised"]()], tokenizer=RENDERER))["title"] == "1 row · pocket"
-    assert read_page(html_page(trajectory(), tokenizer=RENDERER))["title"] == "rollout · pocket"
-    assert read_page(html_page(trajectory()))["title"] == "rollout", "nobody says which it is"

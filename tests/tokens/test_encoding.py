@@ -21,7 +21,6 @@ from tokentrace import create_renderer
 from tokentrace.errors import ControlTokenError
 from tokentrace.template import Rendering
 from tokentrace.tokens import ControlPolicy, Encoded, Tokenizer, Trust, encode_spans
-from tokentrace.tokens.control import SpanTrust
 from tokentrace.tokens.encoding import ForgedControl
 
 pytestmark = pytest.mark.filterwarnings("ignore:fastokens cannot be used")
@@ -118,7 +117,14 @@ EXACT = [
 @cache
 def made(kind: str) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     reference = KINDS[kind]()
-    return Tokenizer(reference.to_str()), reference
+    tokenizer = Tokenizer(reference.to_str())
+    tokenizer.warm_up()
+    return tokenizer, reference
+
+
+def trust_of(origin: Any) -> Trust:
+    """Text with an origin is not trusted; scaffold always is."""
+    return Trust.NONE
 
 
 def laid_out(pieces: Sequence[tuple[str, bool]]) -> tuple[Rendering, list[Trust]]:
@@ -131,8 +137,7 @@ def laid_out(pieces: Sequence[tuple[str, bool]]) -> tuple[Rendering, list[Trust]
 
 
 def encode(kind: str, pieces: Sequence[tuple[str, bool]], policy: ControlPolicy = LITERAL) -> Encoded:
-    rendering, trusted = laid_out(pieces)
-    return encode_spans(made(kind)[0], rendering, trusted, policy)
+    return encode_spans(made(kind)[0], laid_out(pieces)[0], trust_of, policy)
 
 
 words = st.text(st.sampled_from("ab eéñ日한🙂e\u0301\u1112\u1161\u11ab\n'ſ<|>_-1▁½Ⓐ\u200d\x1c\x85nW"), max_size=6)
@@ -148,48 +153,6 @@ pieces_of = st.lists(st.tuples(texts, st.booleans()), max_size=6)
 
 
 # -- the ids
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(60))
-@given(pieces=pieces_of, policy=st.sampled_from([LITERAL, COMPAT]))
-def test_counted_control_tokens_are_where_adding_up_finds_them(
-    kind: str, pieces: list[tuple[str, bool]], policy: ControlPolicy
-) -> None:
-    """Spans whose trust is known by their origin may be counted; those with a list of what each may hold never are."""
-    (rendering, trusted), tokenizer = laid_out(pieces), made(kind)[0]
-    quick = encode_spans(tokenizer, rendering, SpanTrust(rendering, lambda _: Trust.NONE), policy)
-    plain = encode_spans(tokenizer, rendering, trusted, policy)
-    assert quick.ids.tolist() == plain.ids.tolist()
-    assert quick.counted == plain.counted
-    places = range(len(rendering.text) + 1)
-    assert [quick.places([place]) for place in places] == [plain.places([place]) for place in places]
-    assert quick.control.tolist() == plain.control.tolist()
-    assert quick.spans.tolist() == plain.spans.tolist()
-
-
-@pytest.mark.parametrize(
-    ("kind", "pieces", "is_counted"),
-    [
-        ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|>\n", True)], True),
-        ("byte_level_nfc", [("<|im_start|>", True), ("日本", False), ("<|im_end|>\n", True)], True),
-        ("byte_level", [("<|im_start|>", True), ("a <think> b", False), ("<|im_end|>\n", True)], False),
-        ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|><", True), ("s>", False)], False),
-        ("byte_level", [("<|im_start|>", True), ("user", False), ("<|im_end|><", True), ("x>", False)], True),
-        ("overlapping", [("<s>", True), ("<x>", False)], True),
-        ("overlapping", [("<s>", True), ("<s>", False)], False),
-        ("overlapping", [("x<s", False), ("><think>", True), ("<think>", False)], False),
-        ("white_space_overlapping", [("<|a|>", True), ("x\n<|b|>y\n", False), ("\n<|b|>", True)], False),
-        ("white_space_overlapping", [("<|a|>", True), ("x y", False), ("\n<|b|>", True)], True),
-        ("byte_level_strip", [("<|im_start|>", True), ("user", False)], False),
-        ("normalized_nothing", [("<|im_start|>", True), ("user", False)], False),
-        ("unigram_first", [("<s>", True), ("user", False)], False),
-    ],
-)
-def test_what_is_counted(kind: str, pieces: list[tuple[str, bool]], is_counted: bool) -> None:
-    rendering, tokenizer = laid_out(pieces)[0], made(kind)[0]
-    counted = tokenizer.scaffold.count(rendering, tokenizer.encode(rendering.text))
-    assert (counted is not None) is is_counted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -263,7 +226,7 @@ def test_a_forged_token_is_as_if_there_were_none_of_that_name(kind: str, data: s
             touched = [k for k in range(len(trust)) if ends[k] < begin + len(inside) and begin < ends[k + 1]]
             if any(trust[k] is Trust.NONE for k in touched) != (token.text in forged):
                 return  # another one put together with text that is not trusted, or this one of text that is
-    assert encode_spans(tokenizer, rendering, trust, LITERAL).ids.tolist() == kept
+    assert encode_spans(tokenizer, rendering, trust_of, LITERAL).ids.tolist() == kept
 
 
 def test_white_space_tokens_keep_their_ids_in_plain_text() -> None:
@@ -367,8 +330,7 @@ def test_positions_are_those_that_tokenizers_reports(kind: str, text: str) -> No
     offsets = answer.offsets
     if any(start == end for start, end in offsets) or any(a[1] > b[0] for a, b in itertools.pairwise(offsets)):
         return
-    rendering, trusted = laid_out([(char, True) for char in text])
-    encoded = encode_spans(made(kind)[0], rendering, trusted, LITERAL)
+    encoded = encode(kind, [(char, True) for char in text])
     vocabulary = made(kind)[0].vocabulary
     for index, span, (start, end) in zip(answer.ids, encoded.spans.tolist(), offsets, strict=True):
         token = vocabulary.added.get(index)
@@ -428,8 +390,8 @@ def test_lengths_that_add_up_by_accident_do_not_mislead() -> None:
     reference = unigram("always")
     reference.add_tokens([added("<E>", rstrip=True)])
     tokenizer = Tokenizer(reference.to_str())
-    rendering, trusted = laid_out([("the<E>", True), (" user said", False)])
-    encoded = encode_spans(tokenizer, rendering, trusted, LITERAL)
+    rendering, _ = laid_out([("the<E>", True), (" user said", False)])
+    encoded = encode_spans(tokenizer, rendering, trust_of, LITERAL)
     assert encoded.ids.tolist() == reference.encode(rendering.text, add_special_tokens=False).ids
     (at,) = np.flatnonzero(encoded.control).tolist()
     assert set(encoded.spans[: at + 1].tolist()) == {0}
@@ -446,12 +408,6 @@ def test_tokens_touching_a_stretch_of_text() -> None:
                 first, stop = encoded.tokens_touching(start, end)
                 assert text[start:end] in tokenizer.decode(encoded.ids[first:stop])
         assert encoded.tokens_touching(0, len(text)) == (0, len(encoded.ids))
-
-
-def test_nothing_at_all() -> None:
-    for kind in KINDS:
-        encoded = encode(kind, [])
-        assert encoded.ids.tolist() == encoded.spans.tolist() == []
 
 
 # -- policies, as a renderer has them

@@ -17,7 +17,6 @@ from tests.support import byte_tokenizer_json
 from tokentrace import TemplateError, create_renderer, load_tokenizer
 from tokentrace.errors import TokenizerError
 from tokentrace.tokens import Tokenizer
-from tokentrace.tokens.tokenizer import LONG_S
 
 CONTROLS = ["<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -97,12 +96,6 @@ def test_a_transformers_tokenizer(folder: Path) -> None:
     assert load_tokenizer(processor).templates == {"default": "{{ 1 }}"}
 
 
-def test_a_slow_transformers_tokenizer_is_refused() -> None:
-    slow = types.SimpleNamespace(apply_chat_template=print)
-    with pytest.raises(TokenizerError, match="no fast backend"):
-        load_tokenizer(slow)
-
-
 # -- the hub
 
 
@@ -165,12 +158,6 @@ def test_paths_that_are_none(source: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     install_hub(monkeypatch, download)
     with pytest.raises(TokenizerError):
-        load_tokenizer(source)
-
-
-@pytest.mark.parametrize("source", [None, 5, b"x", [], {}, object()])
-def test_things_that_are_no_tokenizer(source: Any) -> None:
-    with pytest.raises(TokenizerError, match="a tokenizer is"):
         load_tokenizer(source)
 
 
@@ -247,15 +234,19 @@ def test_a_fast_encoder_that_differs_is_not_used(answer: Any, monkeypatch: pytes
     liar = types.SimpleNamespace(from_json_str=lambda text: Liar(answer))
     monkeypatch.setattr("fastokens.Tokenizer", liar)
     spec = byte_tokenizer_json(["<only-here>", repr(answer)])  # a vocabulary that no other test has loaded
+    loaded = Tokenizer(spec)
     with pytest.warns(RuntimeWarning, match="fastokens cannot be used"):
-        loaded = Tokenizer(spec)
+        loaded.warm_up()
     assert loaded.backend == "tokenizers"
     assert loaded.encode("a<only-here>").tolist() == [97, 256]
     assert [ids.tolist() for ids in loaded.encode_plain(["a", "", "<only-here>"])] == [[97], [], [*b"<only-here>"]]
 
 
 def test_the_fast_encoder_is_used_where_it_agrees() -> None:
-    loaded = Tokenizer(byte_tokenizer_json(CONTROLS))
+    loaded = Tokenizer(byte_tokenizer_json([*CONTROLS, "<fast>"]))
+    assert loaded.backend == "tokenizers"
+    for _ in range(3):
+        loaded.encode("x" * 9_000)
     assert loaded.backend == "fastokens"
     assert Tokenizer(byte_tokenizer_json(CONTROLS), fast=False).backend == "tokenizers"
     assert loaded.encode("").tolist() == []
@@ -266,39 +257,6 @@ def test_the_fast_encoder_is_used_where_it_agrees() -> None:
         [],
         [*b"<|im_end|>"],
     ]
-
-
-def test_the_long_s_goes_to_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = Tokenizer(byte_tokenizer_json(CONTROLS))
-    asked: list[str] = []
-    encoder = loaded._core.encoder
-    real = encoder.slow
-
-    class Spy:
-        def encode(self, text: str, **options: Any) -> Any:
-            asked.append(text)
-            return real.encode(text, **options)
-
-    monkeypatch.setattr(encoder, "slow", Spy())
-    assert loaded.encode(f"it'{LONG_S}").tolist() == [*f"it'{LONG_S}".encode()]
-    assert asked == [f"it'{LONG_S}"]
-    loaded.encode("it's é")
-    assert len(asked) == 1
-
-
-def test_conversations_that_grow_are_kept_in_segments() -> None:
-    spec = byte_tokenizer_json([*CONTROLS, "<grown>"])
-    loaded, fresh = Tokenizer(spec), Tokenizer(spec, fast=False)
-    fast = loaded._core.encoder._fast
-    turns = [f"<|im_start|>{number} " * 1000 + "<|im_end|>" for number in range(4)]
-    assert loaded.encode(turns[0]).tolist() == fresh.encode(turns[0]).tolist()
-    assert fast.segment_cache_stats() is None
-    for count in range(2, 5):
-        text = "".join(turns[:count])
-        assert loaded.encode(text).tolist() == fresh.encode(text).tolist()
-    stats = fast.segment_cache_stats()
-    assert stats["hits"] > 0
-    assert stats["max_bytes"] == 32 * 2**20
 
 
 def test_bytes_and_text_of_tokens() -> None:

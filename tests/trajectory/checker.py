@@ -22,7 +22,7 @@ def check_trajectory(trajectory: Trajectory) -> None:
             assert write.branch == len(streams)
             streams.append(streams[write.parent][: write.start] if write.parent >= 0 else [])
         assert write.start == len(streams[write.branch])
-        streams[write.branch] += trajectory.tokens(write)[0].tolist()
+        streams[write.branch] += write.tokens.ids.tolist()
     assert len(branches) == len(streams)
     assert trajectory.num_tokens == sum(branch.stop - branch.start for branch in branches)
     assert trajectory.num_sampled == sum(branch.sampled for branch in branches)
@@ -71,9 +71,4 @@ def _check_tokens(trajectory: Trajectory, index: int) -> None:
         assert (np.isfinite(logprobs) == sampled).all()
         assert (logprobs[sampled] <= np.float32(1e-4)).all()
     for channel in trajectory.channels(index).values():
-        assert not (channel.told & ~sampled).any()
-    reached = 0
-    for start, stop, message in trajectory.message_spans(index):
-        assert reached <= start < stop <= len(stream)
-        assert message >= 0
-        reached = stop
+        assert not (channel.present & ~sampled).any()

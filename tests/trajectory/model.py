@@ -169,7 +169,7 @@ def assert_same_channels(expected: ModelBranch, trajectory: Trajectory, index: i
     found = trajectory.channels(index)
     assert {name: channel.entries() for name, channel in found.items()} == wanted
     for name, channel in found.items():
-        assert channel.told.tolist() == [entry is not None for entry in wanted[name]]
+        assert channel.present.tolist() == [entry is not None for entry in wanted[name]]
         start = len(channel) // 3
         assert channel.slice(start, len(channel)).entries() == wanted[name][start:]
 

@@ -13,7 +13,6 @@ from tests.trajectory.checker import check_trajectory
 from tests.trajectory.stored import payload, record, small
 from tokentrace.errors import TrajectoryError
 from tokentrace.trajectory import (
-    Ending,
     from_bytes,
     to_bytes,
 )
@@ -58,8 +57,8 @@ def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
     turn = record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, -1.0)))
     fork = record(RecordType.OPEN, payload(FORK))
     context = record(RecordType.CONTEXT, payload(CONTEXT, struct.pack("<i", 3) + b"\2"))
-    assert from_bytes(BEGUN + fork + turn).writes == 3
-    assert from_bytes(BEGUN + context).writes == 2
+    assert from_bytes(BEGUN + fork + turn).trajectory.num_writes == 3
+    assert from_bytes(BEGUN + context).trajectory.num_writes == 2
     told = from_bytes(BEGUN + record(RecordType.COMPLETION, payload(TURN | {"channels": [EXPERTS]}, TOLD)))
     assert told.trajectory.channels()["experts"].entries() == [None, None, 258]
     told = from_bytes(BEGUN + turn + record(RecordType.REWARD, payload({"write": 1, "reward": 3})))
@@ -252,4 +251,4 @@ def test_any_bytes_give_a_trajectory_or_an_error(data: bytes, fitting: bool, kin
 def test_a_huge_length_is_a_cut_and_costs_nothing(length: int) -> None:
     head = struct.pack("<QB", length, 3)
     loaded = from_bytes(BEGUN + head + struct.pack("<I", zlib.crc32(head)) + b"abc")
-    assert (loaded.ending, loaded.writes) == (Ending.CUT_OFF, 1)
+    assert (loaded.truncated, loaded.trajectory.num_writes) == (True, 1)

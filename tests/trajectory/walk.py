@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,21 +14,18 @@ import pytest
 from tests.trajectory.checker import check_trajectory
 from tests.trajectory.model import Model, assert_same
 from tokentrace.errors import ExtensionError, TrajectoryError
+from tokentrace.rendering import BridgedTokens
 from tokentrace.tokens.kinds import Kind
+from tokentrace.tokens.table import TokenTable
 from tokentrace.trajectory import LogprobKind, Trajectory, from_bytes, to_bytes
 
 VOCABULARY = 6  # few ids, so that prompts share prefixes by chance
 LATER = [Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC]
 
 
-@dataclass
-class Bridged:
-    new_ids: Any
-    kinds: Any
-    messages: Any
-    new_count: int
-    stream_length: int
-    completion: Any
+def bridged(stream: list[int], completion: list[int], ids: Any, kinds: Any, owners: Any, messages: int) -> Any:
+    new = TokenTable.of(np.array(ids, np.int32), np.array(kinds, np.uint8), np.array(owners, np.int32))
+    return BridgedTokens(stream[: len(stream) - len(completion)], completion, new, messages)
 
 
 class Walk:
@@ -54,7 +50,6 @@ class Walk:
             self.bridge,
             self.extend,
             self.branch,
-            self.branch_at,
             *([self.reward] if rewards else []),  # these are no writes
             self.read,
         ]
@@ -87,7 +82,7 @@ class Walk:
     def ids(self, low: int = 1, high: int = 5) -> list[int]:
         return [self.random.randrange(VOCABULARY) for _ in range(self.random.randint(low, high))]
 
-    def given(self, ids: list[int]) -> Any:
+    def shaped(self, ids: list[int]) -> Any:
         """The same ids in one of the shapes that are accepted."""
         shape = self.random.choice([list, tuple, np.int32, np.int64, np.uint8])
         return shape(ids) if shape in (list, tuple) else np.array(ids, shape)
@@ -145,7 +140,7 @@ class Walk:
         }
         return {name: told[name] for name in self.random.sample(sorted(told), self.random.choice([0, 0, 0, 1, 4]))}
 
-    def told(self, name: str, entries: list[Any]) -> Any:
+    def as_accepted(self, name: str, entries: list[Any]) -> Any:
         """The same entries in one of the shapes that are accepted."""
         if name == "experts" and entries and self.random.random() < 0.5:
             return np.array(entries, np.int64)
@@ -158,7 +153,7 @@ class Walk:
         kinds = self.random.choice([None, self.new_kinds(len(ids), [Kind.PROMPT, Kind.SCAFFOLD])])
         messages = self.random.randint(0, 3)
         spans = self.spans(len(ids), messages)
-        self.trajectory.begin(self.given(ids), kinds=kinds, messages=messages, message_spans=spans)
+        self.trajectory.begin(self.shaped(ids), kinds=kinds, messages=messages, message_spans=spans)
         index = self.model.open(-1, 0, "")
         self.model.context(index, ids, kinds or [Kind.PROMPT] * len(ids), spans, messages)
 
@@ -169,7 +164,7 @@ class Walk:
         spans = self.spans(len(ids), messages)
         kinds: Any = self.new_kinds(len(ids))
         self.trajectory.append_context(
-            self.given(ids),
+            self.shaped(ids),
             self.random.choice([kinds, np.array(kinds, np.uint8)]),
             message_spans=spans,
             messages=messages,
@@ -186,10 +181,9 @@ class Walk:
         owners = np.full(len(ids), -1, np.int32)
         for start, stop, message in spans:
             owners[start:stop] = message
-        stream = self.trajectory.stream(index)
-        end = stream[len(stream) - self.random.randint(0, min(4, len(stream))) :].tolist()
-        bridge = Bridged(np.array(ids, np.int32), np.array(kinds, np.uint8), owners, messages, len(stream), end)
-        self.trajectory.append_bridge(bridge, branch=branch)
+        stream = self.trajectory.stream(index).tolist()
+        end = stream[len(stream) - self.random.randint(0, min(4, len(stream))) :]
+        self.trajectory.append_bridge(bridged(stream, end, ids, kinds, owners, messages), branch=branch)
         self.model.context(index, ids, kinds, spans, messages)
 
     def complete(self, index: int, branch: int | None, continues: bool) -> None:
@@ -198,9 +192,9 @@ class Walk:
         turn = self.turn(len(ids))
         names = ("finish_reason", "version", "sampling", "logprobs_kind", "cached_tokens")
         said = {name: turn[name] for name in names}
-        told = {name: self.told(name, entries) for name, entries in turn["channels"].items()}
+        told = {name: self.as_accepted(name, entries) for name, entries in turn["channels"].items()}
         returned = self.trajectory.append_completion(
-            self.given(ids), given, continues=continues, channels=told, branch=branch, **said
+            self.shaped(ids), given, continues=continues, channels=told, branch=branch, **said
         )
         self.model.completion(index, ids, exact, turn, continues)
         assert returned == self.trajectory.turns(index)[-1]
@@ -246,7 +240,7 @@ class Walk:
         kinds = self.new_kinds(len(ids))
         whole = [*(token.kind for token in known.tokens), *kinds]
         count = self.trajectory.extend_to(
-            self.given(known.ids + ids), whole, message_spans=absolute, messages=total, branch=branch
+            self.shaped(known.ids + ids), whole, message_spans=absolute, messages=total, branch=branch
         )
         assert count == len(ids)
         if ids:
@@ -256,20 +250,14 @@ class Walk:
         """A prompt that is anything: a prefix of some stream, and something after it."""
         chosen = self.model.branches[self.random.randrange(len(self.model.branches))]
         prompt = chosen.ids[: self.random.randint(0, len(chosen.tokens))] + self.ids(0, 4)
-        if self.random.random() < 0.3:
-            source = self.random.randrange(len(self.model.branches))
-            shared = self.model.shared(prompt, source)
-            extends, named = shared == len(self.model.branches[source].tokens), source
-        else:
-            source, shared, extends = self.model.longest(prompt)
-            named = None
-            if prompt:
-                found = self.trajectory.shared_prefix(prompt)
-                assert (found.length, found.extends >= 0) == (shared, extends)
+        source, shared, extends = self.model.longest(prompt)
+        if prompt:
+            match = self.trajectory.shared_prefix(prompt)
+            assert (match.length, match.extends >= 0) == (shared, extends)
         cause = self.random.choice(["", "compaction", "thinking dropped"])
 
         def act() -> int:
-            return self.trajectory.branch(self.given(prompt), cause=cause, from_branch=named)
+            return self.trajectory.branch(self.shaped(prompt), cause=cause)
 
         if extends or not prompt:
             self.refused(act)
@@ -279,26 +267,6 @@ class Walk:
         fresh = prompt[shared:]
         self.model.context(index, fresh, [Kind.CONTEXT] * len(fresh), [], 0)
 
-    def branch_at(self) -> None:
-        source, named = self.target()
-        position = self.random.randint(0, len(self.model.branches[source].tokens))
-        ids = self.ids(0, 3)
-        kinds = self.new_kinds(len(ids), [*LATER, Kind.PROMPT])
-        messages = self.random.randint(0, 2)
-        spans = self.spans(len(ids), messages)
-
-        def act() -> int:
-            return self.trajectory.branch_at(
-                position, ids, kinds, message_spans=spans, messages=messages, branch=named, cause="fork"
-            )
-
-        if position == len(self.model.branches[source].tokens) or (position == 0 and not ids):
-            self.refused(act)
-            return
-        index = act()
-        assert index == self.model.open(source, position, "fork")
-        self.model.context(index, ids, kinds, spans, messages)
-
     def read(self) -> None:
         """Reading fills the caches; it changes nothing else."""
         index, branch = self.target()
@@ -307,8 +275,6 @@ class Walk:
             assert self.trajectory.prompt(branch).tolist() == ids
         if self.random.random() < 0.5:
             assert self.trajectory.wire(branch) == ("[" + ",".join(map(str, ids)) + "]").encode()
-        if self.random.random() < 0.1:
-            self.trajectory.drop_caches()
 
     # -- illegal operations
 
@@ -354,22 +320,20 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
     def with_logprob(bad: Any) -> list[Any]:
         return [-0.5] * spoilt + [bad] + [-0.5] * (count - spoilt - 1)
 
-    def context(new_ids: Any = ids, kinds: Any = Kind.CONTEXT, **rest: Any) -> Callable[[], object]:
-        return lambda: trajectory.append_context(new_ids, kinds, **({"branch": index} | rest))
+    def context(new_ids: Any = ids, kinds: Any = Kind.CONTEXT, **more: Any) -> Callable[[], object]:
+        return lambda: trajectory.append_context(new_ids, kinds, **({"branch": index} | more))
 
-    def complete(new_ids: Any = ids, logprobs: Any = fine, **rest: Any) -> Callable[[], object]:
-        said = {"finish_reason": "stop", "branch": index} | rest
-        return lambda: trajectory.append_completion(new_ids, logprobs, **said)
+    def complete(new_ids: Any = ids, logprobs: Any = fine, **more: Any) -> Callable[[], object]:
+        settings = {"finish_reason": "stop", "branch": index} | more
+        return lambda: trajectory.append_completion(new_ids, logprobs, **settings)
+
+    def bridge(before: list[int], last: int, kinds: Any = (2, 2), messages: int = 1) -> Callable[[], object]:
+        one = bridged([*before, last], [last], [1, 2], kinds, [0, 0], messages)
+        return lambda: trajectory.append_bridge(one, branch=index)
 
     bad_ids: list[Any] = [
         *(with_id(bad) for bad in (-1, VOCABULARY, 2**31, 2**70, True, 1.0, None, "1", [1])),
-        np.array(ids, np.float64),
-        np.array([True, False]),
-        np.array([ids]),
-        np.array(ids) - 10,
-        "12",
-        {1, 2},
-        7,
+        *(np.array(ids, np.float64), np.array([True, False]), np.array([ids]), np.array(ids) - 10, "12", {1, 2}, 7),
     ]
     operations: list[tuple[str, Callable[[], object]]] = []
     for bad in bad_ids:
@@ -379,118 +343,52 @@ def illegal_operations(walk: Walk) -> list[tuple[str, Callable[[], object], type
             (f"extend_to {bad!r}", lambda bad=bad: trajectory.extend_to(bad)),
             (f"branch {bad!r}", lambda bad=bad: trajectory.branch(bad)),
         ]
-    if trajectory.has_logprobs:
-        bad_logprobs: list[Any] = [
-            None,
-            *(with_logprob(bad) for bad in (math.nan, math.inf, -math.inf, 0.01, None, "0", True, -1e300, -(10**400))),
-            fine[:-1] if fine else [],
-            [*(fine or []), -1.0],
-            np.zeros((1, count)),
-            np.zeros(count, bool),
-            -1.0,
-        ]
-        operations += [(f"logprobs {bad!r}", complete(ids, bad)) for bad in bad_logprobs]
-    else:
-        operations.append(("logprobs where there are none", complete(ids, [-0.5] * count)))
+    bad_logprobs: list[Any] = [[-0.5] * count]
+    if fine is not None:
+        wrong = (math.nan, math.inf, -math.inf, 0.01, None, "0", True, -1e300, -(10**400))
+        bad_logprobs = [None, *map(with_logprob, wrong), fine[:-1], [*fine, -1.0], np.zeros((1, count)), -1.0]
+        bad_logprobs.append(np.zeros(count, bool))
+    operations += [(f"logprobs {bad!r}", complete(ids, bad)) for bad in bad_logprobs]
     bad_kinds: list[Any] = [
-        Kind.SAMPLED,
-        Kind.PROMPT,
-        5,
-        -1,
-        True,
-        10**30,
-        [Kind.CONTEXT] * (count + 1),
-        [Kind.CONTEXT] * (count - 1) + [Kind.SAMPLED],
-        np.full(count, 255, np.uint8),
-        np.zeros(count),
-        None,
+        *(Kind.SAMPLED, Kind.PROMPT, 5, -1, True, 10**30, None, [Kind.CONTEXT] * (count + 1)),
+        *([Kind.CONTEXT] * (count - 1) + [Kind.SAMPLED], np.full(count, 255, np.uint8), np.zeros(count)),
     ]
     operations += [(f"kinds {bad!r}", context(kinds=bad)) for bad in bad_kinds]
     bad_spans: list[Any] = [
-        [(0, 0, 0)],
-        [(0, count + 1, 0)],
-        [(-1, 1, 0)],
-        [(0, 1, 1)],
-        [(1, 2, 0), (0, 1, 0)],
-        [(0, 2, 0), (1, 2, 0)],
-        [(0, 1)],
-        [(0, 1.0, 0)],
-        [None],
-        5,
-        np.zeros((1, 2), np.int32),
+        *([(0, 0, 0)], [(0, count + 1, 0)], [(-1, 1, 0)], [(0, 1, 1)], [(1, 2, 0), (0, 1, 0)]),
+        *([(0, 2, 0), (1, 2, 0)], [(0, 1)], [(0, 1.0, 0)], [None], 5, np.zeros((1, 2), np.int32)),
     ]
     operations += [(f"spans {bad!r}", context(message_spans=bad, messages=1)) for bad in bad_spans]
-    bad_versions: list[Any] = [
-        1.5,
-        True,
-        2**64,
-        [("a", 0, count - 1)],
-        [("a", 0, 1), ("b", 0, count)],
-        [("a", 0, count), ("b", count, count)],
-        [("a", 0)],
-        [],
-        {"a": 1},
-    ]
+    bad_versions: list[Any] = [1.5, True, 2**64, [("a", 0, count - 1)], [("a", 0, 1), ("b", 0, count)], {"a": 1}]
+    bad_versions += [[("a", 0, count), ("b", count, count)], [("a", 0)], []]
     operations += [(f"version {bad!r}", complete(version=bad)) for bad in bad_versions]
-    bad_channels: list[Any] = [
-        [1],
-        {"": [1] * count},
-        {1: [1] * count},
-        {"a": [1] * (count + 1)},
-        {"a": np.zeros((count - 1, 2))},
-        {"a": np.zeros((), np.int32)},
-        {"a": np.array(["x"] * count)},
-        {"a": [object()] * count},
-        {"a": [math.nan] * count},
-        {"a": [{1: 2}] * count},
-        {"a": 3},
-        {"a": "x" * count},
-    ]
+    per_token: list[Any] = [[1] * (count + 1), np.zeros((count - 1, 2)), np.zeros((), np.int32), 3, "x" * count]
+    per_token += [np.array(["x"] * count), [object()] * count, [math.nan] * count]
+    bad_channels: list[Any] = [[1], {"": [1] * count}, {1: [1] * count}, *({"a": bad} for bad in per_token)]
     operations += [(f"channels {bad!r}", complete(channels=bad)) for bad in bad_channels]
     bad_rewards: list[Any] = [math.nan, math.inf, "1", True, 10**400]
     operations += [(f"reward {bad!r}", lambda bad=bad: trajectory.set_reward(bad)) for bad in bad_rewards]
+    bad_sampling: list[Any] = [{"x": math.nan}, {"stop": ("a",)}, {1: 2}, [1]]
+    operations += [(f"sampling {bad!r}", complete(sampling=bad)) for bad in bad_sampling]
     operations += [
         ("begin again", lambda: trajectory.begin(ids)),
         ("empty context", context([])),
-        ("negative messages", context(messages=-1)),
-        ("messages that is no count", context(messages=True)),
-        ("too many messages", context(messages=2**31)),
+        *((f"messages {bad!r}", context(messages=bad)) for bad in (-1, True, 2**31)),
         ("unknown branch", context(branch=len(walk.model.branches))),
         ("negative branch", complete(branch=-1)),
-        ("no finish reason", complete(finish_reason="")),
-        ("finish reason of another kind", complete(finish_reason=None)),
-        ("sampling with NaN", complete(sampling={"x": math.nan})),
-        ("sampling with a tuple", complete(sampling={"stop": ("a",)})),
-        ("sampling with a number as key", complete(sampling={1: 2})),
-        ("sampling that is no mapping", complete(sampling=[1])),
+        *((f"finish reason {bad!r}", complete(finish_reason=bad)) for bad in ("", None)),
         ("continues that is no bool", complete(continues=1)),
         *((f"a kind of logprobs {bad!r}", complete(logprobs_kind=bad)) for bad in ("cooked", None, 1, ["raw"], "")),
         *((f"cached tokens {bad!r}", complete(cached_tokens=bad)) for bad in (-1, 1.0, True, "3", 2**31)),
         ("fewer messages than recorded", lambda: trajectory.extend_to(stream, messages=-1, branch=index)),
         ("messages without tokens", lambda: trajectory.extend_to(stream, messages=10**6, branch=index)),
         ("sampled in the next prompt", lambda: trajectory.extend_to([*stream, 1], Kind.SAMPLED, branch=index)),
-        ("a prompt that is extended", lambda: trajectory.branch(stream + ids, from_branch=index)),
-        ("a cause that is no text", lambda: trajectory.branch_at(0, ids, cause=None)),  # type: ignore[arg-type]
-        ("beyond the end", lambda: trajectory.branch_at(len(stream), branch=index)),
-        ("a bridge for another stream", lambda: trajectory.append_bridge(bridged(len(stream) + 1), branch=index)),
-        (
-            "a bridge for another completion",
-            lambda: trajectory.append_bridge(
-                bridged(len(stream), completion=[*stream[:-1], stream[-1] + 1]), branch=index
-            ),
-        ),
-        ("a bridge too short", lambda: trajectory.append_bridge(bridged(len(stream), messages=[0]), branch=index)),
-        ("a bridge out of range", lambda: trajectory.append_bridge(bridged(len(stream), new_count=0), branch=index)),
-        ("a bridge that samples", lambda: trajectory.append_bridge(bridged(len(stream), kinds=[1, 1]), branch=index)),
+        ("a cause that is no text", lambda: trajectory.branch([VOCABULARY - 1] * 99, cause=None)),  # type: ignore[arg-type]
+        ("a bridge for a longer stream", bridge(stream, 1)),
+        ("a bridge for another completion", bridge(stream[:-1], (stream[-1] + 1) % VOCABULARY)),
+        ("a bridge with a message too many", bridge(stream[:-1], stream[-1], messages=0)),
+        ("a bridge that samples", bridge(stream[:-1], stream[-1], kinds=(1, 1))),
     ]
-
-    def bridged(length: int, **changed: Any) -> Bridged:
-        good = {"new_ids": [1, 2], "kinds": [2, 2], "messages": [0, 0], "new_count": 1, "stream_length": length}
-        good["completion"] = stream[-2:]
-        return Bridged(
-            **{name: np.array(value) if isinstance(value, list) else value for name, value in (good | changed).items()}
-        )
-
     typed: list[tuple[str, Callable[[], object], type[TrajectoryError]]] = [
         (name, act, TrajectoryError) for name, act in operations
     ]

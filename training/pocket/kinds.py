@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tokentrace.demo.calculator import calculate
-from tokentrace.demo.questions import Purpose
 from tokentrace.tokens.visible import listed
+from training.pocket.purpose import Purpose
 from training.pocket.script import GIVES, LOOKING, Script, spread
 from training.pocket.words import TOPICS, WORDS, Topic, plural, words
 

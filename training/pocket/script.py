@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tokentrace.demo.calculator import calculate
-from tokentrace.demo.questions import Purpose
 from tokentrace.tokens.visible import listed
+from training.pocket.purpose import Purpose
 from training.pocket.words import Topic, names
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from ..errors import InputError
 from ..tokens.visible import counted
 from . import command
 from .options import OneOf, complete_files, json_option, quiet_option, trainer_option
-from .output import ProgressBars, advice_json, note, short_number, show_advice
+from .output import ProgressBars, note, print_advice, short_number, trainer_advice
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
@@ -82,13 +81,15 @@ def export(
     which = (sessions, None if state is None else State(state), search)
     done, longest = asyncio.run(_export(store, output, target, overwrite, which, keep_state, quiet))
     if as_json:
-        said = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
-        said |= {"output": str(output), "longest": longest}
-        click.echo(json.dumps(said | advice_json(trainer, output, longest)))
+        summary = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
+        summary |= {"output": str(output), "longest": longest}
+        if trainer is not None:
+            summary["advice"] = trainer_advice(trainer, output, longest)
+        click.echo(json.dumps(summary))
     elif not quiet:
         _summarize(done, output)
         if trainer is not None:
-            show_advice(trainer, output, longest)
+            print_advice(trainer, output, longest)
 
 
 async def _export(
@@ -100,7 +101,7 @@ async def _export(
     keep_state: bool,
     quiet: bool,
 ) -> tuple[Exported, int]:
-    """What was exported, and the length of the longest row. `which` sessions: by id, or by state and a text."""
+    """Return what was exported and the length of the longest row. `which` is (ids, state, search)."""
     from ..data.tables import sample_writer
     from ..gateway.export import Export
     from ..gateway.rows import LAYOUT, session_fields
@@ -109,51 +110,42 @@ async def _export(
     store = open_store(where)
     (ids, state, search), longest = which, 0
     try:
-        named = await _named(store, ids)
-        total = len(named) if ids else await _count(store, state)
-        made = Export(store, named if ids else store.sessions(state=state, search=search))
+        sessions = await _find_sessions(store, ids)
+        total = len(sessions) if ids else await _count(store, state)
+        export = Export(store, sessions if ids else store.sessions(state=state, search=search))
         about = {"store": store.where, "sessions": list(ids) or None, "state": state, "search": search}
         how: dict[str, Any] = {"private": True, "trainer": trainer, "overwrite": overwrite}
         with ProgressBars(quiet=quiet, counts=True) as bars:
             with sample_writer(output, LAYOUT, about, more=session_fields(), **how) as write:
-                async for table in made.tables():
+                async for table in export.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)
-                    done = made.done
-                    said = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
-                    bars.show("sessions", done.sessions, total, said, f"{done.sessions:,} sessions, {said}")
-                if not made.done.rows:
-                    matching = counted(made.done.sessions, "session")
-                    why = f"nothing was sampled in {matching}" if made.done.sessions else "no session matches"
+                    done = export.done
+                    status = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
+                    bars.show("sessions", done.sessions, total, status, f"{done.sessions:,} sessions, {status}")
+                if not export.done.rows:
+                    matching = counted(export.done.sessions, "session")
+                    why = f"nothing was sampled in {matching}" if export.done.sessions else "no session matches"
                     raise InputError(f"{why}, so there are no rows: {output} is not written")
-            bars.show("sessions", made.done.sessions, made.done.sessions)
+            bars.show("sessions", export.done.sessions, export.done.sessions)
             if not keep_state:
-                await made.mark()
-        return made.done, longest
+                await export.mark()
+        return export.done, longest
     finally:
         await store.close()
 
 
-async def _named(store: Store, ids: tuple[str, ...]) -> list[SessionInfo]:
-    """The sessions of these ids; InputError names one that is not there."""
-    found = []
+async def _find_sessions(store: Store, ids: tuple[str, ...]) -> list[SessionInfo]:
+    """Return the sessions of these ids. Raises InputError if one is missing or dropped."""
+    sessions = []
     for id in dict.fromkeys(ids):
         info = await store.session(id)
         if info is None:
-            raise InputError(f"{store.where} has no session {id!r}; it has {await _some(store.sessions())}")
+            raise InputError(f"{store.where} has no session {id!r}")
         if info.state == "dropped":
             raise InputError(f"session {id!r} was dropped: its tokens are gone")
-        found.append(info)
-    return found
-
-
-async def _some(sessions: AsyncIterator[SessionInfo], most: int = 5) -> str:
-    names: list[str] = []
-    async for info in sessions:
-        if len(names) == most:
-            return ", ".join(names) + ", …"
-        names.append(info.id)
-    return ", ".join(names) or "none"
+        sessions.append(info)
+    return sessions
 
 
 async def _count(store: Store, state: State | None) -> int:
@@ -164,9 +156,8 @@ async def _count(store: Store, state: State | None) -> int:
 
 
 def _summarize(done: Exported, output: Path) -> None:
-    sessions = f"{done.sessions:,} session{'' if done.sessions == 1 else 's'}"
-    rows = f"{done.rows:,} row{'' if done.rows == 1 else 's'}"
-    click.echo(f"{sessions}, {rows}, {done.tokens:,} tokens, {done.trained:,} trained")
+    counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
+    click.echo(f"{counts}, {done.trained:,} trained")
     if done.causes:
         causes = ", ".join(f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common())
         click.echo(f"branches: {causes}")

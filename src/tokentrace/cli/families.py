@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -11,34 +10,23 @@ import click
 from ..errors import RendererError
 from ..settings import nearest
 from . import command
-from .options import OneOf, complete_families
-from .output import make_console
+from .options import complete_families, json_option
+from .output import print_result
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
     from ..formats.families import Family
 
-COLUMNS: Final = (
-    ("name", "Family"),
-    ("models", "Models"),
-    ("reasoning", "Reasoning"),
-    ("tool_calls", "Tool calls"),
-    ("ends", "A turn ends"),
-)
-DETAILS: Final = (*COLUMNS[1:], ("notes", "Notes"))
-GRAMMAR: Final = (("turn", "An assistant's turn"), ("tool", "A tool's result"))
+COLUMNS: Final = {"name": "family", "models": "models"}
+DETAILS: Final = {**COLUMNS, "turn": "an assistant's turn", "tool": "a tool result", "tool_parser": "dialect of calls"}
 
 
 @command
 @click.argument("name", required=False, shell_complete=complete_families)
-@click.option("-f", "--format", "form", type=OneOf(["text", "json"]), default="text", show_default=True)
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
-def families(*, name: str | None, form: str) -> None:
-    """List the families of models that are known by how their templates behave, or show the one called NAME.
+@json_option("Print the families as JSON.")
+def families(*, name: str | None, as_json: bool) -> None:
+    """List the known families of models, or show the one called NAME.
 
-    A family only adds what a template does not tell by itself. Templates of no family work as well.
+    A family is recognised by how its template behaves. Templates of no family work as well.
 
     \b
     Examples:
@@ -47,75 +35,23 @@ def families(*, name: str | None, form: str) -> None:
       tokentrace families --json | jq .[].name
     """
     from ..formats.families import FAMILIES
+    from ..show.document import Document, Table
 
-    known = [family for family in FAMILIES if name in (None, family.name)]
-    if not known:
+    choices = [family for family in FAMILIES if name in (None, family.name)]
+    if not choices:
         raise RendererError(f"there is no family {name!r}; {nearest(name, [family.name for family in FAMILIES])}")
-    if form == "json":
-        rows = [as_row(family) for family in known]
+    rows = [_row(family) for family in choices]
+    if as_json:
         click.echo(json.dumps(rows if name is None else rows[0], indent=2, ensure_ascii=False))
-        return
-    console = make_console()
-    if name is not None:
-        console.print(_details(known[0]))
+    elif name is None:
+        cells = [[row[key] for key in COLUMNS] for row in rows]
+        table = Table("Families", list(COLUMNS.values()), cells, words=len(COLUMNS))
+        print_result(Document("Families", tables=[table]), fold=True)
     else:
-        console.print(_table(known) if console.width >= 100 else _list(known))
+        for key, label in DETAILS.items():
+            if rows[0][key]:
+                click.echo(f"{label}:\n" + "".join(f"  {line}\n" for line in rows[0][key].splitlines()), nl=False)
 
 
-def as_row(family: Family) -> dict[str, str]:
-    """A family as plain data."""
-    keys = ("name", "title", *(key for key, _ in DETAILS + GRAMMAR))
-    return {key: str(getattr(family, key, "") or "") for key in keys}
-
-
-def _table(known: Sequence[Family]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_lines=False, expand=False)
-    for key, label in COLUMNS:
-        table.add_column(label, no_wrap=key == "name", overflow="fold", ratio=None if key == "name" else 2)
-    for family in known:
-        row = as_row(family)
-        table.add_row(Text(row["name"], "bold"), *(Text(row[key]) for key, _ in COLUMNS[1:]))
-    return table
-
-
-def _list(known: Sequence[Family]) -> RenderableType:
-    """The same for narrow terminals."""
-    from rich.text import Text
-
-    grid = _grid()
-    for family in known:
-        row = as_row(family)
-        grid.add_row(Text(row["name"], "bold"), Text(row["models"], "bold"))
-        for key, label in COLUMNS[2:]:
-            grid.add_row(Text(f"  {label.lower()}", "dim"), Text(row[key]))
-    return grid
-
-
-def _grid() -> Table:
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    return grid
-
-
-def _details(family: Family) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    row, grid = as_row(family), _grid()
-    for key, label in DETAILS:
-        if row[key]:
-            grid.add_row(Text(label, "dim"), Text(row[key]))
-    parts: list[RenderableType] = [Text.assemble((row["name"], "bold"), "  ", row["title"]), grid]
-    for key, label in GRAMMAR:
-        if row[key]:
-            grammar = Text("\n".join(f"  {line}" for line in row[key].rstrip("\n").split("\n")))
-            grammar.highlight_regex("⟨[^⟩]*⟩", "bold cyan")
-            parts += [Text(f"\n{label}, holes in ⟨⟩:", "dim"), grammar]
-    return Group(*parts)
+def _row(family: Family) -> dict[str, str]:
+    return {key: str(getattr(family, key, "") or "") for key in DETAILS}

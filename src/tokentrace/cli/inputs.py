@@ -1,4 +1,4 @@
-"""What the command line reads: conversations, tools, templates and their variables. Errors name the file and place."""
+"""What commands read: conversations, tools, templates and their variables. Errors name the file and the place."""
 
 from __future__ import annotations
 
@@ -22,142 +22,119 @@ _PYTHON: Final = {"True": True, "False": False, "None": None}
 
 
 def chosen_tokenizer(tokenizer: str | None) -> str:
-    """What ``--tokenizer`` names; without it the embedded model, with a note."""
+    """Return the value of ``--tokenizer``; without it the embedded model, with a note."""
     if tokenizer is None:
-        note("no --tokenizer given: using the embedded pocket model")
-    return "pocket" if tokenizer is None else tokenizer
+        note("no --tokenizer: using the embedded pocket model")
+    return tokenizer or "pocket"
 
 
 def make_renderer(template: Mapping[str, Any], **settings: Any) -> Renderer:
-    """The renderer that `options.template_options` describe, with further settings."""
+    """Return the renderer that `options.template_options` describe."""
     from ..rendering.factory import create_renderer
 
     name = chosen_tokenizer(template["tokenizer"])
-    variables = parse_kwargs(template["kwargs"])
+    settings |= {"chat_template": template["chat_template"], **parse_kwargs(template["kwargs"])}
     with working(f"loading {name}"):
-        return create_renderer(
-            name, template["renderer"], chat_template=template["chat_template"], **settings, **variables
-        )
+        return create_renderer(name, template["renderer"], **settings)
 
 
-def conversation_title(source: str | None) -> str:
-    """What to call a conversation that was read from here."""
-    return "example" if source is None else "stdin" if source == "-" else Path(source).name
+def conversation_title(source: str) -> str:
+    """Return a title for a conversation from this file."""
+    return "stdin" if source == "-" else Path(source).name
 
 
 def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
-    """Messages and tools (None: none given) from a file, or from stdin for ``-``.
+    """Read messages and tools (None for none) from a file, or from stdin for ``-``.
 
-    The file holds a list of messages or an object with ``messages`` and perhaps ``tools``; with `index`, or
-    named ``.jsonl``, one of these per line.
+    The file holds a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index`, or with the
+    suffix ``.jsonl``, one of these per line.
     """
-    text = _read(source)
-    name = "stdin" if source == "-" else source
+    text, name = _read(source), conversation_title(source) if source == "-" else source
     if index is not None or Path(source).suffix in (".jsonl", ".ndjson"):
         value = _line(text, name, index or 0)
     else:
         value = parse_json(text, name)
-    if isinstance(value, dict):
-        if "messages" not in value:
-            keys = ", ".join(map(repr, list(value)[:6])) or "nothing"
-            raise InputError(f"{name}: an object needs 'messages'; this one has {keys}")
-        return value["messages"], value.get("tools")
-    return value, None
+    if not isinstance(value, dict):
+        return value, None
+    if "messages" not in value:
+        keys = ", ".join(map(repr, list(value)[:6])) or "nothing"
+        raise InputError(f"{name}: an object needs 'messages'; this one has {keys}")
+    return value["messages"], value.get("tools")
 
 
-def read_tools(source: str | None, otherwise: Any = None) -> Any:
-    """Tool schemas from a file: a list, an object with ``tools``, or a single schema."""
+def read_tools(source: str | None, default: Any = None) -> Any:
+    """Read tool schemas from a file: a list, an object with ``tools``, or a single schema."""
     if source is None:
-        return otherwise
+        return default
     value = parse_json(_read(source), "stdin" if source == "-" else source)
-    if isinstance(value, dict):
-        return value.get("tools", [value])
-    return value
+    return value.get("tools", [value]) if isinstance(value, dict) else value
 
 
 def parse_json(text: str, name: str, line: int = 1) -> Any:
-    """JSON, or an InputError with line (the first is `line`) and column."""
+    """Parse JSON. Raises InputError with line (the first is `line`) and column."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        hint = ""
-        if error.msg == "Extra data" and _is_json(text.lstrip().partition("\n")[0]):
-            hint = "; if it holds one conversation per line, choose one with --index"
+        hint = "; if it has one conversation per line, choose one with --index" if error.msg == "Extra data" else ""
         place = f"{name}, line {line + error.lineno - 1}, column {error.colno}"
         raise InputError(f"{place}: not valid JSON: {error.msg}{hint}") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply") from error
 
 
-def _is_json(line: str) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
 def _line(text: str, name: str, index: int) -> Any:
     rows = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not -len(rows) <= index < len(rows):
-        raise InputError(f"{name}: there is no conversation {index}; it holds {len(rows)}")
+        raise InputError(f"{name}: there is no conversation {index}; it has {len(rows)}")
     number, line = rows[index]
     return parse_json(line, name, number)
 
 
 def _read(source: str) -> str:
     try:
-        if source == "-":
-            return sys.stdin.buffer.read().decode("utf-8-sig")
-        return Path(source).read_text(encoding="utf-8-sig")
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        name = "stdin" if source == "-" else source
-        raise InputError(f"{name}: not UTF-8: byte {error.start} cannot be read as text") from error
+        raise InputError(f"{conversation_title(source)}: not UTF-8: invalid byte {error.start}") from error
 
 
-def parse_kwargs(given: Sequence[str]) -> dict[str, Any]:
-    """Template variables from ``KEY=VALUE`` and JSON objects.
+def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
+    """Parse template variables from ``KEY=VALUE`` and JSON objects.
 
-    A value that is JSON counts as such, and so do ``True``, ``False`` and ``None``; in quotes it is text.
+    A value is JSON, ``True``, ``False`` or ``None``, or else text.
 
     >>> parse_kwargs(["enable_thinking=False", "date=today", 'word="True"', '{"n": [1]}'])
     {'enable_thinking': False, 'date': 'today', 'word': 'True', 'n': [1]}
     """
     from ..rendering.factory import create_renderer
 
-    found: dict[str, Any] = {}
-    for item in given:
-        if item.lstrip().startswith("{"):
-            value = parse_json(item, "--kwargs")
-            if not isinstance(value, dict):
-                raise InputError(f"--kwargs: a JSON object is needed, not {item!r}")
-            found |= value
-            continue
+    variables: dict[str, Any] = {}
+    for item in items:
         key, equals, text = item.partition("=")
-        if not equals or not key:
-            raise InputError(f"--kwargs: KEY=VALUE or a JSON object is needed, not {item!r}")
-        try:
-            found[key] = _PYTHON[text] if text in _PYTHON else json.loads(text)
-        except ValueError:
-            found[key] = text
-    named = {
-        name
-        for name, parameter in inspect.signature(create_renderer).parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    }
-    for key in found:
-        if key in RESERVED | named:
+        if item.lstrip().startswith("{"):
+            variables |= parse_json(item, "--kwargs")
+        elif not equals or not key:
+            raise InputError(f"--kwargs needs KEY=VALUE or a JSON object, not {item!r}")
+        else:
+            try:
+                variables[key] = _PYTHON[text] if text in _PYTHON else json.loads(text)
+            except ValueError:
+                variables[key] = text
+    parameters = inspect.signature(create_renderer).parameters.items()
+    settings = {name for name, parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    for key in variables:
+        if key in RESERVED | settings:
             raise InputError(f"--kwargs: {key!r} is not a template variable: it has an option of its own")
-    return found
+    return variables
 
 
 def split_list(names: str) -> list[str]:
-    """Names between commas."""
+    """Split names at commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What options say of how rows are made, by the names of `TokenizeSettings.described`."""
+    """Return the settings of `TokenizeSettings` that options describe."""
     from ..conversation.messages import check_tools
     from ..rendering.factory import template_source
 
@@ -170,9 +147,9 @@ def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "max_row_bytes": ("row_bytes", int),
     }
     columns = {name.removesuffix("_column"): value for name, value in options.items() if name.endswith("_column")}
-    found: dict[str, Any] = {"columns": columns} if columns else {}
+    settings: dict[str, Any] = {"columns": columns} if columns else {}
     for name, value in options.items():
         if not name.endswith("_column"):
-            setting, read = readers.get(name, (name, lambda given: given))
-            found[setting] = read(value)
-    return found
+            setting, read = readers.get(name, (name, lambda option: option))
+            settings[setting] = read(value)
+    return settings

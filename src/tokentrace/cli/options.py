@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -15,11 +15,11 @@ from ..files import unwritable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEBUG: Final = "tokentrace.debug"
-"""Where a context keeps whether tracebacks are wanted."""
+"""The context key of --debug."""
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Several options as one decorator; ``--help`` lists them in this order."""
+    """Combine options into one decorator; ``--help`` lists them in this order."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -29,20 +29,11 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return decorate
 
 
-class OneOf(click.Choice[str]):
-    """One of a few names; of another one, the name that was probably meant is said."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            from ..settings import near
-
-            raise click.BadParameter(error.message + near(value, map(str, self.choices)), ctx, param) from None
+OneOf = click.Choice
 
 
 class ResultFile(click.Path):
-    """A file that is written when the work is done: that it cannot be is said before."""
+    """An output file. Raises InputError before the work starts if it cannot be written."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, path_type=Path)
@@ -80,51 +71,44 @@ ray_option: Final = click.option(
 )
 
 
-def complete_families(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The families whose names begin so."""
+Completer = Callable[[click.Context, click.Parameter, str], list[Any]]
+
+
+def _complete_names(names: Callable[[], Iterable[str]]) -> Completer:
+    """Complete names that start like the text so far."""
+    return lambda _ctx, _parameter, text: [name for name in names() if name.startswith(text)]
+
+
+def _family_names() -> list[str]:
     from ..formats.families import FAMILIES
 
-    return [family.name for family in FAMILIES if family.name.startswith(incomplete)]
+    return [family.name for family in FAMILIES]
 
 
-def _complete_renderers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    others = [name for name in ("auto", "default") if name.startswith(incomplete)]
-    return [*others, *complete_families(ctx, parameter, incomplete)]
-
-
-def complete_dialects(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The dialects whose names begin so."""
+def _dialect_names() -> Iterable[str]:
     from ..formats.dialects import DIALECTS
 
-    return [name for name in DIALECTS if name.startswith(incomplete)]
+    return DIALECTS
 
 
-def complete_uses(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """The uses whose names begin so, after those that are named already."""
-    from ..diagnose.verdicts import Use
-
-    named, comma, last = incomplete.rpartition(",")
-    known = named.split(",")
-    return [f"{named}{comma}{use}" for use in Use if use.startswith(last) and use not in known]
+def _complete_path(kind: str) -> Completer:
+    """Let the shell complete a path."""
+    return lambda _ctx, _parameter, text: [CompletionItem(text, type=kind)]
 
 
-def complete_folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Folders, by the shell itself."""
-    return [CompletionItem(incomplete, type="dir")]
-
-
-def complete_files(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files, by the shell itself."""
-    return [CompletionItem(incomplete, type="file")]
+complete_families: Final = _complete_names(_family_names)
+complete_dialects: Final = _complete_names(_dialect_names)
+complete_folders: Final = _complete_path("dir")
+complete_files: Final = _complete_path("file")
 
 
 def json_option(text: str) -> Callable[[Any], Any]:
-    """``--json``, with what it prints."""
+    """Return the option ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
 def page_option(text: str) -> Callable[[Any], Any]:
-    """``--html FILE``, with what the page shows."""
+    """Return the option ``--html FILE``."""
     return click.option("--html", type=ResultFile(), metavar="FILE", help=text)
 
 
@@ -150,13 +134,13 @@ index_option: Final = click.option(
 messages_option: Final = _one_of(
     "--messages",
     ["adapt", "as_given"],
-    "Give the template the form of messages that it reads, or leave them as they are.",
+    "Convert messages to a form that the template reads, or leave them as they are.",
     "adapt",
 )
 control_tokens_option: Final = _one_of(
     "--control-tokens",
     ["literal", "reject", "hf_compat"],
-    "What becomes of a control token that a user or a tool spells out.",
+    "How to treat a control token in the text of a user or a tool.",
     "literal",
 )
 messages_column_option: Final = click.option(
@@ -178,7 +162,7 @@ _renderer_option: Final = click.option(
     default="auto",
     show_default=True,
     metavar="NAME",
-    shell_complete=_complete_renderers,
+    shell_complete=_complete_names(lambda: ["auto", "default", *_family_names()]),
     help="A family, auto or default.",
 )
 _chat_template_option: Final = click.option(
@@ -191,14 +175,12 @@ tools_option: Final = click.option(
     "--tools", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Tool schemas as JSON."
 )
 audit_options: Final = together(_kwargs_option, _renderer_option, _chat_template_option)
-"""What a renderer is made of beside its tokenizer."""
 renderer_options: Final = together(tokenizer_option, audit_options)
-"""What a renderer is made of: see `inputs.make_renderer`."""
 
 template_options: Final = together(
     tokenizer_option, tools_option, _kwargs_option, _renderer_option, _chat_template_option
 )
-"""What a conversation is rendered with: see `inputs.make_renderer`."""
+"""See `inputs.make_renderer`."""
 
 supervision_options: Final = together(
     _one_of(
@@ -218,8 +200,8 @@ supervision_options: Final = together(
     _one_of(
         "--past",
         ["template", "preserve", "expand"],
-        "How earlier turns are shown: as the template writes them, with all reasoning kept, or in a row for "
-        "every turn as the model would have seen it.  [default: template, with a warning where it matters]",
+        "Earlier turns: as the template writes them, with all reasoning, or a row per turn as the model saw it.  "
+        "[default: template, with a warning where it matters]",
     ),
     click.option(
         "--final-stop", is_flag=True, help="Add the stop token where the template leaves the last turn without it."
@@ -227,4 +209,3 @@ supervision_options: Final = together(
     click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled."),
     control_tokens_option,
 )
-"""What carries loss, how the past is shown, and what a control token in a user's text becomes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,9 +21,6 @@ from .options import (
 )
 from .output import print_result, working, write_file
 
-if TYPE_CHECKING:
-    from ..rendering.rendered import RenderedTokens
-
 
 @command
 @click.argument("conversation", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
@@ -31,29 +28,25 @@ if TYPE_CHECKING:
 @click.option("-g", "--generation-prompt", is_flag=True, help="End with the prompt for the next reply.")
 @control_tokens_option
 @messages_option
-@click.option("--fail-on-lost", is_flag=True, help="Fail if given text reaches no token, instead of saying so.")
+@click.option("--fail-on-lost", is_flag=True, help="Fail if text reaches no token.")
 @click.option("--preserve-all-thinking", is_flag=True, help="Keep reasoning that the template drops.")
-@click.option("--use-patched", is_flag=True, help="Show past turns as they stood when they were sampled.")
+@click.option("--use-patched", is_flag=True, help="Show past turns as they were sampled.")
 @index_option
 @click.option("-f", "--format", "form", type=OneOf(["text", "json", "html"]), help="[default: text]")
 @json_option("The same as --format json.")
 @click.option("-o", "--output", type=ResultFile(), help="Write to this file.")
-@click.option("--open", "open_", is_flag=True, help="Show the HTML in a browser.")
+@click.option("--open", "open_", is_flag=True, help="Open the page in a browser.")
 def render(
     *,
     conversation: str,
     generation_prompt: bool,
-    control_tokens: str,
-    messages: str,
     fail_on_lost: bool,
-    preserve_all_thinking: bool,
-    use_patched: bool,
     index: int | None,
     form: str | None,
     as_json: bool,
     output: Path | None,
     open_: bool,
-    **template: Any,
+    **options: Any,
 ) -> None:
     """Render CONVERSATION to tokens that know where they came from.
 
@@ -70,44 +63,27 @@ def render(
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
     if as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} are two forms: give one of them")
-    form = "json" if as_json else form or "text"
-    if open_ and form == "json":
-        raise click.UsageError("--open shows HTML; use it with --format html")
-    given, own_tools = read_conversation(conversation, index)
-    renderer = make_renderer(
-        template,
-        preserve_all_thinking=preserve_all_thinking,
-        use_patched=use_patched,
-        control_tokens=control_tokens,
-        messages=messages,
-        lost="error" if fail_on_lost else "ignore",  # what is lost is shown
-    )
-    tools = read_tools(template["tools"], own_tools)
+        raise click.UsageError(f"--json and --format {form} exclude each other")
+    form = "json" if as_json else form or ("html" if open_ else "text")
+    if open_ and form != "html":
+        raise click.UsageError("--open needs --format html")
+    messages, tools = read_conversation(conversation, index)
+    names = ("preserve_all_thinking", "use_patched", "control_tokens", "messages")
+    settings = {name: options[name] for name in names}
+    renderer = make_renderer(options, lost="error" if fail_on_lost else "ignore", **settings)
     with working("rendering"):
-        rendered = renderer.render(given, tools=tools, add_generation_prompt=generation_prompt)
-    write(rendered, "html" if open_ else form, output, title=conversation_title(conversation), open_=open_)
+        tools = read_tools(options["tools"], tools)
+        rendered = renderer.render(messages, tools=tools, add_generation_prompt=generation_prompt)
+    if form == "text" and output is None:
+        print_result(rendered, fold=True)
+        return
+    from ..show import json_view, plain_view, show
 
-
-def write(rendered: RenderedTokens, form: str, output: Path | None, *, title: str, open_: bool = False) -> None:
-    """Show a rendering on the terminal, or write it to a file."""
-    if form == "text":
-        if output is None:
-            print_result(rendered, fold=True)
-            return
-        from ..show.terminal import plain_view
-
-        text = plain_view(rendered) + "\n"
-    elif form == "json":
-        from ..show.arrays import json_view
-
-        text = json.dumps(json_view(rendered)) + "\n"
+    if form == "html":
+        text = show(rendered, title=conversation_title(conversation)).html
+        output = output or (Path(tempfile.mkdtemp(prefix="tokentrace-")) / "report.html" if open_ else None)
     else:
-        from ..show.page import show
-
-        text = show(rendered, title=title).html
-    if open_ and output is None:
-        output = Path(tempfile.mkdtemp(prefix="tokentrace-")) / "report.html"
+        text = (json.dumps(json_view(rendered)) if form == "json" else plain_view(rendered)) + "\n"
     if output is None:
         click.echo(text, nl=False)
     else:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
 
 _KINDS = ["auto", "vllm", "sglang", "llamacpp"]
-_AS_GIVEN = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher", "public_health")
+_SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher", "public_health")
 
 
 @command
@@ -31,32 +31,32 @@ _AS_GIVEN = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
     default="embedded",
     show_default=True,
     metavar="URL",
-    help="Where the engine is (several with commas between), or 'embedded': the pocket model.",
+    help="The address of the engine (several with commas), or 'embedded': the pocket model.",
 )
-@click.option("--engine-kind", type=OneOf(_KINDS), default="auto", show_default=True, help="Which engine it is.")
+@click.option("--engine-kind", type=OneOf(_KINDS), default="auto", show_default=True, help="The kind of engine.")
 @renderer_options
 @control_tokens_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="0 for any that is free.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="0 for any free port.")
 @click.option("--store", metavar="FILE|URL", help="A file (SQLite) or postgresql://….  [default: in memory]")
 @click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Who may use it.")
-@click.option("--dev", is_flag=True, help="No keys, this machine only, sessions made on first use.")
-@click.option("--create-sessions", is_flag=True, help="With --keys: let an agent's request make the session it names.")
+@click.option("--dev", is_flag=True, help="No keys, this machine only, sessions created on first use.")
+@click.option("--create-sessions", is_flag=True, help="With --keys: a request may create the session that it names.")
 @click.option(
     "--matcher", default="normal", show_default=True, metavar="NAME", help="strict, normal or module:function."
 )
-@click.option("--model", metavar="NAME", help="What /v1/models says.  [default: the engine's]")
-@click.option("--weights", "version", metavar="VERSION", help="Which weights sample, if the engine does not say.")
-@click.option("--max-tokens", type=click.IntRange(1), default=32_768, show_default=True, help="The most of one answer.")
-@click.option("--max-concurrent", type=click.IntRange(1), default=512, show_default=True, help="Answers at once.")
+@click.option("--model", metavar="NAME", help="The name for /v1/models.  [default: the engine's]")
+@click.option("--weights", "version", metavar="VERSION", help="The weight version, if the engine does not report it.")
+@click.option("--max-tokens", type=click.IntRange(1), default=32_768, show_default=True, help="The longest answer.")
+@click.option("--max-concurrent", type=click.IntRange(1), default=512, show_default=True, help="Concurrent answers.")
 @click.option(
-    "--max-waiting", type=click.IntRange(0), default=2048, show_default=True, help="Others are refused (429)."
+    "--max-waiting", type=click.IntRange(0), default=2048, show_default=True, help="Waiting requests; more get 429."
 )
 @click.option("--max-body-mb", type=click.IntRange(1), default=64, show_default=True, help="The longest request.")
-@click.option("--public-health", is_flag=True, help="With --keys: answer /healthz and /readyz without one.")
+@click.option("--public-health", is_flag=True, help="With --keys: answer /healthz and /readyz without a key.")
 @click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish on exit.")
 @quiet_option
-def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **given: Any) -> None:
+def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **options: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
     The first line on stdout is the base URL, printed when the gateway is ready; its log goes to stderr, a line of JSON
@@ -73,35 +73,35 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
     """
     one_blas_thread()
     try:
-        from ..gateway.gateway import Limits
+        from ..gateway.admission import Limits
         from ..gateway.serving import ServeSettings
     except ImportError as error:
         raise InputError(f'the gateway needs more: pip install "tokentrace[gateway]" ({error})') from None
     from .inputs import make_renderer
 
-    if engine == "embedded" and given["tokenizer"] not in (None, "pocket"):
-        raise InputError("the embedded engine has a tokenizer of its own: leave out --tokenizer, or give --engine URL")
-    if engine != "embedded" and given["tokenizer"] is None:
-        raise InputError("say which model the engine serves: --tokenizer PATH, the folder with its tokenizer")
-    version = given["version"]
+    if engine == "embedded" and options["tokenizer"] not in (None, "pocket"):
+        raise InputError("the embedded engine has its own tokenizer: leave out --tokenizer, or add --engine URL")
+    if engine != "embedded" and options["tokenizer"] is None:
+        raise InputError("name the model that the engine serves: --tokenizer PATH")
+    version = options["version"]
     settings = ServeSettings(
-        **{name: given[name] for name in _AS_GIVEN},
-        model=given["model"] or "",
+        **{name: options[name] for name in _SETTINGS},
+        model=options["model"] or "",
         version=int(version) if version and version.isdecimal() else version,
-        patience=given["grace"],
+        patience=options["grace"],
         limits=Limits(
-            body_bytes=given["max_body_mb"] * 2**20,
-            max_tokens=given["max_tokens"],
-            concurrent=given["max_concurrent"],
-            waiting=given["max_waiting"],
+            body_bytes=options["max_body_mb"] * 2**20,
+            max_tokens=options["max_tokens"],
+            concurrent=options["max_concurrent"],
+            waiting=options["max_waiting"],
         ),
     )
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING if quiet else logging.INFO, format="%(message)s")
     for name in ("httpx", "httpx2", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    renderer = make_renderer(given, control_tokens=control_tokens)
+    renderer = make_renderer(options, control_tokens=control_tokens)
     if settings.store is None and not quiet:
-        note("the store is in memory: what is recorded is gone when the gateway stops; --store FILE keeps it")
+        note("the store is in memory and is lost when the gateway stops; --store FILE keeps it")
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(engine, engine_kind, renderer, settings))
 
@@ -118,7 +118,7 @@ async def _serve(engine: str, kind: str, renderer: Renderer, settings: ServeSett
         settings = replace(settings, model=model)
         async with open_gateway(connected, renderer, settings) as app:
             gc.collect()
-            gc.freeze()  # what is loaded now stays: no collection has to look at it again
+            gc.freeze()  # loaded objects stay: exclude them from collections
             await serve(app, settings, ready=lambda url: print(url, flush=True))
     finally:
         await connected.close()
@@ -133,16 +133,16 @@ async def _connect(engine: str, kind: str, renderer: Renderer) -> Engine:
     from ..engines.protocol import EngineError
     from ..engines.servers import connect
 
-    patient = HTTPSettings(read_timeout=None)  # an agent that waits no longer goes away, and that ends the request
+    settings = HTTPSettings(read_timeout=None)  # an agent that gives up ends the request
     addresses = [address.strip() for address in engine.split(",") if address.strip()]
     try:
-        return await connect(addresses, kind, settings=patient, vocab_size=renderer.tokenizer.vocabulary.size)
+        return await connect(addresses, kind, settings=settings, vocab_size=renderer.tokenizer.vocabulary.size)
     except EngineError as error:
         raise InputError(f"{error}; is the engine running? --engine says where it is") from error
 
 
 def _loop_factory() -> Any:
-    """uvloop's event loop where it is installed, else Python's own."""
+    """Return uvloop's event loop if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -28,7 +28,7 @@ from .options import (
     template_options,
     trainer_option,
 )
-from .output import ProgressBars, advice_json, print_result, short_number, show_advice, write_page
+from .output import ProgressBars, print_advice, print_result, short_number, trainer_advice, write_page
 
 if TYPE_CHECKING:
     from ..data.job import Finished, Progress
@@ -156,11 +156,13 @@ def tokenize(
         bad = finished.counts.bad_rows + finished.counts.left_out
         if as_json:
             summary = _as_json(finished, seconds, output if stats else None)
-            click.echo(json.dumps(summary | advice_json(trainer, finished.output, finished.longest)))
+            if trainer is not None:
+                summary["advice"] = trainer_advice(trainer, finished.output, finished.longest)
+            click.echo(json.dumps(summary))
         elif not quiet:
             _summarize(finished, seconds)
             if trainer is not None:
-                show_advice(trainer, finished.output, finished.longest)
+                print_advice(trainer, finished.output, finished.longest)
         if stats and not as_json:
             from ..data.statistics import statistics
 

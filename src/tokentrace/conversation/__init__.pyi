@@ -8,7 +8,6 @@ from .messages import Tool as Tool
 from .messages import ToolCall as ToolCall
 from .messages import check_messages as check_messages
 from .messages import check_tools as check_tools
-from .messages import known_tools as known_tools
 from .responses import from_responses as from_responses
 from .shapes import Shape as Shape
 from .shapes import from_anthropic as from_anthropic

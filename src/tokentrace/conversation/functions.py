@@ -1,8 +1,8 @@
 """Python functions as tools: a JSON schema from a signature, its type hints and its docstring.
 
-Where transformers makes a schema of a function, this is the same one, so that a template shows the model the same text.
-A function that it refuses (without a docstring, with a parameter that is not described or has no hint) has one here
-too: what is not said is left out, and a parameter without a hint is a string.
+Where transformers builds a schema from a function, this is the same one, so that a template shows the model the same
+text. Functions that transformers refuses work too: missing descriptions are left out, and a parameter without a hint
+is a string.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ _TYPES: Final[dict[Any, str]] = {
     **{list: "array", tuple: "array", dict: "object"},
 }
 _SECTIONS: Final = ("Args:", "Arguments:", "Parameters:", "Returns:", "Raises:")
-_PARAMETERS: Final = _SECTIONS[:3]
-_DESCRIBED: Final = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
+_PARAMETER: Final = re.compile(r"\s*(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 _CHOICES: Final = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 
 
@@ -41,84 +40,85 @@ def function_schema(function: Callable[..., Any], name: str | None = None) -> di
     >>> function_schema(add)["function"]["parameters"]["properties"]["a"]
     {'type': 'integer', 'description': 'The first one.'}
     """
-    called = getattr(function, "__name__", "operation")
+    title = getattr(function, "__name__", "operation")
     try:
         hints = typing.get_type_hints(function)
     except Exception as error:
-        raise InputError(f"{called}: its type hints cannot be read ({error})") from None
-    description, described, returned = _docstring(inspect.getdoc(function) or "")
+        raise InputError(f"{title}: its type hints cannot be read ({error})") from None
+    sections = _docstring_sections(inspect.getdoc(function) or "")
+    descriptions = _parameter_descriptions(sections.get("Args:", []))
     properties: dict[str, Any] = {}
     required: list[str] = []
     for at, parameter in enumerate(inspect.signature(function).parameters.values()):
         if at == 0 and parameter.name in ("self", "cls") and parameter.annotation is parameter.empty:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise InputError(f"{called}: *{parameter.name} cannot be a tool's parameter")
+            raise InputError(f"{title}: *{parameter.name} cannot be a tool's parameter")
         schema = _type_schema(hints.get(parameter.name, str))
-        properties[parameter.name] = _with_description(schema, described.get(parameter.name), called)
+        properties[parameter.name] = _with_description(schema, descriptions.get(parameter.name), title)
         if parameter.default is parameter.empty:
             required.append(parameter.name)
-    parameters: dict[str, Any] = {"type": "object", "properties": properties}
-    if required:
-        parameters["required"] = required
-    made: dict[str, Any] = {"name": name or called, "description": description, "parameters": parameters}
+    parameters = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    description = "\n".join(sections[""]).strip()
+    schema = {"name": name or title, "description": description, "parameters": parameters}
     if "return" in hints:
-        made["return"] = _type_schema(hints["return"])
-        if returned:
-            made["return"]["description"] = returned
-    return {"type": "function", "function": made}
+        schema["return"] = _type_schema(hints["return"])
+        if returned := "\n".join(sections.get("Returns:", ())).strip():
+            schema["return"]["description"] = returned
+    return {"type": "function", "function": schema}
 
 
-@functools.lru_cache(maxsize=256)
-def _known_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    return function_schema(function)
+_cached_schema = functools.lru_cache(maxsize=256)(function_schema)
 
 
-def known_schema(function: Callable[..., Any], field: str) -> dict[str, Any]:
-    """`function_schema`, made once a function; its InputError names the field."""
+def cached_schema(function: Callable[..., Any], field: str) -> dict[str, Any]:
+    """`function_schema`, computed once for each function; its InputError names the field."""
     try:
-        return _known_schema(function)
+        return _cached_schema(function)
     except InputError as error:
         raise InputError(error.problem, field=field) from None
 
 
-def _with_description(schema: dict[str, Any], text: str | None, called: str) -> dict[str, Any]:
+def _with_description(schema: dict[str, Any], text: str | None, title: str) -> dict[str, Any]:
     if text is None:
         return schema
     choices = _CHOICES.search(text)
     if choices:
         try:
-            found = json.loads(choices[1])
+            values = json.loads(choices[1])
         except ValueError:
-            raise InputError(f"{called}: the choices {choices[1][:80]!r} are not a JSON list") from None
-        schema["enum"] = [one.strip() if isinstance(one, str) else one for one in found]
+            raise InputError(f"{title}: the choices {choices[1][:80]!r} are not a JSON list") from None
+        schema["enum"] = [value.strip() if isinstance(value, str) else value for value in values]
         text = text[: choices.start()].strip()
     schema["description"] = text
     return schema
 
 
-def _docstring(text: str) -> tuple[str, dict[str, str], str]:
-    """What a docstring says of the function, of each parameter, and of what is returned."""
+def _docstring_sections(text: str) -> dict[str, list[str]]:
+    """The lines of a docstring by section; the description is section ``""``."""
     sections: dict[str, list[str]] = {"": []}
     current = ""
     for line in text.strip().split("\n"):
         name = line.strip()
         if name in _SECTIONS and name not in sections:
-            current = "Args:" if name in _PARAMETERS else name
+            current = "Args:" if name in _SECTIONS[:3] else name
             sections[current] = []
         else:
             sections[current].append(line)
-    described: dict[str, str] = {}
+    return sections
+
+
+def _parameter_descriptions(lines: list[str]) -> dict[str, str]:
+    descriptions: dict[str, str] = {}
     last = ""
-    for line in filter(str.strip, sections.get("Args:", ())):
-        match = _DESCRIBED.match(line)
+    for line in filter(str.strip, lines):
+        match = _PARAMETER.match(line)
         if match:
             last = match[1]
-            described[last] = match[2].strip()
+            descriptions[last] = match[2].strip()
         elif last:
-            described[last] = f"{described[last]} {line.strip()}".strip()
-    returned = "\n".join(sections.get("Returns:", ())).strip()
-    return "\n".join(sections[""]).strip(), described, returned
+            descriptions[last] = f"{descriptions[last]} {line.strip()}".strip()
+    return descriptions
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:
@@ -128,29 +128,23 @@ def _type_schema(hint: Any) -> dict[str, Any]:
     if origin in (typing.Union, types.UnionType):
         return _union(arguments)
     if origin is typing.Literal:
-        kinds = dict.fromkeys(_TYPES.get(type(one), "string") for one in arguments)
+        kinds = dict.fromkeys(_TYPES.get(type(value), "string") for value in arguments)
         return {"type": next(iter(kinds)) if len(kinds) == 1 else list(kinds), "enum": list(arguments)}
-    if origin is list:
+    if origin is list or (origin is tuple and len(arguments) == 2 and arguments[1] is ...):
         return {"type": "array", "items": _type_schema(arguments[0])}
     if origin is tuple:
-        if len(arguments) == 2 and arguments[1] is ...:
-            return {"type": "array", "items": _type_schema(arguments[0])}
-        return {"type": "array", "prefixItems": [_type_schema(one) for one in arguments]}
+        return {"type": "array", "prefixItems": [_type_schema(argument) for argument in arguments]}
     if origin is dict:
         return {"type": "object", "additionalProperties": _type_schema(arguments[1])}
     return {"type": "object"}
 
 
 def _union(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    some = [_type_schema(one) for one in arguments if one is not type(None)]
-    schema: dict[str, Any]
-    if len(some) == 1:
-        schema = some[0]
-    elif all(one.keys() == {"type"} and isinstance(one["type"], str) for one in some):
-        names = sorted({one["type"] for one in some})
+    members = [_type_schema(argument) for argument in arguments if argument is not type(None)]
+    schema: dict[str, Any] = {"anyOf": members}
+    if len(members) == 1:
+        schema = members[0]
+    elif all(member.keys() == {"type"} and isinstance(member["type"], str) for member in members):
+        names = sorted({member["type"] for member in members})
         schema = {"type": names[0] if len(names) == 1 else names}
-    else:
-        schema = {"anyOf": some}
-    if type(None) in arguments:
-        schema["nullable"] = True
-    return schema
+    return {**schema, "nullable": True} if type(None) in arguments else schema

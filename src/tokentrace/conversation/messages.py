@@ -1,26 +1,25 @@
 """What a conversation is, and what is wrong with one that is not.
 
 A conversation is a list of messages in OpenAI's shape: ``role``, ``content`` (a string, a list of parts, or None
-beside tool calls), and on assistant messages ``reasoning_content`` and ``tool_calls``. Checks here are about
-shape only; what a template makes of it is up to the template.
+beside tool calls), and on assistant messages ``reasoning_content`` and ``tool_calls``. This module checks the shape
+only; what a message becomes is up to the template.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
 from ..errors import InputError, kind_of
-from .functions import known_schema
+from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth, is_plain, is_usual
+from .values import check_depth
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-"""A conversation as functions take it: any mappings, a ``list[Message]`` among them."""
+"""A conversation as functions accept it: any mappings, including a ``list[Message]``."""
 
 
 class FunctionCall(TypedDict):
@@ -37,8 +36,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class Message(TypedDict, total=False):
-    """A message in OpenAI's shape, for editors and type checkers. Other fields, which a template may read, are welcome:
-    whatever takes messages takes plain mappings as well."""
+    """A message in OpenAI's shape, for editors and type checkers. A template may read other fields as well."""
 
     role: Required[str]
     content: str | Sequence[str | Mapping[str, Any]] | Mapping[str, Any] | None
@@ -63,28 +61,26 @@ class Tool(TypedDict, total=False):
 
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
-"""Roles that every renderer takes. A template may know more: the strings it compares roles with."""
-
-_ROLE_NAME: Final = re.compile(r"[\w.-]+")
-"""A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
-
-MAX_ROLE: Final = 64
-"""No role's name is longer."""
-
-THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
-"""The fields of a message that hold its reasoning."""
-TEXT_OR_NONE: Final = frozenset({str, type(None)})
+"""Roles that every renderer accepts. A template may add more: the strings it compares roles with."""
 
 RESULT_ROLES: Final = frozenset({"tool", "function", "ipython"})
 """Roles of tool results, which may be any JSON value that the template can show."""
 
+THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+"""The fields of a message that contain its reasoning."""
+
+_ROLE_NAME: Final = re.compile(r"[\w.-]{1,64}")
+"""A role is a word. Templates compare things with ``</think>`` as well, which is not a role."""
+
+RoleTest: TypeAlias = Callable[[str], bool]
+
 
 def check_messages(
-    messages: Any, *, more_roles: frozenset[str] = frozenset(), any_role: Callable[[str], bool] | None = None
+    messages: Any, *, more_roles: frozenset[str] = frozenset(), any_role: RoleTest | None = None
 ) -> list[Mapping[str, Any]]:
-    """`messages` as a list of mappings, or InputError naming the message and the field.
+    """`messages` as a list of mappings. Raises InputError naming the message and the field.
 
-    `more_roles` are those that the template knows; `any_role` is asked whether it takes another one as well.
+    `more_roles` are those that the template compares with; `any_role` decides about every other role.
     """
     if not is_list(messages):
         is_row = isinstance(messages, Mapping) and "messages" in messages
@@ -92,68 +88,33 @@ def check_messages(
         raise InputError(f"messages must be a list of messages, not {kind_of(messages)}; {advice}")
     if not messages:
         raise InputError("the conversation is empty; give at least one message")
-    return [
-        message
-        if type(message) is dict and _is_plain(message)
-        else _check_message(index, message, more_roles, any_role)
-        for index, message in enumerate(messages)
-    ]
+
+    def is_role(role: str) -> bool:
+        named = _ROLE_NAME.fullmatch(role) is not None
+        return named and (role in more_roles or (any_role is not None and any_role(role)))
+
+    return [_check_message(Place(index), message, is_role) for index, message in enumerate(messages)]
 
 
-def _check_message(
-    index: int, message: Any, more_roles: frozenset[str], any_role: Callable[[str], bool] | None
-) -> Mapping[str, Any]:
-    place = Place(index)
+def _check_message(place: Place, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
     if type(message) is not dict:
         message = _as_mapping(place, message)
-    role = message.get("role")
+    role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         problem = "is missing" if "role" not in message else f"must be a string, not {kind_of(role)}"
         raise place.at("role").error(problem)
-    if role not in ROLES and not _is_role(role, more_roles, any_role):
-        raise place.at("role").error(
-            f"{role[:80]!r} is not a known role; use one of {', '.join(sorted(ROLES))}, or a template that knows it"
-        )
-    content = message.get("content")
+    if role not in ROLES and not is_role(role):
+        advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
+        raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
     if type(content) is not str:
         _check_content(place.at("content"), role, message, content)
     if role == "assistant":
-        _check_assistant(place, message)
+        for name in THOUGHTS:
+            if name in message and not isinstance(message[name], (str, type(None))):
+                raise place.at(name).wrong(message[name], "a string")
+        if (calls := message.get("tool_calls")) is not None:
+            _check_calls(place.at("tool_calls"), calls)
     return message  # type: ignore[no-any-return]
-
-
-def _is_plain(message: dict[str, Any]) -> bool:
-    """Whether a message is of the usual form, in which nothing can be wrong: texts, and calls as JSON has them."""
-    role = message.get("role")
-    if type(role) is not str or role not in ROLES:
-        return False
-    content = message.get("content")
-    if role != "assistant":
-        return type(content) is str
-    if type(content) is not str and content is not None:
-        return False
-    for name in THOUGHTS:
-        if type(message.get(name)) not in TEXT_OR_NONE:
-            return False
-    calls = message.get("tool_calls")
-    if calls is None:
-        return True
-    if type(calls) is not list:
-        return False
-    for call in calls:
-        function = call.get("function") if type(call) is dict else None
-        if type(function) is not dict or type(function.get("name")) is not str:
-            return False
-        arguments = function.get("arguments")
-        if type(arguments) not in TEXT_OR_NONE and not is_usual(arguments):
-            return False
-    return True
-
-
-def _is_role(role: str, more_roles: frozenset[str], any_role: Callable[[str], bool] | None) -> bool:
-    if len(role) > MAX_ROLE or not _ROLE_NAME.fullmatch(role):
-        return False
-    return role in more_roles or (any_role is not None and any_role(role))
 
 
 def _as_mapping(place: Place, message: Any) -> Mapping[str, Any]:
@@ -178,99 +139,46 @@ def _check_content(place: Place, role: str, message: Mapping[str, Any], content:
     if not is_list(content):
         raise place.error(f"must be a string or a list of parts, not {kind_of(content)}")
     for at, part in enumerate(content):
-        if not isinstance(part, (str, Mapping)):
-            raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
         if isinstance(part, Mapping):
-            text = part.get("text", "")
-            if not isinstance(text, str):
+            if not isinstance(text := part.get("text", ""), str):
                 raise place.at(at).at("text").error(f"must be a string, not {kind_of(text)}")
             check_depth(part, place.at(at))
+        elif not isinstance(part, str):
+            raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
 
 
-def _check_assistant(place: Place, message: Mapping[str, Any]) -> None:
-    for name in THOUGHTS:
-        value = message.get(name)
-        if value is not None and not isinstance(value, str):
-            raise place.at(name).wrong(value, "a string")
-    calls = message.get("tool_calls")
-    if calls is None:
-        return
-    place = place.at("tool_calls")
+def _check_calls(place: Place, calls: Any) -> None:
     if not is_list(calls):
         raise place.wrong(calls, "a list of calls")
     for at, call in enumerate(calls):
-        _check_call(place.at(at), call)
+        if not isinstance(call, Mapping):
+            if callable(getattr(call, "model_dump", None)):
+                continue
+            raise place.at(at).error(f"must be a mapping, not {kind_of(call)}")
+        function = call.get("function")
+        if function is None:
+            _check_function(place.at(at), call)
+        else:
+            _check_function(place.at(at).at("function"), function)
 
 
-def _check_call(place: Place, call: Any) -> None:
-    if not isinstance(call, Mapping) and callable(getattr(call, "model_dump", None)):
-        return
-    if not isinstance(call, Mapping):
-        raise place.error(f"must be a mapping, not {kind_of(call)}")
-    function = call.get("function")
-    if function is not None:
-        place = place.at("function")
-        if not isinstance(function, Mapping):
-            raise place.wrong(function, "a mapping")
-        call = function
-    place.string(call, "name")
-    arguments, place = call.get("arguments"), place.at("arguments")
+def _check_function(place: Place, function: Any) -> None:
+    if not isinstance(function, Mapping):
+        raise place.wrong(function, "a mapping")
+    place.string(function, "name")
+    arguments, place = function.get("arguments"), place.at("arguments")
     if arguments is not None and not isinstance(arguments, (str, Mapping)):
         raise place.wrong(arguments, "a mapping or a JSON string")
     check_depth(arguments, place)
 
 
-class KnownTools(list[dict[str, Any]]):
-    """Tools that were checked and that nobody changes any more, with their JSON text: for those that come with every
-    turn of a conversation. `check_tools` takes them as they are. What is rendered is what the text says."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, tools: Any, text: str) -> None:
-        super().__init__(check_tools(tools) or ())
-        self.text = text
-
-    def _refuse(self, *_: Any) -> Any:
-        raise TypeError("tools that are known are not changed; make a list of your own of them: list(tools)")
-
-    append = extend = insert = remove = pop = clear = sort = reverse = _refuse  # type: ignore[assignment]
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return KnownTools, (list(self), self.text)
-
-
-def known_tools(tools: Any) -> Any:
-    """Tools for many calls with the same ones: checked and copied once, and known by who they are from then on.
-
-    Give the result as `tools` to `render`, `bridge` and `parse_response` for as long as a conversation goes on: a list
-    of one's own has to be looked through each time, since it may have changed. Tools that JSON would change (tuples,
-    objects) are given back as they are; so are None and an empty list. Raises InputError for what is not a list of
-    tools.
-    """
-    if not tools or type(tools) is KnownTools:
-        return tools
-    checked = check_tools(tools)
-    try:
-        text = json.dumps(checked)
-        copied = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return tools
-    return KnownTools(copied, text) if copied == checked and is_plain(checked) else tools
-
-
-def tools_text(tools: Any) -> str:
-    """Tools as JSON text: what they are remembered by. Raises what `json.dumps` raises."""
-    return tools.text if type(tools) is KnownTools else json.dumps(tools)
-
-
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """`tools` as a list of schemas, or InputError. None and an empty list both mean: no tools.
+    """`tools` as a list of schemas. Raises InputError. None and an empty list both mean: no tools.
 
-    A Python function is a tool too: its schema is read off its signature and docstring (`conversation.functions`).
+    A Python function is a tool as well: its schema comes from its signature and docstring (`conversation.functions`).
     """
-    if tools is None or type(tools) is KnownTools:
-        return tools
+    if tools is None:
+        return None
     place = Place(field="tools")
     if not is_list(tools):
         raise place.wrong(tools, "a list of tool schemas")
@@ -278,12 +186,12 @@ def check_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
-    whole = place
     if inspect.isfunction(tool) or inspect.ismethod(tool):
-        tool = known_schema(tool, str(place.field))
+        tool = cached_schema(tool, str(place.field))
     elif not isinstance(tool, Mapping) and not callable(getattr(tool, "model_dump", None)):
         raise place.error(f"must be a tool schema (a mapping) or a function, not {kind_of(tool)}")
     tool = place.mapping(tool)
+    check_depth(tool, place)
     function = tool.get("function", tool)
     if "function" in tool:
         place = place.at("function")
@@ -295,5 +203,4 @@ def _check_tool(place: Place, tool: Any) -> dict[str, Any]:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise place.at("parameters").wrong(parameters, "a JSON schema (a mapping)")
-    check_depth(tool, whole)
     return dict(tool)

@@ -1,4 +1,4 @@
-"""Where in a conversation something stands, and what is wrong with it there."""
+"""Where in a conversation a value is, typed access to fields there, and errors that name the place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import InputError, kind_of
 
 
 class Place(NamedTuple):
-    """A message and a field of it, either of which may be None: in a list of tools there are no messages."""
+    """A message and a field of it. Either may be None: a list of tools has no messages."""
 
     message: int | None = None
     field: str | None = None
@@ -20,9 +20,9 @@ class Place(NamedTuple):
     def error(self, problem: str) -> InputError:
         return InputError(problem, message=self.message, field=self.field)
 
-    def wrong(self, value: Any, wanted: str) -> InputError:
-        """The error for a value that is missing, or is not what is `wanted`."""
-        return self.error("is missing" if value is None else f"must be {wanted}, not {kind_of(value)}")
+    def wrong(self, value: Any, expected: str) -> InputError:
+        """The error for a value that is missing, or is not what is `expected`."""
+        return self.error("is missing" if value is None else f"must be {expected}, not {kind_of(value)}")
 
     def string(self, holder: Mapping[str, Any], key: str) -> str:
         value = holder.get(key)
@@ -40,5 +40,5 @@ class Place(NamedTuple):
 
 
 def is_list(value: Any) -> bool:
-    """Whether it is a list or a tuple of things, and no text."""
+    """True for lists and tuples, False for text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

@@ -1,7 +1,7 @@
-"""What a conversation says that cannot be right, though a template renders it.
+"""What cannot be right in a conversation, though a template renders it.
 
-Nothing here is an error: a recorded conversation is what it is. The result of a render reports it, so that nobody
-trains on it unawares. The sentences name no values: a summary counts equal ones.
+None of it is an error: a recorded conversation is what it is. The result of a render reports it, so that nobody
+trains on it unawares. The sentences contain no values, so that a summary can count equal ones.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ from typing import Any
 
 from ..errors import place
 from .messages import RESULT_ROLES, THOUGHTS, Messages
+from .place import Place
 from .values import no_constant
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
     """A note for each thing that does not fit, in checked messages.
 
-    - Arguments of a call that are not JSON of an object, or in which one is null.
+    - Arguments of a call that are not a JSON object, or contain null.
     - A tool result that answers no earlier call, or has the name of another function than the call that it answers.
-    - An assistant's message without text, reasoning or calls. Of a `continued` conversation the last may be empty.
+    - An assistant's message without text, reasoning or calls. In a `continued` conversation the last may be empty.
     """
-    names: dict[str, Any] = {}  # of the functions that were called, by the id of the call
+    names: dict[str, Any] = {}  # of the called functions, by the id of the call
     latest: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
         role = message["role"]
         if role == "assistant":
-            calls = [_mapping(call) for call in message.get("tool_calls") or ()]
+            calls = [Place().mapping(call) for call in message.get("tool_calls") or ()]
             for at, call in enumerate(calls):
                 names[str(call.get("id"))] = _function(call).get("name")
                 arguments = _function(call).get("arguments")
-                where = place(index, f"tool_calls.{at}.{'function.arguments' if 'function' in call else 'arguments'}")
-                if _is_broken(arguments):
-                    yield f"{where}the arguments of a call are not a JSON object"
-                elif isinstance(arguments, Mapping) and any(value is None for value in arguments.values()):
-                    yield f"{where}an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
+                if problem := _problem(arguments):
+                    field = "function.arguments" if "function" in call else "arguments"
+                    yield f"{place(index, f'tool_calls.{at}.{field}')}{problem}"
             is_open = continued and index == len(messages) - 1
             if not is_open and not any(_has(message.get(name)) for name in ("content", "tool_calls", *THOUGHTS)):
                 yield f"{place(index, 'content')}the assistant says nothing: only the end of its turn is sampled"
@@ -57,20 +56,20 @@ def _has(value: Any) -> bool:
     return value is not None and not (isinstance(value, (str, list, tuple)) and not value)
 
 
-def _mapping(call: Any) -> Mapping[str, Any]:
-    return call if isinstance(call, Mapping) else dict(call.model_dump(exclude_none=True))
-
-
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call.get("function")
     return function if isinstance(function, Mapping) else call
 
 
-def _is_broken(arguments: Any) -> bool:
-    """True for text that is not JSON of an object. Empty text stands for no arguments."""
-    if not isinstance(arguments, str) or not arguments.strip():
-        return False
-    try:
-        return not isinstance(json.loads(arguments, strict=False, parse_constant=no_constant), dict)
-    except (ValueError, RecursionError):
-        return True
+def _problem(arguments: Any) -> str | None:
+    """What is wrong with a call's arguments. Empty text means no arguments."""
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            if isinstance(json.loads(arguments, strict=False, parse_constant=no_constant), dict):
+                return None
+        except (ValueError, RecursionError):
+            pass
+        return "the arguments of a call are not a JSON object"
+    if isinstance(arguments, dict) and any(value is None for value in arguments.values()):
+        return "an argument is null: tables (Parquet, datasets) fill in null for keys a row lacks"
+    return None

@@ -1,12 +1,11 @@
-"""OpenAI's Responses: the input of a request as messages in OpenAI's chat shape. Pure.
+"""OpenAI's Responses: the input of a request as messages in OpenAI's chat shape.
 
-An answer of that API is a list of items (reasoning, messages, function calls), and its clients send the items back in
-the input of their next request. What the model wrote in one turn is one assistant message here, however many items it
-takes: items that follow one another are one turn. Two turns with nothing in between look the same, unless the items
-have ids that say which response they are from. Those that `item_id` makes do, and are told apart; items without ids, or
-with ids that others made, belong to the turn that they follow.
+An answer of that API is a list of items (reasoning, messages, function calls), and clients send the items back in their
+next request. Here everything that the model wrote in one turn is one assistant message: consecutive items are one turn.
+Two turns with nothing in between look the same, unless the ids of their items name the response. Ids of `item_id` do;
+items without ids, or with ids of other servers, belong to the turn that they follow.
 
-Every refusal is an InputError that counts items as they were given.
+Errors are InputError and count items.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SERVED: Final = "message, reasoning, function_call and function_call_output"
 
 
 def item_id(kind: str, response: str, number: int) -> str:
-    """The id of an output item: what it is (``rs``, ``msg`` or ``fc``), the response's id, and its number there.
+    """The id of an output item: its kind (``rs``, ``msg`` or ``fc``), the response's id, and its number there.
 
     >>> item_id("msg", "7Hx2", 0), response_of_item("msg_7Hx2_0"), response_of_item("msg_68af4030592c")
     ('msg_7Hx2_0', '7Hx2', None)
@@ -38,13 +37,13 @@ def item_id(kind: str, response: str, number: int) -> str:
 
 
 def response_of_item(id: Any) -> str | None:
-    """The id of the response that an item is from; None where the item's id does not say."""
-    found = _ITEM.fullmatch(id) if isinstance(id, str) else None
-    return found[1] if found else None
+    """The id of the response that an item is from, or None if the item's id does not contain it."""
+    match = _ITEM.fullmatch(id) if isinstance(id, str) else None
+    return match[1] if match else None
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as ``encrypted_content``: a string that clients pass on unread. It is not a secret, only opaque.
+    """Reasoning as ``encrypted_content``: a string that clients pass on unread. It is opaque, not secret.
 
     >>> unsealed(sealed("Hm."))
     'Hm.'
@@ -53,7 +52,7 @@ def sealed(reasoning: str) -> str:
 
 
 def unsealed(content: str) -> str | None:
-    """The reasoning in ``encrypted_content``; None where somebody else made it. ValueError where it is damaged."""
+    """The reasoning in ``encrypted_content``, or None if another server wrote it. Raises ValueError if damaged."""
     if not content.startswith(_SEAL):
         return None
     try:
@@ -64,7 +63,7 @@ def unsealed(content: str) -> str | None:
 
 
 def in_namespace(namespace: str, name: str) -> str:
-    """What a model knows a function of a namespace by; Codex puts the two together in the same way.
+    """The model's name for a function in a namespace, joined as Codex does it.
 
     >>> in_namespace("mcp__files__", "read"), in_namespace("agents", "spawn")
     ('mcp__files__read', 'agents__spawn')
@@ -81,68 +80,64 @@ def from_responses(
 ) -> list[Mapping[str, Any]]:
     """The input of a request, a string or a list of items, after its `instructions`, as messages.
 
-    - Reasoning is the ``reasoning_content`` of the turn it belongs to: the item's content, else what `sealed` put into
-      its ``encrypted_content``, else its summary. Encrypted content that others made cannot be read, and is left out.
-    - Texts of a turn's messages are one content if their ids say that one response wrote them; others are parts of it,
-      for the template to separate. Of other messages several parts stay parts.
-    - The result of a function is a tool message. It has to answer a call that came before, unless `open_calls` says
-      that there is more of the conversation than this.
-    - A function in a namespace is called by the name that `in_namespace` makes.
-    - A reference to an item that `item_id` named is part of a turn like the item itself. What it stands for is not
-      known here: `references` is given its id, by the number of the turn's message. Without `references` it is refused.
-    - Images, files and audio stay parts, as they are; it is the renderer that refuses them.
-    - Ids, status, phase, annotations and logprobs of items say nothing to a model and are left out.
+    - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
+      ``encrypted_content``, else its summary. Encrypted content of other servers is dropped: it cannot be read.
+    - Texts of a turn are one content if their ids name one response; otherwise they stay parts, for the template to
+      separate. Several parts of other messages stay parts.
+    - The result of a function is a tool message. It must answer an earlier call, unless `open_calls`: then the
+      conversation began before these items.
+    - A reference to an item of `item_id` is part of a turn, like the item itself. `references` collects its id by the
+      number of the turn's message; without `references` it is an error.
+    - Images, files and audio stay parts; the renderer refuses them.
+    - Ids, status, phase, annotations and logprobs mean nothing to a model and are dropped.
 
-    Refuses custom tools, tools that OpenAI itself runs, and compacted items, by name.
+    Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
     """
-    made: list[Mapping[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    messages: list[Mapping[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
-        return [*made, {"role": "user", "content": items}]
+        return [*messages, {"role": "user", "content": items}]
     if not is_list(items):
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    reading = _Reading(made, open_calls, references)
+    reader = _Reader(messages, open_calls, references)
     for at, item in enumerate(items):
-        place = Place(at)
-        reading.take(place, place.mapping(item))
-    return reading.made
+        reader.read(Place(at), Place(at).mapping(item))
+    return reader.messages
 
 
-class _Reading:
-    """The messages that the items so far have become."""
+class _Reader:
+    """The messages from the items so far, and the assistant's turn that may continue."""
 
     def __init__(
-        self, made: list[Mapping[str, Any]], open_calls: bool, references: dict[int, list[str]] | None
+        self, messages: list[Mapping[str, Any]], open_calls: bool, references: dict[int, list[str]] | None
     ) -> None:
-        self.made = made
+        self.messages = messages
         self._open_calls = open_calls
         self._references = references
-        self._called: set[str] = set()
+        self._call_ids: set[str] = set()
         self._turn: dict[str, Any] | None = None
-        """The assistant's last message, as long as more may belong to it, and…"""
-        self._at = 0
-        """…its number."""
+        self._turn_index = 0
         self._response: str | None = None
-        """Which response that message is from, as far as its items say."""
+        """The response of the turn, if the ids of its items name it."""
         self._answered = False
-        """Whether results came after it."""
-        self._known = False
-        """Whether the id of its last text says which response wrote it."""
+        """Whether results followed the turn."""
+        self._text_has_id = False
+        """Whether the id of the turn's last text names its response."""
 
-    def take(self, place: Place, item: Mapping[str, Any]) -> None:
+    def read(self, place: Place, item: Mapping[str, Any]) -> None:
         match _type(place, item):
             case "message":
                 self._message(place, item)
             case "reasoning":
                 text = _reasoning(place, item)
-                turn = self._own(item)
+                turn = self._turn_of(item)
                 if text:
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
             case "function_call":
                 call = _call(place, item)
-                self._called.add(call["id"])
-                self._own(item).setdefault("tool_calls", []).append(call)
+                self._call_ids.add(call["id"])
+                self._turn_of(item).setdefault("tool_calls", []).append(call)
             case "function_call_output":
                 self._result(place, item)
             case "item_reference":
@@ -159,76 +154,73 @@ class _Reading:
         parts = _parts(place.at("content"), item.get("content"))
         if role != "assistant":
             self._turn = None
-            self.made.append({"role": role, "content": _content(parts)})
+            self.messages.append({"role": role, "content": _content(parts)})
             return
         for at, part in enumerate(parts):
             if part["type"] != "text":
                 raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
-        turn, known = self._own(item), response_of_item(item.get("id")) is not None
-        turn["content"] = _joined(turn["content"], "".join(part["text"] for part in parts), known and self._known)
-        self._known = known
+        turn, has_id = self._turn_of(item), response_of_item(item.get("id")) is not None
+        turn["content"] = _joined(
+            turn["content"], "".join(part["text"] for part in parts), has_id and self._text_has_id
+        )
+        self._text_has_id = has_id
 
     def _result(self, place: Place, item: Mapping[str, Any]) -> None:
-        made: dict[str, Any] = {"role": "tool"}
+        message: dict[str, Any] = {"role": "tool"}
         if item.get("call_id") is not None:
-            made["tool_call_id"] = id = place.string(item, "call_id")
-            if id not in self._called and not self._open_calls:
+            message["tool_call_id"] = id = place.string(item, "call_id")
+            if id not in self._call_ids and not self._open_calls:
                 problem = f"no function_call before it has the id {shown(id)}"
                 raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
         self._answered = True
-        self.made.append({**made, "content": _content(_parts(place.at("output"), item.get("output")))})
+        self.messages.append({**message, "content": _content(_parts(place.at("output"), item.get("output")))})
 
     def _reference(self, place: Place, item: Mapping[str, Any]) -> None:
         id = place.string(item, "id")
         if self._references is None or response_of_item(id) is None:
-            problem = f"there is no item {shown(id)} here; send the item itself, or go on from previous_response_id"
+            problem = f"there is no item {shown(id)} here; send the item itself, or previous_response_id"
             raise place.error(f"item_reference: {problem}")
-        self._own(item)
-        self._references.setdefault(self._at, []).append(id)
+        self._turn_of(item)
+        self._references.setdefault(self._turn_index, []).append(id)
         self._open_calls = True
 
-    def _own(self, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _turn_of(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """The assistant's message that an item is part of.
 
-        After results a new one begins, unless the item is from the same response: some clients send a call, its
-        result, the next call of the same turn, and its result.
+        Results end a turn, unless the next item is from the same response: some clients send a call, its result, the
+        next call of the same turn, and its result.
         """
         response = response_of_item(item.get("id"))
-        other = None not in (response, self._response) and response != self._response
+        differs = None not in (response, self._response) and response != self._response
         same = response is not None and response == self._response
-        if self._turn is None or other or (self._answered and not same):
+        if self._turn is None or differs or (self._answered and not same):
             self._turn, self._response, self._answered = {"role": "assistant", "content": ""}, None, False
-            self._at = len(self.made)
-            self.made.append(self._turn)
+            self._turn_index = len(self.messages)
+            self.messages.append(self._turn)
         self._response = self._response or response
         return self._turn
 
 
 def _type(place: Place, item: Mapping[str, Any]) -> str:
-    kind = item.get("type")
-    if kind is None:
+    if item.get("type") is None:
         return "message" if "role" in item or "id" not in item else "item_reference"
     return place.string(item, "type")
 
 
 def _reasoning(place: Place, item: Mapping[str, Any]) -> str:
-    said = _texts(place.at("content"), item.get("content"))
-    if said:
-        return said
-    if item.get("encrypted_content") is not None:
+    text = _texts(place.at("content"), item.get("content"))
+    if not text and item.get("encrypted_content") is not None:
         try:
-            said = unsealed(place.string(item, "encrypted_content")) or ""
+            text = unsealed(place.string(item, "encrypted_content")) or ""
         except ValueError as error:
             raise place.at("encrypted_content").error(f"{error}; send it as it was received") from None
-    return said or _texts(place.at("summary"), item.get("summary"))
+    return text or _texts(place.at("summary"), item.get("summary"))
 
 
 def _texts(place: Place, parts: Any) -> str:
-    if parts is None:
-        return ""
-    if not is_list(parts):
+    if parts is not None and not is_list(parts):
         raise place.wrong(parts, "a list of texts")
-    return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts))
+    return "".join(place.at(at).string(place.at(at).mapping(part), "text") for at, part in enumerate(parts or ()))
 
 
 def _call(place: Place, item: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,22 +232,19 @@ def _call(place: Place, item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    """One text, or a list: whoever writes one text as a string and then as a part means the same."""
+    """One text as a string, several parts as a list."""
     if not parts:
         return ""
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return str(parts[0]["text"])
-    return parts
+    return str(parts[0]["text"]) if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def _joined(before: str | list[Mapping[str, Any]], text: str, directly: bool) -> str | list[Mapping[str, Any]]:
-    """A turn's content with the text of one more message, in one piece or as a part of its own."""
+    """A turn's content with the text of one more message, joined to the last text or as a new part."""
     if not before or not text:
         return before or text
-    if isinstance(before, str):
-        return before + text if directly else [{"type": "text", "text": each} for each in (before, text)]
-    last = {"type": "text", "text": before[-1]["text"] + text}
-    return [*before[:-1], last] if directly else [*before, {"type": "text", "text": text}]
+    texts = [before] if isinstance(before, str) else [part["text"] for part in before]
+    texts = [*texts[:-1], texts[-1] + text] if directly else [*texts, text]
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": each} for each in texts]
 
 
 def _parts(place: Place, content: Any) -> list[Mapping[str, Any]]:

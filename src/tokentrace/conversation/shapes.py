@@ -1,23 +1,24 @@
-"""Conversations in other shapes, as OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns. Pure.
+"""Conversations in other shapes, as OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns.
 
-`parsing.messages` is the way back. Nothing is made up (a call without an id stays without) and nothing that a model
-could have seen is left out in silence: what has no place in OpenAI's shape stays as it is, as a part of a list
-content, or is refused. Every refusal is an InputError that counts messages as they were given.
+Nothing is invented (a call without an id stays without) and nothing that a model could have seen is dropped silently:
+what has no place in OpenAI's shape stays a part of a list content, or raises InputError. Errors count messages as the
+caller passed them.
 
-An assistant that only calls tools gets the content ``""``, not None: many templates write None out as a word.
+An assistant that only calls tools gets the content ``""``, not None: many templates print None as a word.
 """
 
 from __future__ import annotations
 
 import enum
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import InputError, shown
 from ..settings import choose
-from .messages import check_messages, check_tools
+from .messages import Messages, check_messages, check_tools
 from .place import Place, is_list
+from .values import parse_json
 
 _SPEAKERS: Final[Mapping[str, str]] = {
     "system": "system",
@@ -26,28 +27,30 @@ _SPEAKERS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("function_call", "tool_call"), "assistant"),
     **dict.fromkeys(("observation", "tool", "function", "function_response", "tool_response"), "tool"),
 }
-"""What ``from`` says, and the role it stands for."""
+"""Values of ShareGPT's ``from``, and the role of each."""
 
 _CALLERS: Final = frozenset({"function_call", "tool_call"})
-"""Turns whose value is JSON of calls."""
+"""Speakers whose value is JSON of calls."""
 
 _LOSS: Final = ("weight", "train")
-"""Fields by which rows say what is trained; they belong to a whole message."""
+"""Fields that choose what is trained; they apply to a whole message."""
 
 _CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")
-"""Fields of a ShareGPT turn that are a message's own."""
+"""Fields of a ShareGPT turn that a message has too."""
 
 _FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""Fields of OpenAI's that Anthropic says in blocks."""
+"""OpenAI's fields for which Anthropic has blocks."""
 
 _CALL_FIELDS: Final = frozenset({"id", "type", "name", "arguments"})
-
 _TOOL_BLOCKS: Final = ("tool_use", "tool_result")
 _THINKING_BLOCKS: Final = ("thinking", "redacted_thinking")
 
+Part = Mapping[str, Any]
+PlacedBlock = tuple[Place, Part]
+
 
 class Shape(enum.StrEnum):
-    """How a conversation is written down."""
+    """The shape of a conversation."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -55,39 +58,25 @@ class Shape(enum.StrEnum):
 
 
 def shape_of(messages: Any) -> Shape:
-    """The shape that `messages` show; OpenAI's where nothing tells otherwise. Refuses nothing.
+    """The shape of `messages`; OpenAI's if nothing indicates another. Never raises.
 
     ShareGPT: a message has ``from`` and no ``role``. Anthropic: a block of tool use or of a tool result; or a block of
-    an assistant's thinking, unless it is a list or others show OpenAI's calls, tool or developer messages: Mistral's
-    templates take thinking blocks in OpenAI's shape. A list of text parts is the same in both, and stays OpenAI's.
+    an assistant's thinking, unless it is a list or other messages have OpenAI's calls, tool or developer role:
+    Mistral's templates read thinking blocks in OpenAI's shape. Lists of text parts are the same in both.
     """
     rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
         return Shape.SHAREGPT
-    blocks = [(row.get("role"), block) for row in rows for block in _typed(row.get("content"))]
-    if any(isinstance(block["type"], str) and block["type"] in _TOOL_BLOCKS for _, block in blocks):
-        return Shape.ANTHROPIC
-    thinks = any(
-        isinstance(role, str)
-        and role == "assistant"
-        and isinstance(block["type"], str)
-        and block["type"] in _THINKING_BLOCKS
-        and not is_list(block.get("thinking"))
-        for role, block in blocks
-    )
-    openai = any(
-        is_list(row.get("tool_calls"))
-        or (isinstance(row.get("role"), str) and row["role"] in ("tool", "function", "developer"))
-        for row in rows
-    )
+    thinks = openai = False
+    for row in rows:
+        role, content = row.get("role"), row.get("content") or ()
+        openai |= is_list(row.get("tool_calls")) or role in ("tool", "function", "developer")
+        for block in content if is_list(content) else ():
+            kind = block.get("type") if isinstance(block, Mapping) else None
+            if kind in _TOOL_BLOCKS:
+                return Shape.ANTHROPIC
+            thinks |= role == "assistant" and kind in _THINKING_BLOCKS and not is_list(block.get("thinking"))
     return Shape.ANTHROPIC if thinks and not openai else Shape.OPENAI
-
-
-def _typed(content: Any) -> Iterator[Mapping[str, Any]]:
-    """The blocks of a content that have a type, if it is a list."""
-    for block in content if is_list(content) else ():
-        if isinstance(block, Mapping) and "type" in block:
-            yield block
 
 
 def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[str, Any]]:
@@ -101,22 +90,16 @@ def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[s
             return from_openai(messages)
 
 
-# -- OpenAI's own
+# -- OpenAI
 
 
 def from_openai(messages: Any) -> list[Mapping[str, Any]]:
-    """`messages` as they are, but for an assistant's ``function_call`` of old, which becomes ``tool_calls``.
+    """`messages` as they are, except that an assistant's legacy ``function_call`` becomes ``tool_calls``.
 
-    Contents and arguments are not touched, so that a template makes the same ids of the messages as before. Refuses
-    what is not a list of mappings, and a message with both ``function_call`` and ``tool_calls``. Roles and contents are
-    checked by `check_messages`.
+    Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``. Use
+    `check_messages` to check roles and contents.
     """
-    return [
-        message
-        if type(message) is dict and "function_call" not in message
-        else _without_function_call(place, place.mapping(message))
-        for place, message in _placed(messages)
-    ]
+    return [_without_function_call(place, place.mapping(message)) for place, message in _placed(messages)]
 
 
 def _without_function_call(place: Place, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,21 +107,19 @@ def _without_function_call(place: Place, message: Mapping[str, Any]) -> Mapping[
     if call is None or message.get("role") != "assistant":
         return message
     if message.get("tool_calls"):
-        raise place.at("function_call").error("stands beside tool_calls; give one of them")
+        raise place.at("function_call").error("is beside tool_calls; give one of them")
     call = place.at("function_call").mapping(call)
-    made = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
-    made["tool_calls"] = [{"type": "function", "function": call}]
-    return _checked(place, made, {"tool_calls.0.function": "function_call"})
+    fields = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
+    fields["tool_calls"] = [{"type": "function", "function": call}]
+    return _checked(place, fields, {"tool_calls.0.function": "function_call"})
 
 
-def with_system(messages: Sequence[Mapping[str, Any]], system: Any) -> list[Mapping[str, Any]]:
-    """`messages` after a system message that says `system`: a string, or Anthropic's text blocks.
+def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
+    """`messages` after a system message with the text `system`: a string, or Anthropic's text blocks.
 
-    None, ``""`` and no blocks mean no such message. One that is there already and says the same is enough; InputError
-    if it says something else.
+    None, ``""`` and no blocks add nothing. Raises InputError if there is a system message with another text.
     """
-    blocks = () if system is None else _blocks(Place(field="system"), system)
-    text = _content([_part(place, block, "a system prompt") for place, block in blocks])
+    text = "" if system is None else _content(_blocks(Place(field="system"), system), "a system prompt")
     if not text:
         return list(messages)
     if not isinstance(text, str):
@@ -147,132 +128,105 @@ def with_system(messages: Sequence[Mapping[str, Any]], system: Any) -> list[Mapp
         raise InputError(f"must be a list of messages, not {shown(messages)}", field="messages")
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
-    said: Any = messages[0].get("content")
-    if is_list(said):
-        texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in said]
-        said = "".join(texts) if all(isinstance(each, str) for each in texts) else None
-    if said != text:
+    content: Any = messages[0].get("content")
+    if is_list(content):
+        content = "".join(str(part.get("text") if isinstance(part, Mapping) else part) for part in content)
+    if content != text:
         raise InputError("differs from the system message that the conversation begins with", field="system")
     return list(messages)
 
 
-# -- Anthropic's
+# -- Anthropic
 
 
 def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]:
-    """Anthropic's messages, and the `system` prompt that stands beside them, in OpenAI's shape.
+    """Anthropic's messages, and their `system` prompt, in OpenAI's shape.
 
-    - Text blocks that follow one another are one text, with nothing in between: citations split a text like that.
-    - Thinking is the message's ``reasoning_content``. Redacted thinking is left out: it is encrypted, nothing in it
-      can be shown. OpenAI's shape has one place each for reasoning, text and calls, so their order is lost.
-    - A tool result is a tool message, with the ``name`` of the call it answers if that came before, and with
-      ``is_error`` if it is one. Texts before, between and after results are user messages, in that order.
-    - Other blocks (images, documents, server tools) make the content a list, in which they stay as they are.
-    - Of a message's other fields ``weight`` and ``train`` are kept, on every message made of it. ``cache_control``,
-      signatures and citations say nothing to a model and are left out.
+    - Consecutive text blocks are one text, joined directly: citations split a text like that.
+    - Thinking is the message's ``reasoning_content``. Redacted thinking is dropped: it is encrypted. OpenAI's shape
+      has one place each for reasoning, text and calls, so their order is lost.
+    - A tool result is a tool message, with the ``name`` of the earlier call that it answers, and ``is_error`` if set.
+      Texts before, between and after results are user messages, in that order.
+    - Other blocks (images, documents, server tools) stay as they are and make the content a list.
+    - ``weight`` and ``train`` carry over to every resulting message. ``cache_control``, signatures and citations mean
+      nothing to a model and are dropped.
 
-    Refuses roles and blocks that are not Anthropic's or stand where they cannot, and OpenAI's fields among them.
+    Raises InputError for roles and blocks that Anthropic does not have or allow there, and for OpenAI's fields.
     """
-    made: list[Mapping[str, Any]] = []
+    converted: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
     for place, message in _placed(messages):
         message = place.mapping(message)
         for field in _FOREIGN:
             if message.get(field) is not None:
-                problem = "is OpenAI's, but the conversation is in Anthropic's shape; say it in content blocks"
+                problem = "is OpenAI's, but the conversation is in Anthropic's shape; use content blocks"
                 raise place.at(field).error(problem)
         blocks = list(_blocks(place.at("content"), message.get("content")))
         loss = {key: message[key] for key in _LOSS if message.get(key) is not None}
-        spoken = message.get("role")
-        match spoken if spoken is None or isinstance(spoken, str) else shown(spoken):
-            case "assistant":
-                made.append(_from_assistant_blocks(blocks, names) | loss)
-            case "user":
-                made += [each | loss for each in _from_user_blocks(blocks, names)]
-            case "system":
-                parts = [_part(own, block, "a system message") for own, block in blocks]
-                made.append({"role": "system", "content": _content(parts)} | loss)
-            case role:
-                problem = "is missing" if role is None else f"{shown(role)} is not a role of Anthropic's"
-                raise place.at("role").error(f"{problem}; use user, assistant or system")
-    return with_system(made, system)
+        role = message.get("role")
+        if role == "assistant":
+            results = [_from_assistant_blocks(blocks, names)]
+        elif role == "user":
+            results = _from_user_blocks(blocks, names)
+        elif role == "system":
+            results = [{"role": "system", "content": _content(blocks, "a system message")}]
+        else:
+            problem = "is missing" if role is None else f"{shown(role)} is not a role of Anthropic's"
+            raise place.at("role").error(f"{problem}; use user, assistant or system")
+        converted += [result | loss for result in results]
+    return with_system(converted, system)
 
 
-Placed = tuple[Place, Mapping[str, Any]]
-"""A block and where it stands."""
-
-
-def _from_assistant_blocks(blocks: list[Placed], names: dict[str, str]) -> dict[str, Any]:
-    thinking: list[str] = []
-    parts: list[Mapping[str, Any]] = []
-    calls: list[dict[str, Any]] = []
-    for place, block in blocks:
-        match block["type"]:
-            case "thinking":
-                thinking.append(place.string(block, "thinking"))
-            case "redacted_thinking":
-                pass
-            case "tool_use":
-                calls.append(_call_of_block(place, block))
-                if "id" in calls[-1]:
-                    names[calls[-1]["id"]] = calls[-1]["function"]["name"]
-            case _:
-                parts.append(_part(place, block, "an assistant message"))
-    made: dict[str, Any] = {"role": "assistant", "content": _content(parts)}
-    if any(thinking):
-        made["reasoning_content"] = "".join(thinking)
+def _from_assistant_blocks(blocks: list[PlacedBlock], names: dict[str, str]) -> dict[str, Any]:
+    thinking = "".join(place.string(block, "thinking") for place, block in blocks if block["type"] == "thinking")
+    calls = [_call_of_block(place, block) for place, block in blocks if block["type"] == "tool_use"]
+    names.update((call["id"], call["function"]["name"]) for call in calls if "id" in call)
+    texts = [block for block in blocks if block[1]["type"] not in ("tool_use", *_THINKING_BLOCKS)]
+    message: dict[str, Any] = {"role": "assistant", "content": _content(texts, "an assistant message")}
+    if thinking:
+        message["reasoning_content"] = thinking
     if calls:
-        made["tool_calls"] = calls
-    return made
+        message["tool_calls"] = calls
+    return message
 
 
-def _call_of_block(place: Place, block: Mapping[str, Any]) -> dict[str, Any]:
+def _call_of_block(place: Place, block: Part) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, Mapping):
         raise place.at("input").wrong(arguments, "a mapping")
     return _call(place, block, arguments)
 
 
-def _call(place: Place, given: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    made = {"id": place.string(given, "id")} if given.get("id") is not None else {}
-    function = {"name": place.string(given, "name"), "arguments": arguments}
-    return {**made, "type": "function", "function": function}
+def _call(place: Place, fields: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    id = {"id": place.string(fields, "id")} if fields.get("id") is not None else {}
+    return {**id, "type": "function", "function": {"name": place.string(fields, "name"), "arguments": arguments}}
 
 
-def _from_user_blocks(blocks: list[Placed], names: Mapping[str, str]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
-    said: list[Mapping[str, Any]] = []
-    for place, block in blocks:
-        if block["type"] != "tool_result":
-            said.append(_part(place, block, "a user message"))
-            continue
-        if said:
-            made.append({"role": "user", "content": _content(said)})
-            said = []
-        made.append(_from_result(place, block, names))
-    if said or not made:
-        made.append({"role": "user", "content": _content(said)})
-    return made
+def _from_user_blocks(blocks: list[PlacedBlock], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for are_results, group in itertools.groupby(blocks, key=lambda placed: placed[1]["type"] == "tool_result"):
+        if are_results:
+            messages += [_from_result(place, block, names) for place, block in group]
+        else:
+            messages.append({"role": "user", "content": _content(group, "a user message")})
+    return messages or [{"role": "user", "content": ""}]
 
 
-def _from_result(place: Place, block: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "tool"}
+def _from_result(place: Place, block: Part, names: Mapping[str, str]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "tool"}
     if block.get("tool_use_id") is not None:
-        made["tool_call_id"] = place.string(block, "tool_use_id")
-        if made["tool_call_id"] in names:
-            made["name"] = names[made["tool_call_id"]]
+        message["tool_call_id"] = place.string(block, "tool_use_id")
+        if message["tool_call_id"] in names:
+            message["name"] = names[message["tool_call_id"]]
     content = block.get("content")
-    blocks = _blocks(place.at("content"), "" if content is None else content)
-    made["content"] = _content([_part(inner, each, "a tool result") for inner, each in blocks])
+    message["content"] = _content(_blocks(place.at("content"), "" if content is None else content), "a tool result")
     failed = block.get("is_error")
     if failed is not None and not isinstance(failed, bool):
         raise place.at("is_error").wrong(failed, "true or false")
-    if failed:
-        made["is_error"] = True
-    return made
+    return {**message, "is_error": True} if failed else message
 
 
-def _blocks(place: Place, content: Any) -> Iterator[Placed]:
+def _blocks(place: Place, content: Any) -> Iterator[PlacedBlock]:
     """The blocks of a content; a string is one block of text."""
     if isinstance(content, str):
         yield place, {"type": "text", "text": content}
@@ -285,47 +239,46 @@ def _blocks(place: Place, content: Any) -> Iterator[Placed]:
         yield place.at(at), block
 
 
-def _part(place: Place, block: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    if block["type"] in (*_TOOL_BLOCKS, *_THINKING_BLOCKS):
-        raise place.error(f"a {block['type']} block has no place in {where}")
-    if block["type"] == "text" or block.get("text") is not None:
-        place.string(block, "text")
-    if block["type"] == "text":
-        return {"type": "text", "text": block["text"]}
-    return {key: value for key, value in block.items() if key != "cache_control" and (key, value) != ("text", None)}
-
-
-def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+def _content(blocks: Iterator[PlacedBlock] | list[PlacedBlock], where: str) -> str | list[Part]:
+    """Blocks as one text, or as parts if one of them is not text."""
+    parts = []
+    for place, block in blocks:
+        if block["type"] in (*_TOOL_BLOCKS, *_THINKING_BLOCKS):
+            raise place.error(f"a {block['type']} block has no place in {where}")
+        if block["type"] == "text" or block.get("text") is not None:
+            place.string(block, "text")
+        parts.append(
+            {key: block[key] for key in block if key != "cache_control" and (key, block[key]) != ("text", None)}
+        )
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
-    return parts
+    return [{"type": "text", "text": part["text"]} if part["type"] == "text" else part for part in parts]
 
 
-# -- ShareGPT's
+# -- ShareGPT
 
 
 def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
-    """ShareGPT's turns (``from`` and ``value``), and a `system` prompt beside them, in OpenAI's shape.
+    """ShareGPT's turns (``from`` and ``value``), and a `system` prompt, in OpenAI's shape.
 
-    A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one call or of several; their
-    arguments stay as written, a mapping or a JSON string. Such a turn right after what the assistant says is part of
-    the same message: the model wrote both before anybody answered. Calls after calls are messages of their own.
-    ``weight``, ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` of a turn are kept;
-    its other fields are not part of a conversation, and are left out.
+    A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls; their
+    arguments stay as they are, a mapping or a JSON string. Such a turn right after the assistant's text belongs to the
+    same message: the model wrote both before anybody answered. Calls after calls are a new message. ``weight``,
+    ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over, other fields do not.
 
-    Refuses an unknown ``from``, a turn without a value, calls that are not ``name`` and ``arguments`` (an ``id`` may
-    be there), and two turns that are one message but differ in what is trained.
+    Raises InputError for an unknown ``from``, a turn without a value, calls with fields other than ``name``,
+    ``arguments`` and ``id``, and two turns of one message that disagree about what is trained.
     """
-    made: list[Mapping[str, Any]] = []
+    messages: list[Mapping[str, Any]] = []
     for place, turn in _placed(turns):
         turn = place.mapping(turn)
         message = _from_turn(place, turn)
-        last = made[-1] if made else {}
+        last = messages[-1] if messages else {}
         if turn["from"] in _CALLERS and last.get("role") == "assistant" and not last.get("tool_calls"):
-            made[-1] = _joined(place, last, message)
+            messages[-1] = _joined(place, last, message)
         else:
-            made.append(message)
-    return with_system(made, system)
+            messages.append(message)
+    return with_system(messages, system)
 
 
 def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -336,7 +289,7 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
     if speaker in _CALLERS:
         if "tool_calls" in carried:
-            raise place.at("tool_calls").error("says the calls twice, here and in value")
+            raise place.at("tool_calls").error("repeats the calls of value; give one of them")
         carried["tool_calls"] = _calls_of_value(place.at("value"), value)
         value = ""
     if value is None:
@@ -347,10 +300,10 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
-    calls = parsed_json(value, place) if isinstance(value, str) else value
+    calls = parse_json(value, place) if isinstance(value, str) else value
     calls = calls if is_list(calls) else [calls]
     if not calls:
-        raise place.error("holds no call")
+        raise place.error("has no call")
     return [_call_of_value(place.at(at), call) for at, call in enumerate(calls)]
 
 
@@ -367,32 +320,32 @@ def _call_of_value(place: Place, call: Any) -> dict[str, Any]:
     return _call(place, call, call["arguments"])
 
 
-def _joined(place: Place, said: Mapping[str, Any], called: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One message of what the assistant said and the calls right after it."""
+def _joined(place: Place, text: Mapping[str, Any], calls: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One message with the assistant's text and the calls right after it."""
     for key in _CARRIED:
-        one_sided = key not in _LOSS and (said.get(key) is None or called.get(key) is None)
-        if not one_sided and said.get(key) != called.get(key):
-            problem = "differs from that of the turn before, but what an assistant says and then calls is one message"
+        one_sided = key not in _LOSS and (text.get(key) is None or calls.get(key) is None)
+        if not one_sided and text.get(key) != calls.get(key):
+            problem = "differs from the turn before, but an assistant's text and the calls after it are one message"
             raise place.at(key).error(problem)
-    return {**said, **called, "content": said["content"]}
+    return {**text, **calls, "content": text["content"]}
 
 
 # -- tools
 
 
 def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
-    """Tool schemas in OpenAI's shape: those of Anthropic turned into it, others as they are. JSON text is parsed.
+    """Tool schemas in OpenAI's shape: Anthropic's converted, others as they are. JSON text is parsed.
 
-    A function's bare schema (``name``, ``parameters``) is left as it is too, as a template shows what it is given;
-    with `wrap` it becomes a tool, as ShareGPT's datasets and the ``functions`` of old mean it. None and an empty
-    string are None. Refuses what is not a list of schemas, and Anthropic's server tools, which have no schema to show.
+    With `wrap`, a function's bare schema (``name``, ``parameters``) becomes a tool, as in ShareGPT's datasets and the
+    legacy ``functions``. None and an empty string are None. Raises InputError for anything but a list of schemas, and
+    for Anthropic's server tools, which have no schema.
     """
     if isinstance(tools, str):
-        tools = parsed_json(tools, Place(field="tools")) if tools.strip() else None
+        tools = parse_json(tools, Place(field="tools")) if tools.strip() else None
     checked = check_tools(tools)
-    return (
-        None if checked is None else [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in enumerate(checked)]
-    )
+    if checked is None:
+        return None
+    return [_tool(Place(field=f"tools.{at}"), tool, wrap) for at, tool in enumerate(checked)]
 
 
 def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
@@ -412,19 +365,6 @@ def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
-# -- what all of them need
-
-
-def parsed_json(text: str, place: Place) -> Any:
-    """The value of JSON text, or InputError."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise place.error("is nested too deeply") from error
-    except (ValueError, TypeError) as error:
-        raise place.error(f"is not valid JSON: {str(error)[:200]}") from error
-
-
 def _placed(messages: Any) -> Iterator[tuple[Place, Any]]:
     if not is_list(messages):
         raise Place(field="messages").wrong(messages, "a list of messages")
@@ -433,14 +373,14 @@ def _placed(messages: Any) -> Iterator[tuple[Place, Any]]:
     return ((Place(index), message) for index, message in enumerate(messages))
 
 
-def _checked(place: Place, message: Mapping[str, Any], given_as: Mapping[str, str]) -> Mapping[str, Any]:
-    """A message that `check_messages` takes; its errors name the fields as they were `given_as`."""
+def _checked(place: Place, message: Mapping[str, Any], sources: Mapping[str, str]) -> Mapping[str, Any]:
+    """A message that passes `check_messages`; errors name the source of each field."""
     try:
         check_messages([message])
     except InputError as error:
         field = error.field or ""
-        for made, given in given_as.items():
-            if field == made or field.startswith(f"{made}."):
-                field = given + field.removeprefix(made)
+        for name, source in sources.items():
+            if field == name or field.startswith(f"{name}."):
+                field = source + field.removeprefix(name)
         raise InputError(error.problem, message=place.message, field=field) from error
     return message

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..conversation.place import Place
-from ..conversation.shapes import Shape, openai_messages, openai_tools, parsed_json, shape_of, with_system
+from ..conversation.shapes import Shape, openai_messages, openai_tools, shape_of, with_system
+from ..conversation.values import parse_json
 from ..errors import InputError, kind_of
 
 MESSAGES: Final = ("messages", "conversations", "conversation")
@@ -208,7 +209,7 @@ def _names(row: Mapping[str, Any]) -> str:
 def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
     value = row[column]
     if isinstance(value, str):
-        value = parsed_json(value, Place(field=column))
+        value = parse_json(value, Place(field=column))
     if not isinstance(value, (list, tuple)):
         raise InputError(f"must be a list of messages, not {kind_of(value)}", field=column)
     if not value:
@@ -236,7 +237,7 @@ def _tools(row: Mapping[str, Any], columns: Columns, shape: Shape) -> list[dict[
 def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
     value = row.get(VARIABLES)
     if isinstance(value, str):
-        value = parsed_json(value, Place(field=VARIABLES)) if value.strip() else None
+        value = parse_json(value, Place(field=VARIABLES)) if value.strip() else None
     if value is None:
         return {}
     if not isinstance(value, Mapping):

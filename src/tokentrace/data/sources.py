@@ -21,7 +21,6 @@ from typing import IO, Any, Final
 
 from ..errors import InputError, shown
 from ..files import writing
-from ..tokens.nearest import meant_file
 
 _BLOCK: Final = 1 << 20
 
@@ -121,7 +120,7 @@ def _sources(name: str, spool: Path, split: str | None, count: int) -> list[Sour
         return [_source(path, name, spool, count)]
     if not path.is_dir():
         if not _HUB_NAME.fullmatch(name) or name.startswith("."):
-            raise InputError(f"there is no file or folder {name!r}{meant_file(path)}")
+            raise InputError(f"there is no file or folder {name!r}")
         path = _from_hub(name)
     files = _files(path, name, split)
     return [

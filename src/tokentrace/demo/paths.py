@@ -1,8 +1,7 @@
-"""Three ways to get from one turn to the next, run on the same questions with the same seeds, and what each costs.
+"""Run the same questions with the same seeds by three client paths, and measure what each costs.
 
-`RERENDER` renders the parsed conversation anew for every turn. `FIXED_BASE` encodes it message by message, each after
-a small conversation that never changes. `TOKENTRACE` is the loop of `Agent`: what was sampled stays, and the bridge
-adds what is new. docs/demo.md says what the numbers mean.
+`RERENDER` renders the parsed conversation again for every turn. `FIXED_BASE` encodes it message by message after a
+fixed conversation. `TOKENTRACE` is `Agent`'s loop: it keeps the sampled ids and bridges.
 """
 
 from __future__ import annotations
@@ -17,21 +16,22 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..compare.breaks import Break, explain_break
+from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import Messages
+from ..diagnose.breaks import Break, explain_break
 from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
 from ..engines.embedded import EmbeddedEngine
 from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from ..pocket import POCKET
 from ..pocket.model import Floats, PocketModel, TokenIds, load_pocket
 from ..rendering.factory import create_renderer
-from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns, report_rollouts
 from ..tokens.alignment import align
 from ..tokens.ids import runs
+from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .questions import FollowUps, pick_questions, question_reward, question_task
 
@@ -47,40 +47,38 @@ BUDGET: Final = Budget(turns=16, turn_tokens=256)
 
 
 class ClientPath(StrEnum):
-    """How the next prompt is made. The value is its name for people."""
+    """How a client makes the next prompt."""
 
     RERENDER = "re-render"
     FIXED_BASE = "fixed base"
     TOKENTRACE = "tokentrace"
 
 
-def rerendered(renderer: Renderer, messages: Messages, tools: Any, *, asks: bool) -> Row:
-    """The whole conversation through the template."""
-    rendered = renderer.render(messages, tools=tools, add_generation_prompt=asks)
+def rerender(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bool) -> Row:
+    """Render the whole conversation."""
+    rendered = renderer.render(messages, tools=tools, add_generation_prompt=prompt)
     return rendered.ids, rendered.mask
 
 
-def fixed_base(renderer: Renderer, messages: Messages, tools: Any, *, asks: bool) -> Row:
-    """Message by message, each after the fixed base; then what asks for a turn."""
+def fixed_base(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bool) -> Row:
+    """Encode message by message after the fixed base, then the generation prompt."""
     settings: dict[str, Any] = {"mode": IncrementalMode.FIXED_BASE, "sanity_check": SanityCheck.OFF}
     whole = tokenize_incrementally(renderer, messages, tools=tools, **settings)
-    if not asks:
+    if not prompt:
         return whole.ids, whole.mask
-    base = renderer.render_ids([SYSTEM, USER], tools=tools)
-    prompted = renderer.render_ids([SYSTEM, USER], tools=tools, add_generation_prompt=True)
-    prompt = np.asarray(prompted[len(base) :], np.int32)
-    return np.concatenate((whole.ids, prompt)), np.concatenate((whole.mask, np.zeros(len(prompt), np.bool_)))
+    base, asking = (
+        renderer.render_ids([SYSTEM, USER], tools=tools, add_generation_prompt=asks) for asks in (False, True)
+    )
+    new = np.asarray(asking[len(base) :], np.int32)
+    return np.concatenate((whole.ids, new)), np.concatenate((whole.mask, np.zeros(len(new), np.bool_)))
 
 
-CLIENTS: Final[Mapping[ClientPath, Client]] = {ClientPath.RERENDER: rerendered, ClientPath.FIXED_BASE: fixed_base}
-"""The paths that keep messages: what they make of a conversation."""
+CLIENTS: Final[Mapping[ClientPath, Client]] = {ClientPath.RERENDER: rerender, ClientPath.FIXED_BASE: fixed_base}
+"""The paths that keep messages, and how they make ids of them."""
 
 
 class MessageAgent(Agent):
-    """The loop of a client that keeps messages and makes every prompt from them.
-
-    If a prompt does not begin with the stream, the trajectory gets a branch, and `breaks` the reason.
-    """
+    """A client that keeps messages and makes every prompt from them. `breaks` explains each prompt that breaks."""
 
     def __init__(self, engine: Engine, renderer: Renderer, client: Client, **settings: Any) -> None:
         super().__init__(engine, renderer, **settings)
@@ -88,61 +86,60 @@ class MessageAgent(Agent):
         self.breaks: dict[str, list[Break]] = {}
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Make the next prompt from the messages, and record whether it extends the stream."""
+        """Make the next prompt from the messages: extend the trajectory, or branch it."""
         trajectory = rollout.trajectory
         rollout.messages += new
-        ids, _ = self._client(self.renderer, parsed_arguments(rollout.messages), rollout.schemas, asks=True)
+        ids, _ = self._client(self.renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
-        broken = explain_break(trajectory.stream(), ids, self.renderer, kinds=trajectory.kinds())
+        broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
         count = len(rollout.messages)
         if broken is None:
             trajectory.extend_to(ids, messages=count)
         else:
-            trajectory.branch(ids, messages=count, cause=str(broken.cause), from_branch=trajectory.current)
+            trajectory.branch(ids, messages=count, cause=str(broken.cause))
             self.breaks.setdefault(rollout.task.name, []).append(broken)
         return None
 
 
-class RememberingEngine(EmbeddedEngine):
-    """The embedded engine. Paths make many of the same requests: each is computed once."""
+class CachedEngine(EmbeddedEngine):
+    """The embedded engine with a cache: the paths share many requests."""
 
     def __init__(self, model: PocketModel) -> None:
         super().__init__(model)
-        self._known: dict[tuple[bytes, SamplingParams], Completion] = {}
+        self._cache: dict[tuple[bytes, SamplingParams], Completion] = {}
 
     async def _generate(self, request: GenerateRequest) -> Completion:
-        """Sample a completion. Greedy and seeded ones depend on prompt and parameters alone, and are remembered."""
+        """Sample a completion. Greedy and seeded ones depend on prompt and parameters alone and are cached."""
         if request.sampling.seed is None and request.sampling.temperature > 0:
             return await super()._generate(request)
         key = np.asarray(request.prompt_ids, np.int32).tobytes(), request.sampling
-        if key in self._known:
-            return replace(self._known[key], cached_tokens=None)
-        self._known[key] = completion = await super()._generate(request)
+        if key in self._cache:
+            return replace(self._cache[key], cached_tokens=None)
+        self._cache[key] = completion = await super()._generate(request)
         return completion
 
 
-# -- what a trainer makes of it
+# -- what a trainer gets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """The one row that a trainer of a path gets of a rollout, compared with what was sampled."""
+    """The one row that a trainer gets of a rollout, compared with what was sampled."""
 
     sampled: int
-    """How many tokens were sampled."""
     mismatched: int
-    """How many of them are not in the row."""
+    """Sampled tokens that are not in the row."""
     foreign: int
-    """How many tokens of the row carry loss that were not sampled."""
+    """Tokens of the row that carry loss and were not sampled."""
     gaps: npt.NDArray[np.float64]
-    """For each sampled token in the row: the distance between the engine's logprob and its score in the row."""
+    """|engine's logprob - score in the row| of each sampled token in the row."""
 
 
 def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
-    """The stream, or what the client makes of the final messages."""
+    """Return the stream, or what the client makes of the final messages."""
     if path in CLIENTS:
-        return CLIENTS[path](renderer, parsed_arguments(rollout.messages), rollout.schemas, asks=False)
+        return CLIENTS[path](renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=False)
     return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
 
 
@@ -169,67 +166,39 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathReport:
-    """What was measured of one path. docs/demo.md says what each number counts."""
+    """The measurements of one path."""
 
     path: ClientPath
     rollouts: list[Rollout]
     """In the order of the questions."""
-    found: Mapping[str, Sequence[Break]]
-    """Breaks by the name of the rollout."""
+    breaks: Mapping[str, Sequence[Break]]
+    """By the name of the rollout."""
     scored: list[Scored] = field(default_factory=list)
-    """For each rollout; empty if rows were not scored."""
+    """By rollout; empty if rows were not scored."""
 
-    @property
-    def breaks(self) -> int:
-        return sum(rollout.trajectory.num_branches - 1 for rollout in self.rollouts)
-
-    @property
-    def broken_rollouts(self) -> int:
-        return sum(rollout.trajectory.num_branches > 1 for rollout in self.rollouts)
-
-    @property
-    def samples(self) -> int:
-        return sum(rollout.trajectory.num_samples for rollout in self.rollouts)
-
-    @property
-    def tokens_in_samples(self) -> int:
-        return report_rollouts(rollout.trajectory for rollout in self.rollouts).tokens_in_rows
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(one.sampled for one in self.scored)
-
-    @property
-    def mismatched_tokens(self) -> int:
-        return sum(one.mismatched for one in self.scored)
-
-    @property
-    def never_sampled_tokens(self) -> int:
-        return sum(one.foreign for one in self.scored)
-
-    @property
-    def mean_logprob_gap(self) -> float:
+    def numbers(self) -> dict[str, float]:
+        """Return every measurement by its name in `report.MEASURES`."""
+        trajectories = [rollout.trajectory for rollout in self.rollouts]
         gaps = np.concatenate([np.zeros(0), *(one.gaps for one in self.scored)])
-        return float(gaps.mean()) if len(gaps) else 0.0
-
-    @property
-    def largest_logprob_gap(self) -> float:
-        return max((float(one.gaps.max(initial=0.0)) for one in self.scored), default=0.0)
-
-    @property
-    def solved(self) -> float:
-        return sum(rollout.reward or 0.0 for rollout in self.rollouts) / max(1, len(self.rollouts))
-
-    @property
-    def later_user_turns(self) -> int:
-        """How often a user spoke again after an answer."""
         roles = [message["role"] for rollout in self.rollouts for message in rollout.messages]
-        return roles.count("user") - len(self.rollouts)
+        return {
+            "breaks": sum(one.num_branches - 1 for one in trajectories),
+            "broken_rollouts": sum(one.num_branches > 1 for one in trajectories),
+            "samples": sum(one.num_samples for one in trajectories),
+            "tokens_in_samples": report_rollouts(trajectories).tokens_in_rows,
+            "mismatched_tokens": sum(one.mismatched for one in self.scored),
+            "never_sampled_tokens": sum(one.foreign for one in self.scored),
+            "mean_logprob_gap": float(gaps.mean()) if len(gaps) else 0.0,
+            "largest_logprob_gap": float(gaps.max(initial=0.0)),
+            "solved": sum(rollout.reward or 0.0 for rollout in self.rollouts) / max(1, len(self.rollouts)),
+            "sampled_tokens": sum(one.sampled for one in self.scored),
+            "later_user_turns": roles.count("user") - len(self.rollouts),
+        }
 
     @property
     def causes(self) -> dict[str, int]:
-        """Why streams broke, the most frequent first."""
-        return dict(Counter(str(one.cause) for some in self.found.values() for one in some).most_common())
+        """Count breaks by cause, the most frequent first."""
+        return dict(Counter(str(one.cause) for breaks in self.breaks.values() for one in breaks).most_common())
 
 
 # -- the runs
@@ -237,7 +206,7 @@ class PathReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """The paths on the same questions, under one template and one temperature."""
+    """All paths on the same questions, with one template and one temperature."""
 
     name: str
     about: str
@@ -246,7 +215,6 @@ class Trial:
     reports: Sequence[PathReport] = ()
 
     def of(self, path: ClientPath) -> PathReport:
-        """The report of one path."""
         return next(report for report in self.reports if report.path is path)
 
 
@@ -260,7 +228,7 @@ TRIALS: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demo:
-    """All that the demo measured."""
+    """The measurements of the demo."""
 
     seed: int
     trials: Sequence[Trial]
@@ -272,27 +240,27 @@ class Demo:
 
 
 def forgetful(template: str) -> str:
-    """Pocket's template, changed to leave out the reasoning of all turns before the last message of a user."""
+    """Change pocket's template to drop reasoning before the last user message."""
     begin, turn = "{{- bos_token -}}", "{%- if message.role == 'assistant' -%}"
     if template.count(begin) != 1 or template.count(turn) != 1:
         raise ValueError("this is not pocket's template: the places to change are not there")
     find_last = (
-        "{%- set asked = namespace(last=-1) -%}{%- for message in messages -%}"
-        "{%- if message.role == 'user' -%}{%- set asked.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
+        "{%- set user = namespace(last=-1) -%}{%- for message in messages -%}"
+        "{%- if message.role == 'user' -%}{%- set user.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
     )
-    keep = "{%- set reasoning = message.reasoning_content if loop.index0 > asked.last else '' -%}"
+    keep = "{%- set reasoning = message.reasoning_content if loop.index0 > user.last else '' -%}"
     changed = template.replace("message.reasoning_content", "reasoning")
     return changed.replace(begin, find_last + begin).replace(turn, turn + keep)
 
 
 def trial_renderer(trial: Trial) -> Renderer:
-    """Pocket's renderer, with the template of a trial."""
+    """Return pocket's renderer with the template of a trial."""
     template = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
     return create_renderer(POCKET, chat_template=forgetful(template) if trial.drops_reasoning else template)
 
 
 async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress | None = None) -> Demo:
-    """All trials on the same questions and seeds; the rows of the first are scored."""
+    """Run all trials; the rows of the first are scored."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
     model, scores = load_pocket(), dict[bytes, Floats]()
 
@@ -302,7 +270,7 @@ async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress | No
             scores[key] = model.score(ids)
         return scores[key]
 
-    engine = RememberingEngine(model)
+    engine = CachedEngine(model)
     try:
         trials = []
         for at, trial in enumerate(TRIALS):
@@ -326,7 +294,7 @@ async def run_path(
     score: Score | None = None,
     progress: Progress | None = None,
 ) -> PathReport:
-    """Run tasks by a path, `seed` for the sampling; with `score` the row of each rollout is scored."""
+    """Run tasks by a path; `score` scores the row of each rollout."""
     renderer = trial_renderer(trial)
     sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
     settings: dict[str, Any] = {"sampling": sampling, "interaction": FollowUps(), "reward": question_reward}

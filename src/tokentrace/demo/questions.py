@@ -1,7 +1,7 @@
-"""Pocket's questions as tasks: what is asked, the tools that answer, a user who asks on, and the reward.
+"""The demo's questions as tasks: prompts, tools, a simulated user and the reward.
 
-`questions.json` holds questions that pocket's training never saw; ``training/pocket/questions.py`` wrote it. Every
-question has a small table of its own, which only its look-up tool can read.
+`questions.json` holds questions that pocket's training never saw (see ``training/pocket/questions.py``). Each has a
+small table that only its look-up tool can read.
 
 >>> question = pick_questions(1, kinds=["lookup"])[0]
 >>> question.prompt[-1]["content"], question.answer
@@ -13,16 +13,16 @@ question has a small table of its own, which only its look-up tool can read.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from importlib import resources
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from ..rollout.config import Section
+from msgspec import Meta, Struct
+
+from ..errors import InputError
 from ..rollout.interactions import BaseInteraction, Reply
 from ..rollout.loop import Rollout, Task
 from ..rollout.setup import TaskSet, TaskSource
@@ -34,25 +34,18 @@ KINDS: Final = (
     *("direct", "arithmetic", "lookup", "missing", "singular", "word_problem"),
     *("parallel", "compare", "checked", "total", "chain", "follow_up"),
 )
-"""Kinds of questions, from one that needs no tool to several replies that build on one another."""
+"""Kinds of questions, from the easiest to the hardest."""
 UNKNOWN: Final = "could not find"
-"""What a reply has to say if there is no answer."""
+"""What a reply must say if there is no answer."""
 
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)")
 
 
-class Purpose(StrEnum):
-    """What a tool is for; its name differs between questions."""
-
-    CALCULATE = "calculate"
-    LOOK_UP = "look_up"
-    CHECK = "check"
-
-
 class Function(NamedTuple):
-    """A tool of a question: what it is for, and how the model sees it."""
+    """A tool of a question. Names differ between questions; the purpose does not."""
 
-    purpose: Purpose
+    purpose: str
+    """``"calculate"``, ``"look_up"`` or ``"check"``."""
     name: str
     parameter: str
     about: str
@@ -60,63 +53,65 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, what the tools know, and the answer."""
+    """A question, what its tools know, and the answer."""
 
     id: str
     kind: str
     prompt: list[dict[str, Any]]
     """The first messages: perhaps a system message, then the user's."""
     follow_ups: tuple[str, ...]
-    """What the user asks after each answer but the last."""
+    """The user's next messages, one after each answer."""
     functions: tuple[Function, ...]
     table: dict[str, int]
     """What can be looked up."""
     field: str
-    """What the table is of: prices, ages, …"""
+    """What the table is about: prices, ages, …"""
     style: str
-    """How the look-up writes a result: ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``."""
+    """How the look-up formats a result: ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``."""
     answer: int | None
-    """The last answer; None if the thing cannot be found."""
+    """The last answer; None if the item cannot be found."""
     mentions: str
-    """What the answer has to name besides."""
+    """What the answer must also name."""
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools as OpenAI's clients declare them."""
-        return [_schema(one) for one in self.functions]
+        """The tools in OpenAI's shape."""
+        return [_schema(function) for function in self.functions]
 
 
-def _schema(one: Function) -> dict[str, Any]:
-    properties = {one.parameter: {"type": "string"}}
-    parameters = {"type": "object", "properties": properties, "required": [one.parameter]}
-    return {"type": "function", "function": {"name": one.name, "description": one.about, "parameters": parameters}}
+def _schema(function: Function) -> dict[str, Any]:
+    properties = {function.parameter: {"type": "string"}}
+    parameters = {"type": "object", "properties": properties, "required": [function.parameter]}
+    signature = {"name": function.name, "description": function.about, "parameters": parameters}
+    return {"type": "function", "function": signature}
 
 
 @functools.cache
 def all_questions() -> tuple[Question, ...]:
-    """Every question that ships, in the order in which the demo asks them."""
+    """Return every question, in the order of the demo."""
     rows = json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))
-    return tuple(_question(row) for row in rows)
-
-
-def _question(row: dict[str, Any]) -> Question:
-    functions = tuple(Function(Purpose(purpose), *words) for purpose, *words in row.pop("functions"))
-    return Question(**row | {"follow_ups": tuple(row["follow_ups"])}, functions=functions)
+    for row in rows:
+        row["functions"] = tuple(Function(*function) for function in row["functions"])
+        row["follow_ups"] = tuple(row["follow_ups"])
+    return tuple(Question(**row) for row in rows)
 
 
 def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Question]:
-    """`count` questions of some kinds, with another seed others. After the last comes the first, under another id."""
-    known = [question for question in all_questions() if question.kind in kinds]
-    picked = itertools.islice(itertools.cycle(known), seed * count % len(known), None)
-    rounds = ((at // len(known), next(picked)) for at in range(count))
-    return [replace(question, id=f"{question.id}.{at}") if at else question for at, question in rounds]
+    """Pick `count` questions; `seed` picks others. After the last the first comes again, under another id."""
+    choices = [question for question in all_questions() if question.kind in kinds]
+    start, picked = seed * count % len(choices), []
+    for at in range(count):
+        question = choices[(start + at) % len(choices)]
+        again = at // len(choices)
+        picked.append(replace(question, id=f"{question.id}.{again}") if again else question)
+    return picked
 
 
 # -- the tools
 
 
 def run_tool(question: Question, name: str, arguments: Any) -> str:
-    """What a tool answers. It never raises: whatever is wrong with a call comes back as text."""
+    """Return what a tool answers. It never raises: errors are results too."""
     function = next((one for one in question.functions if one.name == name), None)
     if function is None:
         names = ", ".join(one.name for one in question.functions)
@@ -132,12 +127,12 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
     if not isinstance(value, str):
         return f"Error: {name} needs {function.parameter!r}, a string"
     match function.purpose:
-        case Purpose.CALCULATE:
+        case "calculate":
             try:
                 return str(calculate(value))
             except CalculatorError as error:
                 return f"Error: {error}"
-        case Purpose.CHECK:
+        case "check":
             right = question.answer is not None and _last_number(value) == question.answer
             if name == "check_answer":
                 return "correct" if right else "wrong"
@@ -147,8 +142,8 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
 
 
 def _look_up(question: Question, text: str) -> str:
-    wanted = " ".join(text.split()).casefold()
-    name = next((name for name in question.table if name.casefold() == wanted), None)
+    item = " ".join(text.split()).casefold()
+    name = next((name for name in question.table if name.casefold() == item), None)
     if name is None:
         return f"Error: no entry for {text[:40]!r}"
     value = question.table[name]
@@ -173,13 +168,13 @@ class QuestionTool(BaseTool):
 
 
 def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the user asks next, after an answer; None after the last."""
-    asked = sum(message["role"] == "user" for message in messages)
-    return question.follow_ups[asked - 1] if asked <= len(question.follow_ups) else None
+    """Return the user's next message after an answer; None after the last."""
+    count = sum(message["role"] == "user" for message in messages)
+    return question.follow_ups[count - 1] if count <= len(question.follow_ups) else None
 
 
 class FollowUps(BaseInteraction):
-    """A user who asks what else the question has, and then is content."""
+    """A simulated user who asks the follow-ups."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
@@ -197,9 +192,9 @@ class FollowUps(BaseInteraction):
 
 
 def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
-    """1.0 if the conversation came to its end and its last number is the answer, else 0.0.
+    """Return 1.0 if the conversation ended and its last number is the answer, else 0.0.
 
-    If there is no answer, the last reply has to say that the thing could not be found, and give no number.
+    If there is no answer, the last reply must say that the item could not be found, and contain no number.
     """
     if not messages or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
         return 0.0
@@ -221,7 +216,7 @@ def _last_number(text: str) -> int | None:
 
 
 def question_task(question: Question) -> Task:
-    """A question as a task; `question_reward` knows its answer."""
+    """Return a question as a task; `question_reward` knows its answer."""
     return Task(
         messages=question.prompt,
         name=question.id,
@@ -236,16 +231,22 @@ def question_reward(rollout: Rollout) -> float:
     return reward(rollout.task.interaction_settings["question"], rollout.messages)
 
 
-def question_source(section: Section, limit: int | None) -> TaskSet:
-    """The tasks of ``data: {questions: …}`` in a rollout's configuration."""
-    section.check_keys(["count", "seed", "kinds"])
-    kinds = section.read("kinds", list, default=list(KINDS)) or KINDS
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise section.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}", "kinds")
-    count = section.count("count", 64)
-    picked = pick_questions(count if limit is None else min(count, limit), section.read("seed", int, default=0), kinds)
+class QuestionSettings(Struct, forbid_unknown_fields=True):
+    """``data: {questions: ...}`` in a rollout's configuration."""
+
+    count: Annotated[int, Meta(ge=1)] = 64
+    seed: int = 0
+    kinds: list[str] = []
+
+
+def question_source(settings: QuestionSettings, limit: int | None) -> TaskSet:
+    """Return the tasks of `QuestionSettings`."""
+    if unknown := [kind for kind in settings.kinds if kind not in KINDS]:
+        raise InputError(f"kinds: there is no {unknown[0]!r}; there are {', '.join(KINDS)}")
+    count = settings.count if limit is None else min(settings.count, limit)
+    picked = pick_questions(count, settings.seed, settings.kinds or KINDS)
     return TaskSet([question_task(question) for question in picked], FollowUps(), question_reward)
 
 
-SOURCES: Final[dict[str, TaskSource]] = {"questions": question_source}
+SOURCES: Final[dict[str, TaskSource]] = {"questions": TaskSource(QuestionSettings, question_source)}
 """What a configuration of rollouts may name under ``data``."""

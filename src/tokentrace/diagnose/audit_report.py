@@ -1,33 +1,34 @@
-"""AuditReport: what is known of one tokenizer and template, as data."""
+"""AuditReport: everything known about one tokenizer and template, as data."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..show.document import Document
+from ..formats.dialects import dialect_of
+from ..formats.grammar import TurnGrammar
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .appends import AppendBreak, AppendCell, AppendOutcome
+from .bridge_trials import Bridging
 from .cases import Append
 from .conclusion import Conclusion, conclude
-from .facts import Forging, Prompting, Reading, Stops
+from .facts import Changes, Prompting, Reading, Stops
 from .field_texts import Altered
-from .readback import Writing
-from .remedies import Remedies
-from .running import Cost, Defaults
-from .verdicts import Grade, Use, Verdict, cause, judged, plain, sentence, which_turns
+from .verdicts import Grade, Use, Verdict, cause, common_form, grade, judged, sentence
+
+if TYPE_CHECKING:
+    from ..show.document import Document
 
 
 @dataclass(frozen=True, slots=True)
 class SettingAudit:
-    """What one setting of the template changes: None where the template refuses everything with it."""
+    """The verdicts with one setting of the template; empty if the template refuses everything with it."""
 
     setting: Mapping[str, Any]
-    cells: tuple[AppendCell, ...] | None
-    prompting: Prompting | None
+    cells: tuple[AppendCell, ...]
     verdicts: tuple[Verdict, ...] = ()
 
     @property
@@ -36,8 +37,25 @@ class SettingAudit:
 
 
 @dataclass(frozen=True, slots=True)
+class AppendFinding:
+    """One way in which appends go wrong, and the cells that show it."""
+
+    why: str
+    cells: tuple[AppendCell, ...]
+
+    @property
+    def smallest(self) -> AppendCell:
+        """The cell with the smallest conversation."""
+        return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
+
+    @property
+    def breaks(self) -> Sequence[AppendBreak]:
+        return self.smallest.breaks
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReport(ShowsItself):
-    """A template certified: what it does to the past, what else is known of it, and a verdict for each use."""
+    """The certificate of a template: what it does to the past, other facts, and a verdict for each use."""
 
     name: str
     family: str
@@ -45,18 +63,21 @@ class AuditReport(ShowsItself):
     settings: Mapping[str, Any]
     cells: tuple[AppendCell, ...]
     switches: tuple[SettingAudit, ...]
+    """Settings that change the text of a probe."""
     without_effect: tuple[str, ...]
-    """Settings that change nothing that was looked at."""
+    """Settings that do not."""
     stops: Stops
     prompting: Prompting
-    forging: Forging
+    forgeable: tuple[str, ...]
+    """Control tokens of the scaffold that users can forge under transformers' own rendering."""
     reading: Reading
-    writing: Writing
+    grammar: TurnGrammar
     altered: tuple[Altered, ...]
-    """Fields of messages that do not arrive as they were given."""
-    defaults: Defaults
-    cost: Cost
-    remedies: Remedies
+    """Fields whose texts do not arrive unchanged."""
+    system: str
+    """The system prompt that the template adds."""
+    changes: Changes
+    bridging: Bridging
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
@@ -67,125 +88,77 @@ class AuditReport(ShowsItself):
 
         return audit_document([self])
 
+    @property
+    def dialect(self) -> str | None:
+        """The name of the dialect of calls, if it has one."""
+        return dialect_of(self.grammar.calls, self.grammar.channels)
+
     def verdict(self, use: str) -> Verdict:
-        """The verdict on a use, by its name."""
+        """Return the verdict on a use."""
         return next(verdict for verdict in self.verdicts if verdict.use == Use(use))
 
     def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
-        """The verdicts on these uses that do not hold; with `partly`, those that fail altogether."""
+        """Return the verdicts on these uses that do not hold; with `partly`, those that fail."""
         good = {Grade.HOLDS, Grade.PARTLY} if partly else {Grade.HOLDS}
         return [one for use in uses if (one := self.verdict(use)).grade not in good]
 
     def outcome(self, append: Append) -> Grade | None:
-        """What becomes of an append over all turns that verdicts are about; None where the template refuses it."""
+        """Grade an append over all turns that verdicts count; None if the template refuses it."""
         return grade([cell for cell in self.judged if cell.append is append])
 
     @property
     def judged(self) -> list[AppendCell]:
-        """The cells that the verdicts are about."""
+        """The cells that verdicts count."""
         return judged(self.cells, self.reading, self.prompting)
 
     @property
     def findings(self) -> list[AppendFinding]:
-        """All that does not hold, cells that go wrong in the same way together, each with its smallest conversation."""
-        found: dict[str, list[AppendCell]] = {}
+        """Everything that does not hold; cells that go wrong in the same way are one finding."""
+        causes: dict[str, list[AppendCell]] = {}
         for cell in self.judged:
             if cell.outcome is not AppendOutcome.HOLDS:
-                found.setdefault(cause(cell), []).append(cell)
-        made = []
-        for why, cells in found.items():
-            appends = {cell.append for cell in cells}
-            turns = which_turns(cells, [cell for cell in self.judged if cell.append in appends])
-            made.append(
-                AppendFinding(sentence(list(dict.fromkeys(cell.append for cell in cells)), turns, why), tuple(cells))
-            )
-        return made
+                causes.setdefault(cause(cell), []).append(cell)
+        findings = []
+        for why, cells in causes.items():
+            appends = list(dict.fromkeys(cell.append for cell in cells))
+            turns = common_form(cells, [cell for cell in self.judged if cell.append in appends])
+            findings.append(AppendFinding(sentence(appends, turns, why), tuple(cells)))
+        return findings
 
     @property
     def conclusion(self) -> Conclusion:
-        """What it comes to, in one line, and the commands to type."""
+        """The conclusion in one line, and the commands to type."""
         return conclude(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data that ``json.dumps`` takes."""
-        fields = {
-            one.name: _plain(getattr(self, one.name))
-            for one in dataclasses.fields(self)
-            if one.name not in ("cells", "switches", "tokenizer")
-        }
-        switches = [
-            {
-                "setting": dict(one.setting),
-                "refused": one.cells is None,
-                "prompting": _plain(one.prompting),
-                "verdicts": {verdict.use: verdict.grade for verdict in one.verdicts},
-                "cells": [_cell(cell) for cell in one.cells or ()],
-            }
-            for one in self.switches
-        ]
-        return {
-            "conclusion": _plain(self.conclusion),
-            **fields,
-            "cells": [_cell(cell) for cell in self.cells],
-            "switches": switches,
-        }
+        """Return the report as plain data for ``json.dumps``."""
+        fields = dataclasses.asdict(dataclasses.replace(self, tokenizer=None))
+        del fields["tokenizer"]
+        return {"conclusion": dataclasses.asdict(self.conclusion), **fields}
+
+    def differences(self, now: AuditReport) -> Iterator[tuple[str, str, str]]:
+        """Yield what differs in another report: what it is, before and now. Lines of templates are not compared."""
+        before, after = dict(self._statements()), dict(now._statements())
+        for what in dict.fromkeys((*before, *after)):
+            if before.get(what, "") != after.get(what, ""):
+                yield what, before.get(what, ""), after.get(what, "")
+
+    def _statements(self) -> Iterator[tuple[str, str]]:
+        for verdict in self.verdicts:
+            yield f"verdict on {verdict.use}", str(verdict.grade)
+        for cell in self.cells:
+            why = cell.reason or (cause(cell) if cell.lost else "")
+            yield f"{cell.append} after {cell.turn.words}", f"{cell.outcome}: {why}" if why else str(cell.outcome)
+        for name in ("stops", "prompting", "reading", "grammar", "changes"):
+            for key, value in dataclasses.asdict(getattr(self, name)).items():
+                yield f"{name}, {key}", str(value)
+        yield "system prompt", self.system
+        yield "forgeable control tokens", " ".join(self.forgeable)
+        altered = (str(dataclasses.replace(one, line=None)) for one in self.altered)
+        yield "texts that are not written as given", "; ".join(altered)
+        for switch in self.switches:
+            grades = ", ".join(f"{verdict.use} {verdict.grade}" for verdict in switch.verdicts)
+            yield f"with {switch.name}", grades or "refused"
 
     def __repr__(self) -> str:
         return f"AuditReport({self.name!r}, {', '.join(f'{one.use}: {one.grade}' for one in self.verdicts)})"
-
-
-@dataclass(frozen=True, slots=True)
-class AppendFinding:
-    """One way in which appends go wrong."""
-
-    why: str
-    cells: tuple[AppendCell, ...]
-
-    @property
-    def smallest(self) -> AppendCell:
-        """The smallest conversation that shows it."""
-        return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
-
-    @property
-    def breaks(self) -> Sequence[AppendBreak]:
-        return self.smallest.breaks
-
-
-def grade(cells: Sequence[AppendCell]) -> Grade | None:
-    """What becomes of some turns: holds, partly or fails; None where the template refuses them after every past."""
-    if all(cell.outcome is AppendOutcome.REFUSED and not cell.elsewhere for cell in cells):
-        return None
-    if all(cell.outcome is AppendOutcome.HOLDS for cell in cells):
-        return Grade.HOLDS
-    some = any(
-        cell.outcome is AppendOutcome.HOLDS or (cell.outcome is AppendOutcome.REFUSED and cell.elsewhere)
-        for cell in plain(cells)
-    )
-    return Grade.PARTLY if some else Grade.FAILS
-
-
-def _cell(cell: AppendCell) -> dict[str, Any]:
-    return {
-        **_plain(cell.turn),
-        "outcome": str(cell.outcome),
-        "messages": _plain(cell.messages),
-        "appended": len(cell.case.appended),
-        "tools": cell.case.tools,
-        "breaks": _plain(cell.breaks),
-        "lost": list(cell.lost),
-        "lost_after": list(cell.lost_after),
-        "reason": cell.reason,
-        "ends": cell.ends,
-        "also": [_cell(one) for one in cell.also],
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as mappings, tuples as lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, str) else value

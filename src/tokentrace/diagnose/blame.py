@@ -1,8 +1,8 @@
-"""The line of a template that makes two renderings part, and the condition behind it.
+"""The line of a template that makes two renderings differ, and the condition behind it.
 
-Both conversations are run by the instrumented copy. Up to the place where their texts part they wrote the same, so what
-is looked for happened after the last piece that both wrote: the first truth that differs there. It counts as the cause
-only if it is proven: with that one answer forced to what it was, the second run goes on like the first.
+An instrumented copy of the template runs both conversations. Up to the first difference both write the same text, so
+the cause is the first test after the last common piece that gets another answer. It is reported as proven only if the
+second run, with that answer forced to what it was, continues like the first.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ..study.turns import common_prefix
 from .lines import Event, EventKind, LineTracer, TracedRun
 
 _TRIES: Final = 8
-"""Conditions that are tried one after another."""
-_TURNED: Final = 300
-"""Answers that are turned round, where the runs do not pass the same places."""
+"""Conditions to force one after another."""
+_FLIPS: Final = 300
+"""Tests to flip one by one, where the runs pass different lines."""
 _LONG_LINE: Final = 160
-"""Characters above which a line is not quoted whole: some templates are one line."""
+"""Longer lines are not quoted whole: some templates are one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Where a template makes two renderings part.
+    """Where a template makes two renderings differ.
 
-    `condition` is the truth that differs, `before` what it was for the first, and `line` where it is asked; where no
-    condition is the cause, it is empty and `line` is where the text that differs is written. `because` are the values
-    that the condition depends on: the line that assigned each, its name, and its values in the first and the second.
+    `condition` is the test whose answer changed, `before` its first answer. Without a condition, `line` writes the text
+    that differs. `because` has the variables of the condition that changed: the line that sets each, its name and both
+    values.
     """
 
     line: int
@@ -37,44 +37,28 @@ class Blame:
     condition: str = ""
     before: bool | None = None
     proven: bool = False
-    writes: int | None = None
-    """The line that wrote the text which is there no more, or is written otherwise."""
     because: tuple[tuple[int, str, Any, Any], ...] = ()
-
-    def __str__(self) -> str:
-        if not self.condition:
-            other = f", line {self.writes} what it was" if self.writes not in (None, self.line) else ""
-            return f"line {self.line} writes it{other}: {self.source}"
-        turned = "true, then false" if self.before else "false, then true"
-        said = f"line {self.line}: `{self.condition}` is {turned}"
-        if self.because:
-            told = "; ".join(f"line {line} sets {name}: {one}, then {other}" for line, name, one, other in self.because)
-            said += f" ({told})"
-        return said
 
 
 def find_blame(
-    tracer: LineTracer, first: Mapping[str, Any], second: Mapping[str, Any], at: int, same_text: tuple[str, str]
+    tracer: LineTracer, first: Mapping[str, Any], second: Mapping[str, Any], at: int, texts: tuple[str, str]
 ) -> Blame | None:
-    """The line by which the renderings of `first` and `second` part at character `at`.
+    """Find the line by which the renderings of `first` and `second` differ at character `at`.
 
-    Both are what `LineTracer.run` is given. `same_text` is what the tracing engine wrote for them: None where plain
-    Jinja does not write the same, as nothing is known then.
+    Both are arguments of `LineTracer.run`, `texts` their renderings. Returns None if the copy writes something else.
     """
     one, other = tracer.run(**first), tracer.run(**second)
-    if one is None or other is None or (one.text, other.text) != same_text:
+    if one is None or other is None or (one.text, other.text) != texts:
         return None
-    wrote = _writer(one, at)
-    writes = None if wrote is None else _line(tracer, wrote)
     forced: dict[int, bool] = {}
-    shown: Event | None = None
+    suspect: Event | None = None
     for _ in range(_TRIES):
-        found = _parting(one, other, at)
-        if found is None:
+        pair = _first_difference(one, other, at)
+        if pair is None:
             break
-        here, there = found
+        here, there = pair
         event = one.events[here]
-        shown = shown or event
+        suspect = suspect or event
         if event.kind is not EventKind.TEST or other.events[there].place != event.place:
             break
         forced[there] = bool(event.value)
@@ -83,73 +67,65 @@ def find_blame(
             break
         if common_prefix(one.text, again.text) > at:
             because = tuple(_because(tracer, event, one.events[:here], other.events[:there]))
-            return _proven(tracer, event, bool(event.value), writes, because)
+            return _blame(tracer, event, bool(event.value), proven=True, because=because)
         other = again
-    turned = _turned(tracer, second, one, at)
-    if turned is not None:
-        return _proven(tracer, turned, not turned.value, writes)
-    if shown is None or shown.kind is not EventKind.TEST:
-        wrote = shown or wrote
-        return None if wrote is None else Blame(_line(tracer, wrote), _source(tracer, wrote), writes=writes)
-    place = tracer.places[shown.place]
-    return Blame(place.line, _source(tracer, shown), place.text, bool(shown.value), False, writes)
+    flipped = _flipped(tracer, second, one, at)
+    if flipped is not None:
+        return _blame(tracer, flipped, not flipped.value, proven=True)
+    if suspect is not None and suspect.kind is EventKind.TEST:
+        return _blame(tracer, suspect, bool(suspect.value))
+    return _blame(tracer, suspect or _writer(one, at))
 
 
-def _turned(tracer: LineTracer, second: Mapping[str, Any], one: TracedRun, at: int) -> Event | None:
-    """The answer of the second run that, turned round, lets it go on like the first for longest; None if none does.
+def find_writer(
+    tracer: LineTracer, first: Mapping[str, Any], second: Mapping[str, Any], at: int, texts: tuple[str, str]
+) -> Blame | None:
+    """Find the line that writes character `at` of `second`, where two renderings may differ: a prompt and a turn."""
+    one, other = tracer.run(**first), tracer.run(**second)
+    if one is None or other is None or (one.text, other.text) != texts:
+        return None
+    return _blame(tracer, _writer(other, at))
 
-    Asked where the two runs do not pass the same places: a message is written by another loop, say.
+
+def _blame(
+    tracer: LineTracer,
+    event: Event | None,
+    before: bool | None = None,
+    *,
+    proven: bool = False,
+    because: tuple[tuple[int, str, Any, Any], ...] = (),
+) -> Blame | None:
+    """Blame an event: a test if it has an answer `before`, else the line that writes."""
+    if event is None:
+        return None
+    place = tracer.places[event.place]
+    line = tracer.line(place.line)
+    source = line if len(line) <= _LONG_LINE else place.text
+    source = source if len(source) <= _LONG_LINE else f"{source[:_LONG_LINE]}…"
+    condition = "" if before is None else place.text
+    return Blame(place.line, source, condition, before, proven, because)
+
+
+def _flipped(tracer: LineTracer, second: Mapping[str, Any], one: TracedRun, at: int) -> Event | None:
+    """Find the test of the second run that, flipped, keeps it equal to the first for longest; None if none does.
+
+    For runs that pass different lines: another loop writes the message, say.
     """
-    best, found = at, None
+    best, event = at, None
     run = tracer.run(**second)
-    tests = [k for k, event in enumerate(run.events) if event.kind is EventKind.TEST] if run is not None else []
-    for number in tests[:_TURNED]:
-        assert run is not None
-        again = tracer.run(**second, forced={number: not run.events[number].value})
+    events = [] if run is None else run.events
+    tests = [number for number, event in enumerate(events) if event.kind is EventKind.TEST]
+    for number in tests[:_FLIPS]:
+        again = tracer.run(**second, forced={number: not events[number].value})
         same = 0 if again is None else common_prefix(one.text, again.text)
         if same > best:
-            best, found = same, run.events[number]
-    return found
+            best, event = same, events[number]
+    return event
 
 
-def _proven(
-    tracer: LineTracer,
-    event: Event,
-    before: bool,
-    writes: int | None,
-    because: tuple[tuple[int, str, Any, Any], ...] = (),
-) -> Blame:
-    place = tracer.places[event.place]
-    return Blame(place.line, _source(tracer, event), place.text, before, True, writes, because)
-
-
-def find_writers(
-    tracer: LineTracer, first: Mapping[str, Any], second: Mapping[str, Any], at: int, same_text: tuple[str, str]
-) -> Blame | None:
-    """The lines that wrote character `at` of two renderings that go different ways by design: a prompt and a turn."""
-    one, other = tracer.run(**first), tracer.run(**second)
-    if one is None or other is None or (one.text, other.text) != same_text:
-        return None
-    now, before = _writer(other, at), _writer(one, at)
-    if now is None:
-        return None
-    return Blame(_line(tracer, now), _source(tracer, now), writes=None if before is None else _line(tracer, before))
-
-
-def _line(tracer: LineTracer, event: Event) -> int:
-    return tracer.places[event.place].line
-
-
-def _source(tracer: LineTracer, event: Event) -> str:
-    """The line of the template; of one that is a whole program, the expression at the place."""
-    line, text = tracer.line(_line(tracer, event)), tracer.places[event.place].text
-    whole = line if len(line) <= _LONG_LINE else text
-    return whole if len(whole) <= _LONG_LINE else f"{whole[:_LONG_LINE]}…"
-
-
-def _parting(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | None:
-    """The first thing that happens differently after the last piece of text, up to `at`, that both have written."""
-    here, there = _anchors(one, at), _anchors(other, at)
+def _first_difference(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | None:
+    """Find the first differing events after the last piece of text, up to `at`, that both runs wrote."""
+    here, there = _lengths(one, at), _lengths(other, at)
     shared = max(here.keys() & there.keys())
     left = (k for k in range(here[shared], len(one.events)) if one.events[k].kind is not EventKind.SET)
     right = (k for k in range(there[shared], len(other.events)) if other.events[k].kind is not EventKind.SET)
@@ -159,42 +135,37 @@ def _parting(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | Non
     return None
 
 
-def _anchors(run: TracedRun, at: int) -> dict[int, int]:
-    """For each length that the output had before `at`, the number of the first thing that happened after that.
+def _lengths(run: TracedRun, at: int) -> dict[int, int]:
+    """Map each length of the output up to `at` to the number of the first event after it.
 
-    A template may put its text together in a variable: a value that the output begins with counts as written.
+    A template may collect its text in a variable: a value that the output begins with counts as output.
     """
-    found = {0: 0}
+    lengths = {0: 0}
     for number, event in enumerate(run.events):
         if event.offset <= at:
-            found.setdefault(event.offset, number)
+            lengths.setdefault(event.offset, number)
         value = event.value
-        if (
-            event.kind is EventKind.SET
-            and isinstance(value, str)
-            and 8 <= len(value) <= at
-            and run.text.startswith(value)
-        ):
-            found.setdefault(len(value), number + 1)
-    return found
+        is_text = event.kind is EventKind.SET and isinstance(value, str) and 8 <= len(value) <= at
+        if is_text and run.text.startswith(value):
+            lengths.setdefault(len(value), number + 1)
+    return lengths
 
 
 def _writer(run: TracedRun, at: int) -> Event | None:
-    """What wrote character `at`: the innermost output whose text has it, as far as can be told."""
-    piece = next((k for k, end in enumerate(run.ends) if end > at), None)
+    """Find the innermost output that wrote character `at`."""
+    piece = next((number for number, end in enumerate(run.ends) if end > at), None)
     if piece is None:
         return None
     start = run.ends[piece - 1] if piece else 0
-    rest = run.text[at : run.ends[piece]]
-    written = [event for event in run.events if event.kind is EventKind.WRITE and event.offset == start and event.value]
-    inner = [event for event in written if rest[:20] in event.value]
-    return inner[0] if inner else written[-1] if written else None
+    text = run.text[at : run.ends[piece]][:20]
+    writes = [event for event in run.events if event.kind is EventKind.WRITE and event.offset == start and event.value]
+    return next((event for event in writes if text in event.value), writes[-1] if writes else None)
 
 
 def _because(
     tracer: LineTracer, event: Event, one: Sequence[Event], other: Sequence[Event]
 ) -> Iterator[tuple[int, str, Any, Any]]:
-    """The values that a condition asks for which are not the same in both runs, and where each was set last."""
+    """Yield the variables of a condition that differ, with the line that sets each and both values."""
     for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", tracer.places[event.place].text)):
         here, there = _last_set(tracer, name, one), _last_set(tracer, name, other)
         if here is not None and there is not None and here.value != there.value:
@@ -202,5 +173,5 @@ def _because(
 
 
 def _last_set(tracer: LineTracer, name: str, events: Sequence[Event]) -> Event | None:
-    own = (event for event in reversed(events) if event.kind is EventKind.SET)
-    return next((event for event in own if tracer.places[event.place].target == name), None)
+    assignments = (event for event in reversed(events) if event.kind is EventKind.SET)
+    return next((event for event in assignments if tracer.places[event.place].target == name), None)

@@ -1,7 +1,7 @@
-"""The matrix: what is appended to which turn of an assistant, after which past.
+"""The cases of an audit: what is appended to which assistant turn, after which history.
 
-Each case is one small conversation in three cuts: the past that the model is asked after, its turn, and what is
-appended to that. Pasts are ordered by size, so that the first case that shows something is the smallest.
+A case is one small conversation: the history that the model answers, its reply, and the appended messages. Histories
+are ordered by size, so the first case that fails is the smallest.
 """
 
 from __future__ import annotations
@@ -15,9 +15,23 @@ from ..study.probes import SYSTEM, USER, call, calling, result
 
 Message = Mapping[str, Any]
 
+LONG: Final = 6
+"""Rounds of tools, and earlier answers, in the longest histories."""
+THINK: Final = ("<think>\n", "\n</think>\n\n")
+"""Reasoning tags where the grammar has none."""
+ANSWER: Final = "An Answer, naïve"
+THOUGHT: Final = "A Thought, naïve"
+"""Texts of replies. Capitals and a letter beyond ASCII reveal a template that alters them."""
+_PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
+_SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
+TOOLS: Final[Sequence[Message]] = [
+    {"type": "function", "function": {"name": name, "description": "a probe", "parameters": _SCHEMA}}
+    for name in ("probe1", "probe2")
+]
+
 
 class Append(StrEnum):
-    """What comes after an assistant's turn."""
+    """What follows an assistant turn."""
 
     TOOL = "tool"
     PARALLEL = "parallel tools"
@@ -26,159 +40,131 @@ class Append(StrEnum):
     SYSTEM = "system"
     ASSISTANT = "assistant"
 
+    @property
+    def calls(self) -> int:
+        """The number of calls in the turn before."""
+        return {Append.TOOL: 1, Append.PARALLEL: 2, Append.TOOL_USER: 1}.get(self, 0)
 
-CALLS: Final[Mapping[Append, int]] = {Append.TOOL: 1, Append.PARALLEL: 2, Append.TOOL_USER: 1}
-"""How many calls the turn before makes."""
 
-
-LONG: Final = 6
-"""Rounds of tools, and earlier answers, in the longest pasts."""
-THINK: Final = ("<think>\n", "\n</think>\n\n")
-"""What reasoning stands between where a grammar has no marks of its own."""
+_NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
+    Append.TOOL_USER: (USER,),
+    Append.USER: (USER,),
+    Append.SYSTEM: (SYSTEM,),
+    Append.ASSISTANT: ({"role": "assistant", "content": ANSWER},),
+}
+"""The message after the results of calls, if any."""
 
 
 class Arguments(StrEnum):
-    """The shapes that a call's arguments are given in."""
+    """The arguments of a turn's calls."""
 
     NONE = ""
     OBJECT = "object"
     EMPTY = "empty"
     NESTED = "nested"
-    TEXT = "JSON text"
 
 
 _ARGUMENTS: Final[Mapping[Arguments, Any]] = {
     Arguments.OBJECT: {"key": "value"},
     Arguments.EMPTY: {},
     Arguments.NESTED: {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
-    Arguments.TEXT: {"key": "value"},
 }
 
 
-def _tool(number: int) -> Message:
-    properties = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
-    schema = {"type": "object", "properties": properties, "required": []}
-    function = {"name": f"probe{number}", "description": "a probe", "parameters": schema}
-    return {"type": "function", "function": function}
-
-
-TOOLS: Final[Sequence[Message]] = (_tool(1), _tool(2))
-
-
-ANSWER: Final = "An Answer, naïve"
-THOUGHT: Final = "A Thought, naïve"
-"""What turns say: with capitals, and not in ASCII alone, so that a template which writes it otherwise is seen."""
-
-
-class Said(StrEnum):
-    """How a turn's content is given."""
+class Style(StrEnum):
+    """How a turn's content is passed."""
 
     PLAIN = ""
     SPACED = "white space around content"
     INLINE = "reasoning inside content"
-    """As a client has it that keeps what was sampled, and takes no reasoning out."""
+    """As by a client that keeps the sampled text and does not separate reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """What an assistant's turn has."""
+    """The kind of an assistant turn, and what is appended to it."""
 
     append: Append
     reasoning: bool
     content: bool = True
     arguments: Arguments = Arguments.NONE
-    said: Said = Said.PLAIN
+    style: Style = Style.PLAIN
 
     @property
     def words(self) -> str:
-        has = [*(["reasoning"] if self.reasoning else []), *([self.said or "content"] if self.content else [])]
-        calls = CALLS.get(self.append, 0)
-        if calls:
-            has.append(f"{'a call' if calls == 1 else 'two calls'} ({self.arguments})")
-        return " + ".join(has)
+        parts = [*(["reasoning"] if self.reasoning else []), *([self.style or "content"] if self.content else [])]
+        calls = ["", f"a call ({self.arguments})", f"two calls ({self.arguments})"][self.append.calls]
+        return " + ".join(filter(None, [*parts, calls]))
 
 
 @dataclass(frozen=True, slots=True)
 class AppendCase:
-    """One conversation of the matrix: the past, the turn that answers it, and what is appended."""
+    """One conversation: the history, the reply to it, and the appended messages."""
 
     turn: TurnForm
     past: tuple[Message, ...]
-    said: Message
+    reply: Message
     appended: tuple[Message, ...]
     tools: bool
-    given: str = ""
-    """What the past has beside a question, in words."""
+    history: str = ""
+    """Words for the history; empty for a single question."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return (*self.past, self.said, *self.appended)
+        return (*self.past, self.reply, *self.appended)
 
 
-def turns(shapes: Sequence[Arguments] = tuple(_ARGUMENTS)) -> Iterator[TurnForm]:
-    """Every kind of turn of the matrix, calls with arguments of these shapes."""
+_CALLING: Final = (
+    *((reasoning, content, Arguments.OBJECT) for reasoning in (False, True) for content in (False, True)),
+    (False, True, Arguments.EMPTY),
+    (True, False, Arguments.EMPTY),
+    (False, False, Arguments.NESTED),
+    (True, True, Arguments.NESTED),
+)
+"""Reasoning, content and arguments of turns with calls: each two values occur together."""
+
+
+def turns() -> Iterator[TurnForm]:
+    """Yield every kind of turn that an audit tries."""
     for append in Append:
-        for reasoning in (False, True):
-            if append not in CALLS:
-                yield TurnForm(append, reasoning)
-                continue
-            for content in (False, True):
-                for arguments in shapes:
-                    yield TurnForm(append, reasoning, content, arguments)
-        for said in (Said.SPACED, Said.INLINE):
-            yield TurnForm(append, False, True, Arguments.OBJECT if append in CALLS else Arguments.NONE, said)
+        plain = Arguments.OBJECT if append.calls else Arguments.NONE
+        forms = _CALLING if append.calls else ((False, True, plain), (True, True, plain))
+        yield from (TurnForm(append, *form) for form in forms)
+        yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
 
 
 def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iterator[AppendCase]:
-    """The conversations that a kind of turn is tried in, the smallest first.
+    """Yield the conversations for a kind of turn, the smallest first.
 
-    `ids` are two ids of calls, `tags` what reasoning inside content stands between. Content that is given in another
-    way than plainly is not tried after the longest pasts.
+    `ids` are two call ids, `tags` the reasoning tags. Only plain content and plain arguments get the longest histories.
     """
-    said = _said(turn, ids, tags)
-    appended = _appended(turn.append, ids)
-    calls = turn.append in CALLS
-    called = _said(TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT), ids, tags)
-    answered = _said(TurnForm(Append.USER, turn.reasoning), ids, tags)
-    round_ = (called, _result(1, ids))
-    yield AppendCase(turn, (USER,), said, appended, calls)
-    if not calls:
-        yield AppendCase(turn, (USER,), said, appended, True, "where tools are declared")
-    yield AppendCase(turn, (SYSTEM, USER), said, appended, calls, "where there is a system message")
-    yield AppendCase(turn, (USER, *round_), said, appended, True, "after a round of tools")
-    yield AppendCase(turn, (USER, answered, USER), said, appended, calls, "after an earlier answer")
-    yield AppendCase(
-        turn, (USER, answered, USER, *round_), said, appended, True, "after an earlier answer and a round of tools"
-    )
-    if turn.said is not Said.PLAIN:
-        return
-    yield AppendCase(turn, (USER, *round_ * LONG), said, appended, True, f"after {LONG} rounds of tools")
-    yield AppendCase(turn, (*(USER, answered) * LONG, USER), said, appended, calls, f"after {LONG} earlier answers")
+    append, calls = turn.append, turn.append.calls > 0
+    reply = _reply(turn, ids, tags)
+    results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]
+    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT)
+    tools = (_reply(called, ids, tags), result(1, tool_call_id=ids[0]))
+    answer = (USER, _reply(TurnForm(Append.USER, turn.reasoning), ids, tags))
+    histories: list[tuple[str, tuple[Message, ...], bool]] = [
+        ("", (USER,), calls),
+        *([] if calls else [("where tools are declared", (USER,), True)]),
+        ("where there is a system message", (SYSTEM, USER), calls),
+        ("after a round of tools", (USER, *tools), True),
+        ("after an earlier answer", (*answer, USER), calls),
+        ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
+    ]
+    if turn.style is Style.PLAIN and turn.arguments in (Arguments.NONE, Arguments.OBJECT):
+        histories.append((f"after {LONG} rounds of tools", (USER, *tools * LONG), True))
+        histories.append((f"after {LONG} earlier answers", (*answer * LONG, USER), calls))
+    for words, past, declared in histories:
+        yield AppendCase(turn, past, reply, (*results, *_NEXT.get(append, ())), declared, words)
 
 
-def _said(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Message:
-    content = {Said.PLAIN: ANSWER, Said.SPACED: f"\n {ANSWER} \n", Said.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"}
-    fields: dict[str, Any] = {"role": "assistant", "content": content[turn.said] if turn.content else ""}
+def _reply(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Message:
+    spaced, inline = f"\n {ANSWER} \n", f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"
+    content = {Style.PLAIN: ANSWER, Style.SPACED: spaced, Style.INLINE: inline}[turn.style] if turn.content else ""
+    fields: dict[str, Any] = {"role": "assistant", "content": content}
     if turn.reasoning:
         fields["reasoning_content"] = THOUGHT
-    given, as_text = _ARGUMENTS.get(turn.arguments), turn.arguments is Arguments.TEXT
-    calls = [{**call(n + 1, given, as_text=as_text), "id": ids[n]} for n in range(CALLS.get(turn.append, 0))]
+    arguments = _ARGUMENTS.get(turn.arguments)
+    calls = [{**call(number + 1, arguments), "id": ids[number]} for number in range(turn.append.calls)]
     return calling(*calls, **fields) if calls else fields
-
-
-def _result(number: int, ids: Sequence[str]) -> Message:
-    return result(number, tool_call_id=ids[number - 1])
-
-
-def _appended(append: Append, ids: Sequence[str]) -> tuple[Message, ...]:
-    results = tuple(_result(number + 1, ids) for number in range(CALLS.get(append, 0)))
-    return *results, *_SAID_NEXT.get(append, ())
-
-
-_SAID_NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
-    Append.TOOL_USER: (USER,),
-    Append.USER: (USER,),
-    Append.SYSTEM: (SYSTEM,),
-    Append.ASSISTANT: ({"role": "assistant", "content": ANSWER},),
-}
-"""What comes after the results of calls, if there are any."""

@@ -1,177 +1,220 @@
-"""`audit_template`: everything that is asked of a template, one thing after another."""
+"""`audit_template`: run everything that an audit asks of a template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
 
+from jinja2 import nodes
+
 from ..errors import TemplateLimitError, TokentraceError
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
-from ..study.probes import USER
+from ..study.probes import ASSISTANT_TURNS, OTHER_TURNS, STAND_IN_TOOL, SYSTEM, USER
 from ..study.study import TemplateStudy
-from ..template.chat_template import ChatTemplate
-from .appends import AppendCell, AppendMatrix, AppendOutcome
+from ..template.chat_template import ChatTemplate, parse_template, wrap_tools
+from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
 from .audit_report import AuditReport, SettingAudit
-from .cases import Arguments, turns
-from .facts import find_forging, find_prompting, find_reading, find_stops
-from .field_texts import Altered, find_altered, find_indent
+from .bridge_trials import try_bridge
+from .cases import TOOLS, Arguments, turns
+from .facts import (
+    find_changes,
+    find_forgeable,
+    find_prompting,
+    find_reading,
+    find_stops,
+    find_system,
+    find_unread,
+    printed_variables,
+)
+from .field_texts import find_altered
 from .lines import LineTracer
-from .readback import find_writing
-from .remedies import Remedies, remedy, try_remedies
-from .running import Defaults, changes_by_itself, find_cost, find_defaults
-from .template_settings import find_settings, other_than_truths
 from .verdicts import Grade, Verdict, judged, verdicts_of
 
-_MOST_TEXT: Final = 200_000
+_MAX_TEXT: Final = 200_000
 """Characters that a template may write around one question."""
+_MAX_SETTINGS: Final = 24
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being looked at, how much of it is done, and how much there is."""
+"""Called with a name, the number done and the total."""
 
 
 def audit_template(
     tokenizer: Any, *, name: str | None = None, progress: Progress | None = None, **settings: Any
 ) -> AuditReport:
-    """Certify a tokenizer and its template: a `Renderer`, or whatever `create_renderer` takes, with its settings.
+    """Certify a tokenizer and its template: a `Renderer`, or anything that `create_renderer` takes, with its settings.
 
-    Every append of the matrix is rendered and compared id for id; everything else that the report says is found out by
-    running the template as well. Raises what `create_renderer` raises, and TemplateLimitError where one question is too
-    much work for the template already.
+    Raises the errors of `create_renderer`, and TemplateLimitError if one question is too much work for the template.
 
     >>> from tokentrace.pocket import POCKET
     >>> audit_template(POCKET).verdict("rl-append-only").grade
     <Grade.HOLDS: 'holds'>
     """
     renderer = tokenizer if isinstance(tokenizer, Renderer) else create_renderer(tokenizer, **settings)
-    return _Audit(renderer.silent(), name, progress or (lambda *_: None)).report()
-
-
-class _Audit:
-    """One audit. Calls and results are rendered with the template for tools, where a model has one."""
-
-    def __init__(self, renderer: Renderer, name: str | None, progress: Progress) -> None:
-        self.renderer = renderer
-        self.name = name or PurePath(renderer.tokenizer.name).name or renderer.family
-        self.progress = progress
-        self.study = _study(renderer)
-        template = self.study.template
-        self.tracer = LineTracer(template.source if isinstance(template, ChatTemplate) else None)
-
-    def _check_size(self) -> None:
-        """Refuse a template that is too much work for one question: an audit asks hundreds of them."""
-        try:
-            rendering = self.study.run((USER,), None, True)
-        except TemplateLimitError:
-            raise
-        except TokentraceError:
-            return  # what it refuses is part of the report
-        if len(rendering.text) > _MOST_TEXT:
-            problem = f"the template writes {len(rendering.text):,} characters around one question"
-            raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MOST_TEXT:,}")
-
-    def report(self) -> AuditReport:
-        self._check_size()
-        renderer, study, tracer = self.renderer, self.study, self.tracer
-        cells = tuple(self._cells())
-        self.progress("facts", 0, 1)
-        reading, prompting = find_reading(study), find_prompting(study)
-        defaults = find_defaults(study, tracer)
-        remedies = try_remedies(renderer, judged(cells, reading, prompting))
-        stops, writing = find_stops(renderer), replace(find_writing(renderer), indent=find_indent(study, tracer))
-        altered = find_altered(study, tracer, writing.altered)
-        facts = {
-            "stops": stops,
-            "forging": find_forging(study, tracer),
-            "writing": writing,
-            "altered": altered,
-            "cost": find_cost(renderer, tracer),
-        }
-        self.progress("facts", 1, 1)
-        itself = defaults.changes
-        switches, unchanged = self._switches(cells, defaults, (prompting, itself, altered, stops))
-        found = verdicts_of(judged(cells, reading, prompting), itself, altered, stops)
-        verdicts = [_with_remedies(one, remedies, switches, altered) for one in found]
-        return AuditReport(
-            name=self.name,
-            family=renderer.family,
-            digest=study.template.digest,
-            settings=dict(renderer.template_kwargs),
-            cells=cells,
-            switches=tuple(switches),
-            without_effect=tuple(unchanged),
-            prompting=prompting,
-            reading=reading,
-            defaults=defaults,
-            remedies=remedies,
-            verdicts=tuple(verdicts),
-            notes=tuple(self._notes(cells, defaults.variables)),
-            tokenizer=renderer.tokenizer,
-            **facts,  # type: ignore[arg-type]
-        )
-
-    def _cells(self) -> Iterator[AppendCell]:
-        matrix, kinds = AppendMatrix(self.study, self.tracer), list(turns())
-        for done, turn in enumerate(kinds):
-            self.progress("appends", done, len(kinds))
-            yield matrix.cell(turn)
-        self.progress("appends", len(kinds), len(kinds))
-
-    def _switches(
-        self, cells: tuple[AppendCell, ...], defaults: Defaults, facts: tuple[Any, ...]
-    ) -> tuple[list[SettingAudit], list[str]]:
-        """Each setting that changes an outcome or the prompt, with calls of one shape; and the names of the others."""
-        found: list[SettingAudit] = []
-        unchanged: list[str] = []
-        given = find_settings(self.renderer, defaults.variables)
-        plain = {cell.turn: (cell.outcome, cell.lost) for cell in cells}
-        for done, setting in enumerate(given):
-            self.progress("settings", done, len(given))
-            renderer = self.renderer.with_variables(setting).silent()
-            study = _study(renderer)
-            matrix = AppendMatrix(study, LineTracer(None))  # the lines of each setting would cost too much
-            own = tuple(matrix.cell(turn) for turn in turns((Arguments.OBJECT,)))
-            if all(cell.outcome is AppendOutcome.REFUSED for cell in own):
-                found.append(SettingAudit(setting, None, None))
-                continue
-            now, itself = find_prompting(study), changes_by_itself(study, self.tracer)
-            altered, stops = find_altered(study, self.tracer, find_writing(renderer).altered), find_stops(renderer)
-            same = (now, itself, altered, stops) == facts
-            if same and all(plain[cell.turn] == (cell.outcome, cell.lost) for cell in own):
-                unchanged.append(SettingAudit(setting, own, now).name)
-                continue
-            told = verdicts_of(judged(own, find_reading(study), now), itself, altered, stops)
-            found.append(SettingAudit(setting, own, now, tuple(told)))
-        self.progress("settings", len(given), len(given))
-        return found, unchanged
-
-    def _notes(self, cells: tuple[AppendCell, ...], printed: Mapping[str, str]) -> Iterator[str]:
-        names = sorted(other_than_truths(self.renderer) - printed.keys())
-        if names:
-            yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
-        if not self.tracer.has_lines:
-            yield "the format is written in Python: there are no template lines to name"
-        elif any(one.blame is None and one.where != "seam" for cell in cells for one in cell.breaks):
-            yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
-
-
-def _with_remedies(
-    found: Verdict, remedies: Remedies, switches: Sequence[SettingAudit], altered: Sequence[Altered]
-) -> Verdict:
-    """A verdict with what tokentrace does about it, and the settings with which it holds."""
-    with_them = [
-        one.name
-        for one in switches
-        for other in one.verdicts
-        if other.use is found.use and other.grade is Grade.HOLDS and found.grade is not Grade.HOLDS
-    ]
-    return Verdict(found.use, found.grade, found.against, remedy(found, remedies, altered), tuple(with_them))
+    renderer, progress = renderer.silent(), progress or (lambda *_: None)
+    study = _study(renderer)
+    _check_size(study)
+    tracer = LineTracer(study.template.source if isinstance(study.template, ChatTemplate) else None)
+    cells = _run_matrix(study, tracer, progress)
+    progress("facts", 0, 1)
+    reading, prompting, stops = find_reading(study), find_prompting(study), find_stops(renderer)
+    changes, unread, printed = find_changes(study, tracer), find_unread(renderer), printed_variables(study)
+    altered = find_altered(study, tracer, unread)
+    counted = judged(cells, reading, prompting)
+    switches, without_effect = _run_switches(renderer, tracer, printed, progress)
+    verdicts = verdicts_of(counted, changes, altered, stops)
+    return AuditReport(
+        name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
+        family=renderer.family,
+        digest=study.template.digest,
+        settings=dict(renderer.template_kwargs),
+        cells=cells,
+        switches=tuple(switches),
+        without_effect=tuple(without_effect),
+        stops=stops,
+        prompting=prompting,
+        forgeable=find_forgeable(study),
+        reading=reading,
+        grammar=renderer.grammar(TOOLS),
+        altered=altered,
+        system=find_system(study),
+        changes=changes,
+        bridging=try_bridge(renderer, counted),
+        verdicts=tuple(_with_settings(one, switches) for one in verdicts),
+        notes=tuple(_notes(renderer, tracer, cells, printed)),
+        tokenizer=renderer.tokenizer,
+    )
 
 
 def _study(renderer: Renderer) -> TemplateStudy:
+    """Return the study of the template for tools, where a model has one."""
     try:
         return renderer.study()
     except TokentraceError:
         return renderer.study([])
+
+
+def _check_size(study: TemplateStudy) -> None:
+    """Raise TemplateLimitError if one question is too much work: an audit renders hundreds."""
+    try:
+        size = len(study.run((USER,), None, True).text)
+    except TemplateLimitError:
+        raise
+    except TokentraceError:
+        return  # the report says what the template refuses
+    if size > _MAX_TEXT:
+        problem = f"the template writes {size:,} characters around one question"
+        raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MAX_TEXT:,}")
+
+
+def _run_matrix(study: TemplateStudy, tracer: LineTracer, progress: Progress) -> tuple[AppendCell, ...]:
+    matrix, forms, cells = AppendMatrix(study, tracer), list(turns()), []
+    for done, form in enumerate(forms):
+        progress("appends", done, len(forms))
+        cells.append(matrix.cell(form))
+    return tuple(cells)
+
+
+def _with_settings(verdict: Verdict, switches: Sequence[SettingAudit]) -> Verdict:
+    """Add the settings with which a use holds."""
+    holding = [
+        switch.name
+        for switch in switches
+        for other in switch.verdicts
+        if other.use is verdict.use and other.grade is Grade.HOLDS and verdict.grade is not Grade.HOLDS
+    ]
+    return replace(verdict, holds_with=tuple(holding))
+
+
+def _notes(renderer: Renderer, tracer: LineTracer, cells: Sequence[AppendCell], printed: set[str]) -> Iterator[str]:
+    names = sorted(_not_boolean(renderer) - printed)
+    if names:
+        yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
+    if not tracer.has_lines:
+        yield "the format is written in Python: there are no template lines to name"
+    elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
+        yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
+
+
+# -- switches: variables that the template reads
+
+
+def _run_switches(
+    renderer: Renderer, tracer: LineTracer, printed: set[str], progress: Progress
+) -> tuple[list[SettingAudit], list[str]]:
+    """Audit each setting that changes the text of a probe, and name those that change none."""
+    audits, without_effect = [], []
+    settings = _settings(renderer, printed)
+    plain = _probe_texts(_study(renderer))
+    for done, setting in enumerate(settings):
+        progress("settings", done, len(settings))
+        other = renderer.with_variables(setting).silent()
+        study = _study(other)
+        if _probe_texts(study) == plain:
+            without_effect.append(SettingAudit(setting, ()).name)
+            continue
+        matrix = AppendMatrix(study, LineTracer(None))  # naming the lines for each setting is too slow
+        forms = (form for form in turns() if form.arguments in (Arguments.NONE, Arguments.OBJECT))
+        cells = tuple(matrix.cell(form) for form in forms)
+        if all(cell.outcome is AppendOutcome.REFUSED for cell in cells):
+            audits.append(SettingAudit(setting, ()))
+            continue
+        counted = judged(cells, find_reading(study), find_prompting(study))
+        altered = find_altered(study, tracer, find_unread(other))
+        verdicts = verdicts_of(counted, find_changes(study, tracer), altered, find_stops(other))
+        audits.append(SettingAudit(setting, cells, tuple(verdicts)))
+    return audits, without_effect
+
+
+def _probe_texts(study: TemplateStudy) -> list[str | None]:
+    """Render the probes, with and without tools."""
+    probes = itertools.product((*ASSISTANT_TURNS, *OTHER_TURNS), (False, True), (False, True))
+    renderings = (study.readable(probe, tools, prompt) for probe, tools, prompt in probes)
+    return [None if rendering is None else rendering.text for rendering in renderings]
+
+
+def _settings(renderer: Renderer, printed: set[str]) -> list[dict[str, Any]]:
+    """Return each switch with each value worth trying.
+
+    A variable that the template compares with texts takes those texts; one that it prints, or that is a list, is no
+    switch; any other is tried as true and as false.
+    """
+    template = renderer.study().template
+    tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
+    loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
+    assigned = {name.name for name in loops}
+    compared = _compared(tree)
+    skipped = {*compared, *printed, *assigned, *_not_boolean(renderer)}
+    settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
+    for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
+        settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
+    return settings[:_MAX_SETTINGS]
+
+
+def _not_boolean(renderer: Renderer) -> set[str]:
+    """Return the variables, lists say, with which the template raises TypeError if they are true or false."""
+    names = set()
+    for name, value in renderer.switches():
+        study = renderer.with_variables({name: value}).study()
+        for tools in (None, wrap_tools([STAND_IN_TOOL])):
+            try:
+                study.run((SYSTEM, USER), tools, True)
+            except TokentraceError as error:
+                names |= {name} if isinstance(error.__cause__, TypeError) else set()
+    return names
+
+
+def _compared(tree: nodes.Template) -> dict[str, list[str]]:
+    """Map the variables that a template compares with texts to those texts."""
+    texts: dict[str, dict[str, None]] = {}
+    for compare in tree.find_all(nodes.Compare):
+        sides = [compare.expr, *(one.expr for one in compare.ops)]
+        items = [item for side in sides for item in (getattr(side, "items", None) or [side])]
+        values = [one.value for one in items if isinstance(one, nodes.Const) and isinstance(one.value, str)]
+        for side in sides:
+            if isinstance(side, nodes.Name):
+                texts.setdefault(side.name, {}).update(dict.fromkeys(values))
+    return {name: list(values) for name, values in texts.items() if values}

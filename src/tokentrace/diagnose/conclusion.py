@@ -1,4 +1,4 @@
-"""What an audit comes to, in one plain line, and the commands to type."""
+"""The conclusion of an audit: one plain line, and the commands to type."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ _NEW: Final[Mapping[frozenset[Append], str]] = {_USERS: "a new user message", _T
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """One line for fine-tuning and rollouts, and what to type next."""
+    """One line about fine-tuning and rollouts, and the commands to type."""
 
     text: str
     commands: tuple[str, ...]
 
 
 def conclude(report: AuditReport) -> Conclusion:
-    """What to do with a template, by its verdicts.
-
-    A template that writes no calls is judged by conversations without tools: it is no use for others, and rows with
-    calls are rejected.
-    """
+    """Say what to do with a template. One that writes no calls is judged by conversations without tools."""
     scope = ""
     if not report.reading.calls:
         report, scope = _without_tools(report), " for conversations without tools"
@@ -51,28 +47,27 @@ def conclude(report: AuditReport) -> Conclusion:
         engine = "--engine http://127.0.0.1:8000"
         commands.append(f"tokentrace serve --dev {engine} -t {name}{variables} --store runs.db")
         commands.append(f"tokentrace audit {name}{variables} --on chat.json")
-    changes = report.defaults.changes
+    changes = report.changes
     line = f", line {changes.line}" if changes.line is not None else ""
     dated = [f"The prompt holds the day's date{line}."] if changes.clock else []
     return Conclusion(" ".join([sft, rollouts, *dated]), tuple(commands))
 
 
 def _without_tools(report: AuditReport) -> AuditReport:
-    """The report on conversations in which nobody calls tools."""
+    """Restrict a report to conversations without tools."""
     cells = tuple(cell for cell in report.cells if cell.append not in (*_TOOLS, Append.TOOL_USER))
-    others = ((one, tuple(role for role in one.roles if role != "tool")) for one in report.altered)
-    altered = tuple(replace(one, roles=roles) for one, roles in others if roles)
-    found = replace(report, cells=cells, altered=altered)
-    verdicts = verdicts_of(found.judged, report.defaults.changes, altered, report.stops)
-    return replace(found, verdicts=tuple(verdicts))
+    altered = (replace(one, roles=tuple(role for role in one.roles if role != "tool")) for one in report.altered)
+    scoped = replace(report, cells=cells, altered=tuple(one for one in altered if one.roles))
+    verdicts = verdicts_of(scoped.judged, report.changes, scoped.altered, report.stops)
+    return replace(scoped, verdicts=tuple(verdicts))
 
 
 def _fine_tuning(report: AuditReport, scope: str) -> tuple[str, str | None]:
-    """What to say of fine-tuning, and the options for ``tokentrace tokenize``; None where it is not safe."""
+    """Return a sentence about fine-tuning, and the options for ``tokentrace tokenize``; None if it is not safe."""
     row, turn = report.verdict(Use.SFT_ONE_ROW), report.verdict(Use.SFT_PER_TURN)
     if row.grade is Grade.HOLDS:
         return f"SFT: safe{scope or ' as it is'}.", ""
-    options = ["--past expand"] * (report.remedies.broken > 0) + ["--final-stop"] * report.stops.untrained_end
+    options = ["--past expand"] * (report.bridging.broken > 0) + ["--final-stop"] * report.stops.untrained_end
     with_them, typed = listed(options), "".join(f" {option}" for option in options)
     ends_only = report.stops.untrained_end and all(
         "final_stop=True" in words and "; " not in words for words in turn.against
@@ -88,19 +83,19 @@ def _fine_tuning(report: AuditReport, scope: str) -> tuple[str, str | None]:
 
 
 def _rollouts(report: AuditReport, scope: str) -> str | None:
-    """What rollouts need; None where every prompt only appends."""
+    """Return a sentence about rollouts; None if every prompt only appends."""
     tools, users = report.verdict(Use.RL_APPEND_ONLY), report.verdict(Use.RL_USER_TURNS)
     if tools.grade is Grade.HOLDS and users.grade is Grade.HOLDS:
         return None
-    remedies = report.remedies
-    refused = f" (it refuses {remedies.broken - remedies.bridged} of {remedies.broken} cases)"
-    bridge = f"use the bridge{refused if remedies.bridged < remedies.broken else ''}"
+    bridging = report.bridging
+    refused = f" (it refuses {bridging.broken - bridging.bridged} of {bridging.broken} cases)"
+    bridge = f"use the bridge{refused if bridging.bridged < bridging.broken else ''}"
     why = _rewrites(report) or f"rendering again is not exact, {(*tools.against, *users.against)[0]}"
     return f"RL: {'safe with tools alone; else ' if tools.grade is Grade.HOLDS and not scope else ''}{bridge}; {why}."
 
 
 def _rewrites(report: AuditReport) -> str:
-    """What is appended that makes the template rewrite earlier turns, and by which lines; empty where nothing is."""
+    """Say which appends make the template rewrite earlier turns, and by which lines; empty if none do."""
     appends, lines = set(), Counter[int]()
     for cell in report.judged:
         if cell.outcome is AppendOutcome.BREAKS and cell.append in _USERS | _TOOLS:
@@ -114,6 +109,6 @@ def _rewrites(report: AuditReport) -> str:
 
 
 def _altering(report: AuditReport) -> str:
-    """The lines that write texts otherwise than they were given: ``"line 15 is"``."""
+    """Name the lines that alter texts: ``"line 15 is"``."""
     lines = sorted({one.line for one in report.altered if one.line is not None and not one.dropped})
     return f"line{'s' * (len(lines) > 1)} {listed(lines)} {'are' if len(lines) > 1 else 'is'}" if lines else ""

@@ -1,4 +1,4 @@
-"""Expressions of a template, written out again for people to read."""
+"""Write Jinja expressions back as source text."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _BINARY: Final = {
 _WORDS: Final = {"notin": "not in", "in": "in"}
 
 
-def written_out(node: nodes.Node | None) -> str:
-    """An expression as a template would spell it: the same meaning, perhaps other quotes, brackets and spaces."""
+def source_text(node: nodes.Node | None) -> str:
+    """Return the source of an expression, perhaps with other quotes, brackets and spaces."""
     match node:
         case None:
             return ""
@@ -35,17 +35,17 @@ def written_out(node: nodes.Node | None) -> str:
         case nodes.Getattr():
             return f"{_tight(node.node)}.{node.attr}"
         case nodes.Getitem():
-            return f"{_tight(node.node)}[{written_out(node.arg)}]"
+            return f"{_tight(node.node)}[{source_text(node.arg)}]"
         case nodes.Slice():
-            parts = [written_out(node.start), written_out(node.stop), written_out(node.step)]
+            parts = [source_text(node.start), source_text(node.stop), source_text(node.step)]
             return ":".join(parts[: 3 if node.step else 2])
         case nodes.Not():
             return _negated(node.node)
         case nodes.Neg() | nodes.Pos():
             return f"{node.operator}{_tight(node.node)}"
         case nodes.Compare():
-            rest = (f" {_WORDS.get(one.op, operators[one.op])} {_tight(one.expr)}" for one in node.ops)
-            return _tight(node.expr) + "".join(rest)
+            operands = (f" {_WORDS.get(one.op, operators[one.op])} {_tight(one.expr)}" for one in node.ops)
+            return _tight(node.expr) + "".join(operands)
         case nodes.Test():
             return f"{_tight(node.node)} is {node.name}{_arguments(node)}"
         case nodes.Filter():
@@ -53,16 +53,16 @@ def written_out(node: nodes.Node | None) -> str:
         case nodes.Call():
             return f"{_tight(node.node)}{_arguments(node) or '()'}"
         case nodes.CondExpr():
-            other = f" else {written_out(node.expr2)}" if node.expr2 is not None else ""
-            return f"{written_out(node.expr1)} if {written_out(node.test)}{other}"
+            other = f" else {source_text(node.expr2)}" if node.expr2 is not None else ""
+            return f"{source_text(node.expr1)} if {source_text(node.test)}{other}"
         case nodes.Concat():
             return " ~ ".join(map(_tight, node.nodes))
         case nodes.List():
-            return f"[{', '.join(map(written_out, node.items))}]"
+            return f"[{', '.join(map(source_text, node.items))}]"
         case nodes.Tuple():
-            return f"({', '.join(map(written_out, node.items))})"
+            return f"({', '.join(map(source_text, node.items))})"
         case nodes.Dict():
-            return "{" + ", ".join(f"{written_out(one.key)}: {written_out(one.value)}" for one in node.items) + "}"
+            return "{" + ", ".join(f"{source_text(one.key)}: {source_text(one.value)}" for one in node.items) + "}"
     if isinstance(node, nodes.BinExpr):
         return f"{_tight(node.left)} {_BINARY[type(node)]} {_tight(node.right)}"
     return f"({type(node).__name__})"
@@ -75,13 +75,13 @@ def _negated(node: nodes.Node) -> str:
 
 
 def _arguments(node: nodes.Call | nodes.Filter | nodes.Test) -> str:
-    named = [f"{one.key}={written_out(one.value)}" for one in node.kwargs]
-    given = [*map(written_out, node.args), *named]
-    return f"({', '.join(given)})" if given else ""
+    named = [f"{one.key}={source_text(one.value)}" for one in node.kwargs]
+    arguments = [*map(source_text, node.args), *named]
+    return f"({', '.join(arguments)})" if arguments else ""
 
 
 def _tight(node: nodes.Node | None) -> str:
-    """An operand: in brackets where it is an expression of its own."""
-    text = written_out(node)
+    """Return the source of an operand, in brackets if it needs them."""
+    text = source_text(node)
     loose = isinstance(node, (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare))
     return f"({text})" if loose else text

@@ -1,10 +1,11 @@
-"""What there is to know of a template beside what it does to the past: each fact found out by running it."""
+"""Facts about a template beside its matrix, each found by running it: stops, prompt, roles, defaults, dates."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from ..errors import TokentraceError
@@ -12,24 +13,36 @@ from ..rendering.renderer import Renderer
 from ..study.probes import (
     ANSWER,
     ASSISTANT_TURNS,
+    CONTINUED,
     OTHER_TURNS,
     RETURNED,
     SYSTEM,
     THOUGHT,
     USER,
-    Probe,
+    call,
     calling,
     result,
     role_turn,
 )
-from ..study.seams import searched_words
 from ..study.study import TemplateStudy
+from ..study.turns import turn_spans
 from .cases import ANSWER as TEXT
 from .cases import THINK, TOOLS
-from .field_texts import is_written
+from .field_texts import call_ids, is_written
 from .lines import EventKind, LineTracer
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+_DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
+"""Conversations that may show a date."""
+_VALUE: Final = "PROBEVALUE"
+_STRINGS: Final[Mapping[str, Any]] = {
+    "text": "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>",
+    "number": "12",
+    "word": "true",
+    "empty": "",
+    "spaces": "  padded ",
+}
+_VALUES: Final[Mapping[str, Any]] = {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +52,11 @@ class StopToken:
     id: int
     text: str
     trained: bool
-    """Whether some turn of a rendered conversation ends with it, as a sampled token."""
+    """True if a turn of a rendered conversation ends with it."""
     from_template: bool
-    """Whether the template ends turns with it; if not, only the model's configuration names it."""
+    """True if the template ends turns with it; otherwise only the model's configuration names it."""
     is_next_head: bool
-    """Whether it is the head of the turn that follows."""
+    """True if it is also the head of the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,66 +65,63 @@ class Stops:
 
     tokens: tuple[StopToken, ...]
     untrained_end: bool
-    """Whether a turn that is the last has no stop token in a row, so that its end is not trained."""
+    """True if the last turn of a row has no stop token."""
     untrained_inside: bool
-    """Whether a turn has none though something follows it."""
+    """True if an earlier turn has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompting:
-    """How a reply is asked for."""
+    """The generation prompt, and what it writes after the head of the turn."""
 
     prompt: str
     prefill: str
-    """What the prompt writes after the head of the turn."""
     opens_reasoning: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Forging:
-    """What a user's text can become under transformers' own rendering."""
-
-    control: tuple[str, ...]
-    """Control tokens of the template's scaffold that a user message makes by spelling them."""
-    other: int
-    """How many more control tokens the vocabulary has, all of which text makes by spelling them."""
-    words: tuple[str, ...]
-    """Words that the template looks for in what messages say."""
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
-    """Which forms of messages are read."""
+    """Which messages the template reads."""
 
     roles: Mapping[str, str]
+    """For each role: written, rewritten, dropped or refused."""
     content: Mapping[str, tuple[str, ...]]
     arguments: tuple[str, ...]
-    no_content: tuple[str, ...]
     reasoning: bool
     inline_reasoning: str
-    """What becomes of reasoning inside content: it is read as reasoning, kept as text, left out, or refused."""
+    """What happens to reasoning inside content: read as reasoning, kept as text, left out, or refused."""
     calls: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changes between runs: the clock or chance, and the line that writes the date."""
+
+    clock: bool = False
+    random: bool = False
+    line: int | None = None
+    source: str = ""
+
+    @property
+    def by(self) -> str:
+        return f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
+
+
 def find_stops(renderer: Renderer) -> Stops:
-    study, with_tools = renderer.study(), renderer.study(TOOLS)
-    endings = study.endings(False), with_tools.endings(True)
-    own = endings[0].stops | endings[1].stops
+    endings = renderer.study().endings(False), renderer.study(TOOLS).endings(True)
     trained: set[int] = set()
     untrained = inside = False
-    for messages in ([USER, ANSWER, USER, ANSWER], [USER, calling(), result(), ANSWER]):
+    for messages, tools in (([USER, ANSWER, USER, ANSWER], None), ([USER, calling(), result(), ANSWER], TOOLS)):
         try:
-            rendered = renderer.silent().render(messages, tools=TOOLS if len(messages[1]) > 2 else None)
+            turns = renderer.silent().render(messages, tools=tools).turns
         except TokentraceError:
             continue
-        trained |= {turn.stop_token for turn in rendered.turns if turn.stop_token is not None}
-        ended = [turn.stop_token is not None for turn in rendered.turns]
-        untrained |= not all(ended[-1:])
-        inside |= not all(ended[:-1])
-    heads = endings[0].heads | endings[1].heads
-    name = renderer.tokenizer.decode
+        trained |= {turn.stop_token for turn in turns if turn.stop_token is not None}
+        untrained |= any(turn.stop_token is None for turn in turns[-1:])
+        inside |= any(turn.stop_token is None for turn in turns[:-1])
+    stops, heads = endings[0].stops | endings[1].stops, endings[0].heads | endings[1].heads
     tokens = [
-        StopToken(index, name([index]), index in trained, index in own, index in heads)
+        StopToken(index, renderer.tokenizer.decode([index]), index in trained, index in stops, index in heads)
         for index in renderer.get_stop_token_ids()
     ]
     return Stops(tuple(tokens), untrained, inside)
@@ -124,63 +134,40 @@ def find_prompting(study: TemplateStudy) -> Prompting:
     return Prompting(prompt, prefill, grammar.opens_reasoning)
 
 
-def find_forging(study: TemplateStudy, tracer: LineTracer) -> Forging:
-    """Each control token that the template writes, spelled in a user message and encoded as transformers does it."""
-    vocabulary = study.tokenizer.vocabulary
-    written: dict[int, None] = {}
+def find_forgeable(study: TemplateStudy) -> tuple[str, ...]:
+    """Return the scaffold's control tokens that a user message forges by spelling them, as transformers encodes."""
+    scaffold: dict[int, None] = {}
     for probe, tools, prompt in itertools.product((*ASSISTANT_TURNS, *OTHER_TURNS), (False, True), (False, True)):
         rendering = study.readable(probe, tools, prompt)
         if rendering is not None:
             encoded = study.encode(rendering)
-            written |= dict.fromkeys(encoded.ids[encoded.control].tolist())
-    forged = []
-    for index in written:
-        text = vocabulary.added[index].text
-        rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
-        if rendering is not None and index in _ids_in_content(study, rendering):
-            forged.append(text)
-    return Forging(tuple(forged), len(vocabulary.added) - len(forged), tuple(_words(study, tracer)))
+            scaffold |= dict.fromkeys(encoded.ids[encoded.control].tolist())
+    texts = {index: study.tokenizer.vocabulary.added[index].text for index in scaffold}
+    return tuple(text for index, text in texts.items() if _forges(study, index, text))
 
 
-def _words(study: TemplateStudy, tracer: LineTracer) -> Iterator[str]:
-    """Of the words that a template may look for in texts, those whose being there some condition turns on."""
-
-    def answers(text: str) -> Iterator[list[tuple[int, Any]] | None]:
-        for probe in ((SYSTEM, USER), (USER, ANSWER), RETURNED):
-            said = [{**one, "content": text} for one in probe]
-            run = tracer.run(said, add_generation_prompt=True, variables=study.variables)
-            yield None if run is None else [(one.place, one.value) for one in run.events if one.kind is EventKind.TEST]
-
-    words = searched_words(study.template)
-    for word in words:
-        if any(
-            list(answers(f"{one} a {other}")) != list(answers(f"{plain} a {rest}"))
-            for beside in ("b", *words)
-            for (one, other), (plain, rest) in (((word, beside), ("c", beside)), ((beside, word), (beside, "c")))
-        ):
-            yield word
-
-
-def _ids_in_content(study: TemplateStudy, rendering: Any) -> set[int]:
+def _forges(study: TemplateStudy, index: int, text: str) -> bool:
+    rendering = study.probe([{"role": "user", "content": f"a {text} b"}])
+    if rendering is None:
+        return False
     encoded = study.encode(rendering)
-    content = [at for at, origin in enumerate(rendering.origins) if origin is not None and origin.field == "content"]
-    return {int(index) for index, span in zip(encoded.ids, encoded.spans, strict=True) if int(span) in content}
+    origins = [rendering.origins[int(span)] for span in encoded.spans[encoded.ids == index]]
+    return any(origin is not None and origin.field == "content" for origin in origins)
 
 
 def find_reading(study: TemplateStudy) -> Reading:
     forms = study.forms
     roles = {role: _role(study, role) for role in _ROLES}
-    forms_of = {
+    content = {
         role: tuple(name for name in ("text", "parts", "mapping") if getattr(forms.content(role), name))
-        for role, known in roles.items()
-        if known in ("written", "rewritten")
+        for role, outcome in roles.items()
+        if outcome in ("written", "rewritten")
     }
     arguments = [*(["object"] if forms.calls.mapping else []), *(["JSON text"] if forms.calls.text else [])]
     return Reading(
         roles,
-        forms_of,
+        content,
         tuple(arguments) if forms.calls.are_shown else (),
-        tuple(map(str, forms.calls.silence)),
         forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
         _inline(study),
         forms.calls.are_shown,
@@ -188,40 +175,108 @@ def find_reading(study: TemplateStudy) -> Reading:
 
 
 def reasoning_tags(study: TemplateStudy) -> tuple[str, str]:
-    """What reasoning stands between."""
+    """Return the tags around reasoning."""
     frame = study.grammar(True).reasoning
     return (frame.open, frame.close) if frame is not None and frame.open and frame.close else THINK
 
 
 def _inline(study: TemplateStudy) -> str:
-    """What becomes of reasoning inside the content of the last turn."""
+    """Say what happens to reasoning inside the content of the last turn."""
     first, last = reasoning_tags(study)
-    said = f"{first}{THOUGHT['reasoning_content']}{last}{THOUGHT['content']}"
-    rendering = study.readable((USER, {**ANSWER, "content": said}))
+    thought = THOUGHT["reasoning_content"]
+    rendering = study.readable((USER, {**ANSWER, "content": f"{first}{thought}{last}{THOUGHT['content']}"}))
     if rendering is None:
         return "refused"
-    written = study.readable((USER, THOUGHT))
-    if written is not None and THOUGHT["reasoning_content"] in written.text and written.text == rendering.text:
+    separate = study.readable((USER, THOUGHT))
+    if separate is not None and thought in separate.text and separate.text == rendering.text:
         return "read as reasoning"
-    return "kept as text" if THOUGHT["reasoning_content"] in rendering.text else "left out"
+    return "kept as text" if thought in rendering.text else "left out"
 
 
 def _role(study: TemplateStudy, role: str) -> str:
-    """What becomes of a message of a role."""
+    """Say what happens to a message of a role."""
+    message = {"role": role, "content": TEXT}
+    probe, at = [dict(one) for one in role_turn(role)], 1
     if role in ("tool", "function", "ipython"):
-        probe: Probe = (*RETURNED[:2], {**RETURNED[2], "role": role})
-        at = 2
-    elif role in ("system", "developer"):
-        probe, at = ({"role": role}, USER), 0
-    else:
-        probe, at = role_turn(role), 1
-        if role == "assistant":
-            probe = (USER, ANSWER)
-        elif role == "user":
-            probe, at = (USER,), 0
-    rendering = study.readable([{**one, "content": TEXT} if n == at else one for n, one in enumerate(probe)])
+        probe, at = [*map(dict, RETURNED)], 2
+    elif role in ("system", "developer", "user"):
+        probe, at = ([{}] if role == "user" else [{}, USER]), 0
+    elif role == "assistant":
+        probe = [USER, ANSWER]
+    probe[at] = {**probe[at], **message}
+    rendering = study.readable(probe)
     if rendering is None:
         return "refused"
-    own = [origin is not None and origin.message == at and origin.field == "content" for origin in rendering.origins]
-    texts = [text for (text, _, _), mine in zip(rendering.spans(), own, strict=True) if mine]
-    return "dropped" if not texts else "written" if is_written(TEXT, "".join(texts)) else "rewritten"
+    origins = [(text, origin) for text, _, origin in rendering.spans() if origin is not None]
+    text = "".join(text for text, origin in origins if origin.message == at and origin.field == "content")
+    return "dropped" if not text else "written" if is_written(TEXT, text) else "rewritten"
+
+
+def printed_variables(study: TemplateStudy) -> set[str]:
+    """Return the variables that the template prints."""
+    names = study.template.variables - set(study.tokenizer.variables)
+    probes = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
+    return {name for name, rendering in probes if rendering is not None and _VALUE in rendering.text}
+
+
+def find_system(study: TemplateStudy) -> str:
+    """Return the text before a lone question, without control tokens."""
+    rendering = study.probe((USER,))
+    turns = turn_spans(rendering) if rendering is not None else []
+    if rendering is None or not turns:
+        return ""
+    head, pattern = rendering.text[: turns[0].start], study.tokenizer.vocabulary.control_pattern
+    words = " ".join((head if pattern is None else pattern.sub(" ", head)).split())
+    return words if any(char.isalpha() for char in words) else ""
+
+
+def find_changes(study: TemplateStudy, tracer: LineTracer) -> Changes:
+    """Compare runs at two times, and name the first line that assigns or writes something else."""
+    times = datetime(2001, 2, 3, 4, 5, 6), datetime(2031, 12, 24, 18, 55, 59)
+    changes = Changes()
+    for messages, tools in itertools.product(_DATED, (None, TOOLS)):
+        if study.probe(messages, tools is not None, True) is None:
+            continue
+        arguments: dict[str, Any] = {"add_generation_prompt": True, "variables": study.variables}
+        runs = [tracer.run(messages, tools, **arguments, now=now) for now in times]
+        random = changes.random or any(run is not None and run.random for run in runs)
+        clock, line, source = changes.clock, changes.line, changes.source
+        one, other = runs
+        if (one and one.text) != (other and other.text):
+            clock = True
+            for event, later in zip(one.events, other.events, strict=False) if one and other and line is None else ():
+                if event.kind in (EventKind.SET, EventKind.WRITE) and event.what != later.what:
+                    line, source = tracer.places[event.place].line, tracer.places[event.place].text
+                    break
+        changes = Changes(clock, random, line, source)
+    return changes
+
+
+def find_unread(renderer: Renderer) -> tuple[str, ...]:
+    """Return the arguments that differ once a call is rendered and parsed; none if a plain call is not read either."""
+    if not renderer.study(TOOLS).forms.calls.are_shown or _unread(renderer, {"key": "value"}):
+        return ()
+    return (*_unread(renderer, _STRINGS), *_unread(renderer, _VALUES))
+
+
+def _unread(renderer: Renderer, arguments: Mapping[str, Any]) -> list[str]:
+    properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
+    schema = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": "probe1", "description": "a tool", "parameters": schema}}]
+    message = calling({**call(1, arguments), "id": call_ids(renderer.study(TOOLS))[0]})
+    try:
+        rendered = renderer.render([USER, message], tools=tools)
+    except TokentraceError:
+        return []
+    turn = next((turn for turn in rendered.turns if turn.message == 1), None)
+    if turn is None:
+        return []
+    ids = rendered.ids
+    parsed = renderer.parse_response(ids[turn.start : turn.stop], tools=tools, prompt_ids=ids[: turn.start])
+    calls = [one.arguments for one in parsed.tool_calls if isinstance(one.arguments, Mapping)]
+    actual = calls[0] if len(calls) == 1 else {}
+    return [
+        f"argument {key} {value!r} {f'is read as {actual[key]!r}' if key in actual else 'is not read'}"
+        for key, value in arguments.items()
+        if key not in actual or (actual[key], type(actual[key])) != (value, type(value))
+    ]

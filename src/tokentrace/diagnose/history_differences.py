@@ -1,134 +1,97 @@
-"""What differs between two views of a conversation, exactly, and which messages those tokens come from.
-
-Ids are aligned message by message. What is left out of a `Comparison` is the same on both sides, so either side can be
-made from the other.
-"""
+"""How two views of one conversation differ, token by token, and which messages those tokens come from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, pairwise
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..study.seams import BridgeRefusal
-from ..tokens.alignment import Hunk, align, common_prefix, common_suffix
-from ..tokens.ids import segments
-from ..tokens.tokenizer import Ids
-from ..tokens.visible import counted
+from ..tokens.alignment import Hunk, align
+from ..tokens.ids import common_prefix, common_suffix
+from ..tokens.tokenizer import Ids, Tokenizer
 
 
 class View(StrEnum):
-    """Who is shown the conversation."""
+    """Who sees the conversation."""
 
     PRODUCTION = "production"
     """The engine behind an API, which renders the shipped template anew at every turn."""
     ROLLOUT = "rollout"
-    """The policy while it is sampled for training: a stream that is only ever appended to."""
+    """The policy while it is sampled for training: an append-only stream."""
     TRAINING = "training"
     """One row over the whole conversation, as supervised fine-tuning renders it."""
 
 
-PAIRS: Final = (
-    (View.PRODUCTION, View.ROLLOUT),
-    (View.PRODUCTION, View.TRAINING),
-    (View.ROLLOUT, View.TRAINING),
-)
+PAIRS: Final = ((View.PRODUCTION, View.ROLLOUT), (View.PRODUCTION, View.TRAINING), (View.ROLLOUT, View.TRAINING))
 
 
-Columns = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewTokens:
+    """The tokens of one view after a turn: `prompt` tokens of prompt, then the turn.
 
-
-class Shown:
-    """What one view holds when a turn is done: `prompt` tokens of prompt, then the turn.
-
-    `ids`, `messages` (-1 for none) and `fields` (their names) have one entry per token. Steps share what they hold
-    alike: the first `shared` tokens are those of what it comes `after`, and arrays are put together when asked for.
+    `ids`, `messages` (-1 for none) and `fields` have one entry per token.
     """
 
-    __slots__ = ("_after", "_own", "_shared", "prompt")
+    ids: Ids
+    messages: npt.NDArray[np.int32]
+    fields: npt.NDArray[np.object_]
+    prompt: int = 0
 
-    def __init__(
-        self,
-        ids: Ids,
-        messages: npt.NDArray[np.int32],
-        fields: npt.NDArray[np.object_],
-        prompt: int,
-        after: Shown | None = None,
-        shared: int = 0,
-    ) -> None:
-        self._own: Columns = (ids, messages, fields)
-        self._after, self._shared = after, shared
-        self.prompt = prompt
-
-    @property
-    def ids(self) -> Ids:
-        return self._joined(0)
-
-    @property
-    def messages(self) -> npt.NDArray[np.int32]:
-        return self._joined(1)
-
-    @property
-    def fields(self) -> npt.NDArray[np.object_]:
-        return self._joined(2)
-
-    def _joined(self, column: int) -> npt.NDArray[Any]:
-        if self._after is None:
-            return self._own[column]
-        pieces, stop, shown = [], len(self), self
-        while True:
-            pieces.append(shown._own[column][: max(0, stop - shown._shared)])
-            stop = min(stop, shown._shared)
-            if shown._after is None:
-                return np.concatenate(pieces[::-1])
-            shown = shown._after
+    @classmethod
+    def of(cls, ids: Iterable[int], message: int, field: str) -> ViewTokens:
+        """Return tokens of one field."""
+        array = np.asarray(list(ids), np.int32)
+        return cls(array, np.full_like(array, message), np.full(len(array), field, np.object_))
 
     def __len__(self) -> int:
-        return self._shared + len(self._own[0])
+        return len(self.ids)
 
-    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int, str]]:
-        """The tokens from `start` to `stop` as runs of one message and field: (start, stop, message, field)."""
-        if start >= stop:
-            return
-        messages, fields = self.messages[start:stop], self.fields[start:stop]
-        for first, last in segments(messages, fields):
-            yield start + first, start + last, int(messages[first]), fields[first]
-
-    def cut(self, start: int, stop: int, prompt: int = 0) -> Shown:
-        """The tokens from `start` to `stop`, the first `prompt` of them as a prompt."""
+    def cut(self, start: int, stop: int, prompt: int = 0) -> ViewTokens:
+        """Return tokens `start` to `stop`."""
         at = slice(start, stop)
-        return Shown(self.ids[at], self.messages[at], self.fields[at], prompt)
+        return ViewTokens(self.ids[at], self.messages[at], self.fields[at], prompt)
+
+    def followed_by(self, turn: ViewTokens) -> ViewTokens:
+        """Return these tokens as a prompt, and a turn after them."""
+        return ViewTokens(
+            np.concatenate([self.ids, turn.ids]),
+            np.concatenate([self.messages, turn.messages]),
+            np.concatenate([self.fields, turn.fields]),
+            len(self),
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class FieldTokens:
-    """Tokens `start` to `stop` of one view that came from one field of one message."""
+class Part(NamedTuple):
+    """Tokens of one field of one message."""
 
-    start: int
-    stop: int
     message: int
-    role: str | None
     field: str
-    text: str
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class DifferenceSide:
-    """One side of a difference: tokens `start` to `stop` of its view. It may be empty."""
+    """One side of a difference: tokens `start` to `stop` of its view, perhaps none."""
 
     start: int
     stop: int
     ids: tuple[int, ...]
-    parts: tuple[FieldTokens, ...]
+    parts: tuple[Part, ...]
     text: str
+
+    @classmethod
+    def of(cls, tokens: ViewTokens, start: int, stop: int, tokenizer: Tokenizer) -> DifferenceSide:
+        ids = tokens.ids[start:stop].tolist()
+        messages, fields = tokens.messages[start:stop].tolist(), tokens.fields[start:stop].tolist()
+        runs = itertools.groupby(zip(messages, fields, strict=True))
+        parts = tuple(Part(*owner, sum(1 for _ in run)) for owner, run in runs)
+        return cls(start, stop, tuple(ids), parts, tokenizer.decode(ids))
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -136,7 +99,7 @@ class DifferenceSide:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two views part: one holds `left` where the other holds `right`. `in_turn`: in the turn itself."""
+    """Two views differ: one has `left` where the other has `right`. `in_turn`: in the turn, not in its prompt."""
 
     left: DifferenceSide
     right: DifferenceSide
@@ -144,201 +107,112 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldCount:
-    """How many tokens of one field of one message differ, of how many there are, on either side."""
-
-    message: int
-    role: str | None
-    field: str
-    left: int
-    right: int
-    left_total: int
-    right_total: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Two views at one step. Outside of `differences` they hold the same ids in the same order.
-
-    What differs as it did at the step before is not held again: the first `kept` differences are those of `before`.
-    """
+    """Two views at one step. Outside of `differences` their ids are equal."""
 
     left: View
     right: View
-    sides: tuple[Shown, Shown]
-    own: tuple[Difference, ...]
-    kept: int
-    before: Comparison | None
-    left_tokens: int
-    """How many tokens of the left view the right one has not."""
-    right_tokens: int
-    """How many tokens of the right view the left one has not."""
-    roles: Sequence[str]
-
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        pieces, wanted, at = [self.own], self.kept, self
-        while wanted and at.before is not None:
-            at = at.before
-            pieces.append(at.own[: max(0, wanted - at.kept)])
-            wanted = min(wanted, at.kept)
-        return tuple(chain.from_iterable(reversed(pieces)))
+    differences: tuple[Difference, ...]
 
     @property
     def equal(self) -> bool:
-        return not self.own and not self.kept
+        return not self.differences
 
     @property
-    def first(self) -> int | None:
-        """The first position that differs, the same on both sides."""
-        return None if self.equal else self.differences[0].left.start
+    def left_tokens(self) -> int:
+        """Tokens of the left view that the right one lacks."""
+        return sum(len(one.left) for one in self.differences)
 
     @property
-    def fields(self) -> tuple[FieldCount, ...]:
-        """What differs, by the field that it comes from."""
-        counts: dict[tuple[int, str], list[int]] = {}
-        for found in self.differences:
-            for side, run in enumerate((found.left, found.right)):
-                for part in run.parts:
-                    counts.setdefault((part.message, part.field), [0, 0])[side] += len(part)
-        columns = [(shown.messages, shown.fields) for shown in self.sides if counts]
-        out = []
-        for (message, name), (left, right) in counts.items():
-            totals = [int(((messages == message) & (fields == name)).sum()) for messages, fields in columns]
-            role = self.roles[message] if message >= 0 else None
-            out.append(FieldCount(message, role, name, left, right, *totals))
-        return tuple(out)
+    def right_tokens(self) -> int:
+        """Tokens of the right view that the left one lacks."""
+        return sum(len(one.right) for one in self.differences)
 
     def right_from(self, left_ids: Iterable[int]) -> list[int]:
-        """The ids of the right view, given those of the left."""
-        return _patched(list(left_ids), ((found.left, found.right) for found in self.differences))
-
-    def left_from(self, right_ids: Iterable[int]) -> list[int]:
-        """The ids of the left view, given those of the right."""
-        return _patched(list(right_ids), ((found.right, found.left) for found in self.differences))
-
-    def lines(self) -> list[str]:
-        """What differs, field by field, in words."""
-        return [_field_line(found, self.left, self.right) for found in self.fields]
+        """Build the ids of the right view from those of the left."""
+        ids, out, at = list(left_ids), list[int](), 0
+        for one in self.differences:
+            out += [*ids[at : one.left.start], *one.right.ids]
+            at = one.left.stop
+        return out + ids[at:]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The moment the model is asked for a message; `message` is None for the turn that is still to come.
+    """The moment the model is asked for a message; `message` is None for the turn to come.
 
-    `training` is None where the row holds no such turn. `refusal` says why the rollout could not go on from the step
-    before: it is a break, and what the rollout shows was rendered anew.
+    `training` is None if the row has no such turn. `refusal` says why the rollout could not continue from the step
+    before: it breaks, and `branch` counts its streams.
     """
 
     index: int
     message: int | None
-    production: Shown
-    rollout: Shown
-    training: Shown | None
+    production: ViewTokens
+    rollout: ViewTokens
+    training: ViewTokens | None
     refusal: BridgeRefusal | None
     branch: int
-    """Which of the rollout's streams this step is part of."""
     comparisons: tuple[Comparison, ...]
 
-    def shown(self, view: View | str) -> Shown | None:
-        """What a view holds here."""
-        found: Shown | None = getattr(self, View(view).value)
-        return found
+    def view(self, view: View | str) -> ViewTokens | None:
+        """Return the tokens of a view."""
+        tokens: ViewTokens | None = getattr(self, View(view).value)
+        return tokens
 
     def compare(self, left: View | str, right: View | str) -> Comparison | None:
-        """The comparison of two views, its sides as in `PAIRS`; None where one of them holds no such turn."""
-        wanted = {View(left), View(right)}
-        return next((found for found in self.comparisons if {found.left, found.right} == wanted), None)
+        """Return the comparison of two views, in the order of `PAIRS`; None if one of them lacks the turn."""
+        views = {View(left), View(right)}
+        return next((one for one in self.comparisons if {one.left, one.right} == views), None)
 
     @property
     def equal(self) -> bool:
-        """Whether all views hold the same."""
-        return self.training is not None and all(found.equal for found in self.comparisons)
+        """True if all views are equal."""
+        return self.training is not None and all(one.equal for one in self.comparisons)
+
+    @property
+    def place(self) -> str:
+        return "the turn to come" if self.message is None else f"message {self.message}"
 
 
-def _patched(ids: list[int], changes: Iterable[tuple[DifferenceSide, DifferenceSide]]) -> list[int]:
-    out: list[int] = []
-    at = 0
-    for old, new in changes:
-        out += ids[at : old.start]
-        out += new.ids
-        at = old.stop
-    return out + ids[at:]
+def compare_views(views: dict[View, ViewTokens], tokenizer: Tokenizer) -> Iterator[Comparison]:
+    """Compare each pair of views."""
+    for left, right in PAIRS:
+        if left in views and right in views:
+            one, other = views[left], views[right]
+            differences = (
+                Difference(
+                    DifferenceSide.of(one, hunk.start, hunk.stop, tokenizer),
+                    DifferenceSide.of(other, hunk.other_start, hunk.other_stop, tokenizer),
+                    in_turn,
+                )
+                for in_turn, hunk in differing(one, other)
+            )
+            yield Comparison(left, right, tuple(differences))
 
 
-def _field_line(found: FieldCount, left: View, right: View) -> str:
-    whose = f"{found.field} of message {found.message}" if found.message >= 0 else found.field
-    if found.left and found.right:
-        return f"{whose}: {counted(found.left)} in {left}, {counted(found.right)} in {right}"
-    count, total, has, lacks = (
-        (found.left, found.right_total, left, right) if found.left else (found.right, found.left_total, right, left)
-    )
-    return f"{whose}: {counted(count)} shown in {has}, {'not' if total else 'absent'} in {lacks}"
+def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]:
+    """Yield what differs, in order, and whether in the turn: prompt against prompt, message against message.
+
+    Prompts are cut where the same message begins with the same id, except in what they begin and end with alike.
+    """
+    left, right = one.ids[: one.prompt], other.ids[: other.prompt]
+    head = common_prefix(left, right)
+    tail = common_suffix(left[head:], right[head:])
+    starts, other_starts = _message_starts(one), _message_starts(other)
+    cuts = [(head, head)]
+    for message, at in sorted(starts.items(), key=lambda item: item[1]):
+        there = other_starts.get(message, -1)
+        if message < 0 or at <= cuts[-1][0] or there <= cuts[-1][1]:
+            continue
+        if at < one.prompt - tail and there < other.prompt - tail and left[at] == right[there]:
+            cuts.append((at, there))
+    blocks = list(itertools.pairwise([*cuts, (one.prompt, other.prompt), (len(one), len(other))]))
+    for number, ((start, other_start), (stop, other_stop)) in enumerate(blocks, 1):
+        for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
+            yield number == len(blocks), hunk.moved(start, other_start)
 
 
-# -- aligning
-
-
-def differing(one: Shown, other: Shown) -> Iterator[tuple[bool, Hunk]]:
-    """What differs, in order, and whether in the turn itself: prompt against prompt, message against message."""
-    _, blocks = Aligner().blocks(one, other, (0, 0))
-    for number, block in enumerate(blocks):
-        for hunk in aligned(one, other, block):
-            yield number == len(blocks) - 1, hunk
-
-
-Block = tuple[tuple[int, int], tuple[int, int]]
-"""Where a stretch begins on both sides, and where it ends."""
-
-
-def aligned(one: Shown, other: Shown, block: Block) -> Iterator[Hunk]:
-    """What differs in one block."""
-    (start, other_start), (stop, other_stop) = block
-    for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
-        yield hunk.moved(start, other_start)
-
-
-class Aligner:
-    """Two views cut into blocks, step after step: those that stand before all that changed are the same as before."""
-
-    def __init__(self) -> None:
-        self._prompts = (0, 0)
-        self._head = 0
-        self._starts: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        """Where each message begins, on either side, in order."""
-        self._cuts: list[tuple[int, int]] = []
-
-    def blocks(self, one: Shown, other: Shown, stable: tuple[int, int]) -> tuple[int, list[Block]]:
-        """Both sides cut where the same message begins with the same id, and how many blocks are as they were.
-
-        `stable` says how many tokens of either side are as they were. What the prompts begin and end with alike is not
-        cut: it is the same, whoever it belongs to. The last block is the turn.
-        """
-        before, self._prompts = self._prompts, (one.prompt, other.prompt)
-        prompts = self._prompts
-        stable = (min(stable[0], before[0], prompts[0]), min(stable[1], before[1], prompts[1]))
-        left, right = one.ids[: one.prompt], other.ids[: other.prompt]
-        if self._head >= min(stable):  # what differed first may have changed
-            self._head = min(stable)
-            self._head += common_prefix(left[self._head :], right[self._head :])
-        tail = common_suffix(left[self._head :], right[self._head :])
-        for shown, starts, known in zip((one, other), self._starts, stable, strict=True):
-            while starts and starts[last := next(reversed(starts))] >= known:
-                del starts[last]
-            begun, first = np.unique(shown.messages[known : shown.prompt], return_index=True)
-            for message, start in sorted(zip(begun.tolist(), first.tolist(), strict=True), key=lambda item: item[1]):
-                starts.setdefault(message, known + start)
-        cuts = [(self._head, self._head)]
-        for message, at in self._starts[0].items():
-            there = self._starts[1].get(message, -1)
-            if message < 0 or at <= cuts[-1][0] or there <= cuts[-1][1]:
-                continue
-            if at < prompts[0] - tail and there < prompts[1] - tail and left[at] == right[there]:
-                cuts.append((at, there))
-        same = 0
-        for cut, known_cut in zip(cuts, self._cuts, strict=False):
-            if cut != known_cut or cut[0] > stable[0] or cut[1] > stable[1]:
-                break
-            same += 1
-        self._cuts = cuts
-        return max(0, same - 1), list(pairwise([*cuts, prompts, (len(one), len(other))]))
+def _message_starts(tokens: ViewTokens) -> dict[int, int]:
+    """Map each message of the prompt to its first token."""
+    messages, starts = np.unique(tokens.messages[: tokens.prompt], return_index=True)
+    return dict(zip(messages.tolist(), starts.tolist(), strict=True))

@@ -1,8 +1,7 @@
 """Which lines of a template run: an instrumented copy of it.
 
-The copy reports, in order, each test that a branch depends on, each round of a loop, each value that was assigned and
-each piece of text that was written, with the place in the output where that happened. It runs in the same environment
-and within the same limits as any template.
+The copy reports, in order, each test of a branch, each round of a loop, each assignment and each output, with the
+length of the text so far. It runs in the same environment and within the same limits as any template.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from ..template.environment import Proven, strftime_now
 from ..template.strings import plain_text
 from ..template.trace import Trace
 from ..template.traced import TracedDict, plain, text_of
-from .expressions import written_out
+from .expressions import source_text
 
 _HOOK: Final = "tokentrace_saw"
 _STEPS: Final = 1_000_000
-"""Things that may happen in one run: each is kept."""
+"""Events of one run."""
 _LOGIC: Final = (nodes.And, nodes.Or)
-_TESTED: Final = (nodes.If, nodes.CondExpr, nodes.For)
+_BRANCHES: Final = (nodes.If, nodes.CondExpr, nodes.For)
 
 
 class EventKind(StrEnum):
-    """What happened."""
+    """The kind of an event."""
 
     TEST = "test"
     ROUND = "round"
@@ -43,7 +42,7 @@ class EventKind(StrEnum):
 
 
 class TemplatePart(NamedTuple):
-    """A part of a template: its line, the expression there, and the name that it is assigned to, if it is."""
+    """An expression of a template, its line, and the variable that it is assigned to."""
 
     line: int
     text: str
@@ -51,7 +50,7 @@ class TemplatePart(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened at a place of the template, when the output was `offset` characters long."""
+    """An event at a place of the template, when the output was `offset` characters long."""
 
     kind: EventKind
     place: int
@@ -65,21 +64,18 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class TracedRun:
-    """What one run of a template wrote, and all that happened."""
+    """The text and the events of one run."""
 
     text: str = ""
     events: list[Event] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """Where each piece of the output ended."""
-    drew: bool = False
-    """Whether it asked for something random."""
+    """The end of each piece of output."""
+    random: bool = False
+    """True if the run drew a random number."""
 
 
 class LineTracer:
-    """A template that tells what it does. For one thread.
-
-    A format that is written in Python has no source: nothing is known of its runs.
-    """
+    """A template that reports what it does. Not thread-safe. A format written in Python has no lines and no runs."""
 
     def __init__(self, source: str | None) -> None:
         self.has_lines = source is not None
@@ -94,7 +90,7 @@ class LineTracer:
         self._template = compile_template(tree)
 
     def line(self, number: int) -> str:
-        """A line of the source, without the space around it."""
+        """Return a line of the source, stripped."""
         return self.lines[number - 1].strip() if 0 < number <= len(self.lines) else ""
 
     def run(
@@ -107,18 +103,18 @@ class LineTracer:
         forced: Mapping[int, bool] | None = None,
         now: datetime | None = None,
     ) -> TracedRun | None:
-        """Run the template; None where it refuses, or does too much.
+        """Run the template; return None if it refuses the conversation or exceeds its limits.
 
-        `forced` are tests, by their number, that get another answer.
+        `forced` maps the numbers of test events to other answers.
         """
         if not self.has_lines:
             return None
-        given = name_reasoning(messages)
-        self._trace = trace = Trace(given)
+        named = name_reasoning(messages)
+        self._trace = trace = Trace(named)
         trace.budget = RenderBudget(steps=_STEPS)
         self._run, self._forced, self._read = TracedRun(), forced or {}, 0
         names = {
-            "messages": given,
+            "messages": named,
             "tools": wrap_tools(tools) if tools is not None else None,
             "add_generation_prompt": add_generation_prompt,
             "strftime_now": functools.partial(strftime_now, now=now),
@@ -134,12 +130,12 @@ class LineTracer:
         except TokentraceError:
             return None
         finally:
-            run.drew = random.getstate() != seeded
+            run.random = random.getstate() != seeded
             random.setstate(state)
         return run
 
     def _measure(self) -> int:
-        """The length of the output so far; notes where each new piece of it ends."""
+        """Return the length of the output so far, and record the end of each new piece."""
         ends, out = self._run.ends, self._trace.out
         end = ends[-1] if ends else 0
         for value in out[self._read :: 2]:
@@ -151,30 +147,30 @@ class LineTracer:
 
     def _report(self, kind: str, place: int, value: Any = None) -> Any:
         run = self._run
-        noted = plain(value)
+        record = plain(value)
         if kind == EventKind.TEST:
-            noted = self._forced.get(len(run.events), bool(value))
-            value = noted if len(run.events) in self._forced else value
+            record = self._forced.get(len(run.events), bool(value))
+            value = record if len(run.events) in self._forced else value
         elif kind == EventKind.ROUND:
             origin = value.origin if isinstance(value, TracedDict) else None
-            noted = -1 if origin is None or origin.message is None or origin.path else origin.message
+            record = -1 if origin is None or origin.message is None or origin.path else origin.message
             value = ""
         elif kind == EventKind.WRITE:
-            noted = plain_text(text_of(value))
-        elif not isinstance(noted, (str, int, float, bool, type(None))):
-            noted = type(value).__name__.removeprefix("Traced").lower()
-        run.events.append(Event(EventKind(kind), place, noted, self._measure()))
+            record = plain_text(text_of(value))
+        elif not isinstance(record, (str, int, float, bool, type(None))):
+            record = type(value).__name__.removeprefix("Traced").lower()
+        run.events.append(Event(EventKind(kind), place, record, self._measure()))
         return value
 
 
 class _Instrument:
-    """Puts the hook around tests, rounds, assignments and outputs."""
+    """Adds the hook to tests, loops, assignments and outputs."""
 
     def __init__(self, places: list[TemplatePart]) -> None:
         self._places = places
 
     def body(self, node: nodes.Node) -> None:
-        """Instrument a node and all below it. Expressions are numbered in the order in which they stand."""
+        """Instrument a node and its children; expressions are numbered in source order."""
         for name, value in list(node.iter_fields()):
             if isinstance(value, list):
                 setattr(node, name, [self._statement(one) if isinstance(one, nodes.Node) else one for one in value])
@@ -182,16 +178,16 @@ class _Instrument:
                 setattr(node, name, self._statement(value))
 
     def _statement(self, node: nodes.Node) -> nodes.Node:
-        target, texts = "", []  # what stands there, before the hooks are in it
+        target, texts = "", []  # the source, before hooks are added to it
         if isinstance(node, nodes.Assign):
-            target, texts = written_out(node.target), [written_out(node.node)]
+            target, texts = source_text(node.target), [source_text(node.node)]
         elif isinstance(node, nodes.Output):
-            texts = [written_out(one) for one in node.nodes]
+            texts = [source_text(one) for one in node.nodes]
         elif isinstance(node, nodes.For):
-            texts = [f"for {written_out(node.target)} in {written_out(node.iter)}"]
-        leaves = iter(_leaves(node.test) if isinstance(node, _TESTED) else ())
+            texts = [f"for {source_text(node.target)} in {source_text(node.iter)}"]
+        leaves = iter(_leaves(node.test) if isinstance(node, _BRANCHES) else ())
         self.body(node)
-        if isinstance(node, _TESTED) and node.test is not None:
+        if isinstance(node, _BRANCHES) and node.test is not None:
             node.test = self._tests(cast(nodes.Expr, node.test), leaves)
         if isinstance(node, nodes.For):
             item = nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else nodes.Const(None)
@@ -206,7 +202,7 @@ class _Instrument:
         return node
 
     def _tests(self, node: nodes.Expr, texts: Any) -> nodes.Expr:
-        """A test with the hook around each of the truths that it is made of."""
+        """Add the hook to each operand of a test."""
         if isinstance(node, _LOGIC):
             node.left, node.right = self._tests(node.left, texts), self._tests(node.right, texts)
             return node
@@ -217,8 +213,8 @@ class _Instrument:
 
     def _hook(self, kind: EventKind, line: int, text: str, value: nodes.Expr, target: str = "") -> nodes.Expr:
         self._places.append(TemplatePart(line, text, target))
-        given: list[nodes.Expr] = [nodes.Const(kind.value), nodes.Const(len(self._places) - 1), value]
-        return nodes.Call(nodes.Name(_HOOK, "load"), given, [], None, None, lineno=line)
+        arguments: list[nodes.Expr] = [nodes.Const(kind.value), nodes.Const(len(self._places) - 1), value]
+        return nodes.Call(nodes.Name(_HOOK, "load"), arguments, [], None, None, lineno=line)
 
 
 def _leaves(node: nodes.Node | None) -> list[str]:
@@ -226,7 +222,7 @@ def _leaves(node: nodes.Node | None) -> list[str]:
         return []
     if isinstance(node, _LOGIC):
         return [*_leaves(node.left), *_leaves(node.right)]
-    return _leaves(node.node) if isinstance(node, nodes.Not) else [written_out(node)]
+    return _leaves(node.node) if isinstance(node, nodes.Not) else [source_text(node)]
 
 
 def _plain(node: nodes.Expr) -> nodes.Expr:

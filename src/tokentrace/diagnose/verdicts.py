@@ -1,4 +1,4 @@
-"""Verdicts: what the matrix and the facts come to, for each use that people make of a template."""
+"""Verdicts: what the matrix and the facts mean for each use of a template."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from enum import StrEnum
 from typing import Final
 
 from ..tokens.visible import listed
-from .appends import ALTERED, AppendCell, AppendOutcome
-from .cases import Append, Arguments, Said, TurnForm
-from .facts import Prompting, Reading, Stops
+from .appends import ALTERED, AppendBreak, AppendCell, AppendOutcome, Where
+from .cases import Append, Arguments, Style, TurnForm
+from .facts import Changes, Prompting, Reading, Stops
 from .field_texts import Altered
-from .running import STEADY, Changes
 
 
 class Use(StrEnum):
@@ -38,7 +37,7 @@ USES: Final[Mapping[Use, str]] = {
     Use.RL_USER_TURNS: "RL, with user turns",
     Use.PRODUCTION_PARITY: "Production parity",
 }
-"""What each use is called."""
+"""The name of each use."""
 
 _TOOLS: Final = (Append.TOOL, Append.PARALLEL)
 _ALL: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
@@ -49,6 +48,13 @@ _APPENDS: Final[Mapping[Use, Sequence[Append]]] = {
     Use.RL_USER_TURNS: _ALL,
     Use.PRODUCTION_PARITY: _ALL,
 }
+_FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
+_TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})
+"""Flaws of a turn itself, whatever follows."""
+_WHOLE_MESSAGES: Final = (Use.SFT_ONE_ROW, Use.SFT_PER_TURN, Use.PRODUCTION_PARITY)
+"""Uses that need all messages unchanged."""
+_NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
+_RANDOM: Final = "the template draws at random: the same conversation is not always written the same"
 
 
 class Grade(StrEnum):
@@ -61,141 +67,121 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a template serves a use as it is, what stands against it, and what tokentrace does about that."""
+    """Whether a template is safe for a use as it is, and what speaks against it."""
 
     use: Use
     grade: Grade
     against: tuple[str, ...]
-    remedy: str = ""
     holds_with: tuple[str, ...] = ()
     """Settings of the template, each on its own, with which it holds."""
 
     def __str__(self) -> str:
         return f"{USES[self.use]}: {self.grade}"
 
+    def weaker(self, *against: str, grade: Grade = Grade.PARTLY) -> Verdict:
+        """Add reasons against it. The grade becomes no better than `grade`; without reasons nothing changes."""
+        order = list(Grade)
+        worse = max(self.grade, grade, key=order.index) if against else self.grade
+        return replace(self, grade=worse, against=(*self.against, *against))
+
 
 def judged(cells: Iterable[AppendCell], reading: Reading, prompting: Prompting) -> list[AppendCell]:
-    """The cells that verdicts are about.
+    """Return the cells that verdicts count.
 
-    Arguments are taken to be in the form that the template reads. Reasoning that a template never writes, and never
-    asks for, is not part of its turns; neither is reasoning after a prompt that has closed it.
+    Skips reasoning that the template never writes and never asks for, and reasoning after a prompt that has closed it.
     """
     closed = bool(prompting.prefill.strip()) and not prompting.opens_reasoning
     thinks = (reading.reasoning or prompting.opens_reasoning) and not closed
     return [
         cell
         for cell in cells
-        if cell.turn.arguments is not Arguments.TEXT
-        if (thinks or not cell.turn.reasoning) and not (closed and cell.turn.said is Said.INLINE)
+        if (thinks or not cell.turn.reasoning) and not (closed and cell.turn.style is Style.INLINE)
     ]
-
-
-def verdict(use: Use, cells: Sequence[AppendCell], itself: Changes = STEADY) -> Verdict:
-    """The verdict on a use; `itself` says whether what is written depends on the day, or on luck.
-
-    It fails where some append goes wrong, unseen, for every turn, or where nothing holds at all. An append that the
-    template refuses is an error that somebody sees: if others hold, the use holds partly.
-    """
-    counted = _IN_TURN if use is Use.SFT_PER_TURN else _IN_APPEND
-
-    def fits(cell: AppendCell) -> bool:
-        return not counted & _flaws(cell)
-
-    def fits_somewhere(cell: AppendCell) -> bool:
-        """Whether the worst is that it is refused, and that only after some pasts."""
-        written = cell.outcome is not AppendOutcome.REFUSED or cell.elsewhere
-        return counted & _flaws(cell) <= {"refused"} and written
-
-    by_append = {
-        append: [cell for cell in cells if cell.append is append and _counts(use, cell)] for append in _APPENDS[use]
-    }
-    good = [fits(cell) for own in by_append.values() for cell in own]
-    some = {append: any(map(fits_somewhere, plain(own))) for append, own in by_append.items()}
-    silent = [
-        append for append, own in by_append.items() if any(cell.outcome is not AppendOutcome.REFUSED for cell in own)
-    ]
-    against = _against(by_append, fits, named=use is not Use.SFT_PER_TURN)
-    if all(good):
-        grade = Grade.HOLDS
-    elif not any(some.values()) or any(not some[append] for append in silent):
-        grade = Grade.FAILS
-    else:
-        grade = Grade.PARTLY
-    unsteady = [f"the prompt holds the date of the day it is rendered on{itself.by}"] if itself.clock else []
-    unsteady = unsteady if use is Use.PRODUCTION_PARITY else []
-    unsteady += [_BY_CHANCE] if itself.random else []
-    if unsteady and grade is Grade.HOLDS:
-        grade = Grade.PARTLY
-    return Verdict(use, grade, (*against, *unsteady))
-
-
-_BY_CHANCE: Final = "the template draws at random: the same conversation is not always written the same"
-
-
-_GIVEN: Final = (Use.SFT_ONE_ROW, Use.SFT_PER_TURN, Use.PRODUCTION_PARITY)
-"""Uses for which it counts that all messages reach the model as they were given."""
-
-
-def with_texts(found: Verdict, altered: Sequence[Altered]) -> Verdict:
-    """A verdict that also counts texts which the template leaves out, or writes otherwise.
-
-    Those of others count where messages are to reach the model as they were given; those of the assistant everywhere:
-    what was sampled is not what is rendered again.
-    """
-    against = [str(one) for one in altered if one.of_turns or found.use in _GIVEN]
-    if not against:
-        return found
-    grade = Grade.PARTLY if found.grade is Grade.HOLDS else found.grade
-    return replace(found, grade=grade, against=(*found.against, *against))
-
-
-def with_ends(found: Verdict, stops: Stops) -> Verdict:
-    """A verdict on one row for a conversation that also counts turns which train no stop."""
-    if found.use is not Use.SFT_ONE_ROW:
-        return found
-    if stops.untrained_inside:
-        said = "a turn ends without a token that stops generation, whatever follows it"
-        return replace(found, grade=Grade.FAILS, against=(*found.against, said))
-    if stops.untrained_end:
-        grade = Grade.PARTLY if found.grade is Grade.HOLDS else found.grade
-        return replace(found, grade=grade, against=(*found.against, f"the last turn: {_NO_END}"))
-    return found
-
-
-_NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
 
 
 def verdicts_of(
-    cells: Sequence[AppendCell], itself: Changes, altered: Sequence[Altered], stops: Stops
-) -> Iterator[Verdict]:
-    """The verdict on each use."""
+    cells: Sequence[AppendCell], changes: Changes, altered: Sequence[Altered], stops: Stops
+) -> list[Verdict]:
+    """Return the verdict on each use."""
+    verdicts = []
     for use in Use:
-        yield with_ends(with_texts(verdict(use, cells, itself), altered), stops)
+        verdict = _verdict(use, cells)
+        if changes.clock and use is Use.PRODUCTION_PARITY:
+            verdict = verdict.weaker(f"the prompt holds the date of the day it is rendered on{changes.by}")
+        if changes.random:
+            verdict = verdict.weaker(_RANDOM)
+        # The assistant's text counts everywhere: rendered again, it is not what was sampled.
+        verdict = verdict.weaker(*(str(one) for one in altered if one.of_turns or use in _WHOLE_MESSAGES))
+        if use is Use.SFT_ONE_ROW and stops.untrained_inside:
+            words = "a turn ends without a token that stops generation, whatever follows it"
+            verdict = verdict.weaker(words, grade=Grade.FAILS)
+        elif use is Use.SFT_ONE_ROW and stops.untrained_end:
+            verdict = verdict.weaker(f"the last turn: {_NO_END}")
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _verdict(use: Use, cells: Sequence[AppendCell]) -> Verdict:
+    """Judge a use by its appends.
+
+    It fails if some append goes wrong silently for every turn, or if nothing holds. A refused append raises an error
+    that somebody sees: if other turns hold, the use holds partly.
+    """
+    per_turn = use is Use.SFT_PER_TURN
+    flaws = _TURN_FLAWS if per_turn else _FLAWS
+
+    def counts(cell: AppendCell) -> bool:
+        """Lost white space around content matters only to those who render again."""
+        return cell.turn.style is not Style.SPACED or use not in (Use.SFT_ONE_ROW, Use.SFT_PER_TURN)
+
+    def partly_fits(cell: AppendCell) -> bool:
+        """True if at worst it is refused, after some histories only."""
+        rendered = cell.outcome is not AppendOutcome.REFUSED or cell.elsewhere
+        return flaws & cell.all_flaws <= {"refused"} and rendered
+
+    groups = {append: [cell for cell in cells if cell.append is append and counts(cell)] for append in _APPENDS[use]}
+    good = {append: any(map(partly_fits, plain(group))) for append, group in groups.items()}
+    silent = [
+        append for append, group in groups.items() if any(cell.outcome is not AppendOutcome.REFUSED for cell in group)
+    ]
+    against = tuple(_against(groups, flaws, per_turn))
+    if not any(flaws & cell.all_flaws for group in groups.values() for cell in group):
+        return Verdict(use, Grade.HOLDS, against)
+    fails = not any(good.values()) or not all(good[append] for append in silent)
+    return Verdict(use, Grade.FAILS if fails else Grade.PARTLY, against)
+
+
+def grade(cells: Sequence[AppendCell]) -> Grade | None:
+    """Grade some turns; None if the template refuses them after every history."""
+    if all(cell.outcome is AppendOutcome.REFUSED and not cell.elsewhere for cell in cells):
+        return None
+    if all(cell.outcome is AppendOutcome.HOLDS for cell in cells):
+        return Grade.HOLDS
+    holding = (AppendOutcome.HOLDS, AppendOutcome.REFUSED)
+    some = any(cell.outcome in holding and (cell.outcome is holding[0] or cell.elsewhere) for cell in plain(cells))
+    return Grade.PARTLY if some else Grade.FAILS
 
 
 def plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
-    """The turns whose content is given plainly, if there are some: another way that goes well makes up for nothing."""
-    return [cell for cell in cells if cell.turn.said is Said.PLAIN] or cells
+    """Return the turns with plain content, if any: another style that works makes up for nothing."""
+    return [cell for cell in cells if cell.turn.style is Style.PLAIN] or cells
 
 
-def _counts(use: Use, cell: AppendCell) -> bool:
-    """Whether a use is about such turns: white space around content is lost on those alone who render again."""
-    return cell.turn.said is not Said.SPACED or use not in (Use.SFT_ONE_ROW, Use.SFT_PER_TURN)
+# -- what speaks against a use, in words
 
 
-def _against(
-    by_append: Mapping[Append, Sequence[AppendCell]], fits: Callable[[AppendCell], bool], named: bool
-) -> list[str]:
-    """What stands against a use: a line for each way in which appends go wrong, with the appends that it is."""
-    found: dict[tuple[str, str], list[Append]] = {}
-    for append, cells in by_append.items():
-        ways: dict[str, list[AppendCell]] = {}
+def _against(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str], per_turn: bool) -> Iterator[str]:
+    """Yield a sentence for each way in which appends go wrong."""
+    ways: dict[tuple[str, str], list[Append]] = {}
+    for append, cells in groups.items():
+        causes: dict[str, list[AppendCell]] = {}
         for cell in cells:
-            if not fits(cell):
-                ways.setdefault(cause(cell, not named), []).append(cell)
-        for why, wrong in ways.items():
-            found.setdefault((which_turns(wrong, cells), why), []).append(append)
-    return [sentence(appends if named else (), turns, why) for (turns, why), appends in found.items()]
+            if flaws & cell.all_flaws:
+                causes.setdefault(cause(cell, per_turn), []).append(cell)
+        for why, wrong in causes.items():
+            ways.setdefault((common_form(wrong, cells), why), []).append(append)
+    for (turns, why), appends in ways.items():
+        yield sentence(() if per_turn else appends, turns, why)
 
 
 _FOLLOWS: Final[Mapping[Append, str]] = {
@@ -209,71 +195,62 @@ _FOLLOWS: Final[Mapping[Append, str]] = {
 
 
 def sentence(appends: Sequence[Append], turns: str, why: str) -> str:
-    """What goes wrong, where these are appended to these turns."""
+    """Say what goes wrong where these are appended to these turns."""
     if appends:
         follows = listed((_FOLLOWS[append] for append in appends), "or")
         return f"where {f'{turns} are' if turns else 'a turn is'} followed by {follows}: {why}"
     return f"{turns}: {why}" if turns else why
 
 
-_IN_APPEND: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
-_IN_TURN: Final = frozenset({"refused", "turn", "lost", "end"})
-"""What goes wrong in a turn itself, whatever follows."""
-
-
-def _flaws(cell: AppendCell) -> frozenset[str]:
-    """The ways in which a cell goes wrong, after whatever past."""
-    return cell.flaws.union(*(one.flaws for one in cell.also))
-
-
 def cause(cell: AppendCell, in_turn: bool = False) -> str:
-    """What goes wrong with a cell, in a few words: the same for cells that go wrong in the same way."""
-    if in_turn:
-        return "; ".join(dict.fromkeys(_cause(one, True) for one in (cell, *cell.also) if _IN_TURN & one.flaws))
-    refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
-    return "; ".join(dict.fromkeys(_cause(one, False) for one in (cell, *refused)))
+    """Say what goes wrong with a cell: the same words for cells that go wrong in the same way."""
+    others = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
+    cells = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws] if in_turn else [cell, *others]
+    return "; ".join(dict.fromkeys(_cause(one, in_turn) for one in cells))
 
 
 def _cause(cell: AppendCell, in_turn: bool) -> str:
+    after = f", {cell.case.history}" if cell.case.history else ""
     if cell.outcome is AppendOutcome.REFUSED:
-        return f"refused: {cell.reason}{f', {cell.case.given}' if cell.case.given else ''}"
-    said = [_broken(one.where, one.blame, one.fields) for one in cell.breaks if one.at_turn or not in_turn]
-    if said and cell.case.given:
-        said[-1] += f", {cell.case.given}"
-    lost = dict.fromkeys([*_lost(cell.lost), *(() if in_turn else cell.lost_after)])
+        return f"refused: {cell.reason}{after}"
+    words = [_break_words(one) for one in cell.breaks if one.at_turn or not in_turn]
+    if words:
+        words[-1] += after
+    lost = dict.fromkeys([*_lost_fields(cell.lost), *(() if in_turn else cell.lost_after)])
     gone = [field for field in lost if not field.endswith(ALTERED)]
-    said += [field for field in lost if field.endswith(ALTERED)]
-    said += [f"{', '.join(gone)} reaches no token"] if gone else []
-    said += [_NO_END] * (in_turn and not cell.ends)
-    return "; ".join(dict.fromkeys(said))
+    words += [field for field in lost if field.endswith(ALTERED)]
+    words += [f"{', '.join(gone)} reaches no token"] if gone else []
+    words += [_NO_END] * (in_turn and not cell.ends)
+    return "; ".join(dict.fromkeys(words))
 
 
-def _lost(fields: Sequence[str]) -> list[str]:
-    """Fields of a turn that are lost: calls are told apart only where the first is not lost."""
+def _lost_fields(fields: Sequence[str]) -> list[str]:
+    """Name lost fields of a turn; calls are one, unless the first is not lost."""
     if "tool_calls.0" in fields:
         return list(dict.fromkeys("tool_calls" if field.startswith("tool_calls.") else field for field in fields))
     return ["the second call" if field == "tool_calls.1" else field for field in fields]
 
 
-def _broken(where: str, blame: object, fields: Sequence[str]) -> str:
-    what = {
-        "past": "earlier turns are rewritten",
-        "prompt": "the turn is not written after the prompt that asks for it",
-        "seam": "a token reaches over the end of the prompt",
-    }[where]
-    gone = sorted({field.split(" of ")[0] for field in fields if field.endswith("gone")})
+_BREAKS: Final[Mapping[Where, str]] = {
+    Where.PAST: "earlier turns are rewritten",
+    Where.PROMPT: "the turn is not written after the prompt that asks for it",
+    Where.SEAM: "a token reaches over the end of the prompt",
+}
+
+
+def _break_words(one: AppendBreak) -> str:
+    gone = sorted({field.split(" of ")[0] for field in one.fields if field.endswith("gone")})
     dropped = f", without {', '.join(gone)}" if gone else ""
-    line = getattr(blame, "line", None)
-    condition = getattr(blame, "condition", "")
-    by = "" if line is None else f" (line {line}: `{condition}`)" if condition else f" (line {line})"
-    return f"{what}{dropped}{by}"
+    blame = one.blame
+    condition = f": `{blame.condition}`" if blame is not None and blame.condition else ""
+    return f"{_BREAKS[one.where]}{dropped}{'' if blame is None else f' (line {blame.line}{condition})'}"
 
 
 _FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
-    f"with {Said.SPACED}": lambda turn: turn.said is Said.SPACED,
-    f"with {Said.INLINE}": lambda turn: turn.said is Said.INLINE,
+    f"with {Style.SPACED}": lambda turn: turn.style is Style.SPACED,
+    f"with {Style.INLINE}": lambda turn: turn.style is Style.INLINE,
     "with reasoning": lambda turn: turn.reasoning,
-    "without reasoning": lambda turn: not turn.reasoning and turn.said is not Said.INLINE,
+    "without reasoning": lambda turn: not turn.reasoning and turn.style is not Style.INLINE,
     "with content": lambda turn: turn.content,
     "without content": lambda turn: not turn.content,
     "with empty arguments": lambda turn: turn.arguments is Arguments.EMPTY,
@@ -282,19 +259,18 @@ _FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
 }
 
 
-def which_turns(found: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
-    """Which turns it are, if they have something in common: ``"turns without reasoning"``.
+def common_form(wrong: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
+    """Say what the wrong turns have in common: ``"turns without reasoning"``; empty if all are wrong.
 
-    Turns whose content is given plainly are told apart among themselves.
+    Turns with plain content are told apart among themselves.
     """
-    said = {cell.turn.said for cell in found}
-    if said == {Said.PLAIN}:
-        cells = [cell for cell in cells if cell.turn.said is Said.PLAIN]
-    if len(found) == len(cells):
+    if {cell.turn.style for cell in wrong} == {Style.PLAIN}:
+        cells = [cell for cell in cells if cell.turn.style is Style.PLAIN]
+    if len(wrong) == len(cells):
         return ""
-    chosen = {id(cell) for cell in found}
+    chosen = {id(cell) for cell in wrong}
     for count in (1, 2, 3):
         for names in itertools.combinations(_FEATURES, count):
             if {id(cell) for cell in cells if all(_FEATURES[name](cell.turn) for name in names)} == chosen:
                 return f"turns {' and '.join(names)}"
-    return f"{len(found)} of {len(cells)} kinds of turns"
+    return f"{len(wrong)} of {len(cells)} kinds of turns"

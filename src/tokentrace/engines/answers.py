@@ -1,20 +1,21 @@
-"""What is sent to an engine and what it returns, checked. Pure: no I/O.
+"""Requests to engines and their answers, checked. Pure: no I/O.
 
-A request that an engine is known to cut short, or to crash on, is refused before it is sent. Answers are taken
-as they are or not at all: `EngineAnswerError` names the field.
+Refuses a request that an engine is known to clip or to crash on. An answer is used whole or not at all: msgspec
+structs describe it, and `EngineAnswerError` names the field, as in ``$.choices[0].logprobs.content[3].token_id``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from ..errors import TrajectoryError, shown
-from ..tokens.alignment import common_prefix
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import POSITIVE_NOISE, as_ids
@@ -38,86 +39,85 @@ from .protocol import (
     joined,
 )
 
+Answer = TypeVar("Answer")
+
 # -- requests
 
 
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:
-    """The request, its prompt as int32.
+    """Return the request with its prompt as int32.
 
-    `EngineRefusal` where the prompt is empty, has an id outside of the vocabulary, or is too long together with
-    `max_tokens`, or where more is asked for than the engine can do. `LogprobKindError` where the logprobs would be of
-    another distribution: see `check_logprobs`.
+    Raises EngineRefusal if the prompt is empty, has an id outside the vocabulary or is too long together with
+    `max_tokens`, or if the engine lacks a setting; LogprobKindError as `check_logprobs` does.
     """
-    sampling, limit = request.sampling, capabilities.max_length
+    sampling, limit, engine = request.sampling, capabilities.max_length, capabilities.engine
     check_logprobs(sampling, capabilities)
     try:
         ids = as_ids(request.prompt_ids, "prompt_ids", capabilities.vocab_size)
         as_ids(sampling.stop_token_ids, "stop_token_ids", capabilities.vocab_size)
     except TrajectoryError as error:
         raise EngineRefusal(f"not sent: {error}") from error
+    problem = ""
     if not len(ids):
-        raise EngineRefusal("not sent: the prompt is empty")
-    if limit is not None and len(ids) + sampling.max_tokens > limit:
-        raise EngineRefusal(
-            f"not sent: {len(ids)} ids of prompt and max_tokens {sampling.max_tokens} are more than the engine's "
-            f"{limit}; ask for at most {max(limit - len(ids), 0)}"
+        problem = "the prompt is empty"
+    elif limit is not None and len(ids) + sampling.max_tokens > limit:
+        problem = (
+            f"{len(ids)} ids of prompt and max_tokens {sampling.max_tokens} are more than the engine's {limit}; ask "
+            f"for at most {max(limit - len(ids), 0)}"
         )
-    if sampling.top_logprobs > capabilities.top_logprobs:
-        raise EngineRefusal(
-            f"not sent: top_logprobs is {sampling.top_logprobs}, and {capabilities.engine} tells the logprobs of "
-            f"{capabilities.top_logprobs or 'no'} ids beside the sampled one"
-        )
-    if sampling.structure is not None and not capabilities.structures:
-        raise EngineRefusal(
-            f"not sent: {capabilities.engine} cannot be held to JSON; ask for it in the prompt, or use vLLM, SGLang or "
-            "llama.cpp"
-        )
-    if sampling.seed is not None and not capabilities.seeds:
-        raise EngineRefusal(f"not sent: {capabilities.engine} takes no seed for a request: leave it out")
-    for name in sampling.optional:
-        if name not in capabilities.sampling:
-            why = _WHY_NOT.get((capabilities.engine, name), f"{capabilities.engine} has no such setting")
-            raise EngineRefusal(f"not sent: {name} cannot be asked for: {why}")
+    elif sampling.top_logprobs > capabilities.top_logprobs:
+        most = capabilities.top_logprobs or "no"
+        problem = f"top_logprobs is {sampling.top_logprobs}, and {engine} reports {most} ids besides the sampled one"
+    elif sampling.structure is not None and not capabilities.structures:
+        problem = f"{engine} cannot hold a completion to JSON; use vLLM, SGLang or llama.cpp, or ask in the prompt"
+    elif sampling.seed is not None and not capabilities.seeds:
+        problem = f"{engine} has no seed per request: leave it out"
+    elif missing := [name for name in sampling.optional if name not in capabilities.sampling]:
+        why = _WHY_NOT.get((engine, missing[0]), f"{engine} has no such setting")
+        problem = f"{missing[0]} cannot be used: {why}"
+    if problem:
+        raise EngineRefusal(f"not sent: {problem}")
     return replace(request, prompt_ids=ids)
 
 
-_COUNTS_PROMPT: Final = "llama.cpp counts the tokens of the prompt too, which is another penalty; use another engine"
+_COUNTS_PROMPT: Final = "llama.cpp also counts the tokens of the prompt, which is another penalty; use another engine"
+_NO_TEXT: Final = "an engine knows ids and no text; pass token_bytes=, which spells each id"
 _WHY_NOT: Final = {
     ("llama.cpp", "presence_penalty"): _COUNTS_PROMPT,
     ("llama.cpp", "frequency_penalty"): _COUNTS_PROMPT,
     ("llama.cpp", "stop"): "llama.cpp does not return the logprobs of a stop text's tokens; use stop_token_ids",
-    ("embedded", "stop"): "an engine knows ids and no text; give EmbeddedEngine token_bytes=, what each id spells",
-    ("scripted", "stop"): "an engine knows ids and no text; give ScriptedEngine token_bytes=, what each id spells",
+    ("embedded", "stop"): _NO_TEXT,
+    ("scripted", "stop"): _NO_TEXT,
 }
 
 
 def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None:
-    """`LogprobKindError` where raw or unknown logprobs are of another distribution than the one that is sampled from.
+    """Raise LogprobKindError if raw or unknown logprobs would be of another distribution than the sampled one.
 
-    At temperature 1 without penalties they are of the same one, but for tokens that top-k, top-p and min-p leave out. A
-    greedy completion is drawn from nothing: its logprobs are recorded as what they are, and never refused.
+    At temperature 1 without penalties they agree, except for tokens that top-k, top-p and min-p leave out. Greedy
+    completions are never refused: their logprobs are recorded as raw.
     """
     kind, temperature = capabilities.logprobs, sampling.temperature
-    odd = {**({} if temperature == 1 else {"temperature": temperature}), **sampling.penalties}
-    if not odd or temperature == 0 or sampling.allow_raw_logprobs:
+    changes = {**({} if temperature == 1 else {"temperature": temperature}), **sampling.penalties}
+    if not changes or temperature == 0 or sampling.allow_raw_logprobs:
         return
     if kind in (LogprobKind.PROCESSED, LogprobKind.SCALED):
         return
-    what = "raw" if kind is LogprobKind.RAW else "of a kind that is not known"
-    how = " and ".join(f"{name} {value:g}" for name, value in odd.items())
+    what = "raw" if kind is LogprobKind.RAW else "of unknown kind"
+    how = " and ".join(f"{name} {value:g}" for name, value in changes.items())
     raise LogprobKindError(
-        f"not sent: the logprobs of {capabilities.engine} are {what}, and at {how} such are not "
-        "those of the distribution that is sampled from. Start the server with processed logprobs (vLLM: "
-        "--logprobs-mode processed_logprobs), say logprobs= when connecting if you know that they are, or sample at "
-        "temperature 1 without penalties; SamplingParams(allow_raw_logprobs=True) records them as they are"
+        f"not sent: the logprobs of {capabilities.engine} are {what}; at {how} they are not those of the distribution "
+        "that is sampled from. Start the server with processed logprobs (vLLM: --logprobs-mode processed_logprobs), "
+        "connect with logprobs= if you know that they are, sample at temperature 1 without penalties, or record them "
+        "as they are with SamplingParams(allow_raw_logprobs=True)"
     )
 
 
 def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> LogprobKind:
-    """Of which distribution the logprobs of one completion are.
+    """Return which distribution the logprobs of a completion describe.
 
-    Not known where it was held to a structure: some engines leave out what does not fit before they compute them, some
-    after. The same goes for penalties where it is greedy, unless the engine's are raw in any case.
+    Unknown with a structure, since some engines apply it before they compute logprobs and some after; and unknown for
+    a greedy completion with penalties, unless the engine's logprobs are always raw.
     """
     if sampling.structure is not None:
         return LogprobKind.UNKNOWN
@@ -127,151 +127,117 @@ def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> Log
 
 
 def json_prompt(request: GenerateRequest) -> bytes:
-    """The prompt as JSON text: the request's wire text as it is, where it has one."""
+    """Return the prompt as JSON text. Raises EngineError if the request's wire text has another number of ids."""
     wire, count = request.wire, len(request.prompt_ids)
     if wire is None:
         return repr(np.asarray(request.prompt_ids).tolist()).replace(" ", "").encode("ascii")  # faster than json.dumps
     text = b"".join(wire() if callable(wire) else wire)
-    commas = np.count_nonzero(np.frombuffer(text, np.uint8) == _COMMA)  # ten times as fast as bytes.count
+    commas = np.count_nonzero(np.frombuffer(text, np.uint8) == ord(","))  # ten times as fast as bytes.count
     if not (text.startswith(b"[") and text.endswith(b"]")) or commas + 1 != count:
-        raise EngineError(f"wire does not hold the prompt's {count} ids: it must say the same as prompt_ids")
+        raise EngineError(f"wire does not hold the prompt's {count} ids: it must equal prompt_ids")
     return text
 
 
-def json_body(field: str, text: bytes, rest: Mapping[str, Any]) -> bytes:
-    """A JSON object with the prompt's JSON text as `field`, then the rest."""
-    tail = json.dumps(rest, separators=(",", ":")).encode("utf-8")
-    return b'{"%s":%s,%s' % (field.encode("ascii"), text, tail[1:])
+def json_body(field: str, prompt: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return a JSON object with the prompt's JSON text as `field`, then the other fields."""
+    tail = json.dumps(fields, separators=(",", ":")).encode("utf-8")
+    return b'{"%s":%s,%s' % (field.encode("ascii"), prompt, tail[1:])
 
 
-# -- the fields of answers
+# -- answers
 
-_FEW: Final = 4
-"""Pieces of streams have one id, mostly: so few are checked sooner one by one than as an array."""
-_LOWEST: Final = -3e38
-_COMMA: Final = ord(",")
-_KINDS: Final[dict[type, str]] = {list: "a list", dict: "an object", str: "text"}
-
-
-def part(value: Any, *path: str | int, kind: type | None = None) -> Any:
-    """What lies at a path of an answer. `EngineAnswerError` where there is nothing, or not what it must be."""
-    at = value
-    for depth, name in enumerate(path):
-        try:
-            at = at[name]
-        except (KeyError, IndexError, TypeError) as error:
-            where = ".".join(map(str, path[: depth + 1]))
-            raise EngineAnswerError(f"the answer has no {where}: it is {shown(value)}") from error
-    if kind is not None and not isinstance(at, kind):
-        where = ".".join(map(str, path)) or "the answer"
-        raise EngineAnswerError(f"{where} must be {_KINDS[kind]}, not {shown(at)}")
-    return at
+TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+Logprob = Annotated[float, Meta(ge=-3e38, le=POSITIVE_NOISE)]
+Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+VersionName = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-def optional(value: dict[str, Any], name: str, kind: type) -> Any:
-    """A field that may be missing, as None, but is of a kind where it is there."""
-    return None if value.get(name) is None else part(value, name, kind=kind)
+class VersionRow(Struct):
+    """The weights that sampled a part of a completion, as servers report them."""
+
+    version: VersionName
+    start: int
+    end: int
 
 
-def answered_ids(value: Any, what: str, vocab_size: int | None) -> Ids:
-    """Sampled ids."""
-    if not isinstance(value, list):
-        raise EngineAnswerError(f"{what} must be a list, not {shown(value)}")
-    size = INT32_MAX if vocab_size is None else vocab_size
-    if len(value) <= _FEW and all(type(one) is int and 0 <= one < size for one in value):
-        return np.array(value, np.int32)
+def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) -> Answer:
+    """Decode JSON into a struct. Raises EngineAnswerError naming the field; `hide` removes secrets from quotes."""
     try:
-        return as_ids(value, what, vocab_size)
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise EngineAnswerError(f"the answer cannot be used: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = " ".join(hide(data[: 1 << 16].decode("utf-8", "replace")).split())
+        raise EngineAnswerError(f"the answer is not JSON: {text[:300]!r}") from error
+
+
+def answered_ids(values: Any, what: str, vocab_size: int | None) -> Ids:
+    """Return sampled ids as int32. Raises EngineAnswerError naming the entry that is not an id."""
+    try:
+        return as_ids(values, what, vocab_size)
     except TrajectoryError as error:
-        raise EngineAnswerError(f"the engine returned something that is no id: {error}") from error
+        raise EngineAnswerError(f"the engine returned an invalid id: {error}") from error
 
 
-def answered_logprobs(given: Sequence[Any], ids: Ids, what: str) -> Logprobs:
-    """One logprob for each id: a finite number, at most 0."""
-    if len(given) != len(ids):
-        raise EngineAnswerError(f"{what}: {len(given)} logprobs for {len(ids)} ids; every sampled id needs its own")
-    if len(given) <= _FEW and all(type(one) is float and _LOWEST < one <= POSITIVE_NOISE for one in given):
-        return np.array(given, np.float32)
-    odd = None if set(map(type, given)) <= {float, int} else [type(one) in (float, int) for one in given].index(False)
-    if odd is not None:
-        raise EngineAnswerError(f"{what}: the logprob of id {int(ids[odd])} at {odd} is {shown(given[odd])}, no number")
+def answered_logprobs(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
+    """Return one logprob per id as float32. Raises EngineAnswerError unless each is finite and at most 0."""
+    if len(values) != len(ids):
+        raise EngineAnswerError(f"{what}: {len(values)} logprobs for {len(ids)} ids; every sampled id needs its own")
     try:
-        logprobs = np.array(given, np.float64)
-    except OverflowError as error:
-        raise EngineAnswerError(f"{what}: one logprob is an integer beyond floats; they are at most 0") from error
-    with np.errstate(over="ignore"):
-        small = logprobs.astype(np.float32)
-    fine = np.isfinite(small) & (logprobs <= POSITIVE_NOISE)
-    if not fine.all():
-        at = int(fine.argmin())
+        with np.errstate(over="ignore"):
+            logprobs = np.array(values, np.float64).astype(np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EngineAnswerError(f"{what}: a logprob is not a number: {error}") from error
+    valid = np.isfinite(logprobs) & (logprobs <= POSITIVE_NOISE)
+    if not valid.all():
+        at = int(valid.argmin())
         raise EngineAnswerError(
-            f"{what}: the logprob of id {int(ids[at])} at {at} is {shown(given[at])}; logprobs are at most 0, unlike "
-            "logits, and finite in float32"
+            f"{what}: the logprob of id {int(ids[at])} at {at} is {shown(values[at])}; logprobs are finite and at most "
+            "0, unlike logits"
         )
-    return small
+    return logprobs
 
 
-def scored_ids(given: Sequence[Any], ids: Ids, what: str) -> Logprobs:
-    """The logprobs of ids that an engine was given, of all but the first, which has none: NaN."""
-    return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(given, ids[1:], what)])
+def scored_ids(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
+    """Return the logprobs of ids that an engine scored: NaN for the first, `values` for those after it."""
+    return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(values, ids[1:], what)])
 
 
-def same_ids(named: Sequence[Any], ids: Ids, what: str) -> None:
-    """The ids that logprobs are said to be of must be those that were sampled."""
-    for at, (one, sampled) in enumerate(zip(named, ids.tolist(), strict=False)):
-        if type(one) is not int or one != sampled:
+def same_ids(reported: Sequence[Any], ids: Sequence[int], what: str) -> None:
+    """Raise EngineAnswerError unless logprobs are reported for the sampled ids."""
+    for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
+        if one != sampled:
             raise EngineAnswerError(f"{what}[{at}] is of id {shown(one)}, but id {sampled} was sampled there")
 
 
-def answered_versions(value: Any, length: int) -> tuple[VersionSpan, ...]:
-    """Spans that cover the completion, once; empty where the engine does not say."""
-    if value is None or not length:
+def answered_versions(rows: Sequence[VersionRow] | None, length: int) -> tuple[VersionSpan, ...]:
+    """Return the spans of weight versions. Raises EngineAnswerError unless they cover the completion once."""
+    if rows is None or not length:
         return ()
-    spans: list[VersionSpan] = []
-    reached = 0
-    for row in part({"weight_versions": value}, "weight_versions", kind=list):
-        version, start, stop = part(row, "version"), part(row, "start"), part(row, "end")
-        is_name = type(version) is str or (type(version) is int and abs(version) < 2**63)
-        if not is_name or start != reached or type(stop) is not int or stop <= reached:
-            raise EngineAnswerError(f"weight_versions: {shown(row)} does not go on at {reached}")
-        spans.append(VersionSpan(version, reached, stop))
-        reached = stop
-    if reached != length:
-        raise EngineAnswerError(f"weight_versions cover {reached} of {length} sampled ids")
-    return tuple(spans)
-
-
-def answered_count(value: Any, what: str) -> int | None:
-    """A number of tokens; None where the engine does not say."""
-    if value is not None and (type(value) is not int or not 0 <= value <= INT32_MAX):
-        raise EngineAnswerError(f"{what} must be a number of tokens, not {shown(value)}")
-    return value
-
-
-def check_prompt_echo(value: Any, ids: Ids) -> None:
-    """The prompt that the engine says it read must be the one that was sent."""
-    echoed = answered_ids(value, "prompt_token_ids", None)
-    at = common_prefix(echoed, ids)
-    if not at == len(echoed) == len(ids):
-        raise EngineAnswerError(
-            f"the engine read another prompt than was sent: {len(echoed)} ids of {len(ids)}, different from {at} on"
-        )
-
-
-# -- whole and in pieces
+    end = 0
+    for row in rows:
+        if row.start != end or row.end <= end:
+            raise EngineAnswerError(f"weight_versions: a span from {row.start} to {row.end} does not continue at {end}")
+        end = row.end
+    if end != length:
+        raise EngineAnswerError(f"weight_versions cover {end} of {length} sampled ids")
+    return tuple(VersionSpan(row.version, row.start, row.end) for row in rows)
 
 
 class AnswerReader:
-    """Puts one completion together: out of a whole answer, or of the events of a stream.
+    """Builds one completion from a whole answer, or from the events of a stream.
 
-    The last piece is held back until all is known of it.
+    Holds back the last piece until everything about it is known.
     """
+
+    answer: ClassVar[Any] = Any
+    """The struct of an answer or an event."""
 
     def __init__(self, request: GenerateRequest, capabilities: Capabilities) -> None:
         self.count = 0
-        """How many ids arrived."""
+        """The number of ids so far."""
         self.finished = False
-        """Whether the reason why it ended has arrived."""
+        """True if the finish reason has arrived."""
         self.cached_tokens: int | None = None
         self.last_id: int | None = None
         self.prompt: Final[Ids] = np.asarray(request.prompt_ids, np.int32)
@@ -279,68 +245,75 @@ class AnswerReader:
         self.capabilities: Final = capabilities
         self._last: Delta | None = None
 
-    def read(self, answer: bytes) -> Any:
-        """The value of an answer or an event, which is JSON text; ValueError or RecursionError where it is not."""
-        return json.loads(answer)
-
     def feed(self, answer: Any) -> Delta | None:
-        """The piece that an answer or an event brings; None where it brings no ids, or the last ones."""
+        """Return the piece in an answer or an event; None if it has no ids, or the last ones."""
         raise NotImplementedError
 
-    def take(self, ids: Ids, logprobs: Logprobs, channels: Channels = NO_CHANNELS) -> Delta | None:
-        """A piece that others follow; None where it has no ids."""
-        check_channels(channels, len(ids))
-        if self.sampling.top_logprobs and len(ids) and TOP_LOGPROBS not in channels:
-            raise EngineAnswerError(f"{self.capabilities.engine} returned no top_logprobs, which were asked for")
-        self.count += len(ids)
+    def add(
+        self, ids: Sequence[int], logprobs: Sequence[float], what: str, channels: Channels = NO_CHANNELS
+    ) -> Delta | None:
+        """Check a piece that others follow; None if it has no ids."""
+        piece = self._piece(ids, logprobs, what, channels)
+        return piece if len(piece.ids) else None
+
+    def _piece(self, ids: Sequence[int], logprobs: Sequence[float], what: str, channels: Channels) -> Delta:
+        checked = answered_ids(ids, "ids", self.capabilities.vocab_size)
+        check_channels(channels, len(checked))
+        if self.sampling.top_logprobs and len(checked) and TOP_LOGPROBS not in channels:
+            raise EngineAnswerError(f"{self.capabilities.engine} returned no top_logprobs")
+        self.count += len(checked)
         if self.count > self.sampling.max_tokens:
-            raise EngineAnswerError(f"{self.count} ids were returned, where {self.sampling.max_tokens} were asked for")
-        self.last_id = int(ids[-1]) if len(ids) else self.last_id
-        return Delta(ids, logprobs, channels=channels) if len(ids) else None
+            raise EngineAnswerError(f"{self.count} ids were returned, more than max_tokens {self.sampling.max_tokens}")
+        self.last_id = int(checked[-1]) if len(checked) else self.last_id
+        return Delta(checked, answered_logprobs(logprobs, checked, what), channels=channels)
 
     def end(
         self,
-        ids: Ids,
-        logprobs: Logprobs,
-        reason: Any,
-        stop: Any = None,
-        versions: Any = None,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        what: str,
+        reason: str,
+        stop: int | str | None = None,
+        versions: Sequence[VersionRow] | None = None,
         channels: Channels = NO_CHANNELS,
         whole: Channels = NO_CHANNELS,
     ) -> None:
-        """The last piece: why it ended, with which stop token or text if that is told, and which weights sampled what.
+        """Check the last piece: its finish reason, its stop token or text, and the weight versions.
 
-        `whole` are channels that were not told before, of the whole completion.
+        `whole` holds channels of the whole completion that no earlier piece had.
         """
-        self.take(ids, logprobs, channels)
+        piece = self._piece(ids, logprobs, what, channels)
         check_channels(whole, self.count)
-        if not isinstance(reason, str) or reason not in set(FinishReason):
-            raise EngineAnswerError(
-                f"{self.capabilities.engine} ended for a reason that is not known here: {shown(reason)}"
-            )
-        ended = FinishReason(reason)
-        if ended is FinishReason.STOP and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
+        if reason not in set(FinishReason):
+            raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {shown(reason)}")
+        stopped = reason == FinishReason.STOP
+        if stopped and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
             raise EngineAnswerError(f"it ended with stop token {stop}, but its last id is {self.last_id}")
-        text = stop if ended is FinishReason.STOP and isinstance(stop, str) else None
+        text = stop if stopped and isinstance(stop, str) else None
         if text is not None and text not in self.sampling.stop:
-            raise EngineAnswerError(f"it ended with {shown(text)}, which is no stop text that was asked for")
-        kind = completion_kind(self.sampling, self.capabilities)
-        spans, told = answered_versions(versions, self.count), {**channels, **whole}
-        self._last = Delta(ids, logprobs, ended, spans, logprobs_kind=kind, channels=told, stopped_by=text)
+            raise EngineAnswerError(f"it ended with {shown(text)}, which is not one of the stop texts")
+        self._last = replace(
+            piece,
+            finish_reason=FinishReason(reason),
+            versions=answered_versions(versions, self.count),
+            logprobs_kind=completion_kind(self.sampling, self.capabilities),
+            channels={**channels, **whole},
+            stopped_by=text,
+        )
         self.finished = True
 
     def close(self) -> Delta:
-        """The last piece."""
+        """Return the last piece. Raises EngineAnswerError if no finish reason has arrived."""
         if self._last is None:
-            raise EngineAnswerError(f"{self.capabilities.engine} did not say why the completion ended")
+            raise EngineAnswerError(f"{self.capabilities.engine} returned no finish reason")
         return replace(self._last, cached_tokens=self.cached_tokens)
 
     def whole(self, answer: Any) -> Completion:
-        """The completion that one answer holds."""
+        """Return the completion in one answer."""
         self.feed(answer)
         return joined([self.close()])
 
-    def check_prompt_count(self, value: Any) -> None:
-        """The engine must have read as many ids as were sent: it neither cut the prompt nor added to it."""
-        if type(value) is not int or value != len(self.prompt):
-            raise EngineAnswerError(f"{len(self.prompt)} ids of prompt were sent, and the engine read {shown(value)}")
+    def check_prompt_count(self, count: int | None) -> None:
+        """Raise EngineAnswerError unless the engine read as many prompt ids as were sent."""
+        if count != len(self.prompt):
+            raise EngineAnswerError(f"{len(self.prompt)} ids of prompt were sent, and the engine read {shown(count)}")

@@ -1,23 +1,22 @@
-"""An engine that is a function: whatever a trainer samples with, as an engine."""
+"""An engine made of a function: whatever a trainer samples with, as an engine."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import shown
 from ..trajectory.turns import VersionSpan
-from .answers import answered_ids, answered_logprobs, checked_request, completion_kind
-from .protocol import Capabilities, Completion, Delta, Engine, EngineAnswerError, FinishReason, GenerateRequest
+from .answers import AnswerReader, VersionRow, checked_request
+from .protocol import Capabilities, Completion, Delta, Engine, EngineAnswerError, GenerateRequest, joined
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReply:
-    """What a callback returns for a request, in plain lists."""
+    """A callback's answer to a request, in plain lists."""
 
     ids: Sequence[int]
     logprobs: Sequence[float] | None
-    """One for each id. None, where the other side returned none, is an error."""
+    """One per id. None is an error."""
     finish_reason: str
     """``"stop"``, ``"length"`` or ``"abort"``."""
     versions: Sequence[VersionSpan] = ()
@@ -25,10 +24,10 @@ class EngineReply:
 
 
 class CallbackEngine(Engine):
-    """Samples with a function: a request in, an `EngineReply` out, for one completion at a time.
+    """Samples with a function: a request in, an `EngineReply` out.
 
-    The request is checked before the function is called: see `Engine`. Raises EngineAnswerError if ids or logprobs are
-    missing, are not ids or logprobs, or are more than were asked for. The function may raise any `EngineError` itself.
+    Checks the request before it calls the function, and the reply as it checks servers. Raises EngineAnswerError if ids
+    or logprobs are missing, invalid or too many. The function may raise any `EngineError`.
 
     >>> import asyncio
     >>> from tokentrace.engines import SamplingParams
@@ -49,19 +48,10 @@ class CallbackEngine(Engine):
     async def _generate(self, request: GenerateRequest) -> Completion:
         request = checked_request(request, self.capabilities)
         reply = await self._sample(request)
-        engine, most = self.capabilities.engine, request.sampling.max_tokens
-        ids = answered_ids(list(reply.ids), "ids", self.capabilities.vocab_size)
-        if reply.logprobs is None and len(ids):
-            raise EngineAnswerError(f"{engine} returned no logprobs: ids without logprobs cannot be used")
-        if len(ids) > most:
-            raise EngineAnswerError(f"{engine} returned {len(ids)} ids, where {most} were asked for")
-        if reply.finish_reason not in set(FinishReason):
-            raise EngineAnswerError(f"{engine} stopped for {shown(reply.finish_reason)}, which is not known here")
-        return Completion(
-            ids,
-            answered_logprobs([float(one) for one in reply.logprobs or ()], ids, "logprobs"),
-            FinishReason(reply.finish_reason),
-            tuple(reply.versions),
-            reply.cached_tokens,
-            completion_kind(request.sampling, self.capabilities),
-        )
+        if reply.logprobs is None and len(reply.ids):
+            raise EngineAnswerError(f"{self.capabilities.engine} returned no logprobs: ids without them cannot be used")
+        reader = AnswerReader(request, self.capabilities)
+        versions = [VersionRow(*span) for span in reply.versions] or None
+        reader.cached_tokens = reply.cached_tokens
+        reader.end(list(reply.ids), list(reply.logprobs or ()), "logprobs", reply.finish_reason, versions=versions)
+        return joined([reader.close()])

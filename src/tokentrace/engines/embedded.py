@@ -1,8 +1,7 @@
-"""The embedded engine: the pocket model in this process, many requests in one batch, prefixes kept.
+"""The embedded engine: the pocket model in this process, many requests in one batch, prefixes cached.
 
-Logprobs are those of the distribution that was sampled from, penalties, temperature, min-p, top-k and top-p included.
-Greedy decoding (temperature 0) samples from nothing; its logprobs are the model's own, after penalties if there are
-any. What was read is kept for the next request of a session, and for the others of a group.
+Logprobs are those of the distribution that was sampled from: after penalties, temperature, min-p, top-k and top-p.
+Greedy decoding reports the model's own, after penalties. The next request of a session reads only what is new.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from ..errors import InputError
 from ..pocket import POCKET
 from ..pocket.model import Cache, PocketModel, load_pocket
 from ..pocket.weights import weights_from
-from ..tokens.alignment import common_prefix
-from ..tokens.ids import check_ids
+from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
@@ -47,14 +45,12 @@ from .protocol import (
 )
 from .stopping import StopFinder, TokenBytes
 
-KEPT_TOKENS: Final = 200_000
-"""How many tokens of idle sessions and of the prompts of groups stay cached."""
-READ_AT_ONCE: Final = 256
-"""How many tokens of prompts are read in one step: between two steps others go on, and requests can be ended."""
+CACHED_TOKENS: Final = 200_000
+"""How many tokens of idle sessions stay cached."""
 
 
-class _Drawn(NamedTuple):
-    """What was sampled of one request in one step."""
+class _Draw(NamedTuple):
+    """A token sampled in one step."""
 
     token: int
     logprob: float
@@ -63,43 +59,34 @@ class _Drawn(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    """A request under way, and what was sampled of it."""
+    """A request under way, and what was sampled for it."""
 
     request: GenerateRequest
     prompt: Ids
     random: np.random.Generator
     cache: Cache
+    cached: int
+    """How many ids of the prompt were cached."""
+    stops: StopFinder | None
     pieces: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
-    cached: int = 0
-    """How many ids of the prompt were in the cache of its session or group."""
     ids: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
-    stops: StopFinder | None = None
     aborted: bool = False
 
-    @property
-    def unread(self) -> int:
-        """How many ids the model has not seen: the rest of the prompt, or the one that was sampled last."""
-        return len(self.prompt) + len(self.ids) - self.cache.length
+    def stream(self) -> Ids:
+        return np.concatenate((self.prompt, np.asarray(self.ids, np.int32)))
 
-    def pending(self, most: int) -> Any:
-        """The ids that come next, at most so many."""
-        read = self.cache.length - len(self.prompt)
-        if read >= 0:
-            return self.ids[read : read + most]
-        chunk = self.prompt[self.cache.length : self.cache.length + most]
-        return np.concatenate((chunk, np.asarray(self.ids[: most - len(chunk)], np.int32)))
+    def unread(self) -> Ids:
+        """Return the ids that the model has not read: the end of the prompt, or the last sampled one."""
+        return self.stream()[self.cache.length :]
 
 
 class EmbeddedEngine(Engine):
     """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
 
-    A later event loop (another `asyncio.run`) finds the engine as it was left, its caches included; requests that the
-    earlier one left under way are over. `EngineError` while another event loop is still running with it.
-
-    `version` is which weights sample, as completions tell it. Requests that name a seed depend on it alone.
-    `token_bytes` is what each id spells (``renderer.tokenizer.vocabulary.token_bytes``), for stop texts; that of pocket
-    is known.
+    A later event loop (another `asyncio.run`) continues with its caches; raises EngineError while another is running.
+    `version` names the weights. Requests with a seed depend on nothing else. `token_bytes` spells each id
+    (``renderer.tokenizer.vocabulary.token_bytes``), for stop texts; pocket's own is known.
     """
 
     version: str | int
@@ -135,26 +122,22 @@ class EmbeddedEngine(Engine):
         self.version = checked_version(version)
         self._seeds = np.random.default_rng(seed)
         self._active: list[_Sequence] = []
-        self._kept: OrderedDict[tuple[str, str], tuple[Ids, Cache]] = OrderedDict()
-        """What is cached of idle sessions and of the prompts of groups, that of the longest unused first."""
+        self._sessions: OrderedDict[str, tuple[Ids, Cache]] = OrderedDict()
+        """The caches of idle sessions, the longest unused first."""
         self._paused = False
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop that the work is done in, which the following belong to."""
+        """The event loop of the following."""
         self._wake = asyncio.Event()
-        """There is something new: a request, an end, or that work may go on."""
         self._stepping = asyncio.Lock()
         self._worker: asyncio.Task[None] | None = None
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        """A token at a time; many requests at once share each step of the model."""
+        """Yield a token at a time. Requests under way share each step of the model."""
         if self._closed:
             raise EngineError("the engine was closed")
         self._enter_loop()
-        request = checked_request(request, self.capabilities)
-        seed = request.sampling.seed
-        random = np.random.default_rng(int(self._seeds.integers(1 << 62)) if seed is None else seed)
-        sequence = self._begun(request, random)
+        sequence = self._start(checked_request(request, self.capabilities))
         self._active.append(sequence)
         self._wake.set()
         if self._worker is None or self._worker.done():
@@ -172,23 +155,22 @@ class EmbeddedEngine(Engine):
             self._wake.set()
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """The model's logprob of each id given all before it, at temperature 1; NaN for the first."""
-        given = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
-        if not 0 < len(given) <= self._model.longest:
-            raise EngineError(f"{len(given):,} ids cannot be scored: the model reads 1 to {self._model.longest:,}")
-        scored = await asyncio.to_thread(self._model.score, given)
+        """Return the model's logprob of each id after all before it, at temperature 1; NaN for the first."""
+        checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
+        if not 0 < len(checked) <= self._model.longest:
+            raise EngineError(f"{len(checked):,} ids cannot be scored: the model reads 1 to {self._model.longest:,}")
+        scored = await asyncio.to_thread(self._model.score, checked)
         return np.concatenate(([np.nan], scored)).astype(np.float32)
 
     async def abort(self, request_id: str) -> None:
-        """End a request after the step that is under way."""
+        """End a request after the current step."""
         self._enter_loop()
         for sequence in self._active:
-            if sequence.request.request_id == request_id:
-                sequence.aborted = True
+            sequence.aborted = sequence.aborted or sequence.request.request_id == request_id
         self._wake.set()
 
     async def pause(self) -> None:
-        """Take no further step until `resume`; the one that is under way has ended when this returns."""
+        """Stop before the next step; the current one has ended when this returns."""
         self._enter_loop()
         self._paused = True
         async with self._stepping:
@@ -202,10 +184,7 @@ class EmbeddedEngine(Engine):
     async def update_weights(
         self, weights: str | Path | Mapping[str, Any] | PocketModel, *, version: str | int
     ) -> None:
-        """Sample with other weights from the next step on: a folder of safetensors, a state dict, or a model.
-
-        All of the model's weights must be there. They are copied: what they came from may change later.
-        """
+        """Load a folder of safetensors, a state dict (copied) or a model; the next step samples with it."""
         self._enter_loop()
         version = checked_version(version)
         try:
@@ -216,7 +195,7 @@ class EmbeddedEngine(Engine):
             raise EngineError(f"the weights of {version!r} cannot be used: they are of another model")
         async with self._stepping:
             self._model, self.version = model, version
-            self._forget()
+            self._clear_caches()
 
     def _read(self, weights: str | Path | Mapping[str, Any]) -> PocketModel:
         return self._model.with_weights(weights_from(weights))
@@ -227,11 +206,10 @@ class EmbeddedEngine(Engine):
     async def reset_prefix_cache(self) -> None:
         self._enter_loop()
         async with self._stepping:
-            self._forget()
+            self._clear_caches()
 
-    def _forget(self) -> None:
-        """Let all be computed anew, what requests under way have read as well."""
-        self._kept.clear()
+    def _clear_caches(self) -> None:
+        self._sessions.clear()
         for sequence in self._active:
             sequence.cache.truncate(0)
             sequence.cached = 0
@@ -245,115 +223,75 @@ class EmbeddedEngine(Engine):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._worker
         self._fail(self._active, EngineError("the engine was closed"))
-        self._kept.clear()
+        self._sessions.clear()
 
     # -- the work
 
     def _enter_loop(self) -> None:
-        """Belong to the event loop that runs: what belongs to an earlier one would never wake up here."""
+        """Move to the running event loop: waiters of an earlier one would never wake up."""
         earlier, now = self._loop, asyncio.get_running_loop()
         if earlier is now:
             return
         if earlier is not None and earlier.is_running():
-            raise EngineError(
-                "the embedded engine is in use by another event loop, which is still running: make one for each"
-            )
-        if earlier is not None and not earlier.is_closed():  # it may run again: whoever waits there is told
-            self._fail(self._active, EngineError("the embedded engine was used in another event loop meanwhile"))
+            raise EngineError("the embedded engine is in use by another running event loop: make one engine for each")
+        if earlier is not None and not earlier.is_closed():  # it may run again, with requests that wait
+            self._fail(self._active, EngineError("the embedded engine has moved to another event loop"))
             if self._worker is not None:
                 self._worker.cancel()
         self._loop, self._active, self._worker = now, [], None
         self._wake, self._stepping = asyncio.Event(), asyncio.Lock()
 
     async def _work(self) -> None:
-        """Step after step, as long as there is something to sample."""
+        """Sample one token of all requests, again and again."""
         while True:
             self._wake.clear()
-            self._end_aborted()
+            for sequence in [one for one in self._active if one.aborted]:
+                self._finish(sequence, Delta(np.zeros(0, np.int32), np.zeros(0, np.float32)), FinishReason.ABORT)
             if self._paused or not self._active:
                 await self._wake.wait()
                 continue
-            # prompts first, a share of them; those that are read to their end then go on together with the others
-            ready = self._ready()
-            going = [(sequence, 1) for sequence in ready if sequence.unread == 1]
-            for batch in (_share(ready), going):
-                if batch and not self._paused:
-                    async with self._stepping:
-                        await self._advance(batch)
+            async with self._stepping:
+                await self._advance(list(self._active))
             await asyncio.sleep(0)
 
-    def _ready(self) -> list[_Sequence]:
-        """The requests that can go on. While the first of a group reads its prompt, the others wait: then it is there
-        for all of them."""
-        ready, reading = [], set()
-        for sequence in self._active:
-            group = sequence.request.group
-            if group is not None and not sequence.cache.length:
-                if group in reading:
-                    continue
-                self._borrow(sequence, group)
-            if group is not None and not sequence.cached and sequence.unread > 1:
-                reading.add(group)
-            ready.append(sequence)
-        return ready
-
-    def _borrow(self, sequence: _Sequence, group: str) -> None:
-        """Begin with what the group has in common with a request."""
-        kept = self._kept.get(("group", group))
-        if kept is not None:
-            ids, cache = kept
-            self._kept.move_to_end(("group", group))
-            sequence.cached = _shared(ids, sequence.prompt)
-            sequence.cache = cache.copy(sequence.cached, sequence.cache.capacity)
-
-    async def _advance(self, batch: Sequence[tuple[_Sequence, int]]) -> None:
-        """One step of the model, in a thread. What it samples is of the weights that it began with."""
+    async def _advance(self, batch: Sequence[_Sequence]) -> None:
+        """Run one step of the model in a thread."""
         model, version = self._model, self.version
         try:
-            drawn = await asyncio.to_thread(_step, model, batch)
+            draws = await asyncio.to_thread(_step, model, batch)
         except Exception as error:
-            self._fail([sequence for sequence, _ in batch], EngineError(f"the embedded model failed: {error}"))
+            self._fail(batch, EngineError(f"the embedded model failed: {error}"))
             return
-        for (sequence, _), one in zip(batch, drawn, strict=True):
-            if one is not None:
-                self._lend(sequence)
-                self._take(sequence, one, version)
+        for sequence, draw in zip(batch, draws, strict=True):
+            self._emit(sequence, draw, version)
 
-    def _lend(self, sequence: _Sequence) -> None:
-        """Keep a prompt that was read from its beginning for the others of its group."""
-        group = sequence.request.group
-        if group is not None and not sequence.cached and ("group", group) not in self._kept:
-            self._keep(("group", group), sequence.prompt, sequence.cache.copy(len(sequence.prompt)))
-
-    def _begun(self, request: GenerateRequest, random: np.random.Generator) -> _Sequence:
-        """A request with the cache of its session, as far as the prompt goes on with it."""
-        prompt, session = np.asarray(request.prompt_ids, np.int32), request.session
+    def _start(self, request: GenerateRequest) -> _Sequence:
+        """Start a request with the cached prefix of its session."""
+        prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
+        seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
         stops = None
-        if request.sampling.stop and self._token_bytes is not None:
-            stops = StopFinder(request.sampling.stop, self._token_bytes)
-        kept = self._kept.pop(("session", session), None) if session is not None else None
-        if kept is None:
-            cache = self._model.new_cache(len(prompt) + request.sampling.max_tokens)
-            return _Sequence(request, prompt, random, cache, stops=stops)
-        ids, cache = kept
-        cached = _shared(ids[: cache.length], prompt)
+        if sampling.stop and self._token_bytes is not None:
+            stops = StopFinder(sampling.stop, self._token_bytes)
+        entry = self._sessions.pop(request.session, None) if request.session is not None else None
+        ids, cache = entry or (prompt[:0], self._model.new_cache(len(prompt) + sampling.max_tokens))
+        cached = common_prefix(ids, prompt[:-1])  # the last id is always read
         cache.truncate(cached)
-        return _Sequence(request, prompt, random, cache, cached=cached, stops=stops)
+        return _Sequence(request, prompt, np.random.default_rng(seed), cache, cached, stops)
 
     def _fail(self, sequences: Sequence[_Sequence], error: EngineError) -> None:
         for sequence in sequences:
             sequence.pieces.put_nowait(error)
         self._active = [sequence for sequence in self._active if sequence not in sequences]
 
-    def _take(self, sequence: _Sequence, drawn: _Drawn, version: str | int) -> None:
-        """Hand out what was sampled of a request."""
+    def _emit(self, sequence: _Sequence, draw: _Draw, version: str | int) -> None:
+        """Hand out a sampled token."""
         sampling = sequence.request.sampling
-        sequence.ids.append(drawn.token)
+        sequence.ids.append(draw.token)
         add_version(sequence.versions, version, len(sequence.ids))
-        ids, logprobs = np.asarray([drawn.token], np.int32), np.asarray([drawn.logprob], np.float32)
-        piece = Delta(ids, logprobs, channels=drawn.channels)
-        text = None if sequence.stops is None else sequence.stops.feed(drawn.token)
-        if drawn.token in sampling.stop_token_ids:
+        ids, logprobs = np.asarray([draw.token], np.int32), np.asarray([draw.logprob], np.float32)
+        piece = Delta(ids, logprobs, channels=draw.channels)
+        text = None if sequence.stops is None else sequence.stops.feed(draw.token)
+        if draw.token in sampling.stop_token_ids:
             self._finish(sequence, piece, FinishReason.STOP)
         elif text is not None:
             self._finish(sequence, replace(piece, stopped_by=text), FinishReason.STOP)
@@ -370,52 +308,24 @@ class EmbeddedEngine(Engine):
             replace(last, finish_reason=reason, versions=versions, cached_tokens=sequence.cached, logprobs_kind=kind)
         )
         if session is not None:
-            known = np.concatenate((sequence.prompt, np.asarray(sequence.ids, np.int32)))
-            self._keep(("session", session), known[: sequence.cache.length], sequence.cache)
-
-    def _keep(self, name: tuple[str, str], ids: Ids, cache: Cache) -> None:
-        self._kept[name] = ids, cache
-        while sum(len(ids) for ids, _ in self._kept.values()) > KEPT_TOKENS:
-            self._kept.popitem(last=False)
-
-    def _end_aborted(self) -> None:
-        nothing = Delta(np.zeros(0, np.int32), np.zeros(0, np.float32))
-        for sequence in [one for one in self._active if one.aborted]:
-            self._finish(sequence, nothing, FinishReason.ABORT)
+            self._sessions[session] = sequence.stream()[: sequence.cache.length], sequence.cache
+        while sum(len(ids) for ids, _ in self._sessions.values()) > CACHED_TOKENS:
+            self._sessions.popitem(last=False)
 
 
-def _share(ready: Sequence[_Sequence]) -> list[tuple[_Sequence, int]]:
-    """Requests whose prompt is to be read on, and how far: as much as is read at once, first come first served."""
-    left, share = READ_AT_ONCE, []
-    for sequence in ready:
-        if sequence.unread > 1 and left:
-            share.append((sequence, min(sequence.unread, left)))
-            left -= share[-1][1]
-    return share
-
-
-def _step(model: PocketModel, batch: Sequence[tuple[_Sequence, int]]) -> list[_Drawn | None]:
-    """Read on, and sample of each request that is read to its end."""
-    rows = model.extend([one.cache for one, _ in batch], [one.pending(most) for one, most in batch])
-    drawn: list[_Drawn | None] = []
-    for (sequence, _), logits in zip(batch, rows, strict=True):
+def _step(model: PocketModel, batch: Sequence[_Sequence]) -> list[_Draw]:
+    """Read what is new of each request, and sample a token of each."""
+    rows = model.extend([one.cache for one in batch], [one.unread() for one in batch])
+    draws = []
+    for sequence, logits in zip(batch, rows, strict=True):
         sampling = sequence.request.sampling
-        if sequence.unread:
-            drawn.append(None)
-            continue
         logits = penalized(logits, sampling, sequence.prompt, sequence.ids)
-        told = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs else {}
-        drawn.append(_Drawn(*sample(logits, sampling, sequence.random), told))
-    return drawn
-
-
-def _shared(ids: Ids, prompt: Ids) -> int:
-    """How many ids a prompt begins with that are cached; its last one is read in any case."""
-    return common_prefix(ids, prompt[:-1])
+        channels = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs else {}
+        draws.append(_Draw(*sample(logits, sampling, sequence.random), channels))
+    return draws
 
 
 def _pocket_bytes(token: int) -> bytes:
-    """What an id of pocket's spells."""
     return _pocket_vocabulary().token_bytes(token)
 
 

@@ -1,26 +1,24 @@
 """The server of llama.cpp: ``/completion``.
 
-Where llama.cpp differs from other engines: its logprobs are raw unless probabilities after sampling are asked for
+What is special about llama.cpp: its logprobs are raw unless probabilities after sampling are requested
 (``post_sampling_probs``), as they are here; its samplers run in the order that the request names; it knows no stop
-tokens but the end of the model's text, so what it samples after one of them is cut off here.
+tokens but the model's own, so what it samples after another one is cut off here.
 
-It is never streamed: ids whose bytes are not a whole character are lost in its streams. Whole answers have them, but
-some without a logprob, and that is `EngineAnswerError`. For training on text that is not ASCII, use another engine.
+It is never streamed: its streams lose ids whose bytes are not a whole character. Whole answers have them, but some
+without a logprob, which is `EngineAnswerError`. For training on text that is not ASCII, use another engine.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-import numpy as np
+from msgspec import Meta, Struct
 
-from ..errors import shown
 from ..settings import choose
-from ..tokens.tokenizer import Ids
 from .adapter import HTTPEngine, connecting
-from .answers import AnswerReader, answered_count, answered_ids, answered_logprobs, optional, part, same_ids
+from .answers import AnswerReader, Count, Logprob, TokenId, same_ids
 from .channels import answered_top
 from .http import Connection, HTTPSettings
 from .protocol import (
@@ -39,12 +37,69 @@ from .protocol import (
 
 COMPLETION: Final = "/completion"
 _TOP_LOGPROBS: Final = 20
-"""It has no bound of its own."""
+"""llama.cpp has no limit."""
 _SAMPLING: Final = frozenset({"min_p", "repetition_penalty"})
 """Its presence and frequency penalties count the prompt too, and it keeps no logprobs of a stop text's tokens."""
-_WHOLE: Final = 1 << 30
-"""How many tokens back repetitions are looked for where the context's size is not known: all."""
+_ALL: Final = 1 << 30
+"""How many tokens back repetitions count if the context's size is unknown."""
 _REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
+
+# -- answers
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _Alternative(Struct):
+    id: TokenId
+    logprob: Logprob | None = None
+    prob: Probability | None = None
+
+    def value(self, processed: bool) -> float | None:
+        """Return the logprob; None if the token could not have been drawn."""
+        if not processed:
+            return self.logprob
+        return math.log(self.prob) if self.prob else None
+
+
+class _Token(_Alternative):
+    top_logprobs: list[_Alternative] = []
+    top_probs: list[_Alternative] = []
+
+
+class _Timings(Struct):
+    cache_n: Count | None = None
+
+
+class _Answer(Struct):
+    tokens_evaluated: Count
+    tokens: list[TokenId]
+    stop_type: str
+    truncated: bool = False
+    completion_probabilities: list[_Token] = []
+    timings: _Timings | None = None
+
+
+class _Generation(Struct):
+    n_ctx: Count | None = None
+
+
+class _Props(Struct):
+    default_generation_settings: _Generation
+    build_info: str | None = None
+    model_alias: str | None = None
+    model_path: str | None = None
+
+
+class _ModelMeta(Struct):
+    n_vocab: Count | None = None
+
+
+class _Card(Struct):
+    meta: _ModelMeta | None = None
+
+
+class _Models(Struct):
+    data: list[_Card] = []
 
 
 class LlamaCppEngine(HTTPEngine):
@@ -62,31 +117,29 @@ class LlamaCppEngine(HTTPEngine):
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         settings: HTTPSettings | None = None,
     ) -> LlamaCppEngine:
-        """Find out what a server can do. `logprobs` is which to ask for: ``processed`` or ``raw``.
-
-        At temperature 0 they are always raw.
-        """
+        """Find out what a server can do. `logprobs` is ``processed`` or ``raw``; at temperature 0 they are raw."""
         kind = choose(LogprobKind, "logprobs", logprobs, EngineError)
         if kind not in (LogprobKind.PROCESSED, LogprobKind.RAW):
-            raise EngineError(f"llama.cpp returns logprobs that are processed or raw, as asked for, not {logprobs}")
+            raise EngineError(f"llama.cpp returns processed or raw logprobs, not {logprobs}")
         async with connecting(base_url, settings) as connection:
-            props = part(await connection.get("/props"), kind=dict)
-            models = await connection.found("/v1/models")
-            found = Capabilities(
+            props: _Props = await connection.get("/props", _Props)
+            models: _Models = await connection.find("/v1/models", _Models) or _Models()
+            meta = models.data[0].meta if models.data else None
+            capabilities = Capabilities(
                 engine="llama.cpp",
-                version=optional(props, "build_info", str),
-                model=optional(props, "model_alias", str) or optional(props, "model_path", str),
-                max_length=answered_count(part(props, "default_generation_settings", "n_ctx"), "n_ctx"),
-                vocab_size=_vocab_size(models) if vocab_size is None else vocab_size,
+                version=props.build_info,
+                model=props.model_alias or props.model_path,
+                max_length=props.default_generation_settings.n_ctx,
+                vocab_size=vocab_size or (meta.n_vocab if meta else None),
                 logprobs=kind,
                 top_logprobs=_TOP_LOGPROBS,
                 structures=True,
                 sampling=_SAMPLING,
             )
-            return cls(connection, found)
+            return cls(connection, capabilities)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        """The whole completion as one piece."""
+        """Yield the whole completion as one piece."""
         yield await self._generate(request)
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
@@ -105,18 +158,18 @@ class LlamaCppEngine(HTTPEngine):
             "stream": False,
         }
         if sampling.repetition_penalty != 1:
-            back = self.capabilities.max_length or _WHOLE
+            back = self.capabilities.max_length or _ALL
             fields |= {"repeat_penalty": sampling.repetition_penalty, "repeat_last_n": back}
         if sampling.structure is not None:
             fields["json_schema"] = sampling.structure.get("schema", {"type": "object"})
         return fields if sampling.seed is None else fields | {"seed": sampling.seed}
 
-    def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
+    def _reader(self, request: GenerateRequest, prompt: bytes) -> AnswerReader:
         return _LlamaCppReader(request, self.capabilities)
 
 
 def _samplers(sampling: SamplingParams) -> list[str]:
-    """What it samples with, in the order in which vLLM does."""
+    """Return the samplers in use, in vLLM's order."""
     used = {
         "penalties": sampling.repetition_penalty != 1,
         "temperature": True,
@@ -128,80 +181,48 @@ def _samplers(sampling: SamplingParams) -> list[str]:
 
 
 def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:
-    """Whether logprobs after sampling are asked for.
-
-    At temperature 0 the best token would be certain then; the other engines return its raw logprob.
-    """
+    """True if logprobs after sampling are requested. At temperature 0 they would all be 0."""
     return capabilities.logprobs is LogprobKind.PROCESSED and sampling.temperature > 0
 
 
 class _LlamaCppReader(AnswerReader):
-    def feed(self, answer: Any) -> None:
-        self.check_prompt_count(part(answer, "tokens_evaluated"))
-        sampled = ids = answered_ids(part(answer, "tokens"), "tokens", self.capabilities.vocab_size)
-        reason = part(answer, "stop_type")
-        if answer.get("truncated") and len(self.prompt) + len(ids) < (self.capabilities.max_length or 0):
-            raise EngineAnswerError("llama.cpp shifted its context: it sampled from a prompt that was cut")
-        stops = np.flatnonzero(np.isin(ids, self.sampling.stop_token_ids))
-        if len(stops):
-            ids, reason = ids[: int(stops[0]) + 1], "eos"
-        entries = _entries_of(optional(answer, "completion_probabilities", list) or [], ids, sampled)
-        processed = _is_processed(self.sampling, self.capabilities)
-        given = [_logprob(entry, processed) for entry in entries]
-        cached = (optional(answer, "timings", dict) or {}).get("cache_n")
-        self.cached_tokens = answered_count(cached, "timings.cache_n")
-        reason = _REASONS.get(reason, reason) if isinstance(reason, str) else reason
-        logprobs = answered_logprobs(given, ids, "completion_probabilities")
-        self.end(ids, logprobs, reason, channels=self._top(entries, processed))
+    answer = _Answer
 
-    def _top(self, entries: list[Any], processed: bool) -> Channels:
+    def feed(self, answer: _Answer) -> None:
+        self.check_prompt_count(answer.tokens_evaluated)
+        ids, reason = answer.tokens, _REASONS.get(answer.stop_type, answer.stop_type)
+        if answer.truncated and len(self.prompt) + len(ids) < (self.capabilities.max_length or 0):
+            raise EngineAnswerError("llama.cpp shifted its context: it sampled from a prompt that was cut")
+        stops = [at for at, one in enumerate(ids) if one in self.sampling.stop_token_ids]
+        if stops:
+            ids, reason = ids[: stops[0] + 1], FinishReason.STOP
+        tokens = answer.completion_probabilities[: len(ids)]
+        self._check_tokens(tokens, ids, answer.tokens)
+        processed = _is_processed(self.sampling, self.capabilities)
+        self.cached_tokens = None if answer.timings is None else answer.timings.cache_n
+        logprobs = [token.value(processed) for token in tokens]
+        where = "completion_probabilities"
+        self.end(ids, logprobs, where, reason, channels=self._top(tokens, processed))  # type: ignore[arg-type]
+
+    def _top(self, tokens: list[_Token], processed: bool) -> Channels:
         count = self.sampling.top_logprobs
         if not count:
             return NO_CHANNELS
-        told, value = ("top_probs", "prob") if processed else ("top_logprobs", "logprob")
-        pairs = [
-            [
-                (part(one, "id"), _log(part(one, value)) if processed else part(one, value))
-                for one in part(entry, told, kind=list)
-            ]
-            for entry in entries
+        rows = [
+            [(one.id, one.value(processed)) for one in (token.top_probs if processed else token.top_logprobs)]
+            for token in tokens
         ]
-        return {TOP_LOGPROBS: answered_top(pairs, count, self.capabilities.vocab_size, told)}
+        return {TOP_LOGPROBS: answered_top(rows, count, self.capabilities.vocab_size, "top_logprobs")}
 
-
-def _entries_of(entries: list[Any], ids: Ids, sampled: Ids) -> list[Any]:
-    """The entries of `ids`, of which none may be missing; they are the first of those that were sampled."""
-    named = [part(entry, "id") for entry in entries[: len(ids)]]
-    missing = next((at for at, one in enumerate(ids.tolist()) if at >= len(named) or named[at] != one), None)
-    if missing is None:
-        return entries[: len(ids)]
-    if not {one if type(one) is int else None for one in named} <= set(sampled.tolist()):
-        same_ids(named, ids, "completion_probabilities")
-    raise EngineAnswerError(
-        f"llama.cpp gave no logprob for id {int(ids[missing])} at {missing}: it gives none for tokens that are "
-        "incomplete UTF-8; sample again, or use vLLM, SGLang or the embedded engine"
-    )
-
-
-def _logprob(entry: Any, processed: bool) -> Any:
-    if not processed:
-        return part(entry, "logprob")
-    probability = part(entry, "prob")
-    if type(probability) not in (float, int) or not 0 < probability <= 1:
+    def _check_tokens(self, tokens: list[_Token], ids: list[int], sampled: list[int]) -> None:
+        """Raise EngineAnswerError unless each id has its logprob."""
+        reported = [token.id for token in tokens]
+        missing = next((at for at, one in enumerate(ids) if at >= len(tokens) or reported[at] != one), None)
+        if missing is None:
+            return
+        if not set(reported) <= set(sampled):
+            same_ids(reported, ids, "completion_probabilities")
         raise EngineAnswerError(
-            f"completion_probabilities: {shown(probability)} cannot be the probability of a sampled id"
+            f"llama.cpp returned no logprob for id {ids[missing]} at {missing}: it has none for tokens that are "
+            "incomplete UTF-8; sample again, or use vLLM, SGLang or the embedded engine"
         )
-    return math.log(probability)
-
-
-def _log(probability: Any) -> Any:
-    """The logprob of an alternative: None where it could not have been drawn; what is no probability, as it is."""
-    is_number = type(probability) in (float, int) and 0 <= probability <= 1
-    return (math.log(probability) if probability else None) if is_number else shown(probability)
-
-
-def _vocab_size(models: Any) -> int | None:
-    try:
-        return answered_count(part(models, "data", 0, "meta", "n_vocab"), "n_vocab")
-    except EngineAnswerError:
-        return None

@@ -1,7 +1,7 @@
 """What an engine is: ids and sampling parameters in; ids, logprobs, a finish reason and weight versions out.
 
-An engine neither reads nor writes text. It returns one logprob for each id that it sampled; missing ids or logprobs
-are an error, and never made up.
+An engine neither reads nor writes text. It returns one logprob for each sampled id. Missing ids or logprobs are an
+error and never filled in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TokentraceError, shown
-from ..settings import instance, number, whole
+from ..settings import instance, items, number, whole
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import PENALTIES, VersionSpan
 from ..trajectory.turns import LogprobKind as LogprobKind  # noqa: PLC0414
@@ -28,31 +28,42 @@ WireText: TypeAlias = Sequence[bytes] | Callable[[], Sequence[bytes]]
 Weights: TypeAlias = str | Path | Mapping[str, Any]
 """A folder of safetensors as the engine's machine sees it, or arrays by name (a state dict)."""
 Channels: TypeAlias = Mapping[str, Sequence[Any]]
-"""What is told of tokens beside their logprobs, by name: one entry for each."""
+"""What an engine reports of tokens besides logprobs, by name: one entry per token."""
 TOP_LOGPROBS: Final = "top_logprobs"
-"""The channel that `SamplingParams.top_logprobs` asks for: of each token the likeliest ids, as ``(id, logprob)``."""
+"""The channel of `SamplingParams.top_logprobs`: the likeliest ids at each token, as ``(id, logprob)``."""
 ROUTED_EXPERTS: Final = "routed_experts"
-"""The channel of the experts that the model used when it computed what each token was sampled from."""
+"""The channel of the experts that computed the distribution of each token."""
 NO_CHANNELS: Final[Channels] = {}
 _MOST: Final = 2**31 - 1
 COLDEST: Final = 0.01
-"""The lowest temperature but 0: vLLM samples at this one where a lower one is asked for, or greedily."""
+"""The lowest temperature besides 0. vLLM raises lower ones to this."""
 OPTIONAL: Final = ("min_p", *PENALTIES, "stop")
-"""The settings of `SamplingParams` that not every engine has: see `Capabilities.sampling`."""
+"""Settings of `SamplingParams` that not every engine has: see `Capabilities.sampling`."""
 _MOST_STOPS: Final = 32
-"""SGLang takes no more."""
+"""SGLang accepts no more."""
+_TINY: Final = 1e-9
+_NUMBERS: Final = {
+    "temperature": (0.0, 1e6),
+    "top_p": (_TINY, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (_TINY, 2.0),
+}
+_COUNTS: Final = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
+"""The least value of each."""
 
 
 class EngineError(TokentraceError):
-    """An engine cannot be used, or did not do what it was asked."""
+    """An engine cannot be used, or failed."""
 
 
 class EngineUnavailable(EngineError):  # noqa: N818
-    """The engine could not be reached or was too busy, and no token was accepted: the request may be sent again."""
+    """The engine could not be reached or was too busy. No token was accepted, so the request may be sent again."""
 
 
 class EngineRefusal(EngineError):  # noqa: N818
-    """The engine refused the request as it is: too long, out of its vocabulary, unknown model."""
+    """The engine refused the request: too long, outside its vocabulary, unknown model."""
 
     def __init__(self, problem: str, *, status: int | None = None) -> None:
         self.status = status
@@ -60,11 +71,11 @@ class EngineRefusal(EngineError):  # noqa: N818
 
 
 class LogprobKindError(EngineRefusal):
-    """Not sent: sampled like this, the engine's logprobs are not those of the distribution that is sampled from."""
+    """Not sent: the logprobs would not be those of the distribution that is sampled from."""
 
 
 class EngineAnswerError(EngineError):
-    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer at all."""
+    """The engine's answer cannot be used: ids or logprobs are missing or wrong, or it is not an answer."""
 
 
 class FinishReason(StrEnum):
@@ -80,25 +91,17 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy.
+    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy. Adapters switch off everything else.
 
-    `min_p` leaves out the tokens that are less likely than this share of the likeliest one's probability.
-    `presence_penalty` is taken off the logit of each token that was sampled before, `frequency_penalty` once for each
-    time that it was, and `repetition_penalty` divides the logits of tokens of the prompt and the completion (it
-    multiplies negative ones). `stop` are texts: the completion ends with the id that completes one of them, and keeps
-    all of its ids. Not every engine has these settings (`Capabilities.sampling`).
+    `min_p` leaves out tokens less likely than this share of the likeliest one's probability. `presence_penalty` lowers
+    the logit of each sampled token once, `frequency_penalty` for each occurrence; `repetition_penalty` divides the
+    logits of tokens of prompt and completion. `stop` are texts: the completion ends with the id that completes one.
+    Not every engine has these (`Capabilities.sampling`).
 
-    Nothing else changes how it samples: adapters switch off every other setting that an engine is known to have. A
-    temperature other than 0 and 1, or a penalty, is refused with `LogprobKindError` where the engine's logprobs are raw
-    or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that assumes so is
-    wrong on every token. `allow_raw_logprobs` permits it; the kind of the logprobs is recorded all the same.
-
-    `top_logprobs` asks for that many of the likeliest ids at each place, with their logprobs; it changes nothing that
-    is sampled. `Capabilities.top_logprobs` says how many an engine tells.
-
-    `structure` is what the completion has to be, from its first token on: ``{"type": "json_object"}``, or ``{"type":
-    "json_schema", "schema": {…}}``. An engine that can do that (`Capabilities.structures`) samples only what goes on
-    with such a text; its logprobs are then of ``UNKNOWN`` kind.
+    Raw logprobs are not those of the sampled distribution at a temperature other than 0 and 1, or with a penalty:
+    LogprobKindError, unless `allow_raw_logprobs` is set. `top_logprobs` requests so many of the likeliest ids at each
+    place. `structure` holds the completion to JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema",
+    "schema": {…}}`` (`Capabilities.structures`); its logprobs are then of ``UNKNOWN`` kind.
     """
 
     max_tokens: int
@@ -117,40 +120,24 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        given = self.stop_token_ids
-        if not isinstance(given, list | tuple):
-            raise EngineError(f"stop_token_ids must be a tuple of ids, not {shown(given)}")
-        checked = {
-            "max_tokens": whole("max_tokens", self.max_tokens, least=1, most=_MOST, error=EngineError),
-            "temperature": number("temperature", self.temperature, 0.0, 1e6, EngineError),
-            "top_p": number("top_p", self.top_p, 0.0, 1.0, EngineError),
-            "top_k": whole("top_k", self.top_k, least=0, most=_MOST, error=EngineError),
-            "stop_token_ids": tuple(
-                whole(f"stop_token_ids[{at}]", one, least=0, most=_MOST, error=EngineError)
-                for at, one in enumerate(given)
-            ),
-            "top_logprobs": whole("top_logprobs", self.top_logprobs, least=0, most=_MOST, error=EngineError),
-            "allow_raw_logprobs": instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError),
-            "min_p": number("min_p", self.min_p, 0.0, 1.0, EngineError),
-            "presence_penalty": number("presence_penalty", self.presence_penalty, -2.0, 2.0, EngineError),
-            "frequency_penalty": number("frequency_penalty", self.frequency_penalty, -2.0, 2.0, EngineError),
-            "repetition_penalty": number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, EngineError),
-            "stop": _stop(self.stop),
+        values: dict[str, Any] = {
+            name: number(name, getattr(self, name), *bounds, EngineError) for name, bounds in _NUMBERS.items()
         }
+        for name, least in _COUNTS.items():
+            values[name] = whole(name, getattr(self, name), least=least, most=_MOST, error=EngineError)
+        stops = items("stop_token_ids", self.stop_token_ids, EngineError)
+        values["stop_token_ids"] = tuple(
+            whole(f"stop_token_ids[{at}]", one, least=0, most=_MOST, error=EngineError) for at, one in enumerate(stops)
+        )
+        values["stop"] = _stop(self.stop)
+        instance("allow_raw_logprobs", self.allow_raw_logprobs, bool, EngineError)
         if self.structure is not None:
-            checked["structure"] = _structure(self.structure)
+            values["structure"] = _structure(self.structure)
         if self.seed is not None:
-            checked["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
-        if checked["top_p"] == 0:
-            raise EngineError("top_p cannot be 0: no token would be left; temperature 0 is greedy")
-        if checked["repetition_penalty"] == 0:
-            raise EngineError("repetition_penalty cannot be 0: logits are divided by it; 1 changes nothing")
-        if 0 < self.temperature < COLDEST:
-            raise EngineError(
-                f"temperature cannot be {self.temperature!r}: below {COLDEST}, engines sample at another temperature "
-                "than was asked for; 0 is greedy"
-            )
-        for name, value in checked.items():
+            values["seed"] = whole("seed", self.seed, least=0, most=2**63 - 1, error=EngineError)
+        if 0 < values["temperature"] < COLDEST:
+            raise EngineError(f"temperature must be 0 (greedy) or at least {COLDEST}: engines raise lower ones")
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -161,27 +148,25 @@ class SamplingParams:
 
     @property
     def optional(self) -> list[str]:
-        """Which of the settings that not every engine has are asked for."""
-        asked = {"min_p": bool(self.min_p), "stop": bool(self.stop), **dict.fromkeys(self.penalties, True)}
-        return [name for name in OPTIONAL if asked.get(name)]
+        """The settings that are in use and that not every engine has."""
+        used = {"min_p": bool(self.min_p), "stop": bool(self.stop), **dict.fromkeys(self.penalties, True)}
+        return [name for name in OPTIONAL if used.get(name)]
 
     def described(self) -> dict[str, Any]:
-        """As JSON can hold it: what a trajectory records. What was not asked for is left out."""
+        """The parameters as JSON, as a trajectory records them. Leaves out optional settings that are not in use."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         values |= {"stop_token_ids": list(self.stop_token_ids), "stop": list(self.stop)}
-        asked = {*self.optional, *(name for name in ("top_logprobs", "structure") if values[name])}
-        return {
-            name: value
-            for name, value in values.items()
-            if name in asked or name not in ("top_logprobs", "structure", *OPTIONAL)
-        }
+        unused = {*OPTIONAL, "top_logprobs", "structure"} - set(self.optional)
+        return {name: value for name, value in values.items() if name not in unused or (value and name in _EXTRAS)}
 
 
-def _stop(given: Any) -> tuple[str, ...]:
-    """Stop texts, of which one may be given alone."""
-    texts = (given,) if isinstance(given, str) else given
+_EXTRAS: Final = ("top_logprobs", "structure")
+
+
+def _stop(stop: Any) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise EngineError(f"stop must be texts, none of them empty, not {shown(given)}")
+        raise EngineError(f"stop must be texts, none of them empty, not {shown(stop)}")
     if len(texts) > _MOST_STOPS:
         raise EngineError(f"stop can have at most {_MOST_STOPS} texts, not {len(texts)}")
     try:
@@ -191,27 +176,26 @@ def _stop(given: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _structure(given: Any) -> dict[str, Any]:
-    """A structure that an engine can be asked for, as a copy that nobody changes."""
+def _structure(structure: Any) -> dict[str, Any]:
+    """Return a copy of a structure that an engine can follow."""
     try:
-        found = json.loads(json.dumps(given, allow_nan=False))
+        copy = json.loads(json.dumps(structure, allow_nan=False))
+        match copy:
+            case {"type": "json_object"} if len(copy) == 1:
+                return dict(copy)
+            case {"type": "json_schema", "schema": dict()} if len(copy) == 2:
+                return dict(copy)
     except (TypeError, ValueError, RecursionError) as error:
-        raise EngineError(f"structure must be what JSON can hold: {error}") from error
-    kind = found.get("type") if isinstance(found, dict) else None
-    schema = {"json_object": False, "json_schema": True}.get(kind) if isinstance(kind, str) else None
-    if schema is None or set(found) != {"type", *(["schema"] if schema else [])}:
-        raise EngineError(
-            'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
-            f"{shown(given)}"
-        )
-    if schema and not isinstance(found["schema"], dict):
-        raise EngineError(f"structure: the schema must be a JSON schema, an object, not {shown(found['schema'])}")
-    return dict(found)
+        raise EngineError(f"structure must be JSON: {error}") from error
+    raise EngineError(
+        'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
+        f"{shown(structure)}"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
-    """What an engine is asked for. `Engine.generate` says what each part means."""
+    """A request to an engine; see `Engine.generate`."""
 
     prompt_ids: Sequence[int] | Ids
     sampling: SamplingParams
@@ -223,36 +207,34 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """A piece of a completion that is still arriving. What the last piece says is true of the whole completion."""
+    """A piece of a completion. The last piece has the finish reason and what is true of the whole completion."""
 
     ids: Ids
     logprobs: Logprobs
     finish_reason: FinishReason | None = None
-    """Why the completion ended; None in every piece but the last."""
+    """None in every piece but the last."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which weights sampled which part; empty where the engine does not say."""
+    """Which weights sampled which part; empty if the engine does not report it."""
     cached_tokens: int | None = None
-    """How many ids of the prompt were in the engine's cache; None where it does not say."""
+    """How many ids of the prompt were in the engine's cache; None if the engine does not report it."""
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
-    """Of which distribution `logprobs` are."""
     channels: Channels = field(default_factory=dict)
-    """What else the engine tells of each token, by name: ``"top_logprobs"`` has the likeliest ids at that place, best
-    first, as ``(id, logprob)``; those that could not have been drawn are left out. One entry for each of `ids`. A
+    """Other reports, one entry per id: ``"top_logprobs"`` has the likeliest ids as ``(id, logprob)``, best first. A
     channel that only the last piece has covers the whole completion."""
     stopped_by: str | None = None
-    """The text of `SamplingParams.stop` that ended the completion; None where something else did."""
+    """The text of `SamplingParams.stop` that ended the completion."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion(Delta):
-    """What an engine sampled for a prompt, whole. A stop token that was sampled is the last of `ids`."""
+    """A whole completion. A sampled stop token is the last of `ids`."""
 
     finish_reason: FinishReason
 
     def __post_init__(self) -> None:
         for name, array, codes in (("ids", self.ids, "iu"), ("logprobs", self.logprobs, "f")):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in codes:
-                raise EngineAnswerError(f"the {name} of a completion are a row of numbers, not {shown(array)}")
+                raise EngineAnswerError(f"the {name} of a completion must be a row of numbers, not {shown(array)}")
         if self.ids.shape != self.logprobs.shape:
             raise EngineAnswerError(f"{len(self.ids)} ids were returned with {len(self.logprobs)} logprobs")
         if not np.isfinite(self.logprobs).all():
@@ -262,19 +244,19 @@ class Completion(Delta):
 
 
 async def collected(deltas: AsyncIterable[Delta]) -> Completion:
-    """The whole of a stream. `EngineAnswerError` where its last piece does not say why it ended."""
+    """Join a stream into one completion. Raises EngineAnswerError if it has no finish reason."""
     return joined([delta async for delta in deltas])
 
 
 def joined(pieces: Sequence[Delta]) -> Completion:
-    """Pieces as one completion. `EngineAnswerError` where the last does not say why it ended."""
-    last = pieces[-1] if pieces else None
-    if last is None or last.finish_reason is None:
-        raise EngineAnswerError("the stream ended without saying why")
+    """Join pieces into one completion. Raises EngineAnswerError if the last has no finish reason."""
+    if not pieces or pieces[-1].finish_reason is None:
+        raise EngineAnswerError("the stream ended without a finish reason")
+    last = pieces[-1]
     return Completion(
         np.concatenate([piece.ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),
-        last.finish_reason,
+        pieces[-1].finish_reason,
         last.versions,
         last.cached_tokens,
         last.logprobs_kind,
@@ -284,38 +266,34 @@ def joined(pieces: Sequence[Delta]) -> Completion:
 
 
 def _joined_channels(pieces: Sequence[Delta]) -> Channels:
-    """Each channel of all pieces, or of the last alone."""
-    told = [piece for piece in pieces if len(piece.ids)] or pieces[-1:]
-    earlier = [piece for piece in told if piece is not pieces[-1]]
-    names = dict.fromkeys(name for piece in (*told, pieces[-1]) for name in piece.channels)
-    whole: dict[str, Sequence[Any]] = {}
-    for name in names:
-        if not any(name in piece.channels for piece in earlier):
-            whole[name] = pieces[-1].channels[name]
-        elif all(name in piece.channels for piece in told):
-            whole[name] = [entry for piece in told for entry in piece.channels[name]]
-        else:
-            raise EngineAnswerError(f"{name} came with some pieces of the completion, and not with others")
-    return whole
+    """Join each channel of all pieces. A channel that only the last piece has covers the whole completion."""
+    earlier = [piece for piece in pieces[:-1] if len(piece.ids)]
+    channels = dict(pieces[-1].channels)
+    for name in dict.fromkeys(name for piece in earlier for name in piece.channels):
+        some = [*earlier, *(pieces[-1:] if len(pieces[-1].ids) else [])]
+        if not all(name in piece.channels for piece in some):
+            raise EngineAnswerError(f"only some pieces of the completion have {name}")
+        channels[name] = [entry for piece in some for entry in piece.channels[name]]
+    return channels
 
 
 def check_channels(channels: Channels, length: int) -> None:
-    """`EngineAnswerError` where a channel has not one entry for each of as many tokens."""
+    """Raise EngineAnswerError unless each channel has one entry per token."""
     for name, entries in channels.items():
         if len(entries) != length:
             raise EngineAnswerError(f"{name} has {len(entries)} entries for {length} ids; every sampled id needs one")
 
 
-def add_version(spans: list[VersionSpan], version: str | int, stop: int) -> None:
-    """Say which weights sampled what was sampled since the last span, up to `stop`."""
+def add_version(spans: list[VersionSpan], version: str | int, end: int) -> None:
+    """Extend the spans of weight versions up to `end`."""
     if spans and spans[-1].version == version:
-        spans[-1] = spans[-1]._replace(stop=stop)
+        spans[-1] = spans[-1]._replace(stop=end)
     else:
-        spans.append(VersionSpan(version, spans[-1].stop if spans else 0, stop))
+        spans.append(VersionSpan(version, spans[-1].stop if spans else 0, end))
 
 
 def checked_version(version: Any) -> str | int:
-    """What weights can be called by, and be recorded under: a text, or a whole number of 64 bits."""
+    """Return a name of weights: text, or a whole number of 64 bits. Raises EngineError for anything else."""
     if isinstance(version, str):
         return version
     return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
@@ -323,43 +301,41 @@ def checked_version(version: Any) -> str | int:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, found out when it was connected to."""
+    """What an engine can do."""
 
     engine: str
     """``"vllm"``, ``"sglang"``, ``"llama.cpp"``, ``"embedded"``."""
     version: str | None = None
     model: str | None = None
     max_length: int | None = None
-    """The most tokens of prompt and completion together; None where the engine does not say."""
+    """The most tokens of prompt and completion together; None if unknown."""
     vocab_size: int | None = None
     logprobs: LogprobKind = LogprobKind.UNKNOWN
-    """Of which distribution its logprobs are. Greedy completions have raw ones whatever it is."""
+    """Which distribution its logprobs describe. Greedy completions always have raw ones."""
     streams: bool = False
     aborts: bool = False
     pauses: bool = False
     versions: bool = False
-    """Whether completions say which weights sampled them."""
+    """True if completions report their weights."""
     top_logprobs: int = 0
-    """How many of the likeliest ids it tells at each place: the most that `SamplingParams.top_logprobs` may be."""
+    """The most that `SamplingParams.top_logprobs` may be."""
     structures: bool = False
-    """Whether it can be held to JSON: see `SamplingParams.structure`."""
     sampling: frozenset[str] = frozenset()
-    """Which of `min_p`, the penalties and `stop` of `SamplingParams` it has."""
+    """Which of `min_p`, the penalties and `stop` it has."""
     seeds: bool = True
-    """Whether it samples with `SamplingParams.seed`; a request with one is refused where it does not."""
     weights: bool = False
-    """Whether it can be given other weights: see `Engine.update_weights`."""
+    """True if it can load other weights."""
 
 
 class Engine:
-    """One engine, or several that look like one. Safe to use from many tasks of one event loop.
+    """One engine, or several as one. Safe to use from many tasks of one event loop.
 
-    An engine of your own is a subclass with its `capabilities` and a `_stream`; it has a `_generate` too if whole
-    answers come in another way, and `abort`, `pause`, `resume` and what concerns weights if it can do that.
+    To write one, subclass it with `capabilities` and `_stream`, with `_generate` if whole answers come another way, and
+    with `abort`, `pause`, `resume` and the methods for weights if it can do that.
     """
 
     version: str | int | None = None
-    """Which weights sample now; None where that is not known."""
+    """The current weights; None if unknown."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -379,11 +355,9 @@ class Engine:
     ) -> Completion:
         """Sample a completion.
 
-        `request_id` is what `abort` takes. Requests of one `session` (a rollout) go to the same endpoint, where the
-        prefix of their prompt is cached. `wire` is the prompt as JSON text in pieces (`Trajectory.wire_parts`), or a
-        function that returns it, for engines that are sent JSON; it must say the same as `prompt_ids`. Requests of one
-        `group` begin with the same prompt (several answers to one question): they go to one endpoint while it has
-        room, so that the prompt is read once.
+        `abort` takes `request_id`. Requests of one `session` (a rollout) go to the same endpoint, which caches their
+        prefix. `wire` is the prompt as JSON text in pieces (`Trajectory.wire_parts`), or a function that returns it; it
+        must equal `prompt_ids`. Requests of one `group` share a prompt and go to one endpoint while it has room.
         """
         return await self._generate(GenerateRequest(prompt_ids, sampling, request_id, session, wire, group))
 
@@ -407,45 +381,43 @@ class Engine:
         raise NotImplementedError
 
     async def check(self) -> None:
-        """Raise `EngineUnavailable` unless the engine answers. One in this process always does."""
+        """Raise EngineUnavailable unless the engine answers. One in this process always does."""
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """The model's logprob of each id given all before it, at temperature 1; NaN for the first."""
-        raise EngineError(f"{self.capabilities.engine} does not tell the logprobs of ids that it is given")
+        """Return the model's logprob of each id after all before it, at temperature 1; NaN for the first."""
+        raise self._unable("score ids")
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its `generate` returns what was sampled, with ``ABORT``. Unknown ids are ignored."""
-        raise EngineError(
-            f"{self.capabilities.engine} cannot end a request and return what it has sampled; cancel the task instead"
-        )
+        """End a request; its `generate` returns what was sampled, with ``ABORT``. Ignores unknown ids."""
+        raise self._unable("abort a request; cancel the task instead")
 
     async def pause(self) -> None:
-        """Let no request go on until `resume`: the weights are about to change."""
-        raise EngineError(f"{self.capabilities.engine} cannot be paused")
+        """Stop all requests until `resume`."""
+        raise self._unable("pause")
 
     async def resume(self) -> None:
-        """Let requests go on."""
-        raise EngineError(f"{self.capabilities.engine} cannot be paused")
+        """Continue all requests."""
+        raise self._unable("pause")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Sample with other weights of the same model, and call them `version`.
+        """Load other weights of the same model, called `version`.
 
-        `weights` is a folder of safetensors, which a server must be able to read itself, or arrays by name, for an
-        engine in this process. When this returns, whatever is sampled is of the new weights, and nothing that the old
-        ones computed is read again: requests under way have it computed anew. Their completions say which weights
-        sampled which of their tokens. `EngineError` where it cannot be done, or where `version` is neither a text nor a
-        whole number of 64 bits; what the engine then samples with is what
-        its completions say.
+        `weights` is a folder of safetensors, which a server reads itself, or arrays by name for an engine in this
+        process. Afterwards nothing that the old weights computed is used: requests under way are computed again, and
+        their completions report which weights sampled which tokens. Raises EngineError if it fails.
         """
-        raise EngineError(f"{self.capabilities.engine} cannot be given other weights: start it again with them")
+        raise self._unable("load other weights: start it again with them")
 
     async def set_version(self, version: str | int) -> None:
-        """Call the weights that sample now `version`: somebody else has changed them, and emptied the cache."""
-        raise EngineError(f"{self.capabilities.engine} does not tell which weights sampled a completion")
+        """Name the current weights `version`: somebody else has changed them, and emptied the cache."""
+        raise self._unable("report its weights")
 
     async def reset_prefix_cache(self) -> None:
-        """Let nothing that was computed so far be read again, neither by new requests nor by those under way."""
-        raise EngineError(f"{self.capabilities.engine} cannot be told to empty its cache")
+        """Empty the cache, for new requests and for those under way."""
+        raise self._unable("empty its cache")
 
     async def close(self) -> None:
-        """Let go of what is open: connections, work under way."""
+        """Close connections, end work under way."""
+
+    def _unable(self, what: str) -> EngineError:
+        return EngineError(f"{self.capabilities.engine} cannot {what}")

@@ -1,4 +1,4 @@
-"""Connect to the servers at some addresses, whichever of the known engines they are."""
+"""Connect to the servers at some addresses, whichever engines they run."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from .vllm import VLLMEngine
 
 _ADAPTERS: Final[dict[str, Any]] = {"vllm": VLLMEngine, "sglang": SGLangEngine, "llamacpp": LlamaCppEngine}
 _NAMES: Final = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
-_TELLING: Final = {
+_SIGNATURES: Final = {
     "sglang": ("/get_model_info", "model_path"),
     "llamacpp": ("/props", "default_generation_settings"),
     "vllm": ("/version", "version"),
 }
-"""What only one of them answers: a path, and a field of the answer. The others know ``/version`` too, in some versions:
-vLLM is asked for last."""
+"""What only one engine answers: a path and a field. Some versions of the others know ``/version``, so vLLM is last."""
 
 
 async def connect(
     urls: str | Sequence[str], kind: str = "auto", *, settings: HTTPSettings | None = None, **options: Any
 ) -> Engine:
-    """The engine at an address; at several, a `Router` of them.
+    """Return the engine at an address; for several addresses, a `Router`.
 
-    `kind` is which engine it is: ``"vllm"``, ``"sglang"`` or ``"llamacpp"``; ``"auto"`` finds out. `options` go to
-    the adapter's own ``connect``, such as ``vocab_size``; one that it does not have is `EngineError`. `EngineError`
-    names the address and what was tried.
+    `kind` is ``"vllm"``, ``"sglang"`` or ``"llamacpp"``; ``"auto"`` finds out. `options` go to the adapter's
+    ``connect``, such as ``vocab_size``. Raises EngineError naming the address and what was tried.
     """
     addresses = [urls] if isinstance(urls, str) else list(urls)
     if not addresses:
-        raise EngineError("there is no address to connect to: give one such as 'http://127.0.0.1:8000'")
+        raise EngineError("there is no address to connect to, such as 'http://127.0.0.1:8000'")
     name = kind.replace(".", "") if isinstance(kind, str) else ""
     if name != "auto" and name not in _ADAPTERS:
         raise EngineError(f"the kind of an engine is auto, {', '.join(_ADAPTERS)}, not {shown(kind)}")
@@ -56,12 +54,11 @@ async def connect(
 async def _connected(address: str, kind: str, settings: HTTPSettings | None, options: dict[str, Any]) -> Engine:
     connection = Connection(address, settings)
     try:
-        found = await _found(connection) if kind == "auto" else kind
-        known = inspect.signature(_ADAPTERS[found].connect).parameters
-        unknown = sorted(set(options) - set(known))
+        name = await _detect(connection) if kind == "auto" else kind
+        unknown = sorted(set(options) - set(inspect.signature(_ADAPTERS[name].connect).parameters))
         if unknown:
-            raise EngineError(f"{_NAMES[found]} has no setting {', '.join(unknown)}; leave it out")
-        engine: Engine = await _ADAPTERS[found].connect(connection, **options)
+            raise EngineError(f"{_NAMES[name]} has no setting {', '.join(unknown)}; leave it out")
+        engine: Engine = await _ADAPTERS[name].connect(connection, **options)
         return engine
     except BaseException as error:
         await connection.close()
@@ -70,10 +67,10 @@ async def _connected(address: str, kind: str, settings: HTTPSettings | None, opt
         raise
 
 
-async def _found(connection: Connection) -> str:
-    """Which engine answers."""
+async def _detect(connection: Connection) -> str:
+    """Return the name of the engine that answers."""
     tried = []
-    for kind, (path, field) in _TELLING.items():
+    for kind, (path, field) in _SIGNATURES.items():
         try:
             answer = await connection.get(path)
         except (EngineRefusal, EngineAnswerError) as error:
@@ -83,6 +80,6 @@ async def _found(connection: Connection) -> str:
             return kind
         tried.append(f"{_NAMES[kind]}: {path}: the answer has no {field}")
     raise EngineError(
-        f"this is none of the engines that take and return ids. Tried {'; '.join(tried)}. Give the address of the "
-        "engine's own server, without /v1 and with no gateway before it, or say which engine it is"
+        f"no known engine answers here. Tried {'; '.join(tried)}. Use the address of the engine's own server, without "
+        "/v1 and with no gateway in front of it, or name the engine"
     )

@@ -1,10 +1,10 @@
 """SGLang: ``/generate``.
 
-Where SGLang differs from other engines: its streams repeat everything so far, unless it was started with
-``--incremental-streaming-output``, and both become pieces of what is new; ``max_new_tokens`` has a default of 128, and
-is always sent; ``top_k`` 0 is an error to it, and is sent as -1; an id outside of the vocabulary can crash the server,
-so its size must be known; an abort ends every request whose id begins with the one given, so ids are sent with their
-length before them; ``preferred_sampling_params`` may change how it samples, so every setting is sent.
+What is special about SGLang: its streams repeat everything so far, unless it was started with
+``--incremental-streaming-output``; ``max_new_tokens`` has a default of 128 and is always sent; ``top_k`` 0 is an error
+and is sent as -1; an id outside the vocabulary can crash the server, so its size must be known; an abort ends every
+request whose id starts with the aborted one, so ids are sent after their length; ``preferred_sampling_params`` may
+change how it samples, so every setting is sent.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from ..errors import shown
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
-from .adapter import HTTPEngine, best_logprob, connecting, folder_of, probed_kind, sampling_fields
-from .answers import AnswerReader, answered_count, answered_ids, answered_logprobs, optional, part, same_ids, scored_ids
+from .adapter import HTTPEngine, connecting, folder_of, probed_kind, sampling_fields
+from .answers import AnswerReader, Count, Logprob, TokenId, VersionRow, same_ids, scored_ids
 from .channels import answered_top, experts_of, flat_experts
 from .http import Connection, HTTPSettings
 from .protocol import (
@@ -42,8 +44,56 @@ from .protocol import (
 
 GENERATE: Final = "/generate"
 _TOP_LOGPROBS: Final = 20
-"""It has no bound of its own."""
+"""SGLang has no limit."""
 PauseMode = Literal["in_place", "retract", "abort"]
+
+# -- answers
+
+
+class _Finish(Struct):
+    type: str
+    matched: int | str | list[Any] | None = None
+    status_code: int | None = None
+    message: Any = None
+
+
+class _Meta(Struct):
+    finish_reason: _Finish | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    output_token_logprobs: list[tuple[Logprob, TokenId, Any]] | None = None
+    output_top_logprobs: list[list[tuple[Logprob | None, TokenId, Any]] | None] | None = None
+    input_token_logprobs: list[tuple[Logprob | None, TokenId, Any]] | None = None
+    weight_versions: list[VersionRow] | None = None
+    routed_experts: str | None = None
+    routed_experts_dtype: str | None = None
+
+
+class _Answer(Struct):
+    meta_info: _Meta
+    output_ids: list[TokenId] | None = None
+
+
+class _Model(Struct):
+    model_path: str
+    vocab_size: Count | None = None
+    weight_version: str | None = None
+
+
+class _Server(Struct):
+    version: str | None = None
+    context_length: Count | None = None
+    max_total_num_tokens: Count | None = None
+
+
+class _Card(Struct):
+    id: str | None = None
+    max_model_len: Count | None = None
+
+
+class _Models(Struct):
+    data: list[_Card] = []
 
 
 class SGLangEngine(HTTPEngine):
@@ -53,16 +103,12 @@ class SGLangEngine(HTTPEngine):
     prompt_field = "input_ids"
 
     def __init__(
-        self,
-        connection: Connection,
-        capabilities: Capabilities,
-        *,
-        pause_mode: PauseMode = "in_place",
+        self, connection: Connection, capabilities: Capabilities, *, pause_mode: PauseMode = "in_place"
     ) -> None:
         super().__init__(connection, capabilities)
         self._pause_mode: Final = pause_mode
         self._experts = 0
-        """How many experts are told of each position, of all layers together; 0 where they are not asked for."""
+        """Experts per position, of all layers together; 0 if they are not requested."""
 
     @classmethod
     async def connect(
@@ -77,227 +123,210 @@ class SGLangEngine(HTTPEngine):
     ) -> SGLangEngine:
         """Find out what a server can do; some single tokens are sampled for that.
 
-        `vocab_size` (the tokenizer's) is needed where the server does not tell it, which is usual. Which logprobs it
-        returns is found out by comparing them at two temperatures, with and without `top_k`, unless `logprobs` says it;
-        usually they are ``SCALED``. `pause_mode` is what `pause` does to requests under way: they wait and keep what
-        they have computed (``"in_place"``), or have it computed again by the new weights (``"retract"``), or end with
-        ``ABORT``. `routed_experts` asks for the experts of each sampled id, as the channel of that name; the server
-        must have been started with ``--enable-return-routed-experts``.
+        `vocab_size` (the tokenizer's) is required unless the server reports it, which few do. `logprobs` skips the
+        probe of their kind, which is usually ``SCALED``. `pause_mode` is what `pause` does to requests under way: they
+        wait and keep what they have computed (``"in_place"``), have it computed again by the new weights
+        (``"retract"``), or end with ``ABORT``. `routed_experts` requests the channel of that name; start the server
+        with ``--enable-return-routed-experts``.
         """
         async with connecting(base_url, settings) as connection:
-            model = part(await connection.get("/get_model_info"), kind=dict)
-            server = await connection.found("/get_server_info")
-            server = server if isinstance(server, dict) else {}
-            size = vocab_size if vocab_size is not None else answered_count(model.get("vocab_size"), "vocab_size")
+            model: _Model = await connection.get("/get_model_info", _Model)
+            server: _Server = await connection.find("/get_server_info", _Server) or _Server()
+            size = model.vocab_size if vocab_size is None else vocab_size
             if size is None:
                 raise EngineError(
-                    "SGLang does not tell the size of its vocabulary, and may crash on an id outside of it: give "
+                    "SGLang does not report the size of its vocabulary, and may crash on an id outside it: pass "
                     "vocab_size=, the length of the tokenizer"
                 )
-            cards = await connection.found("/v1/models")
-            card = part(cards, "data", 0, kind=dict) if isinstance(cards, dict) else {}
-            lengths = [
-                answered_count(told.get(name), name)
-                for told, name in (
-                    (card, "max_model_len"),
-                    (server, "context_length"),
-                    (server, "max_total_num_tokens"),
-                )
-            ]
+            models: _Models = await connection.find("/v1/models", _Models) or _Models()
+            card = models.data[0] if models.data else _Card()
+            lengths = (card.max_model_len, server.context_length, server.max_total_num_tokens)
             engine = cls(connection, Capabilities("sglang"), pause_mode=pause_mode)
-            sampled = await engine._sample_one(0, SamplingParams(1))
+            sampled: _Answer = await engine._sample(0, SamplingParams(1), _Answer, top_logprobs_num=1)
             engine.capabilities = Capabilities(
                 engine="sglang",
-                version=optional(server, "version", str),
-                model=optional(card, "id", str) or part(model, "model_path", kind=str),
-                max_length=min([length for length in lengths if length], default=None),
+                version=server.version,
+                model=card.id or model.model_path,
+                max_length=min((length for length in lengths if length), default=None),
                 vocab_size=size,
                 logprobs=await probed_kind(engine._best_logprob, size, logprobs),
                 streams=True,
                 aborts=True,
                 pauses=True,
-                versions=sampled.get("weight_versions") is not None,
+                versions=sampled.meta_info.weight_versions is not None,
                 top_logprobs=_TOP_LOGPROBS,
                 structures=True,
                 sampling=frozenset(OPTIONAL),
-                weights=model.get("weight_version") is not None,
+                weights=model.weight_version is not None,
             )
-            engine.version = optional(model, "weight_version", str)
+            engine.version = model.weight_version
             if routed_experts:
                 engine._experts = await engine._count_experts()
             return engine
 
     async def _count_experts(self) -> int:
-        """How many experts one position has: the only one that is read where one id follows one."""
-        request = GenerateRequest([0], SamplingParams(1))
-        answer = await self._post(request, self._fields(request) | {"return_routed_experts": True})
-        meta = part(answer, "meta_info", kind=dict)
-        if meta.get("routed_experts") is None:
+        """Count the experts of one position: the only one that is read where one id follows one."""
+        meta = (await self._sample(0, SamplingParams(1), _Answer, return_routed_experts=True)).meta_info
+        if meta.routed_experts is None:
             raise EngineError(
                 "SGLang returned no routed experts: start it with --enable-return-routed-experts, and with a model "
                 "that has experts"
             )
-        return flat_experts(meta["routed_experts"], meta.get("routed_experts_dtype"), None).size
-
-    async def _sample_one(self, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
-        """What is told of one token after a prompt of one id."""
-        request = GenerateRequest([prompt], sampling)
-        answer = await self._post(request, self._fields(request) | {"top_logprobs_num": 1})
-        meta: dict[str, Any] = part(answer, "meta_info", kind=dict)
-        return meta
+        return flat_experts(meta.routed_experts, meta.routed_experts_dtype, None).size
 
     async def _best_logprob(self, prompt: int, sampling: SamplingParams) -> float:
-        return best_logprob(await self._sample_one(prompt, sampling), "output_top_logprobs", 0, 0, 0)
+        meta = (await self._sample(prompt, sampling, _Answer, top_logprobs_num=1)).meta_info
+        best = ((meta.output_top_logprobs or [None])[0] or [(None, 0, None)])[0][0]
+        if best is None:
+            raise EngineAnswerError("SGLang did not report the logprob of the likeliest token")
+        return float(best)
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """By the logprobs of the prompt, from its beginning on."""
-        given = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
+        """Return the logprobs of the prompt, from its beginning on."""
+        checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         params = {"max_new_tokens": 1, "temperature": 0}
-        body = {"input_ids": given.tolist(), "sampling_params": params, "return_logprob": True, "logprob_start_len": 0}
-        told = part(await self._ask("/generate", body), "meta_info", "input_token_logprobs", kind=list)
-        same_ids([part(row, 1) for row in told], given, "input_token_logprobs")
-        return scored_ids([part(row, 0) for row in told[1:]], given, "input_token_logprobs")
+        body = {"input_ids": checked.tolist(), "sampling_params": params, "return_logprob": True}
+        answer: _Answer = await self._order(GENERATE, body | {"logprob_start_len": 0}, _Answer)
+        rows = answer.meta_info.input_token_logprobs or []
+        same_ids([row[1] for row in rows], checked.tolist(), "input_token_logprobs")
+        return scored_ids([row[0] for row in rows[1:]], checked, "input_token_logprobs")
 
     async def abort(self, request_id: str) -> None:
-        await self._tell("/abort_request", {"rid": _rid(request_id)})
+        await self._order("/abort_request", {"rid": _rid(request_id)})
 
     async def pause(self) -> None:
-        """Let no request go on."""
-        await self._tell("/pause_generation", {"mode": self._pause_mode})
+        await self._order("/pause_generation", {"mode": self._pause_mode})
 
     async def resume(self) -> None:
-        await self._tell("/continue_generation", {})
+        await self._order("/continue_generation", {})
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load from a folder that the server's machine sees, in place, and empty the cache.
+        """Load from a folder on the server's machine, and empty the cache.
 
-        Where it is not paused, requests under way are finished first and new ones wait. Where it is, with
-        ``pause_mode="in_place"`` and requests under way, SGLang loads the weights and then refuses to empty the cache,
-        which is an error: pause with ``"retract"`` or ``"abort"``. SGLang names versions by text: 3 is ``"3"``.
+        Unless paused, SGLang finishes requests under way first. Paused ``"in_place"`` with requests under way, it loads
+        the weights and then refuses to empty the cache: pause with ``"retract"`` or ``"abort"``. SGLang names versions
+        by text: 3 is ``"3"``.
         """
         name, folder = str(checked_version(version)), folder_of(weights, "SGLang")
         self._refuse_weights()
-        wanted = {"model_path": folder, "weight_version": name, "flush_cache": True}
-        await self._ask("/update_weights_from_disk", wanted)
+        order = {"model_path": folder, "weight_version": name, "flush_cache": True}
+        await self._order("/update_weights_from_disk", order, Any)
         self.version = name
 
     async def set_version(self, version: str | int) -> None:
         self._refuse_weights()
         name = str(checked_version(version))
-        await self._ask("/update_weight_version", {"new_version": name, "abort_all_requests": False})
+        await self._order("/update_weight_version", {"new_version": name, "abort_all_requests": False}, Any)
         self.version = name
 
     async def reset_prefix_cache(self) -> None:
-        """Refused while requests run, or wait in place."""
-        await self._tell("/flush_cache")
+        """Empty the cache. SGLang refuses while requests run, or wait in place."""
+        await self._order("/flush_cache")
 
     def _refuse_weights(self) -> None:
         if not self.capabilities.weights:
-            raise EngineError("this SGLang does not tell which weights it has (weight_version): use a newer one")
+            raise EngineError("this SGLang does not report its weights (weight_version): use a newer one")
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
-        params = sampling_fields(request.sampling, most="max_new_tokens", seed="sampling_seed")
+        params = sampling_fields(request.sampling, max_tokens="max_new_tokens", seed="sampling_seed")
         params |= {"top_k": request.sampling.top_k or -1, "skip_special_tokens": False}
         fields: dict[str, Any] = {
             "sampling_params": params,
             "return_logprob": True,
-            "logprob_start_len": -1,  # from 0 on, the prompt's would be computed again, past the prefix cache
+            "logprob_start_len": -1,  # 0 would compute the whole prompt again, past the prefix cache
             "stream": False,
         }
         params |= _structure(request.sampling)
         if request.sampling.top_logprobs:
             fields["top_logprobs_num"] = request.sampling.top_logprobs
-        if self._experts:  # from the last id of the prompt on: the first sampled id comes of it
+        if self._experts:  # from the last id of the prompt on, which the first sampled id follows
             fields |= {"return_routed_experts": True, "routed_experts_start_len": len(request.prompt_ids) - 1}
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
 
-    def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
+    def _reader(self, request: GenerateRequest, prompt: bytes) -> AnswerReader:
         return _SGLangReader(request, self.capabilities, experts=self._experts)
 
 
 def _structure(sampling: SamplingParams) -> dict[str, Any]:
-    """SGLang takes a schema, as text; that of any object where none is asked for."""
+    """Return the schema as text; that of any object if there is none."""
     if sampling.structure is None:
         return {}
     return {"json_schema": json.dumps(sampling.structure.get("schema", {"type": "object"}))}
 
 
 def _rid(request_id: str) -> str:
-    """An id that no other begins with."""
+    """Return an id that no other starts with."""
     return f"{len(request_id)}-{request_id}"
 
 
 class _SGLangReader(AnswerReader):
-    """An answer, whole or in the events of a stream: each with everything so far, or with what is new."""
+    """Reads an answer, whole or in the events of a stream, which repeat everything so far or hold what is new."""
+
+    answer = _Answer
 
     def __init__(self, request: GenerateRequest, capabilities: Capabilities, *, experts: int = 0) -> None:
         super().__init__(request, capabilities)
         self._experts: Final = experts
 
-    def feed(self, answer: Any) -> Delta | None:
-        meta = part(answer, "meta_info", kind=dict)
-        reason = meta.get("finish_reason")
-        self._refuse(reason)
-        if isinstance(reason, dict) and reason.get("type") == "abort" and "completion_tokens" not in meta:
-            # ended while it waited: what it has is all that is told
-            so_far = part(answer, "output_ids", kind=list)
-            meta = {"prompt_tokens": len(self.prompt), "completion_tokens": max(self.count, len(so_far))} | meta
-        self.check_prompt_count(part(meta, "prompt_tokens"))
-        ids, logprobs = self._new(answer, meta)
-        channels = self._top(meta, len(ids))
-        self.cached_tokens = answered_count(meta.get("cached_tokens"), "cached_tokens")
+    def feed(self, answer: _Answer) -> Delta | None:
+        meta, reason, ids = answer.meta_info, answer.meta_info.finish_reason, answer.output_ids or []
+        aborted = reason is not None and reason.type == "abort"
+        if reason is not None and aborted:
+            self._check_abort(reason)
+        if aborted and meta.completion_tokens is None:  # aborted while it waited
+            total = max(self.count, len(ids))
+        else:
+            self.check_prompt_count(meta.prompt_tokens)
+            total = -1 if meta.completion_tokens is None else meta.completion_tokens
+        new = self._new_ids(ids, total)
+        self.cached_tokens = meta.cached_tokens
+        triples = (meta.output_token_logprobs or [])[-len(new) :] if new else []
+        logprobs = [logprob for logprob, _, _ in triples]
+        same_ids([one for _, one, _ in triples], new, "output_token_logprobs")
+        channels = self._top(meta, len(new))
         if reason is None:
-            return self.take(ids, logprobs, channels)
-        # `weight_version` is the server's when it answers: the spans say what sampled each token
-        kind, spans, whole = part(reason, "type"), meta.get("weight_versions"), self._routed(meta, len(ids))
-        self.end(ids, logprobs, kind, reason.get("matched"), spans, channels, whole)
+            return self.add(new, logprobs, "output_token_logprobs", channels)
+        # `weight_version` is the server's when it answers; the spans say what sampled each token
+        stop = reason.matched if isinstance(reason.matched, int | str) else None
+        whole = self._routed(meta, len(new))
+        self.end(new, logprobs, "output_token_logprobs", reason.type, stop, meta.weight_versions, channels, whole)
         return None
 
-    def _top(self, meta: Any, new: int) -> Channels:
+    def _top(self, meta: _Meta, new: int) -> Channels:
         count = self.sampling.top_logprobs
         if not count or not new:
             return NO_CHANNELS
-        rows = part(meta, "output_top_logprobs", kind=list)[-new:]
-        pairs = [[(part(one, 1), part(one, 0)) for one in part(rows, at, kind=list)] for at in range(len(rows))]
-        return {TOP_LOGPROBS: answered_top(pairs, count, self.capabilities.vocab_size, "output_top_logprobs")}
+        rows = [[(one, logprob) for logprob, one, _ in row or []] for row in (meta.output_top_logprobs or [])[-new:]]
+        return {TOP_LOGPROBS: answered_top(rows, count, self.capabilities.vocab_size, "output_top_logprobs")}
 
-    def _routed(self, meta: Any, new: int) -> Channels:
-        """The experts of the whole completion, which come with its end."""
+    def _routed(self, meta: _Meta, new: int) -> Channels:
+        """Return the experts of the whole completion, which come with its end."""
         sampled = self.count + new
         if not self._experts or not sampled:
             return NO_CHANNELS
-        found = flat_experts(part(meta, "routed_experts"), meta.get("routed_experts_dtype"), self._experts)
-        return {ROUTED_EXPERTS: experts_of(found, len(self.prompt), sampled)}
+        if meta.routed_experts is None:
+            raise EngineAnswerError("SGLang returned no routed_experts")
+        experts = flat_experts(meta.routed_experts, meta.routed_experts_dtype, self._experts)
+        return {ROUTED_EXPERTS: experts_of(experts, len(self.prompt), sampled)}
 
-    def _new(self, answer: Any, meta: Any) -> tuple[Ids, Logprobs]:
-        given = part(answer, "output_ids", kind=list)
-        total = part(meta, "completion_tokens")
-        new = total - self.count if type(total) is int else -1
-        if new < 0 or len(given) not in (total, new):
-            raise EngineAnswerError(
-                f"{len(given)} ids came after {self.count}, where SGLang has sampled {shown(total)}"
-            )
-        if len(given) > new and self.count and given[self.count - 1] != self.last_id:
-            raise EngineAnswerError(
-                f"id {self.count - 1} was {self.last_id}, and is now {shown(given[self.count - 1])}"
-            )
-        ids = answered_ids(given[len(given) - new :], "output_ids", self.capabilities.vocab_size)
-        if not new:
-            return ids, answered_logprobs([], ids, "output_token_logprobs")
-        triples = part(meta, "output_token_logprobs", kind=list)[-new:]
-        logprobs = answered_logprobs([part(row, 0) for row in triples], ids, "output_token_logprobs")
-        same_ids([part(row, 1) for row in triples], ids, "output_token_logprobs")
-        return ids, logprobs
+    def _new_ids(self, ids: list[int], total: int) -> list[int]:
+        """Return the ids of an event that no earlier one had."""
+        new = total - self.count
+        if new < 0 or len(ids) not in (total, new):
+            raise EngineAnswerError(f"{len(ids)} ids came after {self.count}, where SGLang has sampled {total}")
+        if len(ids) > new and self.count and ids[self.count - 1] != self.last_id:
+            raise EngineAnswerError(f"id {self.count - 1} was {self.last_id}, and is now {ids[self.count - 1]}")
+        return ids[len(ids) - new :]
 
-    def _refuse(self, reason: Any) -> None:
-        """An abort with a status is not one that was asked for: the scheduler gave the request up."""
-        status = reason.get("status_code") if isinstance(reason, dict) and reason.get("type") == "abort" else None
-        if type(status) is not int:
+    def _check_abort(self, reason: _Finish) -> None:
+        """Raise if an abort has a status: then the scheduler dropped the request."""
+        status = reason.status_code
+        if status is None:
             return
-        said = reason.get("message")
-        words = f"SGLang gave the request up ({status}): {said[:300] if isinstance(said, str) else shown(said)}"
+        message = reason.message[:300] if isinstance(reason.message, str) else shown(reason.message)
+        problem = f"SGLang dropped the request ({status}): {message}"
         if status < 500 and status != 429:
-            raise EngineRefusal(words, status=status)
+            raise EngineRefusal(problem, status=status)
         if self.count:
-            raise EngineError(f"{words}, after {self.count} tokens had arrived")
-        raise EngineUnavailable(words)
+            raise EngineError(f"{problem}, after {self.count} tokens")
+        raise EngineUnavailable(problem)

@@ -1,36 +1,27 @@
 """vLLM: ``/inference/v1/generate``, or ``/v1/completions`` with ids where that is off.
 
-Start it with ``--enable-scale-out`` (the first endpoint is off without), ``--logprobs-mode processed_logprobs`` (the
-default is raw) and ``--enable-prompt-tokens-details`` (for `Completion.cached_tokens`). Pausing needs
+Start it with ``--enable-scale-out`` (enables the first endpoint), ``--logprobs-mode processed_logprobs`` (the default
+is raw) and ``--enable-prompt-tokens-details`` (for `Completion.cached_tokens`). Pausing needs
 ``VLLM_SERVER_DEV_MODE=1``.
 
-Where vLLM differs from other engines: it cuts a completion that does not fit without saying so, so such a request is
-not sent; its ids in ``abort_requests`` have a prefix that the request does not have; the model's
-``generation_config.json`` may change how ``/v1/completions`` samples, so every setting is sent.
+What is special about vLLM: it clips a completion that does not fit without a word, so such a request is not sent; ids
+in ``abort_requests`` need a prefix that the request does not have; the model's ``generation_config.json`` may change
+how ``/v1/completions`` samples, so every setting is sent.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
-from ..tokens.ids import check_ids
+from msgspec import Raw, Struct
+
+from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids
-from .adapter import HTTPEngine, best_logprob, connecting, folder_of, probed_kind, sampling_fields
-from .answers import (
-    AnswerReader,
-    answered_count,
-    answered_ids,
-    answered_logprobs,
-    check_prompt_echo,
-    optional,
-    part,
-    same_ids,
-    scored_ids,
-)
+from .adapter import HTTPEngine, connecting, folder_of, probed_kind, sampling_fields
+from .answers import AnswerReader, Count, Logprob, TokenId, VersionRow, answered_ids, decode, same_ids, scored_ids
 from .channels import answered_top, experts_of, npy_experts
 from .http import Connection, HTTPSettings
 from .protocol import (
@@ -54,17 +45,74 @@ from .protocol import (
 
 GENERATE: Final = "/inference/v1/generate"
 COMPLETIONS: Final = "/v1/completions"
-_ABORTED_ID: Final = "generate-tokens-"
-"""What vLLM puts before the id of a request; an abort without it is answered 200, and nothing happens."""
+_ABORT_PREFIX: Final = "generate-tokens-"
+"""vLLM prepends it to the id of a request; an abort without it is answered 200 and does nothing."""
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
-_LOGPROBS: Final = {GENERATE: "content", COMPLETIONS: "token_logprobs"}
-_ECHO: Final = b'"prompt_token_ids":'
-_STRUCTURED_OUTPUTS: Final = (0, 11)
-"""The version since which there are no guided_* fields that one could rely on."""
 MAX_LOGPROBS: Final = 20
 """The default of vLLM's ``--max-logprobs``."""
 PauseMode = Literal["keep", "wait", "abort"]
+
+# -- answers
+
+
+class _Alternative(Struct):
+    token_id: TokenId
+    logprob: Logprob | None = None
+    rank: int | None = None
+
+
+class _Token(Struct):
+    token_id: TokenId
+    logprob: Logprob
+    top_logprobs: list[_Alternative] | None = None
+
+
+class _Logprobs(Struct):
+    content: list[_Token] | None = None
+    """Of ``/inference/v1/generate``; the other fields are of ``/v1/completions``."""
+    token_logprobs: list[Logprob] | None = None
+    tokens: list[str] | None = None
+    top_logprobs: list[dict[str, Logprob | None]] | None = None
+
+
+class _Scored(Struct):
+    logprob: Logprob
+
+
+class _Choice(Struct):
+    token_ids: list[TokenId] = []
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    weight_versions: list[VersionRow] | None = None
+    routed_experts: str | None = None
+    prompt_token_ids: Raw = Raw(b"null")
+    prompt_logprobs: list[dict[str, _Scored] | None] | None = None
+
+
+class _PromptDetails(Struct):
+    cached_tokens: Count | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: Count | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+    prompt_token_ids: Raw = Raw(b"null")
+
+
+class _Card(Struct):
+    id: str
+    max_model_len: Count | None = None
+
+
+class _Models(Struct):
+    data: list[_Card]
 
 
 class VLLMEngine(HTTPEngine):
@@ -101,108 +149,107 @@ class VLLMEngine(HTTPEngine):
     ) -> VLLMEngine:
         """Find out what a server can do; some single tokens are sampled for that.
 
-        `model` is needed where several are served. vLLM does not tell the size of its vocabulary: give `vocab_size`
-        (the tokenizer's) to have ids checked before they are sent and after they are returned. Nor does it tell which
-        logprobs it returns: those of the likeliest token are compared at two temperatures, unless `logprobs` says
-        which they are. Where that does not tell, they are ``UNKNOWN``.
-        `check_echo` has each prompt sent back and compared, which costs as much as the prompt is long; without it,
-        its length is compared. `pause_mode` is what `pause` does to requests under way: they wait (``"keep"``), are
-        finished first (``"wait"``), or end with ``ABORT``. `max_logprobs` is what the server was started with as
-        ``--max-logprobs``, if not the default; ``/inference/v1/generate`` tells one alternative less.
+        `model` is required if several are served. vLLM reports neither its vocabulary's size nor its kind of logprobs:
+        `vocab_size` (the tokenizer's) lets ids be checked, and `logprobs` skips the probe of single tokens at two
+        temperatures, which may end in ``UNKNOWN``. `check_echo` compares each prompt with the one that the server read;
+        without it, only the lengths are compared. `pause_mode` is what `pause` does to requests under way: they wait
+        (``"keep"``), finish first (``"wait"``), or end with ``ABORT``. `max_logprobs` is the server's
+        ``--max-logprobs``; ``/inference/v1/generate`` reports one alternative less.
 
-        Where the server was started with ``--enable-return-routed-experts``, what it returns is the channel
-        ``"routed_experts"``: of each sampled id the experts of all layers.
+        A server with ``--enable-return-routed-experts`` fills the channel ``"routed_experts"``.
         """
         async with connecting(base_url, settings) as connection:
-            card = _card(part(await connection.get("/v1/models"), "data", kind=list), model)
-            version = await connection.found("/version")
-            paused = await connection.found("/is_paused")
-            weights = await connection.found("/weight_info")
-            if isinstance(paused, dict) and paused.get("is_paused"):
+            card = _card((await connection.get("/v1/models", _Models)).data, model)
+            version = (await connection.find("/version", dict[str, str]) or {}).get("version")
+            paused = await connection.find("/is_paused", dict[str, bool])
+            weights = await connection.find("/weight_info", dict[str, str | None])
+            if (paused or {}).get("is_paused"):
                 raise EngineError(f"{connection.base_url} is paused: resume it before connecting")
-            found = Capabilities(
+            capabilities = Capabilities(
                 engine="vllm",
-                version=optional(version, "version", str) if isinstance(version, dict) else None,
-                model=card["id"],
-                max_length=answered_count(card.get("max_model_len"), "max_model_len"),
+                version=version,
+                model=card.id,
+                max_length=card.max_model_len,
                 vocab_size=vocab_size,
                 streams=True,
                 pauses=paused is not None,
                 sampling=frozenset(OPTIONAL),
                 weights=paused is not None and weights is not None,
             )
-            engine = cls(connection, found, check_echo=check_echo, pause_mode=pause_mode)
+            engine = cls(connection, capabilities, check_echo=check_echo, pause_mode=pause_mode)
             try:
                 choice = await engine._sample_one(0, SamplingParams(1))
             except EngineRefusal as error:
                 if error.status not in (403, 404, 405):
                     raise
-                engine = cls(connection, found, path=COMPLETIONS, check_echo=check_echo, pause_mode=pause_mode)
+                engine = cls(connection, capabilities, path=COMPLETIONS, check_echo=check_echo, pause_mode=pause_mode)
                 choice = await engine._sample_one(0, SamplingParams(1))
             engine.capabilities = replace(
-                found,
+                capabilities,
                 logprobs=await probed_kind(engine._best_logprob, vocab_size, logprobs),
                 aborts=engine.path == GENERATE,
-                versions=choice.get("weight_versions") is not None,
-                # unknown fields are ignored: where the version is not known, JSON might be asked for in vain
-                structures=_version(found.version) is not None,
-                # generate tells as many as it is asked for, the sampled one among them
+                versions=choice.weight_versions is not None,
+                # vLLM ignores unknown fields: without a version, it might ignore the request for JSON
+                structures=version is not None,
+                # generate counts the sampled id among them
                 top_logprobs=max(0, max_logprobs - (engine.path == GENERATE)),
             )
-            engine.version = optional(weights, "weight_version", str) if isinstance(weights, dict) else None
+            engine.version = (weights or {}).get("weight_version")
             return engine
 
-    async def _sample_one(self, prompt: int, sampling: SamplingParams) -> dict[str, Any]:
+    async def _sample_one(self, prompt: int, sampling: SamplingParams) -> _Choice:
         request = GenerateRequest([prompt], sampling)
-        fields = self._fields(request, logprobs=2)  # with 1, generate returns that of the sampled token alone
-        choice: dict[str, Any] = part(await self._post(request, fields), "choices", 0, kind=dict)
-        _sampled(choice, self.path, None)
-        return choice
+        fields = self._fields(request, logprobs=2)  # with 1, generate returns only that of the sampled token
+        answer: _Answer = await self._sample(prompt, sampling, _Answer, **fields)
+        if not answer.choices:
+            raise EngineAnswerError("vLLM returned no choices")
+        return answer.choices[0]
 
     async def _best_logprob(self, prompt: int, sampling: SamplingParams) -> float:
-        """The logprob of the likeliest token: one of two, or more, that are told."""
-        choice = await self._sample_one(prompt, sampling)
+        """Return the logprob of the likeliest token: one of two, or more, that are reported."""
+        logprobs = (await self._sample_one(prompt, sampling)).logprobs or _Logprobs()
         if self.path == COMPLETIONS:
-            told = part(choice, "logprobs", "top_logprobs", 0, kind=dict)
-            return max([best_logprob(told, name) for name in told], default=-math.inf)
-        for row in part(choice, "logprobs", "content", 0, "top_logprobs", kind=list):
-            if part(row, "rank") == 1:
-                return best_logprob(row, "logprob")
-        raise EngineAnswerError("vLLM did not tell the logprob of the likeliest token, which was asked for")
+            values = [*(logprobs.top_logprobs or [{}])[0].values()]
+        else:
+            alternatives = (logprobs.content or [_Token(0, 0.0)])[0].top_logprobs or []
+            values = [one.logprob for one in alternatives if one.rank == 1]
+        best = max((value for value in values if value is not None), default=-math.inf)
+        if best < -1e9:
+            raise EngineAnswerError("vLLM did not report the logprob of the likeliest token")
+        return best
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """By ``prompt_logprobs`` of ``/v1/completions``, which are raw: of the model at temperature 1."""
-        given = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
-        body = {"model": self.capabilities.model, "prompt": given.tolist(), "max_tokens": 1, "prompt_logprobs": 0}
-        answer = await self._ask(COMPLETIONS, body | {"add_special_tokens": False, "temperature": 0})
-        told = part(answer, "choices", 0, "prompt_logprobs", kind=list)
-        rows = zip(told[1:], given[1:].tolist(), strict=False)
-        return scored_ids([part(row, str(one), "logprob") for row, one in rows], given, "prompt_logprobs")
+        """Return the ``prompt_logprobs`` of ``/v1/completions``, which are raw."""
+        checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
+        body = {"model": self.capabilities.model, "prompt": checked.tolist(), "max_tokens": 1, "prompt_logprobs": 0}
+        answer = await self._order(COMPLETIONS, body | {"add_special_tokens": False, "temperature": 0}, _Answer)
+        rows = (answer.choices[0].prompt_logprobs if answer.choices else None) or []
+        pairs = zip(rows[1:], checked[1:].tolist(), strict=False)
+        scored = [row[str(one)].logprob for row, one in pairs if row is not None and str(one) in row]
+        return scored_ids(scored, checked, "prompt_logprobs")
 
     async def abort(self, request_id: str) -> None:
         if not self.capabilities.aborts:
-            raise EngineError("vLLM ends requests by id only where it was started with --enable-scale-out")
-        await self._tell("/inference/v1/abort_requests", {"request_ids": [_ABORTED_ID + request_id]})
+            raise EngineError("vLLM aborts requests by id only if it was started with --enable-scale-out")
+        await self._order("/inference/v1/abort_requests", {"request_ids": [_ABORT_PREFIX + request_id]})
 
     async def pause(self) -> None:
-        """Let no request go on."""
         self._refuse_pausing()
-        await self._tell(f"/pause?mode={self._pause_mode}&clear_cache=false")
+        await self._order(f"/pause?mode={self._pause_mode}&clear_cache=false")
 
     async def resume(self) -> None:
         self._refuse_pausing()
-        await self._tell("/resume")
+        await self._order("/resume")
 
     async def is_paused(self) -> bool:
-        """Whether the server is paused, by this engine or by somebody else."""
+        """True if the server is paused, by whomever."""
         self._refuse_pausing()
-        return part(await self._connection.get("/is_paused"), "is_paused") is True
+        return bool((await self._connection.get("/is_paused", dict[str, bool])).get("is_paused"))
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Reload from a folder that the server's machine sees, in place. Paused meanwhile, where it is not already.
+        """Reload from a folder on the server's machine, paused meanwhile. A failure leaves the server paused.
 
-        Where it fails the server is left paused: what it would sample with is not known. vLLM names versions by text:
-        3 is ``"3"``.
+        vLLM names versions by text: 3 is ``"3"``.
         """
         version, folder = checked_version(version), folder_of(weights, "vLLM")
         self._refuse_weights()
@@ -210,13 +257,13 @@ class VLLMEngine(HTTPEngine):
         if not was_paused:
             await self.pause()
         try:
-            await self._ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+            order = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+            await self._order("/collective_rpc", order, Any)
             await self.reset_prefix_cache()
             await self.set_version(version)
         except EngineError as error:
             raise EngineError(
-                f"vLLM did not take the weights of {version!r}: {error}. It is left paused: give it weights that it "
-                "can load, or start it again"
+                f"vLLM did not load the weights of {version!r}: {error}. It stays paused: load others, or restart it"
             ) from error
         if not was_paused:
             await self.resume()
@@ -224,31 +271,30 @@ class VLLMEngine(HTTPEngine):
     async def set_version(self, version: str | int) -> None:
         self._refuse_weights()
         name = str(checked_version(version))
-        await self._ask("/update_weight_version", {"new_version": name})
+        await self._order("/update_weight_version", {"new_version": name}, Any)
         self.version = name
 
     async def reset_prefix_cache(self) -> None:
-        """Requests under way are put back, and have what was computed of them computed anew."""
+        """Empty the cache. Requests under way are computed again."""
         self._refuse_weights()
-        await self._ask("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
+        await self._order("/reset_prefix_cache?reset_running_requests=true&reset_external=true", kind=Any)
 
     def _refuse_weights(self) -> None:
         if not self.capabilities.weights:
             raise EngineError(
-                "vLLM can be given other weights only where it was started with VLLM_SERVER_DEV_MODE=1, and is new "
-                "enough to have /weight_info"
+                "vLLM loads other weights only if it was started with VLLM_SERVER_DEV_MODE=1 and has /weight_info"
             )
 
     def _refuse_pausing(self) -> None:
         if not self.capabilities.pauses:
-            raise EngineError("vLLM can be paused only where it was started with VLLM_SERVER_DEV_MODE=1")
+            raise EngineError("vLLM can be paused only if it was started with VLLM_SERVER_DEV_MODE=1")
 
     def _fields(self, request: GenerateRequest, logprobs: int | None = None) -> dict[str, Any]:
         if logprobs is None:
             logprobs = request.sampling.top_logprobs
             logprobs += 1 if logprobs and self.path == GENERATE else 0
-        params = sampling_fields(request.sampling, most="max_tokens", seed="seed") | {"logprobs": logprobs}
-        params |= _structure(request.sampling, self.capabilities.version)
+        params = sampling_fields(request.sampling, max_tokens="max_tokens", seed="seed") | {"logprobs": logprobs}
+        params |= _structure(request.sampling)
         fields: dict[str, Any] = {"model": self.capabilities.model}
         if self.path == COMPLETIONS:
             fields |= params
@@ -256,121 +302,101 @@ class VLLMEngine(HTTPEngine):
         fields |= {"sampling_params": params, "return_token_ids": self._check_echo}
         return fields if request.request_id is None else fields | {"request_id": request.request_id}
 
-    def _reader(self, request: GenerateRequest, text: bytes) -> AnswerReader:
-        return _VLLMReader(request, self.capabilities, self.path, text if self._check_echo else None)
+    def _reader(self, request: GenerateRequest, prompt: bytes) -> AnswerReader:
+        return _VLLMReader(request, self.capabilities, self.path, prompt if self._check_echo else None)
 
 
 class _VLLMReader(AnswerReader):
-    """An answer, whole or in the chunks of a stream, which carry what is new.
+    """Reads an answer, whole or in the chunks of a stream.
 
-    The prompt comes back in it, if that was asked for. It is compared as the JSON text that was sent; only where that
-    differs, in white space or in earnest, are its ids read and compared.
+    Compares an echoed prompt as the JSON text that was sent, and as ids only if the texts differ.
     """
+
+    answer = _Answer
 
     def __init__(self, request: GenerateRequest, capabilities: Capabilities, path: str, sent: bytes | None) -> None:
         super().__init__(request, capabilities)
         self._path: Final = path
-        self._sent: Final = sent
-        self._echo_due = sent is not None
+        self._unconfirmed = sent
+        """The prompt, until it was echoed."""
 
-    def read(self, answer: bytes) -> Any:
-        at = answer.find(_ECHO) if self._echo_due else -1
-        start = at + len(_ECHO)
-        if at < 0 or self._sent is None or not answer.startswith(self._sent, start):
-            return super().read(answer)
-        value = super().read(answer[:start] + b"null" + answer[start + len(self._sent) :])
-        self._echo_due = False
-        return value
-
-    def feed(self, answer: Any) -> Delta | None:
-        usage = part(answer, kind=dict).get("usage")
-        if isinstance(usage, dict):
-            self.check_prompt_count(usage.get("prompt_tokens"))
-            details = usage.get("prompt_tokens_details")
-            cached = details.get("cached_tokens") if isinstance(details, dict) else None
-            self.cached_tokens = answered_count(cached, "cached_tokens")
-        if not part(answer, "choices", kind=list):
+    def feed(self, answer: _Answer) -> Delta | None:
+        if answer.usage is not None:
+            self.check_prompt_count(answer.usage.prompt_tokens)
+            details = answer.usage.prompt_tokens_details
+            self.cached_tokens = None if details is None else details.cached_tokens
+        if not answer.choices:
             return None
-        choice = part(answer, "choices", 0, kind=dict)
-        if self._echo_due:
-            echo = part(choice if self._path == COMPLETIONS else answer, "prompt_token_ids")
-            check_prompt_echo(echo, self.prompt)
-            self._echo_due = False
-        ids, logprobs = _sampled(choice, self._path, self.capabilities.vocab_size)
-        channels = self._top(choice) if self.sampling.top_logprobs and len(ids) else NO_CHANNELS
-        reason, experts = choice.get("finish_reason"), choice.get("routed_experts")
-        if reason is None:
-            if experts is not None:
-                raise EngineAnswerError("vLLM told routed_experts before the end; they are known to come with it")
-            return self.take(ids, logprobs, channels)
+        choice = answer.choices[0]
+        if self._unconfirmed is not None:
+            self._check_echo((choice if self._path == COMPLETIONS else answer).prompt_token_ids, self._unconfirmed)
+            self._unconfirmed = None
+        ids, (logprobs, channels) = choice.token_ids, self._logprobs(choice)
+        if choice.finish_reason is None:
+            if choice.routed_experts is not None:
+                raise EngineAnswerError("vLLM sent routed_experts before the end of the stream")
+            return self.add(ids, logprobs, "logprobs", channels)
         whole: Channels = NO_CHANNELS
-        if experts is not None:
-            whole = {ROUTED_EXPERTS: experts_of(npy_experts(experts), len(self.prompt), self.count + len(ids))}
-        self.end(ids, logprobs, reason, choice.get("stop_reason"), choice.get("weight_versions"), channels, whole)
+        if choice.routed_experts is not None:
+            experts = npy_experts(choice.routed_experts)
+            whole = {ROUTED_EXPERTS: experts_of(experts, len(self.prompt), self.count + len(ids))}
+        stop, versions = choice.stop_reason, choice.weight_versions
+        self.end(ids, logprobs, "logprobs", choice.finish_reason, stop, versions, channels, whole)
         return None
 
-    def _top(self, choice: dict[str, Any]) -> Channels:
-        pairs: list[list[tuple[Any, Any]]]
+    def _check_echo(self, echo: Raw, sent: bytes) -> None:
+        if bytes(echo) == sent:
+            return
+        if bytes(echo) == b"null":
+            raise EngineAnswerError("vLLM did not echo the prompt (prompt_token_ids)")
+        ids = answered_ids(decode(bytes(echo), list[TokenId]), "prompt_token_ids", None)
+        at = common_prefix(ids, self.prompt)
+        if not at == len(ids) == len(self.prompt):
+            raise EngineAnswerError(
+                f"the engine read another prompt than was sent: {len(ids)} ids of {len(self.prompt)}, different from "
+                f"{at} on"
+            )
+
+    def _logprobs(self, choice: _Choice) -> tuple[Sequence[float], Channels]:
+        """Return the logprobs of a choice's ids, and their alternatives if requested."""
+        ids, logprobs = choice.token_ids, choice.logprobs or _Logprobs()
+        rows: list[list[tuple[int, float | None]]]
         if self._path == COMPLETIONS:
-            where = "logprobs.top_logprobs"
-            told = part(choice, "logprobs", "top_logprobs", kind=list)
-            pairs = [
-                [(_number(name.removeprefix(_TOKEN_ID)), value) for name, value in part(told, at, kind=dict).items()]
-                for at in range(len(told))
-            ]
+            values, where = logprobs.token_logprobs or [], "logprobs.top_logprobs"
+            tokens = logprobs.tokens or []
+            if all(token.startswith(_TOKEN_ID) for token in tokens):  # otherwise they are text
+                same_ids([_token_id(token) for token in tokens], ids, "logprobs.tokens")
+            rows = [[(_token_id(token), value) for token, value in row.items()] for row in logprobs.top_logprobs or []]
         else:
-            where = "logprobs.content"
-            content = part(choice, "logprobs", "content", kind=list)
-            pairs = [
-                [(part(one, "token_id"), part(one, "logprob")) for one in part(entry, "top_logprobs", kind=list)]
-                for entry in content
-            ]
-        return {TOP_LOGPROBS: answered_top(pairs, self.sampling.top_logprobs, self.capabilities.vocab_size, where)}
+            content, where = logprobs.content or [], "logprobs.content"
+            values = [token.logprob for token in content]
+            same_ids([token.token_id for token in content], ids, where)
+            rows = [[(one.token_id, one.logprob) for one in token.top_logprobs or []] for token in content]
+        if not self.sampling.top_logprobs or not ids:
+            return values, NO_CHANNELS
+        top = answered_top(rows, self.sampling.top_logprobs, self.capabilities.vocab_size, where)
+        return values, {TOP_LOGPROBS: top}
 
 
-def _sampled(choice: dict[str, Any], path: str, vocab_size: int | None) -> tuple[Ids, Logprobs]:
-    ids = answered_ids(part(choice, "token_ids"), "token_ids", vocab_size)
-    if not len(ids):
-        told = optional(choice, "logprobs", dict) or {}
-        return ids, answered_logprobs(optional(told, _LOGPROBS[path], list) or [], ids, "logprobs")
-    if path == COMPLETIONS:
-        given = part(choice, "logprobs", "token_logprobs", kind=list)
-        logprobs = answered_logprobs(given, ids, "logprobs.token_logprobs")
-        tokens = part(choice, "logprobs", "tokens", kind=list)
-        if all(isinstance(token, str) and token.startswith(_TOKEN_ID) for token in tokens):  # else they are text
-            same_ids([_number(token.removeprefix(_TOKEN_ID)) for token in tokens], ids, "logprobs.tokens")
-        return ids, logprobs
-    content = part(choice, "logprobs", "content", kind=list)
-    logprobs = answered_logprobs([part(entry, "logprob") for entry in content], ids, "logprobs.content")
-    same_ids([part(entry, "token_id") for entry in content], ids, "logprobs.content")
-    return ids, logprobs
+def _token_id(token: str) -> int:
+    """Return the id in ``token_id:17``; -1 if there is none."""
+    digits = token.removeprefix(_TOKEN_ID)
+    return int(digits) if digits.isdecimal() and len(digits) < 12 else -1
 
 
-def _structure(sampling: SamplingParams, version: str | None) -> dict[str, Any]:
-    """Structured outputs, or guided decoding as versions before 0.11 had it."""
+def _structure(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the fields for structured outputs, as vLLM has them since 0.11."""
     if sampling.structure is None:
         return {}
     schema = sampling.structure.get("schema")
-    if (_version(version) or (0, 0)) < _STRUCTURED_OUTPUTS:
-        return {"guided_json": {"type": "object"} if schema is None else schema}
     return {"structured_outputs": {"json_object": True} if schema is None else {"json": schema}}
 
 
-def _version(text: str | None) -> tuple[int, int] | None:
-    """The first two numbers of a version; None where there are none."""
-    found = re.match(r"v?(\d+)\.(\d+)", text or "")
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
-
-
-def _card(served: list[Any], model: str | None) -> dict[str, Any]:
-    """What the server says of the model; of its only one, where none is named."""
-    names = [part(card, "id", kind=str) for card in served]
+def _card(cards: list[_Card], model: str | None) -> _Card:
+    """Return what the server reports of a model: of its only one if `model` is None."""
+    names = [card.id for card in cards]
     if model is None and len(names) != 1:
-        raise EngineError(f"the server has {len(names)} models: say which with model=, of {names}")
+        raise EngineError(f"the server has {len(names)} models: choose with model= among {names}")
     if model is not None and model not in names:
         raise EngineRefusal(f"the server has no model {model!r}, but {names}", status=404)
-    return dict(served[0 if model is None else names.index(model)])
+    return cards[0 if model is None else names.index(model)]

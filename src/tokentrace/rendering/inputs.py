@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import marshal
 from collections.abc import Sequence
 from typing import Any
 
 from ..conversation.forms import Adapted
-from ..conversation.messages import KnownTools, Messages, check_tools
+from ..conversation.messages import Messages, check_tools
 from ..conversation.place import Place
 from ..conversation.values import is_plain, plain_json
 from ..errors import InputError
@@ -37,18 +36,23 @@ class ToolCache:
         """Checked and wrapped; values that are not JSON are made JSON where the settings say so."""
         if tools is None:
             return None
-        if type(tools) is KnownTools:
-            return self._wrapped.once(tools.text, lambda: wrap_tools(json.loads(tools.text)))
         try:
             key = marshal.dumps(tools)
         except ValueError:  # objects of other types, a function for one
             return self._wrap(check_tools(tools) or [])
         return self._known.once(key, lambda: self._wrap(check_tools(tools) or []), keep=lambda _: is_plain(tools))
 
+    def key(self, tools: Any) -> object:
+        """Equal for equal tools."""
+        try:
+            return marshal.dumps(tools, 2)
+        except ValueError:
+            return repr(tools)
+
     def schemas(self, tools: Any) -> Tools:
         """Checked, and as a parser asks them what bare values mean."""
         try:
-            key = marshal.dumps(tools) if tools and type(tools) is not KnownTools else None
+            key = marshal.dumps(tools) if tools else None
         except ValueError:
             key = None
         if key is None:
@@ -89,8 +93,8 @@ def credit_content(rendering: Rendering, adapted: Adapted) -> None:
         ]
 
 
-def with_given_text(messages: Messages, adapted: Adapted, given: Messages) -> Messages:
-    """Messages, with those whose text was put into a part as they were given."""
+def with_original_text(messages: Messages, adapted: Adapted, originals: Messages) -> Messages:
+    """Messages, with the originals of those whose text was wrapped in a part."""
     if not adapted.wrapped:
         return messages
-    return [given[at] if at in adapted.wrapped else message for at, message in enumerate(messages)]
+    return [originals[at] if at in adapted.wrapped else message for at, message in enumerate(messages)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -12,7 +11,7 @@ from ..errors import ControlTokenError, InputError, RendererError, shown
 from ..template.chat_template import Template
 from ..template.origin import UNKNOWN, Origin
 from ..template.trace import Rendering
-from ..tokens.control import SpanTrust, Trust
+from ..tokens.control import Trust
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
 from ..tokens.tokenizer import Tokenizer
@@ -29,18 +28,18 @@ _SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
 
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
-    """The names of those who are trusted. RendererError for one that nothing is called."""
+    """The trusted roles and sources of text. Raises RendererError for a name that is neither."""
     if isinstance(trusted, str) or not isinstance(trusted, Iterable):
         raise RendererError(f"trusted is a set of roles, not {shown(trusted)}")
     names = list(trusted)
     if not all(isinstance(name, str) for name in names):
         raise RendererError(f"trusted is a set of roles, which are strings, not {shown(names)}")
     usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
-    known = usual.union(word for template in templates for word in template.constants if word.isidentifier())
+    allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1) or [", ".join(sorted(usual))]
-            raise RendererError(f"trusted names {shown(name)}, which is no role and no source of text; {near[0]}?")
+        if name not in allowed:
+            listed = ", ".join(sorted(usual))
+            raise RendererError(f"trusted names {shown(name)}, which is no role and no source of text: {listed}")
     return frozenset(names)
 
 
@@ -85,8 +84,7 @@ def encode_trusted(
 
     Raises ControlTokenError or InputError, naming message and field.
     """
-    of_origin = functools.partial(trust_of, messages=messages, trusted=trusted, roles=roles)
-    trust = SpanTrust(rendering, of_origin)
+    trust = functools.partial(trust_of, messages=messages, trusted=trusted, roles=roles)
     try:
         return encode_spans(tokenizer, rendering, trust, policy, inner)
     except ForgedControl as forged:

@@ -176,7 +176,7 @@ class Rows:
         channel = sample.channels.get(name)
         if channel is None:
             raise SampleError(f"{self._called(number)} has no channel {name!r}; it has {sorted(sample.channels)}")
-        missing = sample.mask & ~channel.told
+        missing = sample.mask & ~channel.present
         if missing.any():
             raise SampleError(
                 f"{self._called(number)}: {name} tells nothing of token {int(missing.argmax())}, which carries loss"

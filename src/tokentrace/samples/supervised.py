@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..conversation.messages import ROLES, Messages
 from ..errors import SampleError, kind_of, shown
+from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
@@ -42,16 +43,8 @@ class Turns(StrEnum):
     """All but messages with ``"train": false`` or ``"weight": 0``."""
 
 
-class Past(StrEnum):
-    """How turns are shown that are not the last."""
-
-    TEMPLATE = "template"
-    """In one row, as the template writes them."""
-    PRESERVE = "preserve"
-    """In one row, with all reasoning kept."""
-    EXPAND = "expand"
-    """In as many rows as needed to show before each turn what the model would have seen when it wrote that turn."""
-
+ROW_PASTS: Final = (Past.TEMPLATE, Past.PRESERVE, Past.EXPAND)
+"""How rows may show turns that are not the last."""
 
 TRAINED_PARTS: Final = (Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP)
 """All that an assistant samples."""
@@ -90,7 +83,7 @@ class SampleSettings:
             "turns": choose(Turns, "turns", turns),
             "parts": frozenset(_part(one) for one in given),
             "roles": frozenset(whose),
-            "past": None if past is None else choose(Past, "past", past),
+            "past": None if past is None else _row_past(past),
             "final_stop": flag("final_stop", final_stop, SampleError),
         }
         for name, value in checked.items():
@@ -126,6 +119,13 @@ _HASHABLE: Final = frozenset({str, Turns, Past, bool, type(None)})
 @functools.lru_cache(maxsize=64, typed=True)
 def _usual_settings(turns: Any, past: Any, final_stop: Any) -> SampleSettings:
     return SampleSettings(turns=turns, past=past, final_stop=final_stop)
+
+
+def _row_past(past: Any) -> Past:
+    chosen = choose(Past, "past", past)
+    if chosen not in ROW_PASTS:
+        raise SampleError(f"past of rows is one of {', '.join(ROW_PASTS)}; make the renderer with past={chosen!s}")
+    return chosen
 
 
 _BY_NAME: Final = {part.name.lower(): part for part in TRAINED_PARTS}
@@ -251,7 +251,7 @@ class SampleBuilder:
 
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
-        self.renderer = renderer.preserving() if self.settings.past is Past.PRESERVE else renderer
+        self.renderer = renderer.with_past(Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
         self._finder = PartFinder(self.renderer)
         self._pasts = PastTurns(self.renderer)
 
@@ -295,9 +295,7 @@ class SampleBuilder:
         for at in chosen:
             if messages[at]["role"] != "assistant":
                 continue
-            rendered = self.renderer.silent().render(messages[: at + 1], tools=tools)
-            rendered = self._pasts.after_prompt(rendered, messages[: at + 1], tools)
-            self.renderer.say_lost(rendered, messages[: at + 1], tools=tools)
+            rendered = self.renderer.render_turn(messages[: at + 1], tools=tools)
             if rows and _extends(rendered, *rows[-1]):
                 rows[-1] = (rendered, [*rows[-1][1], at])
             else:

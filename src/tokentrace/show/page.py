@@ -24,7 +24,7 @@ from ..tokens.visible import counted, visible
 from .document import Document
 from .results import document_of
 
-SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "causes.js", "tree.js", "parts.js", "viewer.js")
+SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "tree.js", "parts.js", "viewer.js")
 """The modules of the page in import order. A page inlines them as one script."""
 
 SHARED: Final = (*SCRIPTS[:-1], "viewer.css")

@@ -145,13 +145,16 @@ def _report(document: Document) -> Iterator[RenderableType]:
     if document.cards:
         figures = [" ".join(filter(None, (card.label.lower(), card.value, card.more))) for card in document.cards]
         yield Text("  " + flat(" · ".join(figures)), "dim")
-    for note in document.notes:
-        yield Text(f"note: {flat(note)}", "yellow")
     for table in document.tables:
         yield Text()
         yield grid(table)
+        for cell in (row[0] for row in table.rows if row):
+            if isinstance(cell, Cell) and cell.small:
+                yield Text(f"  {flat(cell.text)}: {flat(cell.small)}", "dim")
         if table.about:
             yield Text(f"  {flat(table.about)}", "dim")
+    for note in document.notes:
+        yield Text(f"note: {flat(note)}", "yellow")
     for contrast in document.contrasts[:_CONTRASTS]:
         yield from _contrast(document.tracks, contrast)
     if len(document.contrasts) > _CONTRASTS:

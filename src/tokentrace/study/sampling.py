@@ -96,7 +96,8 @@ def _sampled_turns(
     """The turns, each from where its text begins (in characters) to its stop token."""
     out: list[SampledTurn] = []
     text, before = encoded.rendering.text, -1
-    for turn, prompt, begin, (start, own) in zip(turns, prompts, begins, encoded.places(begins), strict=True):
+    rows = zip(turns, prompts, begins, encoded.first_touching(begins), encoded.first_after(begins), strict=True)
+    for turn, prompt, begin, start, own in rows:
         sampled = _ended(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
             is_asked = own == start and text.endswith(prompt.texts, 0, begin)
@@ -117,7 +118,7 @@ def _ended(encoded: Encoded, turn: TurnSpan, begin: int, start: int, endings: Tu
     Its text begins at `begin`, in characters, and there token `start`.
     """
     message = turn.message
-    at, named, starts, ends = encoded.counted
+    at, named, starts, ends = encoded.control_tokens
     after = bisect.bisect_left(starts, turn.end)  # the first control token after the turn
     if begin > turn.end:
         after = max(after, bisect.bisect_right(ends, begin))

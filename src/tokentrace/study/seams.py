@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from ..conversation.messages import RESULT_ROLES, KnownTools, Messages
+from ..conversation.messages import RESULT_ROLES, Messages
 from ..errors import InputError, TemplateError
 from ..template.chat_template import Template
 from ..template.origin import Origin
@@ -354,8 +354,6 @@ def tools_key(tools: Any) -> str:
     """Equal for equal tools."""
     if not tools:
         return repr(tools)
-    if type(tools) is KnownTools:
-        return tools.text
     try:
         return json.dumps(tools, default=repr)
     except (TypeError, ValueError, RecursionError):

@@ -1,31 +1,33 @@
-"""Spans to ids, each token knowing its span, and the one door through which control tokens are made.
+"""Spans to ids: each token knows its span, and only trusted text becomes control tokens.
 
-The whole text is encoded in one call, as transformers does it, so merges equal the template's. Nearly always its
-control tokens are those of the scaffold, which counting shows (`tokens.ordinals`). Else bytes per token tell which span
-each token begins in, and whether a control token touches text that is not trusted. Only if one does, or if bytes do not
-add up (Unicode normalization, byte-fallback prefixes), the text is taken apart: control tokens are looked for in
-trusted text alone, and the runs between them are encoded with a tokenizer that has no control tokens at all.
+The whole text is encoded in one call, as transformers does it, so merges equal the template's. The bytes that tokens
+spell add up to their places in the text. If a control token touches text that is not trusted, or if bytes do not add up
+(Unicode normalization, byte-fallback prefixes), the text is split: control tokens are found in trusted text alone, and
+the pieces between them are encoded with a tokenizer that has no control tokens.
 """
 
 from __future__ import annotations
 
-import functools
 import unicodedata
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 
 from ..errors import TokenizerError
+from ..template.origin import Origin
 from ..template.trace import Rendering
-from .control import FoundToken, PlainPiece, SpanTrust, Trust, TrustedSpans, split
-from .encoded import Encoded, TokenPlaces
-from .positions import BytePositions, Positions
+from .control import ControlMatch, PlainPiece, Positions, Trust, TrustedSpans, split
+from .encoded import Encoded
 from .tokenizer import Ids, Tokenizer
+
+TrustOf: TypeAlias = Callable[[Origin], Trust]
+"""Which control tokens a span of some origin may contain. Scaffold, which has no origin, may contain all."""
 
 
 class ControlPolicy(StrEnum):
-    """What becomes of a control token's text in a field that is not trusted."""
+    """What happens to a control token's text in a field that is not trusted."""
 
     LITERAL = "literal"
     """It stays text, spelled in ordinary tokens."""
@@ -47,141 +49,130 @@ class ForgedControl(Exception):  # noqa: N818
 def encode_spans(
     tokenizer: Tokenizer,
     rendering: Rendering,
-    trust: Sequence[Trust],
+    trust_of: TrustOf,
     policy: ControlPolicy,
     inner: Callable[[], frozenset[int]] = frozenset,
 ) -> Encoded:
-    """The ids of a rendering. `trust[k]` says which control tokens span k may hold.
+    """The ids of a rendering, and where each token is.
 
-    `inner` gives those that live inside a turn; it is asked only if text that may hold no others spells one.
+    `inner` returns the control tokens that live inside a turn; it is called only if text that may contain no others
+    spells one. Raises ForgedControl under `REJECT`, and UnicodeEncodeError for half of a surrogate pair.
     """
-    vocabulary, text = tokenizer.vocabulary, rendering.text
-    units = None if text.isascii() else BytePositions(rendering)
-    if units is not None and vocabulary.nfc and not units.is_composed():
-        return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    ids = tokenizer.encode(text)
-    if isinstance(trust, SpanTrust):  # by which scaffold may hold anything
-        counted = tokenizer.scaffold.count(rendering, ids)
-        if counted is not None:
-            layout = functools.partial(_spelled_or_reported, tokenizer, rendering, ids, units)
-            return Encoded(ids, rendering, vocabulary, layout, counted)
-    spelled = _spelled(tokenizer, rendering, ids, units)
-    if spelled is None:
-        return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    encoded = Encoded(ids, rendering, vocabulary, spelled)
-    if policy is not ControlPolicy.HF_COMPAT and _is_forged(encoded, trust, inner):
-        return _encode_apart(tokenizer, rendering, trust, policy, inner)
-    return encoded
+    text, raw = rendering.text, rendering.text.encode("utf-8")
+    if len(raw) == len(text) or not tokenizer.vocabulary.nfc or _is_composed(text):
+        encoded = _encode_whole(tokenizer, rendering, raw)
+        if encoded is not None and (policy is ControlPolicy.HF_COMPAT or not _is_forged(encoded, trust_of, inner)):
+            return encoded
+    return _encode_apart(tokenizer, rendering, trust_of, policy, inner)
 
 
-def _spelled(tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None) -> TokenPlaces | None:
-    """Where tokens stand that spell a text byte for byte, one after another; None where they do not."""
-    vocabulary, text = tokenizer.vocabulary, rendering.text
-    ends = vocabulary.short_lengths.take(ids).cumsum(dtype=np.int32)  # far shorter than 2 GiB: MAX_OUTPUT
-    if (ends[-1] if len(ends) else 0) != (len(text) if units is None else units.total):
+def _is_composed(text: str) -> bool:
+    """Whether text is in Unicode's composed form. Line by line: most lines are ASCII, and no mark composes with LF."""
+    lines = [line for line in text.split("\n") if not line.isascii()]
+    return all(unicodedata.is_normalized("NFC", line) for line in lines)
+
+
+def _encode_whole(tokenizer: Tokenizer, rendering: Rendering, raw: bytes) -> Encoded | None:
+    """The text encoded in one call; None if its tokens do not spell it byte for byte."""
+    vocabulary, ids = tokenizer.vocabulary, tokenizer.encode(rendering.text)
+    bounds = np.zeros(len(ids) + 1, np.int32)
+    np.cumsum(vocabulary.byte_lengths.take(ids), out=bounds[1:])
+    if bounds[-1] != len(raw) or not (vocabulary.exact or vocabulary.spells(ids.tolist(), raw)):
         return None
-    if not vocabulary.exact and not vocabulary.spells(ids.tolist(), text.encode("utf-8")):
-        return None
-    return TokenPlaces(ends, units)
+    return Encoded(ids, rendering, vocabulary, *_characters(raw, len(rendering.text), bounds))
 
 
-def _spelled_or_reported(
-    tokenizer: Tokenizer, rendering: Rendering, ids: Ids, units: BytePositions | None
-) -> TokenPlaces:
-    """The same; where they do not, as ``tokenizers`` reports it."""
-    spelled = _spelled(tokenizer, rendering, ids, units)
-    if spelled is not None:
-        return spelled
-    known, offsets = tokenizer.reference(rendering.text)
-    if not np.array_equal(known, ids):
-        raise TokenizerError("fastokens and tokenizers disagree on this text; it cannot be said where its tokens stand")
-    starts, ends = _ordered(offsets)
-    return TokenPlaces(ends, starts=starts, begins=starts)
+def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, Positions]:
+    """Where tokens start and end, in characters, from their `bounds` in bytes. Tokens may share a character."""
+    if len(raw) == length:
+        return bounds[:-1], bounds[1:]
+    is_inside = np.zeros(len(raw) + 1, np.int8)
+    np.less(np.frombuffer(raw, np.int8), -64, out=is_inside[:-1].view(np.bool_))  # continuation bytes: 10xxxxxx
+    inside = is_inside.take(bounds)
+    characters = bounds - np.cumsum(is_inside, dtype=np.int32).take(bounds)
+    return characters[:-1], characters[1:] + inside[1:]
 
 
-def _is_forged(encoded: Encoded, trust: Sequence[Trust], inner: Callable[[], frozenset[int]]) -> bool:
-    """Whether a control token touches a span that may not hold it."""
-    _, named, starts, stops = encoded.counted
-    if not named:
-        return False
-    span_ends = np.asarray(encoded.rendering.ends, np.int64)
-    first = span_ends.searchsorted(starts, "right").tolist()
-    last = span_ends.searchsorted([stop - 1 for stop in stops], "right").tolist()
+def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
+    """Whether a control token touches a span that may not contain it."""
+    at = encoded.control.nonzero()[0]
+    spans, places = encoded.rendering, encoded.starts.dtype
+    bounds = np.asarray(spans.ends, places)
+    first = bounds.searchsorted(encoded.starts.take(at), "right").tolist()
+    last = bounds.searchsorted(encoded.ends.take(at) - places.type(1), "right").tolist()
     touched = set(first)
     if first != last:
-        touched.update(*(range(one, other + 1) for one, other in zip(first, last, strict=True)))
-    if isinstance(trust, SpanTrust):
-        doubtful = trust.doubtful(touched)
-    else:
-        doubtful = {span: trust[span] for span in touched if trust[span] is not Trust.ANY}
-    if not doubtful:
-        return False
-    if Trust.NONE in doubtful.values():
-        return True
+        touched.update(*(range(start, stop + 1) for start, stop in zip(first, last, strict=True)))
+    sources = {span: origin for span in touched if (origin := spans.origins[span]) is not None}
+    limited = {span: trust for span, origin in sources.items() if (trust := trust_of(origin)) is not Trust.ANY}
+    if not limited or Trust.NONE in limited.values():
+        return bool(limited)
     allowed = inner()
     return any(
-        token not in allowed and not doubtful.keys().isdisjoint(range(one, other + 1))
-        for token, one, other in zip(named, first, last, strict=True)
+        token not in allowed and not limited.keys().isdisjoint(range(start, stop + 1))
+        for token, start, stop in zip(encoded.ids.take(at).tolist(), first, last, strict=True)
     )
 
 
-# -- the careful way
+# -- text that is split
 
 
 def _encode_apart(
     tokenizer: Tokenizer,
     rendering: Rendering,
-    trust: Sequence[Trust],
+    trust_of: TrustOf,
     policy: ControlPolicy,
     inner: Callable[[], frozenset[int]],
 ) -> Encoded:
-    text, trust = rendering.text, list(trust)
-    kept: list[tuple[int, str]] = []
-    everything = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
-    parts = everything
-    if policy is not ControlPolicy.HF_COMPAT and min(trust, default=Trust.ANY) < Trust.ANY:
+    text = rendering.text
+    forged: list[tuple[int, str]] = []
+    unlimited = split(text, TrustedSpans([len(text)], [Trust.ANY]), tokenizer.patterns, tokenizer.normalize)
+    parts = unlimited
+    if policy is not ControlPolicy.HF_COMPAT:
+        trust = [Trust.ANY if origin is None else trust_of(origin) for origin in rendering.origins]
         spans = TrustedSpans(rendering.ends, trust)
-        if Trust.INNER in trust and any(spans.least(found) is Trust.INNER for found in _tokens(everything)):
+        forged = _forged(unlimited, spans)
+        if forged and Trust.INNER in trust:
             spans = TrustedSpans(rendering.ends, trust, inner())
-        kept = _forged(everything, spans)
-        if kept and policy is ControlPolicy.REJECT:
-            raise ForgedControl(*kept[0])
+            forged = _forged(unlimited, spans)
+        if forged and policy is ControlPolicy.REJECT:
+            raise ForgedControl(*forged[0])
         parts = split(text, spans, tokenizer.patterns, tokenizer.normalize)
-    nowhere = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
+    nothing = (np.zeros(0, np.int32), *(np.zeros(0, np.int64) for _ in range(3)))
     pieces = _encode_pieces(tokenizer, parts, checked=policy is not ControlPolicy.HF_COMPAT)
-    ids, starts, ends, begins = map(np.concatenate, zip(nowhere, *pieces, strict=True))
-    if _tokens(parts) == _tokens(everything) and not np.array_equal(ids, tokenizer.encode(text)):
-        # nothing was kept from being a control token: the ids are those of the tokenizer, however it comes to them
+    ids, starts, ends, begins = map(np.concatenate, zip(nothing, *pieces, strict=True))
+    if _matches(parts) == _matches(unlimited) and not np.array_equal(ids, tokenizer.encode(text)):
+        # all control tokens were allowed: the ids are the tokenizer's, however it computes them
         ids, offsets = tokenizer.reference(text)
         starts, ends = _ordered(offsets)
         begins = starts
-    return Encoded(ids, rendering, tokenizer.vocabulary, TokenPlaces(ends, starts=starts, begins=begins), kept=kept)
+    return Encoded(ids, rendering, tokenizer.vocabulary, starts, ends, begins, forged)
 
 
-def _tokens(parts: Sequence[FoundToken | PlainPiece]) -> list[FoundToken]:
-    return [part for part in parts if isinstance(part, FoundToken)]
+def _matches(parts: Sequence[ControlMatch | PlainPiece]) -> list[ControlMatch]:
+    return [part for part in parts if isinstance(part, ControlMatch)]
+
+
+def _forged(parts: Sequence[ControlMatch | PlainPiece], spans: TrustedSpans) -> list[tuple[int, str]]:
+    """The control tokens in text that may not contain them, each with the first such span that it touches."""
+    matches = _matches(parts)
+    touched = ((spans.forbidding(match.token, match.text_start, match.text_end), match) for match in matches)
+    return [(span, match.token.text) for span, match in touched if span is not None]
 
 
 _Piece = tuple[Ids, Positions, Positions, Positions]
-"""Tokens, where they start and end in the text, and where what they spell begins, without white space they absorb."""
+"""Tokens, where they start and end in the text, and where the text that they spell begins."""
 
 
-def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[FoundToken | PlainPiece], *, checked: bool) -> list[_Piece]:
-    """Control tokens, and the ids of the text between them. `checked`: there must be no control token in that."""
-    encoded: dict[int, Ids] = {}
-    for normalized in (False, True):
-        plain = [part for part in parts if isinstance(part, PlainPiece) and (part.places is not None) == normalized]
-        first = bool(plain) and plain[0].start == 0
-        some = tokenizer.encode_plain([part.text for part in plain], first=first, normalized=normalized)
-        encoded |= zip(map(id, plain), some, strict=True)
-    out: list[_Piece] = []
+def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[ControlMatch | PlainPiece], *, checked: bool) -> list[_Piece]:
+    """Control tokens, and the ids of the text between them. `checked`: that text must make no control token."""
+    pieces: list[_Piece] = []
     for part in parts:
-        if isinstance(part, FoundToken):
-            where = (part.start, part.end, part.text_start)
-            start, end, begin = (np.asarray([at], np.int64) for at in where)
-            out.append((np.asarray([part.token.id], np.int32), start, end, begin))
+        if isinstance(part, ControlMatch):
+            places = (np.asarray([at], np.int64) for at in (part.start, part.end, part.text_start))
+            pieces.append((np.asarray([part.token.id], np.int32), *places))  # type: ignore[arg-type]
             continue
-        ids, starts, ends = _align(tokenizer, part, encoded[id(part)])
+        ids, starts, ends = _encode_plain(tokenizer, part)
         if checked:
             _check_plain(tokenizer, ids)
         if part.places is None:
@@ -192,18 +183,12 @@ def _encode_pieces(tokenizer: Tokenizer, parts: Sequence[FoundToken | PlainPiece
                 np.append(part.places[0], part.places[1][-1])[np.minimum(starts, size)],
                 part.places[1][np.clip(ends - 1, 0, size - 1)],
             )
-        out.append((ids, starts, ends, starts))
-    return out
-
-
-def _forged(everything: Sequence[FoundToken | PlainPiece], spans: TrustedSpans) -> list[tuple[int, str]]:
-    """The control tokens that text spells which may not hold them, each with the first such span that it touches."""
-    touched = ((spans.first_forbidding(found), found.token.text) for found in _tokens(everything))
-    return [(span, token) for span, token in touched if span is not None]
+        pieces.append((ids, starts, ends, starts))
+    return pieces
 
 
 def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
-    """The last lock on the door: text that was to stay text holds no control id."""
+    """Raise TokenizerError if text that should stay text became a control token after all."""
     vocabulary = tokenizer.vocabulary
     forged = [int(i) for i in ids[vocabulary.is_control[ids]] if i != vocabulary.unknown]
     if forged:
@@ -213,57 +198,25 @@ def _check_plain(tokenizer: Tokenizer, ids: Ids) -> None:
         )
 
 
-def _align(tokenizer: Tokenizer, part: PlainPiece, ids: Ids) -> tuple[Ids, Positions, Positions]:
-    """Where each token of a piece stands, in characters of the piece."""
-    vocabulary, run = tokenizer.vocabulary, part.text
-    normal = unicodedata.normalize("NFC", run) if vocabulary.nfc and part.places is None else run
-    lengths = vocabulary.byte_lengths[ids].astype(np.int64)
-    raw = normal.encode("utf-8")
-    total = int(lengths.sum()) if (lengths >= 0).all() else -1
-    spelled = raw
-    if total == len(raw) + 1 and vocabulary.spaced and len(ids):
-        spelled = b" " + raw
-        lengths[0] -= 1  # a space that the tokenizer put before the first word
-    if total != len(spelled) or not (vocabulary.exact or vocabulary.spells(ids.tolist(), spelled)):
-        return _align_by_offsets(tokenizer, part)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    if len(raw) != len(normal):  # bytes to characters
-        is_start = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80
-        character = np.concatenate((np.cumsum(is_start) - 1, [len(normal)]))
-        starts, ends = character[starts], character[np.maximum(ends - 1, 0)] + 1
-    if normal is not run and normal != run:
-        origin = _origins_of_normal(run, normal)
-        if origin is None:
-            return _align_by_offsets(tokenizer, part)
-        starts, ends = origin[starts], origin[ends]
-    return ids, starts, ends
-
-
-def _origins_of_normal(run: str, normal: str) -> Positions | None:
-    """For each character of the normalized run, where it begins in the run itself."""
-    positions: list[int] = []
-    pieces: list[str] = []
-    begin = 0
-    bounds = [i for i, char in enumerate(run) if i and not unicodedata.combining(char)]
-    for end in (*bounds, len(run)):
-        piece = unicodedata.normalize("NFC", run[begin:end])
-        positions += [begin] * len(piece)
-        pieces.append(piece)
-        begin = end
-    if "".join(pieces) != normal:  # Hangul and the few other letters that compose without a mark
-        return None
-    return np.asarray([*positions, len(run)], np.int64)
-
-
-def _align_by_offsets(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Positions, Positions]:
-    """The last resort: the offsets that the reference implementation reports for this piece."""
-    ids, offsets = tokenizer.offsets(part.text, first=part.start == 0, normalized=part.places is not None)
+def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Positions, Positions]:
+    """The tokens of a piece, and where each is, in characters of the piece."""
+    vocabulary, text = tokenizer.vocabulary, part.text
+    options = {"first": part.start == 0, "normalized": part.places is not None}
+    if options["normalized"] or not vocabulary.nfc or unicodedata.is_normalized("NFC", text):
+        ids, raw = tokenizer.encode_plain([text], **options)[0], text.encode("utf-8")
+        bounds = np.append(0, np.cumsum(vocabulary.byte_lengths[ids], dtype=np.int64))
+        spelled = raw
+        if bounds[-1] == len(raw) + 1 and vocabulary.spaced:
+            spelled = b" " + raw
+            bounds[1:] -= 1  # a space that the tokenizer writes before the first word
+        if bounds[-1] == len(raw) and (vocabulary.exact or vocabulary.spells(ids.tolist(), spelled)):
+            return ids, *_characters(raw, len(text), bounds)
+    ids, offsets = tokenizer.offsets(text, **options)
     return ids, *_ordered(offsets)
 
 
 def _ordered(offsets: Sequence[tuple[int, int]]) -> tuple[Positions, Positions]:
-    """Reported offsets, put in order where tokens share a character."""
+    """Reported offsets, made monotonic where tokens share a character."""
     pairs = np.asarray(offsets, np.int64).reshape(-1, 2)
     starts = np.maximum.accumulate(pairs[:, 0]) if len(pairs) else pairs[:, 0]
     return starts, np.maximum(pairs[:, 1], starts)

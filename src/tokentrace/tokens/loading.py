@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from ..errors import TokenizerError, kind_of
 from ..pocket import POCKET
-from .nearest import folders_in, meant
 from .tokenizer import Tokenizer
 
 _FILES: Final = (
@@ -25,17 +24,17 @@ _FILES: Final = (
     "additional_chat_templates/*.jinja",
 )
 _REFUSALS: Final[Mapping[str, Sequence[str]]] = {
-    "the hub wants a login for it": ["GatedRepoError"],
+    "the hub requires a login for it": ["GatedRepoError"],
     "the hub has no such model, or it needs a login": ["RepositoryNotFoundError"],
     "the hub has no such revision of it": ["RevisionNotFoundError"],
-    "that is no name of a model on the hub": ["HFValidationError"],
+    "that is not the name of a model on the hub": ["HFValidationError"],
     "the hub could not be reached": ["LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError", "OSError"],
 }
-"""Why the hub gives nothing, and the errors of huggingface_hub that say so; a kind comes before those it is one of."""
+"""Why the hub returns nothing, by the error of huggingface_hub; subclasses come before their bases."""
 
 
 def load_tokenizer(source: Any) -> Tokenizer:
-    """A Tokenizer from whatever names one. See the module's own words for what `source` may be."""
+    """A Tokenizer from a folder, a file, a hub name, or another library's tokenizer. Raises TokenizerError."""
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, (str, Path)):
@@ -63,26 +62,24 @@ def load_tokenizer(source: Any) -> Tokenizer:
 
 
 def _from_hub(name: str) -> Path:
-    """The files of a model, of one of its revisions if it is ``name@revision``."""
+    """The files of a model, at one of its revisions if it is ``name@revision``."""
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_like_path or not name:
-        raise TokenizerError(f"there is no folder {name!r}{meant(name)}")
+        raise TokenizerError(f"there is no folder {name!r}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise TokenizerError(
-            f"{name!r} is not a folder here{meant(name)}; to fetch it from the hub, install tokentrace[hub]"
-        ) from None
+        problem = f"{name!r} is not a folder here; to fetch it from the hub, install tokentrace[hub]"
+        raise TokenizerError(problem) from None
     try:
         model, _, revision = name.partition("@")
         return Path(snapshot_download(model, revision=revision or None, allow_patterns=list(_FILES)))
     except Exception as error:
-        near = meant(name)
-        raise TokenizerError(f"{name!r} is not a folder here, and {_refusal(error)}{near}") from error
+        raise TokenizerError(f"{name!r} is not a folder here, and {_refusal(error)}") from error
 
 
 def _refusal(error: Exception) -> str:
-    """Why the hub gave nothing. Its errors are pages long and differ by version, so their names decide."""
+    """Why the hub returned nothing. Its errors are pages long and differ by version, so their names decide."""
     names = {kind.__name__ for kind in type(error).__mro__}
     for words, kinds in _REFUSALS.items():
         if not names.isdisjoint(kinds):
@@ -93,12 +90,9 @@ def _refusal(error: Exception) -> str:
 def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Tokenizer:
     path = folder / file
     if not path.is_file():
-        others = sorted(entry.name for entry in folder.glob("*token*") if entry.is_file())
-        found = f" (found {', '.join(others)}; convert it to tokenizer.json first)" if others else ""
-        inner = [one.name for one in folders_in(folder) if (one / file).is_file()]
-        if inner and not others:
-            found = f"; there is one in {', '.join(f'{name}/{one}'.replace('//', '/') for one in inner[:3])}"
-        raise TokenizerError(f"there is no tokenizer.json in {name}{found}")
+        candidates = sorted(entry.name for entry in folder.glob("*token*") if entry.is_file())
+        hint = f" (found {', '.join(candidates)}; convert it to tokenizer.json first)" if candidates else ""
+        raise TokenizerError(f"there is no tokenizer.json in {name}{hint}")
     config = _read(folder / "tokenizer_config.json")
     special = _read(folder / "special_tokens_map.json")
     return Tokenizer(
@@ -111,7 +105,7 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
 
 
 def _bytes(path: Path) -> bytes:
-    """The bytes of a text file, with one kind of line ends."""
+    """The bytes of a text file, with ``\\n`` as line ends."""
     try:
         raw = path.read_bytes()
         return raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in raw else raw
@@ -137,29 +131,23 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like, and whatever extra tokens the model names."""
+    """``bos_token`` and its like, and the model's extra tokens."""
     extra = config.get("extra_special_tokens")
     rows = {**config, **(extra if isinstance(extra, dict) else {})}
-    found = {}
-    for key, value in rows.items():
-        if not key.endswith("_token"):
-            continue
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[key] = text
-    return found
+    texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in rows.items()}
+    return {key: text for key, text in texts.items() if key.endswith("_token") and isinstance(text, str)}
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name; a file beside the tokenizer wins over the one in its configuration."""
-    found = named_templates(config.get("chat_template"))
-    found |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
+    templates = named_templates(config.get("chat_template"))
+    templates |= named_templates(_read(folder / "chat_template.json").get("chat_template"))
     single = folder / "chat_template.jinja"
     if single.is_file():
-        found["default"] = _text(single)
+        templates["default"] = _text(single)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _text(path)
-    return found
+        templates[path.stem] = _text(path)
+    return templates
 
 
 def named_templates(value: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a vocabulary says of its tokens: how many bytes each covers, and which are control tokens."""
+"""What a ``tokenizer.json`` says: tables over token ids, and the same tokenizer without control tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,10 @@ import numpy.typing as npt
 from ..computed import computed
 
 _UNREACHABLE: Final = f"\x00{secrets.token_hex(16)}"
-"""Put before the name of a control token that also stands in the model's vocabulary, so that plain text
-cannot reach it: nobody can spell what is drawn anew in each process."""
+"""Prefix for control tokens in the vocabulary of the plain tokenizer. It is random, so no text can spell it."""
 
 TOKEN_FLAGS: Final = ("special", "lstrip", "rstrip", "single_word", "normalized")
-"""What ``tokenizer.json`` says of an added token beside its id and its text."""
+"""Flags of an added token in ``tokenizer.json``."""
 
 _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -42,8 +41,8 @@ def _nodes(part: Any) -> Iterator[dict[str, Any]]:
 def byte_alphabet() -> dict[str, int]:
     """The 256 characters that byte-level BPE spells bytes with."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
 
 
 class ControlToken:
@@ -55,7 +54,7 @@ class ControlToken:
     rstrip: bool
     single_word: bool
     normalized: bool
-    """Whether it is looked for in text that the normalizer has been over, after all others have been found."""
+    """Whether tokenizers searches for it in normalized text, after all others."""
 
     def __init__(self, row: dict[str, Any]) -> None:
         self.id = int(row["id"])
@@ -64,60 +63,51 @@ class ControlToken:
             setattr(self, flag, bool(row.get(flag)))
 
 
-class Tables(NamedTuple):
-    """What a ``tokenizer.json`` comes to: small facts, as JSON has them, and tables over token ids."""
-
-    facts: dict[str, Any]
-    lengths: npt.NDArray[np.int32]
-    """Bytes of text that each token stands for (-1 where the vocabulary does not say)."""
-    ends: npt.NDArray[np.int32]
-    """Where the bytes of each token end in `spelled`."""
-    spelled: bytes
-
-
 class Vocabulary:
-    """A ``tokenizer.json``: tables over token ids, and the tokenizer for text that makes no control token.
+    """Tables over the token ids of a ``tokenizer.json``.
 
-    A control token is any added token, special or not, that is not mere white space (Gemma lists runs of
-    newlines as added tokens; they are ordinary text). The file itself is not kept parsed: it is large, and hardly ever
-    needed again. `tables` are those of the same file, where they are known (`tokens.checks`).
+    A control token is any added token, special or not, that is not mere white space (Gemma lists runs of newlines as
+    added tokens; they are ordinary text). The parsed file is not stored: it is large and rarely needed again.
     """
 
-    def __init__(self, raw: bytes, tables: Tables | None = None) -> None:
+    def __init__(self, raw: bytes) -> None:
         self._raw = raw
-        facts, self.byte_lengths, self._spelled_ends, self._spelled = tables or _tables_of(self.spec)
-        self.tables = Tables(facts, self.byte_lengths, self._spelled_ends, self._spelled)
-        self.parts: dict[str, Any] = facts["parts"]
+        spec = self.spec
+        model = spec["model"]
+        pieces = _pieces(model)
+        self.parts = {**spec, "model": {key: model[key] for key in model if key not in ("vocab", "merges")}}
         """All but the model's vocabulary and merges."""
-        rows = [ControlToken(row) for row in self.parts.get("added_tokens") or []]
+        rows = [ControlToken(row) for row in spec.get("added_tokens") or []]
         self.added: dict[int, ControlToken] = {token.id: token for token in rows}
         self.control: dict[str, ControlToken] = {token.text: token for token in rows if _is_control(token.text)}
-        self.size: int = facts["size"]
-        self.byte_level: bool = facts["byte_level"]
-        self.byte_fallback = bool(self.parts["model"].get("byte_fallback"))
-        normalizers = list(_nodes(self.parts.get("normalizer")))
-        self.spaced: bool = facts["spaced"]
-        self.unknown: int | None = facts["unknown"]
-        """The id that stands for text the vocabulary cannot spell, where there is one."""
-        self.plain_model: bool = facts["plain_model"]
-        """Whether the model itself, without added tokens, makes no control token of any text.
-
-        Where it does not, a plain tokenizer can have the very same model; else it needs one of its own.
-        """
-        between: list[int] | None = facts["control_ids"]
-        self._control_ids = (between[0], between[1]) if between else None
-        """The first and the last of the ids of control tokens, if no other token has an id between them."""
-        self._bytes: dict[int, bytes] = {}
+        self.size: int = 1 + max(max(pieces.values(), default=-1), max(self.added, default=-1))
+        normalizers = list(_nodes(spec.get("normalizer")))
+        splitters = list(_nodes(spec.get("pre_tokenizer")))
+        parts = [*_nodes(spec.get("decoder")), *splitters]
+        self.byte_level = any(node.get("type") == "ByteLevel" for node in parts)
+        self.byte_fallback = bool(model.get("byte_fallback"))
+        self.spaced = not self.byte_level and any("▁" in str(node) for node in parts + normalizers if "type" in node)
+        """Whether ``▁`` spells a space."""
+        unknown = model.get("unk_id")
+        self.unknown: int | None = pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown)
+        """The id for text that the vocabulary cannot spell, if there is one."""
+        self.plain_model = _is_plain_model(spec, pieces, self.control)
+        """Whether the model without added tokens never makes a control token: then a plain tokenizer can share it."""
         kinds = [node["type"] for node in normalizers if "type" in node]
         self.nfc = "NFC" in kinds
-        """Whether text is put into Unicode's composed form before it is encoded."""
+        """Whether the tokenizer composes Unicode text (NFC) before it encodes."""
         strips = any(token.lstrip or token.rstrip for token in rows)
-        prefixed = any(node.get("add_prefix_space") for node in _nodes(self.parts.get("pre_tokenizer")))
+        prefixed = any(node.get("add_prefix_space") for node in splitters)
         self.exact = self.byte_level and not strips and not prefixed and set(kinds) <= {"NFC", "Sequence"}
-        """Whether tokens spell the (composed) text byte for byte, so that lengths which add up are proof enough."""
-        self.first_prefixed = any(
-            node.get("prepend_scheme") == "first" for node in _nodes(self.parts.get("pre_tokenizer"))
-        )
+        """Whether tokens spell the (composed) text byte for byte: lengths that add up are proof enough."""
+        self.first_prefixed = any(node.get("prepend_scheme") == "first" for node in splitters)
+        spelled = self._spell(pieces)
+        self.byte_lengths: npt.NDArray[np.int32] = np.fromiter(map(len, spelled), np.int32, self.size)
+        """How many bytes of text each token spells; 0 for ids that the vocabulary does not have."""
+        self.spelled = b"".join(spelled)
+        self.spelled_ends: npt.NDArray[np.int32] = np.cumsum(self.byte_lengths, dtype=np.int32)
+        """Where the bytes of each token end in `spelled`."""
+        self._bytes: dict[int, bytes] = {}
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -125,16 +115,24 @@ class Vocabulary:
         spec: dict[str, Any] = json.loads(self._raw.decode("utf-8", "surrogatepass"))
         return spec
 
-    @computed
-    def short_lengths(self) -> npt.NDArray[np.int16]:
-        """The same in half the memory, which all look-ups go through; 0 where the vocabulary does not say."""
-        return np.clip(self.byte_lengths, 0, np.iinfo(np.int16).max).astype(np.int16)
+    def _spell(self, pieces: dict[str, int]) -> list[bytes]:
+        spelled = [b""] * self.size
+        names = list(pieces)
+        texts = _byte_level(names) if self.byte_level else [self._text_bytes(name) for name in names]
+        for index, text in zip(pieces.values(), texts, strict=True):
+            spelled[index] = text
+        for index, token in self.added.items():
+            # white space may be spelled as in ordinary tokens (Gemma's runs of ``▁``)
+            spaced = self.spaced and token.text not in self.control
+            literal = token.text.replace("▁", " ") if spaced else token.text
+            spelled[index] = literal.encode("utf-8", "surrogatepass")
+        return spelled
 
-    @computed
-    def small_lengths(self) -> bytes:
-        """The same to be looked up one by one; 0 for those above 255 too."""
-        lengths = self.byte_lengths
-        return np.where((lengths > 0) & (lengths < 256), lengths, 0).astype(np.uint8).tobytes()
+    def _text_bytes(self, name: str) -> bytes:
+        match = _BYTE_FALLBACK.fullmatch(name) if self.byte_fallback else None
+        if match:
+            return bytes([int(match[1], 16)])
+        return (name.replace("▁", " ") if self.spaced else name).encode("utf-8", "surrogatepass")
 
     @computed
     def is_control(self) -> npt.NDArray[np.bool_]:
@@ -142,44 +140,28 @@ class Vocabulary:
         table[[token.id for token in self.control.values()]] = True
         return table
 
-    def find_control(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
-        """Which of some tokens are control tokens: by one comparison where their ids are all in one place."""
-        if self._control_ids is None:
-            return self.is_control.take(ids).nonzero()[0]
-        first, last = self._control_ids
-        if last == self.size - 1:
-            return (ids >= first).nonzero()[0]
-        return (ids.view(np.uint32) - np.uint32(first) <= np.uint32(last - first)).nonzero()[0]
-
-    def has_control(self, ids: npt.NDArray[np.int32]) -> bool:
-        """Whether there is a control token among some tokens."""
-        if self._control_ids is None or self._control_ids[1] != self.size - 1:
-            return len(self.find_control(ids)) > 0
-        return bool(len(ids)) and int(np.maximum.reduce(ids)) >= self._control_ids[0]
-
     @computed
     def control_pattern(self) -> re.Pattern[str] | None:
-        """Finds control tokens in text, the longest first where several begin."""
-        names = sorted(self.control, key=lambda name: (-len(name), name))
-        return re.compile("|".join(map(re.escape, names))) if names else None
+        """Finds control tokens in text, the longest of those that begin at one place."""
+        return longest_first(self.control)
 
     def token_bytes(self, index: int) -> bytes:
         """The bytes of a token; ``b""`` for an id the vocabulary does not have."""
-        known = self._bytes.get(index)
-        if known is None:
+        cached = self._bytes.get(index)
+        if cached is None:
             at = operator.index(index)
-            has_it = 0 <= at < self.size
-            start = int(self._spelled_ends[at - 1]) if has_it and at else 0
-            known = self._bytes[index] = self._spelled[start : int(self._spelled_ends[at])] if has_it else b""
-        return known
+            exists = 0 <= at < self.size
+            start = int(self.spelled_ends[at - 1]) if exists and at else 0
+            cached = self._bytes[index] = self.spelled[start : int(self.spelled_ends[at])] if exists else b""
+        return cached
 
     def spells(self, ids: Iterable[int], raw: bytes) -> bool:
-        """Whether the tokens, one after another, spell these very bytes."""
+        """Whether the tokens, one after another, spell exactly these bytes."""
         return b"".join(map(self.token_bytes, ids)) == raw
 
     @property
     def white_space(self) -> list[dict[str, Any]]:
-        """Added tokens that are not control tokens, but runs of white space: they are found in plain text as well."""
+        """Added tokens that are runs of white space, not control tokens: plain text has them too."""
         return _white_space(self.parts)
 
     def plain_parts(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
@@ -196,13 +178,13 @@ class Vocabulary:
         return spec
 
     def plain_spec(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
-        """The same tokenizer without control tokens: whatever text it is given stays text.
+        """The same tokenizer without control tokens: all text stays text.
 
-        `first` is False for text that does not stand at the beginning of the input, which matters where the
-        tokenizer puts a space before the first word only. `normalized` says that the text has been normalized.
+        `first` is False for text that does not begin the input: some tokenizers write a space before the first word
+        only. `normalized` means that the text has been normalized already.
         """
         spec, whole = self.plain_parts(first=first, normalized=normalized), self.spec
-        if self.white_space:  # in their places: ids are counted, whatever the file says of them
+        if self.white_space:  # rows keep their places: tokenizers counts ids and ignores those in the file
             spec["added_tokens"] = [
                 row
                 if row["content"] not in self.control
@@ -211,20 +193,24 @@ class Vocabulary:
             ]
         model = whole["model"]
         pieces = _pieces(model)
-        hidden = dict.fromkeys(name for name in self.control if name in pieces)
-        if hidden:
-            if isinstance(model["vocab"], dict):
-                for name in hidden:
-                    model["vocab"][_UNREACHABLE + name] = model["vocab"].pop(name)
-                model["merges"] = [merge for merge in model.get("merges") or [] if not hidden.keys() & _made(merge)]
-            else:
-                model["vocab"] = [
-                    [_UNREACHABLE + name if name in self.control else name, score] for name, score in model["vocab"]
-                ]
+        hidden = {name for name in self.control if name in pieces}
+        if hidden and isinstance(model["vocab"], dict):
+            model["vocab"] = {_UNREACHABLE + name if name in hidden else name: at for name, at in pieces.items()}
+            model["merges"] = [merge for merge in model.get("merges") or [] if hidden.isdisjoint(_merged(merge))]
+        elif hidden:
+            model["vocab"] = [
+                [_UNREACHABLE + name if name in hidden else name, score] for name, score in model["vocab"]
+            ]
         if model.get("unk_token") in self.control:
             model["unk_token"] = _UNREACHABLE + model["unk_token"]
         spec["model"] = model
         return spec
+
+
+def longest_first(names: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern for some names, the longest first where several begin; None if there are none."""
+    ordered = sorted(names, key=lambda name: (-len(name), name))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 # -- reading a tokenizer.json
@@ -234,8 +220,8 @@ def _is_control(text: str) -> bool:
     return bool(text) and not text.replace("▁", " ").isspace()
 
 
-def _white_space(parts: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in parts.get("added_tokens") or [] if not _is_control(str(row["content"]))]
+def _white_space(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in spec.get("added_tokens") or [] if not _is_control(str(row["content"]))]
 
 
 def _pieces(model: dict[str, Any]) -> dict[str, int]:
@@ -243,63 +229,18 @@ def _pieces(model: dict[str, Any]) -> dict[str, int]:
     return vocab if isinstance(vocab, dict) else {row[0]: index for index, row in enumerate(vocab)}
 
 
-def _made(merge: Any) -> set[str]:
-    """The tokens of a merge, and the one that it makes."""
+def _merged(merge: Any) -> tuple[str, str, str]:
+    """The two tokens of a merge, and the one that they become."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
-    return {left, right, left + right}
+    return left, right, left + right
 
 
-def _tables_of(spec: dict[str, Any]) -> Tables:
-    """What a parsed file comes to."""
-    model = spec["model"]
-    pieces = _pieces(model)
-    kept = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
-    parts = {**spec, "model": kept}
-    added = {int(row["id"]): str(row["content"]) for row in spec.get("added_tokens") or []}
-    size = 1 + max(max(pieces.values(), default=-1), max(added, default=-1))
-    own = {index for index, text in added.items() if _is_control(text)}
-    first, last = min(own, default=-1), max(own, default=-1)
-    alone = own and not any(first < index < last and index not in own for index in (*pieces.values(), *added))
-    unknown = model.get("unk_id")
-    nodes = [*_nodes(spec.get("decoder")), *_nodes(spec.get("pre_tokenizer"))]
-    byte_level = any(node.get("type") == "ByteLevel" for node in nodes)
-    nodes += _nodes(spec.get("normalizer"))
-    spaced = not byte_level and any("▁" in str(node) for node in nodes if "type" in node)
-    facts = {
-        "parts": parts,
-        "byte_level": byte_level,
-        "spaced": spaced,
-        "size": size,
-        "unknown": pieces.get(model.get("unk_token") or "") if unknown is None else int(unknown),
-        "control_ids": [first, last] if alone else None,
-        "plain_model": _is_plain_model(spec, pieces, {added[index] for index in own}),
-    }
-    spelled = [b""] * size
-    if byte_level:
-        sizes = list(map(len, pieces))
-        names = _bytes_of(list(pieces), sizes)
-    else:
-        names = [_spelled(name, spaced, bool(model.get("byte_fallback"))) for name in pieces]
-        sizes = list(map(len, names))
-    for index, name in zip(pieces.values(), names, strict=True):
-        spelled[index] = name
-    lengths = np.full(size, -1, np.int32)
-    lengths[np.fromiter(pieces.values(), np.int64, len(pieces))] = sizes
-    for index, text in added.items():
-        # white space may be spelled as in ordinary tokens (Gemma's runs of ``▁``)
-        shown = text.replace("▁", " ") if spaced and index not in own else text
-        spelled[index] = shown.encode("utf-8", "surrogatepass")
-        lengths[index] = len(spelled[index])
-    ends = np.cumsum(np.fromiter(map(len, spelled), np.int32, size), dtype=np.int32)
-    return Tables(facts, lengths, ends, b"".join(spelled))
-
-
-def _bytes_of(names: list[str], sizes: list[int]) -> list[bytes]:
-    """The bytes of tokens of byte-level BPE; what is not spelled in its alphabet is as it is written."""
+def _byte_level(names: list[str]) -> list[bytes]:
+    """The bytes of byte-level BPE tokens; names outside its alphabet spell themselves."""
     alphabet = byte_alphabet()
     table = str.maketrans({char: chr(byte) for char, byte in alphabet.items()})
     if not set("".join(names)).difference(alphabet):
-        whole = "".join(names).translate(table).encode("latin-1")
+        whole, sizes = "".join(names).translate(table).encode("latin-1"), list(map(len, names))
         return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
     return [
         name.encode("utf-8", "surrogatepass")
@@ -309,20 +250,12 @@ def _bytes_of(names: list[str], sizes: list[int]) -> list[bytes]:
     ]
 
 
-def _spelled(name: str, spaced: bool, fallback: bool) -> bytes:
-    match = _BYTE_FALLBACK.fullmatch(name) if fallback else None
-    if match:
-        return bytes([int(match[1], 16)])
-    return (name.replace("▁", " ") if spaced else name).encode("utf-8", "surrogatepass")
-
-
-def _is_plain_model(spec: dict[str, Any], pieces: dict[str, int], control: set[str]) -> bool:
+def _is_plain_model(spec: dict[str, Any], pieces: dict[str, int], control: Iterable[str]) -> bool:
     model, hidden = spec["model"], {name for name in control if name in pieces}
     if any(pieces.get(row["content"]) != row["id"] for row in _white_space(spec)):
-        return False  # tokenizers would give it another id than it has
+        return False  # tokenizers would give it another id
     if not hidden:
         return True
     if model.get("type") != "BPE" or model.get("ignore_merges") or any(len(name) == 1 for name in hidden):
         return False
-    merges = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or [])
-    return all(left + right not in hidden for left, right in merges)
+    return all(_merged(merge)[2] not in hidden for merge in model.get("merges") or [])

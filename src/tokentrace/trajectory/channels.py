@@ -61,7 +61,7 @@ class Packed:
                 raise TrajectoryError(f"{what} must be a JSON array of {self.count} entries")
             return
         if self.dtype not in _DTYPES:
-            raise TrajectoryError(f"{what} has numbers of type {shown(self.dtype)}; known are {sorted(_DTYPES)}")
+            raise TrajectoryError(f"{what} is of type {shown(self.dtype)}; it must be one of {sorted(_DTYPES)}")
         valid = all(type(size) is int and size >= 0 for size in self.shape)
         if not valid or len(self.data) != np.dtype(self.dtype).itemsize * self.count * math.prod(self.shape):
             raise TrajectoryError(f"{what}: {len(self.data)} bytes do not hold {self.count} rows of {self.shape}")
@@ -82,8 +82,6 @@ def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
 
 def _pack(entries: Any, count: int, what: str) -> Packed:
     if isinstance(entries, Packed):
-        if entries.count != count:
-            raise TrajectoryError(f"{what} has {entries.count} entries for {count} tokens")
         entries.check(what)
         return entries
     if not isinstance(entries, np.ndarray | list | tuple) or (isinstance(entries, np.ndarray) and not entries.ndim):
@@ -91,18 +89,22 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
     if len(entries) != count:
         raise TrajectoryError(f"{what} has {len(entries)} entries for {count} tokens: give one for each token")
     array = entries if isinstance(entries, np.ndarray) else _integers(entries)
+    try:
+        if array is None:
+            text = json.dumps(entries, default=_plain, allow_nan=False, separators=(",", ":")).encode("ascii")
+            packed = Packed(count, zlib.compress(text, 1))
+        else:
+            text = array.tobytes()
+            packed = Packed(count, text, array.dtype.newbyteorder("<").str, array.shape[1:])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TrajectoryError(f"{what} cannot be stored as JSON: {error}") from error
+    if len(text) > MOST_BYTES:
+        raise TrajectoryError(f"{what} takes {len(text)} bytes; {MOST_BYTES} are allowed for one completion")
     if array is not None:
-        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        if array.dtype.str not in _DTYPES:
-            raise TrajectoryError(f"{what} is an array of {array.dtype}; it must hold numbers")
+        packed.check(what)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise TrajectoryError(f"{what} has NaN or infinity, which files of rows cannot hold: give None there")
-        return Packed(count, _limited(array.tobytes(), what), array.dtype.str, array.shape[1:])
-    try:
-        text = json.dumps(_plain(entries), allow_nan=False, separators=(",", ":")).encode("ascii")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TrajectoryError(f"{what} cannot be kept as JSON: {error}") from error
-    return Packed(count, zlib.compress(_limited(text, what), 1))
+    return packed
 
 
 def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
@@ -111,7 +113,7 @@ def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
         array = np.array(entries)
     except Exception:  # lists of several lengths, and whatever objects raise that claim to be arrays
         return None
-    if array.dtype.kind not in "iu" or not array.size or _has_bools(entries):
+    if array.dtype.kind not in "iu" or not array.size:
         return None
     low, high = int(array.min()), int(array.max())
     fitting = (dtype for dtype in _INTEGERS if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
@@ -119,32 +121,10 @@ def _integers(entries: Sequence[Any]) -> npt.NDArray[Any] | None:
     return None if smallest is None else array.astype(smallest)
 
 
-def _has_bools(entries: Any) -> bool:
-    """Whether entries contain True or False, which numpy would make 1 and 0."""
-    if isinstance(entries, np.ndarray):
-        return bool(entries.dtype.kind == "b")
-    if {bool, np.bool_} & set(map(type, entries)):
-        return True
-    return any(_has_bools(entry) for entry in entries if isinstance(entry, list | tuple | np.ndarray))
-
-
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: arrays and tuples become lists, numpy's numbers Python's."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError("keys must be strings")
-        return {key: _plain(entry) for key, entry in value.items()}
-    return value
-
-
-def _limited(data: bytes, what: str) -> bytes:
-    if len(data) > MOST_BYTES:
-        raise TrajectoryError(f"{what} takes {len(data)} bytes; {MOST_BYTES} are allowed for one completion")
-    return data
+    raise TypeError(f"{type(value).__name__} is not JSON")
 
 
 def _decompressed(data: bytes) -> bytes:
@@ -165,8 +145,8 @@ class Channel:
     `pieces` are runs of tokens with entries: where each run begins, and an entry for each of its tokens.
 
     >>> channel = Channel(5, ((3, [[7, 8], [8, 9]]),))
-    >>> channel[0], channel[3]
-    (None, [7, 8])
+    >>> channel.entries()
+    [None, None, None, [7, 8], [8, 9]]
     >>> channel.array(fill=-1).tolist()
     [[-1, -1], [-1, -1], [-1, -1], [7, 8], [8, 9]]
     """
@@ -189,12 +169,12 @@ class Channel:
         return cls(len(values), tuple((start, values[start:stop]) for start, stop in runs(present)))
 
     @property
-    def told(self) -> npt.NDArray[np.bool_]:
+    def present(self) -> npt.NDArray[np.bool_]:
         """True for tokens that have an entry."""
         mask = np.zeros(self.length, np.bool_)
         for start, entries in self.pieces:
-            present = True if isinstance(entries, np.ndarray) else [entry is not None for entry in entries]
-            mask[start : start + len(entries)] = present
+            is_array = isinstance(entries, np.ndarray)
+            mask[start : start + len(entries)] = True if is_array else [entry is not None for entry in entries]
         return mask
 
     def entries(self) -> list[Any]:
@@ -209,16 +189,18 @@ class Channel:
 
         Raises `TrajectoryError` if they have several shapes or are not numbers, or if the array cannot hold `fill`.
         """
-        arrays = [
-            (start + at, _as_array(run))
-            for start, entries in self.pieces
-            for at, run in ([(0, entries)] if isinstance(entries, np.ndarray) else Channel.of(entries).pieces)
-        ]
-        shapes = {array.shape[1:] for _, array in arrays}
-        kinds = {array.dtype.kind for _, array in arrays}
-        if len(shapes) > 1 or not kinds <= set("iufb"):
+        try:
+            arrays = [
+                (start + at, np.asarray(run))
+                for start, entries in self.pieces
+                for at, run in ([(0, entries)] if isinstance(entries, np.ndarray) else Channel.of(entries).pieces)
+            ]
+            dtype = np.result_type(*(array.dtype for _, array in arrays)) if arrays else np.dtype(np.int64)
+        except (ValueError, TypeError):
+            dtype = np.dtype(object)
+        shapes = {array.shape[1:] for _, array in arrays} if dtype.kind in "iufb" else set()
+        if len(shapes) > 1 or dtype.kind not in "iufb":
             raise TrajectoryError("the entries of the channel are not numbers of one shape: use entries()")
-        dtype = np.result_type(*(array.dtype for _, array in arrays)) if arrays else np.dtype(np.int64)
         if dtype.kind in "iu":
             dtype = np.result_type(dtype, np.min_scalar_type(fill))
             if dtype.kind not in "iu":
@@ -237,24 +219,8 @@ class Channel:
                 pieces.append((low - start, entries[low - first : high - first]))
         return Channel(stop - start, tuple(pieces))
 
-    def __getitem__(self, token: int) -> Any:
-        """The entry of a token, or None."""
-        if not 0 <= token < self.length:
-            raise IndexError(token)
-        for start, entries in self.pieces:
-            if start <= token < start + len(entries):
-                return entries[token - start]
-        return None
-
     def __len__(self) -> int:
         return self.length
 
     def __repr__(self) -> str:
         return f"Channel({sum(len(entries) for _, entries in self.pieces)} of {self.length} tokens)"
-
-
-def _as_array(entries: Entries) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(entries)
-    except ValueError:  # several shapes
-        return np.asarray(["several shapes"])

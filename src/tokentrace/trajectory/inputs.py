@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, shown
 from ..settings import items
-from ..tokens.ids import INT32_MAX, check_ids, check_integers, plain_numbers, segments
+from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
 from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, VersionLike, VersionSpan
@@ -27,16 +27,13 @@ POSITIVE_NOISE: Final = 1e-4
 LATER_KINDS: Final = frozenset({Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC})
 PROMPT_KINDS: Final = LATER_KINDS | {Kind.PROMPT}
 
-_LOWEST: Final = np.float32(-np.inf)
-_HIGHEST: Final = np.float32(POSITIVE_NOISE)
-_MARSHALLED: Final = np.dtype([("kind", "u1"), ("value", "<f8")])
 _REASONS: Final = {
     Kind.SAMPLED: "only append_completion records tokens that an engine returned",
-    Kind.PROMPT: "that is for begin() and branch(); say CONTEXT, SCAFFOLD or SYNTHETIC for what comes later",
+    Kind.PROMPT: "that is for begin() and branch(); use CONTEXT, SCAFFOLD or SYNTHETIC for what comes later",
 }
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
-Spans: TypeAlias = npt.NDArray[np.int64]
+Owners: TypeAlias = npt.NDArray[np.int32]
 
 
 def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
@@ -58,16 +55,13 @@ def as_kinds(value: KindsLike, length: int, *, allowed: frozenset[Kind], skip: i
 
 
 def _check_kinds(codes: npt.NDArray[Any], allowed: frozenset[Kind], offset: int) -> None:
-    if not len(codes) or (codes.dtype == np.uint8 and not codes.tobytes().translate(None, bytes(allowed))):
-        return
-    unknown = (codes < 0) | (codes >= len(Kind))
-    if unknown.any():
-        at = int(unknown.argmax())
-        raise TrajectoryError(f"kinds[{at + offset}] is {int(codes[at])}, which is not a Kind")
-    for kind in frozenset(Kind) - allowed:
-        if (codes == kind).any():
-            at = int((codes == kind).argmax())
-            raise TrajectoryError(f"kinds[{at + offset}] is {kind.name}: {_REASONS[kind]}")
+    wrong = ~np.isin(codes, [*allowed])
+    if wrong.any():
+        at = int(wrong.argmax())
+        code = int(codes[at])
+        kind = Kind(code) if 0 <= code < len(Kind) else None
+        problem = f"{code}, which is not a Kind" if kind is None else f"{kind.name}: {_REASONS[kind]}"
+        raise TrajectoryError(f"kinds[{at + offset}] is {problem}")
 
 
 def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> Logprobs | None:
@@ -87,9 +81,10 @@ def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> L
             f"{length} sampled ids but {len(numbers)} logprobs: every sampled token needs its own; nothing was recorded"
         )
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        logprobs = numbers.astype(np.float32, copy=False)
-    if length and not (np.minimum.reduce(logprobs) > _LOWEST and np.maximum.reduce(logprobs) <= _HIGHEST):  # or NaN
-        at = int((np.isfinite(logprobs) & (logprobs <= _HIGHEST)).argmin())
+        logprobs = numbers.astype(np.float32)
+    fine = np.isfinite(logprobs) & (logprobs <= np.float32(POSITIVE_NOISE))
+    if not fine.all():
+        at = int(fine.argmin())
         raise TrajectoryError(f"logprobs[{at}] is {numbers[at]}: a logprob is finite and at most 0")
     return logprobs
 
@@ -101,8 +96,6 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
         return value
     if not isinstance(value, list | tuple):
         raise TrajectoryError(f"logprobs must be a list, a tuple or a numpy array, not {type(value).__name__}")
-    if type(value) is list and (plain := plain_numbers(value, _MARSHALLED, b"g")) is not None:
-        return plain
     for kind in set(map(type, value)):
         if not issubclass(kind, float | int | np.floating | np.integer) or issubclass(kind, bool):
             at = next(at for at, entry in enumerate(value) if type(entry) is kind)
@@ -118,7 +111,7 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
 
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
-    if type(value) is not LogprobKind and (not isinstance(value, str) or value not in set(LogprobKind)):
+    if not isinstance(value, str) or value not in set(LogprobKind):
         raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}")
     kind = LogprobKind(value)
     if not has_logprobs and kind is not LogprobKind.UNKNOWN:
@@ -127,7 +120,7 @@ def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind
 
 
 def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
-    """Spans that cover a completion of `length` tokens; none where the version is unknown."""
+    """Spans that cover a completion of `length` tokens; none if the version is unknown."""
     if value is None:
         return ()
     if isinstance(value, str | int | np.integer):
@@ -158,40 +151,33 @@ def _version(value: Any) -> str | int:
     return int(value)
 
 
-def as_spans(value: SpansLike, start: int, stop: int, messages: int) -> Spans:
-    """Rows ``(start, stop, message)``: in order, apart, not empty, within ``start..stop``, below `messages`."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "iu" or value.shape[1:] != (3,):
-            raise TrajectoryError(f"message_spans must have rows of 3 integers, not {value.dtype} {value.shape}")
-        rows: list[Any] = value.tolist()
-    else:
-        rows = items("message_spans, rows of (start, stop, message),", value, TrajectoryError)
+def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, first: int = 0) -> Owners:
+    """The message of each of `length` tokens, -1 for none, from rows ``(start, stop, message)``.
+
+    The rows come in order, do not overlap, are not empty, and name messages below `messages`. Their positions count
+    from `start`; `first` is added to their messages.
+    """
+    if isinstance(spans, np.ndarray):
+        if spans.dtype.kind not in "iu" or spans.shape[1:] != (3,):
+            raise TrajectoryError(f"message_spans must have rows of 3 integers, not {spans.dtype} {spans.shape}")
+        spans = spans.tolist()
+    owners = np.full(length, -1, np.int32)
     reached = start
-    for number, row in enumerate(rows):
+    for number, row in enumerate(items("message_spans, rows of (start, stop, message),", spans, TrajectoryError)):
         what = f"message_spans[{number}]"
         if not isinstance(row, list | tuple) or len(row) != 3:
             raise TrajectoryError(f"{what} must be (start, stop, message), not {shown(row)}")
-        first, last, message = (as_count(entry, what) for entry in row)
-        if not reached <= first < last <= stop:
+        begin, end, message = (as_count(entry, what) for entry in row)
+        if not reached <= begin < end <= start + length:
             raise TrajectoryError(
-                f"{what} is {first}..{last}: spans come in order, do not overlap, are not empty, and lie in "
-                f"{start}..{stop}"
+                f"{what} is {begin}..{end}: spans come in order, do not overlap, are not empty, and lie in "
+                f"{start}..{start + length}"
             )
         if message >= messages:
             raise TrajectoryError(f"{what} names message {message} of {messages}: say how many with messages=")
-        reached = last
-    return np.array(rows, np.int64).reshape(-1, 3)
-
-
-def owner_spans(owners: npt.ArrayLike, length: int) -> list[tuple[int, int, int]]:
-    """Runs of tokens that belong to one message, as spans, from the message of each token (-1 for none)."""
-    messages = np.asarray(owners)
-    if messages.dtype.kind not in "iu" or messages.shape != (length,):
-        raise TrajectoryError(
-            f"bridge.messages must be {length} integers, one for each new id, not {messages.dtype} of shape "
-            f"{messages.shape}"
-        )
-    return [(start, stop, int(messages[start])) for start, stop in segments(messages) if messages[start] != -1]
+        owners[begin - start : end - start] = first + message
+        reached = end
+    return owners
 
 
 def as_count(value: Any, what: str) -> int:
@@ -209,7 +195,7 @@ def mapping_json(value: Mapping[str, Any], what: str) -> str:
         text = json.dumps(dict(value), allow_nan=False, separators=(",", ":"))
         same = bool(from_json(text) == dict(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TrajectoryError(f"{what} cannot be kept as JSON: {error}") from error
+        raise TrajectoryError(f"{what} cannot be stored as JSON: {error}") from error
     if not same:
         raise TrajectoryError(f"{what} does not survive JSON: use lists for tuples, and strings as keys")
     return text

@@ -5,26 +5,24 @@ docs/trajectory.md is the specification.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 
 from ..errors import TrajectoryError, shown
-from ..files import owned, write_whole
+from ..files import write_whole
 from .channels import Packed
 from .inputs import as_count, from_json
 from .trajectory import Trajectory
-from .turns import Context, Turn
+from .turns import Turn
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""
@@ -62,34 +60,20 @@ _FIELDS: Final = {
 """The fields of the JSON of each record. A completion may have `channels` too."""
 
 
-class Ending(Enum):
-    """How the bytes of a trajectory end."""
-
-    WHOLE = "whole"
-    CUT_OFF = "cut off"
-    """In the middle of a record, or in zeros that were never written over."""
-    DAMAGED = "damaged"
-    """With a record that does not fit its checksum; there may be whole ones after it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A trajectory with all writes up to the first record that is not whole, and how the bytes end there."""
+    """A trajectory with all writes up to the first record that is not whole."""
 
     trajectory: Trajectory
-    ending: Ending
-    writes: int
-    """How many writes were read."""
     good_bytes: int
     """Where the last whole record ends."""
-    total_bytes: int
     problem: str | None = None
-    """What is wrong after `good_bytes`, in words."""
+    """Why there is more after `good_bytes` that was not read."""
 
     @property
     def truncated(self) -> bool:
         """Whether anything was left out."""
-        return self.ending is not Ending.WHOLE
+        return self.problem is not None
 
 
 # -- writing
@@ -97,11 +81,14 @@ class Loaded:
 
 def to_bytes(trajectory: Trajectory) -> bytes:
     """The whole trajectory."""
-    return b"".join(_whole(trajectory))
+    return b"".join(_records(trajectory))
 
 
-def _whole(trajectory: Trajectory) -> Iterator[bytes]:
-    return itertools.chain([preamble(trajectory)], write_records(trajectory), reward_records(trajectory))
+def _records(trajectory: Trajectory) -> Iterator[bytes]:
+    yield preamble(trajectory)
+    yield from write_records(trajectory)
+    for write, reward in trajectory.rewarded:  # each follows the record of its turn
+        yield _record(RecordType.REWARD, {"write": write, "reward": reward})
 
 
 def preamble(trajectory: Trajectory) -> bytes:
@@ -118,9 +105,9 @@ def preamble(trajectory: Trajectory) -> bytes:
 def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
     """One record per write, from number `start` on."""
     for write in trajectory.writes(start):
-        ids, kinds = trajectory.tokens(write)
-        fields: dict[str, Any] = {"branch": write.branch, "start": write.start, "tokens": len(ids)}
-        arrays = [np.asarray(ids, _IDS).tobytes()]
+        tokens = write.tokens
+        fields: dict[str, Any] = {"branch": write.branch, "start": write.start, "tokens": len(tokens)}
+        arrays = [np.asarray(tokens.ids, _IDS).tobytes()]
         if isinstance(write, Turn):
             kind = RecordType.COMPLETION
             fields |= {
@@ -136,23 +123,18 @@ def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
                     {"name": name, "bytes": len(packed.data), "dtype": packed.dtype, "shape": list(packed.shape)}
                     for name, packed in write.channels
                 ]
-            if trajectory.has_logprobs:
-                arrays.append(np.asarray(trajectory.completion_logprobs(write), _LOGPROBS).tobytes())
+            if tokens.logprobs is not None:
+                arrays.append(np.asarray(tokens.logprobs, _LOGPROBS).tobytes())
             arrays += [packed.data for _, packed in write.channels]
         else:
             kind = RecordType.CONTEXT
-            fields |= {"messages": write.messages, "spans": write.spans.tolist()}
+            spans = [(first + write.start, last + write.start, at) for first, last, at in tokens.message_spans()]
+            fields |= {"messages": write.messages, "spans": spans}
             if write.parent is not None:
                 kind = RecordType.OPEN
                 fields |= {"parent": write.parent, "cause": write.cause}
-            arrays.append(np.asarray(kinds, _KINDS).tobytes())
+            arrays.append(np.asarray(tokens.kinds, _KINDS).tobytes())
         yield _record(kind, fields, *arrays)
-
-
-def reward_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
-    """One record per call of `set_reward`, from number `start` on. Each follows the record of its turn."""
-    for write, reward in trajectory.rewarded[start:]:
-        yield _record(RecordType.REWARD, {"write": write, "reward": reward})
 
 
 def _record(kind: RecordType, fields: dict[str, Any], *arrays: bytes) -> bytes:
@@ -175,13 +157,13 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
         view = memoryview(data).cast("B")
     except TypeError as error:
         raise TrajectoryError(f"a trajectory is read from bytes, not from {shown(data)}") from error
-    total, position = len(view), len(MAGIC) + _VERSION.size
-    if bytes(view[: len(MAGIC)]) != MAGIC[:total]:
+    position = len(MAGIC) + _VERSION.size
+    if bytes(view[: len(MAGIC)]) != MAGIC[: len(view)]:
         raise TrajectoryError(
             f"not a trajectory: it begins with {bytes(view[: len(MAGIC)])!r}, and a trajectory with {MAGIC!r}"
         )
-    if total < position:
-        return Loaded(Trajectory(), Ending.CUT_OFF, 0, 0, total, "it ends before its version")
+    if len(view) < position:
+        return Loaded(Trajectory(), 0, "it ends before its version")
     version = _VERSION.unpack_from(view, len(MAGIC))[0]
     if version != VERSION:
         raise TrajectoryError(
@@ -189,21 +171,17 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
             "tokentrace that wrote it"
         )
     trajectory: Trajectory | None = None
-    ending, problem = Ending.WHOLE, None
-    for number in itertools.count():
-        if position == total and trajectory is not None:
-            break
-        stop, ending, problem = _record_end(view, position)
-        if stop is None:
-            break
+    number = 0
+    while trajectory is None or position < len(view):
+        stop, problem = _record_end(view, position)
+        if problem is not None:
+            return Loaded(Trajectory(), 0, problem) if trajectory is None else Loaded(trajectory, position, problem)
         try:
             trajectory = _read(view[position:stop], trajectory)
         except TrajectoryError as error:
             raise TrajectoryError(f"record {number} at byte {position} is whole but wrong: {error}") from error
-        position = stop
-    if trajectory is None:
-        return Loaded(Trajectory(), ending, 0, 0, total, problem)
-    return Loaded(trajectory, ending, trajectory.num_writes, position, total, problem)
+        position, number = stop, number + 1
+    return Loaded(trajectory, position)
 
 
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
@@ -215,8 +193,8 @@ def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
     before = trajectory.num_writes
     for record in records:
         view = memoryview(record)
-        stop, _, problem = _record_end(view, 0)
-        if stop is None or stop < len(view):
+        stop, problem = _record_end(view, 0)
+        if problem is not None or stop < len(view):
             problem = problem or "more bytes follow it"
             raise TrajectoryError(f"record {trajectory.num_writes} is not one whole record: {problem}")
         try:
@@ -230,27 +208,27 @@ def restore(data: bytes) -> Trajectory:
     """The trajectory of bytes that are whole; what unpickling calls."""
     loaded = from_bytes(data)
     if loaded.truncated:
-        raise TrajectoryError(f"the trajectory is {loaded.ending.value}: {loaded.problem}")
+        raise TrajectoryError(f"the trajectory is not whole: {loaded.problem}")
     return loaded.trajectory
 
 
-def _record_end(view: memoryview, position: int) -> tuple[int | None, Ending, str | None]:
-    """Where the record at `position` ends, or why it does not."""
-    left = len(view) - position
-    if left < _FRONT:
-        where = f"inside the record that begins at byte {position}" if left else "before its header"
-        return None, Ending.CUT_OFF, f"it ends {where}"
+def _record_end(view: memoryview, position: int) -> tuple[int, str | None]:
+    """Where the record at `position` ends, and what is wrong with it, if anything."""
+    remaining = len(view) - position
+    inside = f"it ends inside the record that begins at byte {position}"
+    if remaining < _FRONT:
+        return position, inside if remaining else "it ends before its header"
     length = _HEAD.unpack_from(view, position)[0]
     if not _fits(view, position, position + _HEAD.size):
         if not bytes(view[position:]).strip(b"\0"):
-            return None, Ending.CUT_OFF, f"from byte {position} on there are only zeros"
-        return None, Ending.DAMAGED, f"the head of the record at byte {position} does not fit its checksum"
-    if length > left - _FRONT - _CRC.size:
-        return None, Ending.CUT_OFF, f"it ends inside the record that begins at byte {position}"
+            return position, f"from byte {position} on there are only zeros"
+        return position, f"the head of the record at byte {position} does not fit its checksum"
+    if length > remaining - _FRONT - _CRC.size:
+        return position, inside
     stop: int = position + _FRONT + length + _CRC.size
     if not _fits(view, position + _FRONT, stop - _CRC.size):
-        return None, Ending.DAMAGED, f"the record at byte {position} does not fit its checksum"
-    return stop, Ending.WHOLE, None
+        return position, f"the record at byte {position} does not fit its checksum"
+    return stop, None
 
 
 def _fits(view: memoryview, start: int, stop: int) -> bool:
@@ -311,15 +289,13 @@ def _read_write(kind: int, fields: dict[str, Any], arrays: memoryview, trajector
             branch=branch,
         )
         return
-    spans, parent = fields["spans"], fields.get("parent")
+    spans, messages, opens = fields["spans"], as_count(fields["messages"], "messages"), None
     if not isinstance(spans, list):
         raise TrajectoryError("spans must be a list")
-    if kind == RecordType.OPEN and parent != -1:
-        as_count(parent, "parent")
-    messages = as_count(fields["messages"], "messages")
-    rows: Any = spans
-    context = Context(branch, start, start + tokens, 0, messages, rows, parent, fields.get("cause", ""))
-    trajectory.replay_context(context, ids, np.frombuffer(arrays[middle:end], _KINDS))
+    if kind == RecordType.OPEN:
+        parent = -1 if fields["parent"] == -1 else as_count(fields["parent"], "parent")
+        opens = (parent, fields["cause"])
+    trajectory.replay_context(branch, start, ids, np.frombuffer(arrays[middle:end], _KINDS), spans, messages, opens)
 
 
 def _read_channels(table: Any, data: memoryview, tokens: int) -> dict[str, Packed]:
@@ -354,7 +330,7 @@ def save_trajectory(trajectory: Trajectory, path: str | os.PathLike[str]) -> Non
 
     Only its owner may read it, since it holds whole conversations.
     """
-    write_whole(Path(path), _whole(trajectory), private=True)
+    write_whole(Path(path), _records(trajectory), private=True)
     if os.name == "posix":  # makes the rename last through a power cut
         folder = os.open(Path(path).parent, os.O_RDONLY)
         try:
@@ -372,61 +348,3 @@ def load_trajectory(path: str | os.PathLike[str]) -> Loaded:
         return from_bytes(Path(path).read_bytes())
     except TrajectoryError as error:
         raise TrajectoryError(f"{os.fspath(path)}: {error}") from error
-
-
-class TrajectoryFile:
-    """A file that follows a growing trajectory: each `write` appends what is not in it yet, rewards included.
-
-    When `write` returns, the records are on the disk. A write that failed half-way leaves a tail that the next one
-    replaces, and that loading ignores. One writer at a time.
-    """
-
-    def __init__(self, path: Path, trajectory: Trajectory) -> None:
-        self.path = path
-        self.trajectory = trajectory
-        self._file = path.open("r+b", buffering=0)
-        self._size = path.stat().st_size
-        self._writes, self._rewards = trajectory.num_writes, len(trajectory.rewarded)
-
-    @classmethod
-    def create(cls, path: str | os.PathLike[str], trajectory: Trajectory) -> TrajectoryFile:
-        """Save the trajectory to a new file, and follow it from there. Raises FileExistsError for an existing file."""
-        with open(path, "xb", opener=owned):  # claims the name
-            pass
-        try:
-            save_trajectory(trajectory, path)
-        except BaseException:
-            Path(path).unlink(missing_ok=True)
-            raise
-        return cls(Path(path), trajectory)
-
-    def write(self) -> int:
-        """Append what is not in the file yet; returns how many writes of the trajectory that were."""
-        writes, rewards = self.trajectory.num_writes, len(self.trajectory.rewarded)
-        records = [*write_records(self.trajectory, self._writes), *reward_records(self.trajectory, self._rewards)]
-        if not records:
-            return 0
-        self._file.seek(self._size)
-        self._file.truncate()
-        left = memoryview(b"".join(records))
-        size = self._size + len(left)
-        while left:
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
-        count, self._size, self._writes, self._rewards = writes - self._writes, size, writes, rewards
-        return count
-
-    def close(self) -> None:
-        """Close the file, without writing."""
-        self._file.close()
-
-    def __enter__(self) -> TrajectoryFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.write()
-        finally:
-            self.close()

@@ -7,31 +7,30 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from ..errors import ExtensionError, TrajectoryError, shown
 from ..settings import as_float
 from ..showing import ShowsItself
-from ..tokens.ids import INT32_MAX
-from ..tokens.kinds import Kind, Kinds
+from ..tokens.ids import INT32_MAX, common_prefix
+from ..tokens.kinds import Kind
+from ..tokens.table import TokenTable
 from ..tokens.tokenizer import Ids
 from .channels import pack_channels
 from .inputs import (
     LATER_KINDS,
     PROMPT_KINDS,
-    Logprobs,
-    Spans,
+    Owners,
     as_count,
     as_ids,
     as_kinds,
     as_logprob_kind,
     as_logprobs,
-    as_spans,
+    as_owners,
     as_versions,
     mapping_json,
-    owner_spans,
 )
 from .record import Node, Record
 from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 _UNFINISHED: Final = frozenset({"abort", "length"})
 """Finish reasons after which a completion may continue the same message."""
+
+Opens: TypeAlias = tuple[int, str] | None
 
 
 class Trajectory(ShowsItself, Record):
@@ -103,8 +104,8 @@ class Trajectory(ShowsItself, Record):
                 "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
             )
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        spans = as_spans(message_spans, 0, len(ids), as_count(messages, "messages"))
-        self._open(-1, 0, ids, Kind.PROMPT if kinds is None else kinds, spans, messages)
+        owners = as_owners(message_spans, len(ids), as_count(messages, "messages"))
+        self._open(-1, 0, ids, Kind.PROMPT if kinds is None else kinds, owners, messages)
 
     def append_context(
         self,
@@ -121,11 +122,10 @@ class Trajectory(ShowsItself, Record):
         the number of the new message, counted from 0. The cost depends on the new ids alone.
         """
         index = self._index(branch)
-        node = self._nodes[index]
-        added = as_count(messages, "messages")
+        first, added = self._nodes[index].messages, as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
-        spans = np.add(as_spans(message_spans, 0, len(ids), added), (node.stop, node.stop, node.messages))
-        self._add_context(node, index, ids, kinds, spans, node.messages + added)
+        owners = as_owners(message_spans, len(ids), added, first=first)
+        self._add_context(index, ids, kinds, owners, first + added)
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this stream."""
@@ -143,10 +143,10 @@ class Trajectory(ShowsItself, Record):
                 "the bridge was made for another completion than the one recorded last: make it from the ids that "
                 "the engine returned"
             )
-        spans = getattr(bridge, "message_spans", None)
-        if spans is None:
-            spans = owner_spans(bridge.messages, len(bridge.new_ids))
-        self.append_context(bridge.new_ids, bridge.kinds, message_spans=spans, messages=bridge.new_count, branch=branch)
+        spans = bridge.new.message_spans()
+        self.append_context(
+            bridge.new.ids, bridge.new.kinds, message_spans=spans, messages=bridge.new_count, branch=branch
+        )
 
     def append_completion(
         self,
@@ -179,17 +179,19 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"finish_reason must say why the engine stopped, not {shown(finish_reason)}")
         if not isinstance(continues, bool):
             raise TrajectoryError(f"continues must be True or False, not {shown(continues)}")
-        if not continues and isinstance(self._writes[node.writes[-1]], Turn):
+        if not continues and isinstance(node.writes[-1], Turn):
             raise TrajectoryError(
                 f"branch {index} ends with a completion: append what the engine was given after it, or say "
                 "continues=True where it continues an unfinished message"
             )
+        message = self._continued(node) if continues else node.messages
+        values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
         turn = Turn(
             write=self.num_writes,
             branch=index,
             start=node.stop,
             stop=_end(node.stop, new_ids),
-            message=self._continued(node) if continues else node.messages,
+            message=message,
             finish_reason=finish_reason,
             versions=as_versions(version, len(new_ids)),
             sampling_json=None if sampling is None else sys.intern(mapping_json(sampling, "sampling")),
@@ -197,10 +199,10 @@ class Trajectory(ShowsItself, Record):
             logprobs_kind=as_logprob_kind(logprobs_kind, self.has_logprobs),
             cached_tokens=None if cached_tokens is None else as_count(cached_tokens, "cached_tokens"),
             channels=tuple(pack_channels({} if channels is None else channels, len(new_ids)).items()),
+            tokens=_frozen(TokenTable.of(new_ids.copy(), Kind.SAMPLED, message, values)),
         )
         as_count(turn.messages, "the number of messages")
-        values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
-        self._add(node, turn, new_ids, Kind.SAMPLED, values)
+        self._add(node, turn)
         return turn
 
     def extend_to(
@@ -221,18 +223,19 @@ class Trajectory(ShowsItself, Record):
         index = self._index(branch)
         node = self._nodes[index]
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        shared = self._shared_with(ids, index)
+        shared = common_prefix(self.stream(index), ids)
         if shared < node.stop:
             raise self._extension_error(index, ids, shared)
         total = node.messages if messages is None else as_count(messages, "messages")
-        new_kinds, spans = _from(shared, kinds, message_spans, len(ids), total, LATER_KINDS)
+        owners = as_owners(message_spans, len(ids), total)[shared:]
+        codes = as_kinds(Kind.CONTEXT if kinds is None else kinds, len(ids), allowed=LATER_KINDS, skip=shared)[shared:]
         if len(ids) == shared:
             if total != node.messages:
                 raise TrajectoryError(
                     f"messages is {total}, but the stream holds {node.messages} and the prompt has no new token"
                 )
             return 0
-        self._add_context(node, index, ids[shared:], new_kinds, spans, total)
+        self._add_context(index, ids[shared:], codes, owners, total)
         return len(ids) - shared
 
     def branch(
@@ -243,58 +246,31 @@ class Trajectory(ShowsItself, Record):
         message_spans: SpansLike = (),
         messages: int | None = None,
         cause: str = "",
-        from_branch: int | None = None,
     ) -> int:
         """Record a whole prompt whose history was rewritten; returns its branch, which is now the current one.
 
-        It shares the longest prefix that is recorded anywhere in the tree, or in the stream of `from_branch`. The
-        kinds, turns and messages of the shared part stay with the branch that owns them. `kinds` (CONTEXT by
-        default), `message_spans` and `messages` describe the whole prompt, as in `extend_to`; by default no message
-        is new.
+        It shares the longest prefix that is recorded anywhere in the tree. The kinds, turns and messages of the shared
+        part stay with the branch that owns them. `kinds` (CONTEXT by default), `message_spans` and `messages` describe
+        the whole prompt, as in `extend_to`; by default no message is new.
 
         Raises `TrajectoryError` for a prompt that begins with the whole stream of a branch, since it rewrites nothing:
         use `extend_to`. To sample again from the same prompt, branch after the first completion is recorded.
         """
-        current = self._index(from_branch)
+        self._index(None)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
-        if from_branch is None:
-            source, shared, extends = self.shared_prefix(ids)
-        else:
-            source, shared = current, self._shared_with(ids, current)
-            extends = current if shared == self._nodes[current].stop else -1
+        source, shared, extends = self.shared_prefix(ids)
         if extends >= 0:
             raise TrajectoryError(
                 f"the prompt begins with all {shared} ids of branch {extends}, so no history was rewritten: record it "
                 f"with extend_to(prompt_ids, branch={extends})"
             )
         total = self._messages_at(source, shared) if messages is None else as_count(messages, "messages")
-        new_kinds, spans = _from(shared, kinds, message_spans, len(ids), total, PROMPT_KINDS)
-        return self._open(source, shared, ids[shared:], new_kinds, spans, total, cause)
-
-    def branch_at(
-        self,
-        position: int,
-        new_ids: IdsLike = (),
-        kinds: KindsLike = Kind.CONTEXT,
-        *,
-        message_spans: SpansLike = (),
-        messages: int = 0,
-        cause: str = "",
-        branch: int | None = None,
-    ) -> int:
-        """Branch at a known position: the first `position` ids of a stream, and `new_ids` after them.
-
-        As with `append_context`, arguments and cost are about what is new.
-        """
-        source = self._index(branch)
-        shared = as_count(position, "position")
-        ids = as_ids(new_ids, "new_ids", self.vocab_size)
-        inherited, added = self._messages_at(source, shared), as_count(messages, "messages")
-        spans = np.add(as_spans(message_spans, 0, len(ids), added), (shared, shared, inherited))
-        return self._open(source, shared, ids, kinds, spans, inherited + added, cause)
+        owners = as_owners(message_spans, len(ids), total)[shared:]
+        codes = as_kinds(Kind.CONTEXT if kinds is None else kinds, len(ids), allowed=PROMPT_KINDS, skip=shared)[shared:]
+        return self._open(source, shared, ids[shared:], codes, owners, total, cause)
 
     def _open(
-        self, source: int, start: int, ids: Ids, kinds: KindsLike, spans: Spans, messages: int, cause: str = ""
+        self, source: int, start: int, ids: Ids, kinds: KindsLike, owners: Owners, messages: int, cause: str = ""
     ) -> int:
         """Open a branch that shares the first `start` ids of the stream of `source`; returns its index."""
         if start and start >= self._nodes[source].stop:
@@ -306,41 +282,38 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError("a prompt needs at least one id")
         if not isinstance(cause, str):
             raise TrajectoryError(f"cause must be a str, not {shown(cause)}")
-        parent = self._owner(source, start)
-        node = Node(parent, start, self._messages_at(source, start))
-        return self._add_context(node, self.num_branches, ids, kinds, spans, messages, parent, cause)
+        node = Node(self._owner(source, start), start, self._messages_at(source, start), start)
+        return self._add_context(self.num_branches, ids, kinds, owners, messages, node, cause)
 
     def _add_context(
         self,
-        node: Node,
         index: int,
         ids: Ids,
         kinds: KindsLike,
-        spans: Spans,
+        owners: Owners,
         messages: int,
-        parent: int | None = None,
+        opened: Node | None = None,
         cause: str = "",
     ) -> int:
-        """Add checked ids and spans to a branch, which then holds `messages` messages; returns its index."""
+        """Add checked ids to branch `index`, which then holds `messages` messages; `opened` is a new branch."""
+        node = opened or self._nodes[index]
         if as_count(messages, "messages") < node.messages:
-            before = f"branch {index}" if parent is None else "the shared prefix"
+            before = f"branch {index}" if opened is None else "the shared prefix"
             raise TrajectoryError(
                 f"messages is {messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
             )
-        if parent is None and not len(ids):
+        if opened is None and not len(ids):
             raise TrajectoryError("no new ids: there is nothing to record")
-        kinds = as_kinds(kinds, len(ids), allowed=LATER_KINDS if parent is None else PROMPT_KINDS)
+        codes = as_kinds(kinds, len(ids), allowed=LATER_KINDS if opened is None else PROMPT_KINDS)
+        tokens = _frozen(TokenTable.of(ids.copy(), codes.copy(), owners))
+        parent = None if opened is None else opened.parent
         stop = _end(node.stop, ids)
-        rows = spans.astype(np.int32)
-        rows.flags.writeable = False
-        context = Context(index, node.stop, stop, node.messages, messages, rows, parent, cause)
-        self._add(node, context, ids, kinds)
+        self._add(node, Context(index, node.stop, stop, node.messages, messages, tokens, parent, cause))
         return index
 
     def _continued(self, node: Node) -> int:
         """The message that a completion with `continues` continues."""
-        writes = (self._writes[number] for number in reversed(node.writes))
-        last = next((write for write in writes if isinstance(write, Turn)), None)
+        last = next((write for write in reversed(node.writes) if isinstance(write, Turn)), None)
         if last is None:
             raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
         if last.finish_reason not in _UNFINISHED and len(last):
@@ -352,23 +325,13 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError("new messages came after the turn before: leave continues out")
         return last.message
 
-    def _add(self, node: Node, write: Write, ids: Ids, kinds: Kinds | int, logprobs: Logprobs | None = None) -> None:
-        """Append a checked write to a branch, which may be new. If memory runs out, nothing changes."""
-        count = len(ids)
-        node.ids.reserve(count)
-        node.kinds.reserve(count)
-        node.logprobs.reserve(0 if logprobs is None else count)
-        # There is room: nothing below can fail.
-        node.ids.push(ids, count)
-        node.kinds.push(kinds, count)
-        if logprobs is not None:
-            node.logprobs.push(logprobs, count)
-        node.writes.append(len(self._writes))
-        node.offsets.append(node.sampled)
-        node.sampled += count if isinstance(write, Turn) else 0
-        node.messages = write.messages
+    def _add(self, node: Node, write: Write) -> None:
+        """Append a checked write to its branch, which may be new."""
         if write.branch == len(self._nodes):
             self._nodes.append(node)
+        node.stop, node.messages = write.stop, write.messages
+        node.sampled += len(write) if isinstance(write, Turn) else 0
+        node.writes.append(write)
         self._writes.append(write)
 
     def _extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
@@ -388,8 +351,10 @@ class Trajectory(ShowsItself, Record):
             self._check_turn(turn)
         self.replay_reward(-1 if turn is None else turn.write, reward)
 
+    # -- repeating the writes of another trajectory
+
     def replay_reward(self, write: int, reward: float | None) -> None:
-        """Repeat a reward of another trajectory, as `rewarded` returns it."""
+        """Repeat a reward, as `rewarded` returns it."""
         turn = self._writes[write] if 0 <= write < self.num_writes else None
         if write != -1 and not isinstance(turn, Turn):
             raise TrajectoryError(f"write {shown(write)} is not a turn: there is nothing to reward")
@@ -397,25 +362,29 @@ class Trajectory(ShowsItself, Record):
         if value is None and reward is not None:
             raise TrajectoryError(f"a reward is a finite number, or None, not {shown(reward)}")
         if isinstance(turn, Turn):
-            self._writes[write] = replace(turn, reward=value)
+            rewarded = replace(turn, reward=value)
+            writes = self._nodes[turn.branch].writes
+            writes[writes.index(turn)] = self._writes[write] = rewarded
         self._rewards.append((write, value))
 
-    def replay_context(self, context: Context, ids: IdsLike, kinds: KindsLike) -> None:
-        """Repeat a context of another trajectory, opening its branch if that one did. `message` and `stop` follow."""
-        branch, start, parent = context.branch, context.start, context.parent
-        new_ids = as_ids(ids, "ids", self.vocab_size)
-        spans = as_spans(context.spans, start, start + len(new_ids), context.messages)
-        if parent is None:
+    def replay_context(
+        self, branch: int, start: int, ids: Ids, kinds: KindsLike, spans: SpansLike, messages: int, opens: Opens = None
+    ) -> None:
+        """Repeat a context. Positions and messages are absolute; `opens` is the parent and cause of a new branch."""
+        checked = as_ids(ids, "ids", self.vocab_size)
+        owners = as_owners(spans, len(checked), messages, start=start)
+        if opens is None:
             self.check_follows(branch, start)
-            self._add_context(self._nodes[branch], branch, new_ids, kinds, spans, context.messages)
+            self._add_context(branch, checked, kinds, owners, messages)
             return
+        parent, cause = opens
         is_owner = 0 <= parent < self.num_branches and self._nodes[parent].start < start if start else parent == -1
         if branch != self.num_branches or not is_owner:
             raise TrajectoryError(
                 f"branch {branch} cannot open at {start} of branch {parent}: the next branch is {self.num_branches}, "
                 "and its parent owns the token before it"
             )
-        self._open(parent, start, new_ids, kinds, spans, context.messages, context.cause)
+        self._open(parent, start, checked, kinds, owners, messages, cause)
 
     def check_follows(self, branch: int, start: int) -> None:
         """Raise `TrajectoryError` if a branch does not end at `start`."""
@@ -423,14 +392,10 @@ class Trajectory(ShowsItself, Record):
             raise TrajectoryError(f"there is no branch {branch} that ends at {start}")
 
 
-def _from(
-    position: int, kinds: KindsLike | None, spans: SpansLike, length: int, messages: int, allowed: frozenset[Kind]
-) -> tuple[Kinds, Spans]:
-    """Kinds and spans of a whole prompt, from a position on."""
-    rows = as_spans(spans, 0, length, messages)
-    rows = rows[rows[:, 1] > position]
-    rows[:, 0] = np.maximum(rows[:, 0], position)
-    return as_kinds(Kind.CONTEXT if kinds is None else kinds, length, allowed=allowed, skip=position)[position:], rows
+def _frozen(table: TokenTable) -> TokenTable:
+    for column in table.columns().values():
+        column.flags.writeable = False
+    return table
 
 
 def _end(start: int, ids: Ids) -> int:

@@ -1,4 +1,4 @@
-"""The parts of a trajectory: turns, branches, spans of messages and versions, and the writes that record them."""
+"""The parts of a trajectory: turns, contexts, branches and version spans."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from ..tokens.kinds import Kind
+from ..tokens.table import TokenTable
 
 if TYPE_CHECKING:
     from .channels import Packed
@@ -40,16 +40,8 @@ class LogprobKind(StrEnum):
     """The engine did not report it."""
 
 
-class MessageSpan(NamedTuple):
-    """Tokens ``start`` to ``stop`` (exclusive) of a stream that belong to one message of the conversation."""
-
-    start: int
-    stop: int
-    message: int
-
-
 class VersionSpan(NamedTuple):
-    """Tokens ``start`` to ``stop`` (exclusive) of a completion that one version of the weights sampled."""
+    """Tokens ``start`` to ``stop`` (exclusive) that one version of the weights sampled."""
 
     version: str | int
     start: int
@@ -60,11 +52,11 @@ class SharedPrefix(NamedTuple):
     """How much of a prompt is already recorded, and where."""
 
     branch: int
-    """The branch that shares most of it, the oldest of several; -1 where nothing is shared."""
+    """The branch that shares most of it, the oldest of several; -1 if nothing is shared."""
     length: int
     """How many ids are shared."""
     extends: int
-    """The branch whose whole stream the prompt begins with, where none shares more; -1 where there is none."""
+    """The branch whose whole stream the prompt begins with, if none shares more; else -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +77,19 @@ class Turn:
     """Its number in the conversation."""
     finish_reason: str
     versions: tuple[VersionSpan, ...]
-    """Which weights sampled which part; positions count from `start`. Empty where the version is unknown."""
+    """Which weights sampled which part; positions count from `start`. Empty if the version is unknown."""
     sampling_json: str | None
     continues: bool
     """It continues the message of the turn before, which was aborted or ran out of tokens."""
     cut: bool = False
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
     cached_tokens: int | None = None
-    """How many ids of its prompt the engine had cached; None where that is unknown."""
+    """How many ids of its prompt the engine had cached; None if unknown."""
     reward: float | None = field(default=None, compare=False)
     """The reward that `Trajectory.set_reward` had recorded when this turn was read."""
     channels: tuple[tuple[str, Packed], ...] = field(default=(), compare=False, repr=False)
     """Names and packed entries of its side channels; `Trajectory.channels` has them along a stream."""
+    tokens: TokenTable = field(kw_only=True, compare=False, repr=False)
 
     @property
     def messages(self) -> int:
@@ -128,8 +121,7 @@ class Context:
     """How many messages the branch held before it: the number of its first message."""
     messages: int
     """How many messages the branch holds after it."""
-    spans: npt.NDArray[np.int32]
-    """Read-only rows of stream positions and message number."""
+    tokens: TokenTable
     parent: int | None = None
     """Set if this write opened the branch: the branch that owns the token before `start`, -1 for none."""
     cause: str = ""
@@ -142,7 +134,7 @@ class Branch:
 
     index: int
     parent: int
-    """The branch that owns the token before `start`; -1 where nothing is shared."""
+    """The branch that owns the token before `start`; -1 if nothing is shared."""
     start: int
     stop: int
     """The length of its stream when it was read."""
@@ -155,4 +147,4 @@ class Branch:
 
 
 Write: TypeAlias = Turn | Context
-"""What a trajectory is a list of. `Trajectory.tokens` has the tokens of a write."""
+"""A trajectory is a list of these."""

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, SIMPLE, SYS, assistant, call, result, user
+from tests.rendering.bridge.marked_text import MarkedText
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut, cuts
 from tests.support import FULL, load_family, make_renderer, per_family, rotating
 from tokentrace import BridgedTokens, BridgeRefusal
-from tokentrace.study.markers import MarkedText
 from tokentrace.tokens import Kind, Tokenizer
 from tokentrace.tokens.vocabulary import Vocabulary
 

@@ -1,7 +1,6 @@
 // One turn, in words: what was new, what the model said, why it branched, and how it was sampled.
 
-import { causeMeaning, causeName } from "./causes.js";
-import { counted, el, facts, number } from "./dom.js";
+import { causeName, counted, el, facts, number } from "./dom.js";
 import { duration, moment } from "./words.js";
 
 const SHOWN = 3000; // characters of a text before it is cut
@@ -14,8 +13,8 @@ export function turnPanel(turn, { onClose, onTurn }) {
       el("h2", {}, `Turn ${turn.turn}`, el("small", {}, `branch ${turn.branch}`)),
       el("button", { type: "button", class: "close", "aria-label": "Close", onclick: onClose }, "×")),
     turn.cause ? el("div", { class: "cause" },
-      el("p", {}, el("b", {}, causeName(turn.cause.cause)), " ", causeMeaning(turn.cause.cause)),
-      el("p", { class: "soft" }, turn.cause.detail)) : null,
+      el("p", {}, el("b", {}, causeName(turn.cause.cause)), " ", turn.cause.meaning),
+      el("p", { class: "soft" }, turn.cause.words)) : null,
     listed("How the echo differed", turn.repairs, "The agent sent these back otherwise than they were sampled. The recorded tokens were used."),
     listed("Notes", turn.notes),
     listed("Not enforced", turn.wishes),

@@ -92,3 +92,6 @@ export function switchTheme() {
 
 /** Whether somebody is writing into a field, where keys mean letters. */
 export const typing = (event) => event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName ?? "");
+
+/** The name of a cause, for people. */
+export const causeName = (cause) => String(cause).replaceAll("_", " ");

@@ -1,8 +1,7 @@
 // The tree of a rollout as a picture. Each branch is a lane: thin where it was given tokens, thick where the model
 // sampled some. A branch hangs from the place in its parent's stream up to which they share their tokens.
 
-import { causeMeaning, causeName } from "./causes.js";
-import { counted, el, number, svg } from "./dom.js";
+import { causeName, counted, el, number, svg } from "./dom.js";
 
 const LANE = 44;
 const TOP = 30;
@@ -105,10 +104,9 @@ export class Tree {
     for (const segment of lane.segments) {
       group.append(segment.turn === null ? givenBar(segment, y, branch) : this.turn(segment, y));
     }
-    const cause = branch.cause || firstTurn(lane)?.cause?.cause;
     const text = svg("text", { class: "why", x: labelStart(lane), y: y - 14, role: "button", tabindex: -1 },
       svg("tspan", { class: "name" }, laneName(lane)), svg("tspan", { dx: 7 }, laneDetail(lane)),
-      svg("title", {}, [causeMeaning(cause), firstTurn(lane)?.cause?.detail].filter(Boolean).join("\n") || "Where the session began"));
+      svg("title", {}, [firstTurn(lane)?.cause?.meaning, firstTurn(lane)?.cause?.words].filter(Boolean).join("\n") || "Where the session began"));
     text.addEventListener("click", () => this.onBranch(branch.index));
     group.append(text);
     return group;
@@ -176,7 +174,7 @@ const laneName = (lane) => {
   return `${lane.branch.index} ${cause ? causeName(cause) : "first branch"}`;
 };
 const laneDetail = (lane) => {
-  const said = firstTurn(lane)?.cause?.detail ?? counted(lane.branch.stop, "token");
+  const said = firstTurn(lane)?.cause?.words ?? counted(lane.branch.stop, "token");
   return said.length > LABEL ? `${said.slice(0, LABEL - 1)}…` : said;
 };
 const laneLabel = (lane) => `${laneName(lane)} ${laneDetail(lane)}`;

@@ -1,5 +1,0 @@
-"""Two sequences of ids differ: where, and why."""
-
-from ..lazy import load_on_use
-
-__getattr__, __dir__, __all__ = load_on_use(__name__, __file__)

@@ -1,0 +1,130 @@
+"""A finding: tokens, masks or messages are not what they should be. It has a cause, a place and a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self
+
+_BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
+_BRANCH: Final = "the model now sees another context: begin a new branch here, or keep the history as it was"
+_ENCODER: Final = "the ids come from another tokenizer, or another setting of it: compare who encoded each prompt"
+
+
+class Cause(StrEnum):
+    """Why tokens, masks or conversations differ. The value is for programs, ``str()`` and `meaning` are for people."""
+
+    label: str
+    meaning: str
+    advice: str
+
+    def __new__(cls, value: str, label: str = "", meaning: str = "", advice: str = "") -> Self:
+        cause = str.__new__(cls, value)
+        cause._value_ = value
+        cause.label, cause.meaning, cause.advice = label or value.replace("_", " "), meaning, advice
+        return cause
+
+    def __str__(self) -> str:
+        return self.label
+
+    # A prompt does not begin with the stream so far: what the tokens show.
+    BOOLEAN_CASE = "boolean_case", "boolean or None case", "JSON on one side, Python's str() on the other.", _BRIDGE
+    BPE_REMERGE = "bpe_remerge", "BPE re-merge", "Other tokens spell the same text.", _BRIDGE
+    JSON_FORMAT = "json_format", "JSON spacing or key order", "The same JSON value, written another way.", _BRIDGE
+    EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks an argument.", _BRIDGE
+    WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
+    STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
+    STRIPPED_REASONING = (
+        "stripped_reasoning",
+        "",
+        "The reasoning of a past turn is gone.",
+        "bridge to the next turn, or render with preserve_all_thinking=True",
+    )
+    ZEROED_ANCHOR = (
+        "zeroed_anchor",
+        "zeroed anchor after truncation",
+        "The client lost part of the stream.",
+        "keep the ids of a turn that is too long; cut samples when they are built, not the record",
+    )
+    UNKNOWN = "unknown", "", "", "compare the two requests; with their messages (before=, after=) more can be told"
+
+    # What an agent did to the conversation.
+    REWRITTEN_CALL = (
+        "rewritten_call",
+        "rewritten tool call",
+        "The history has a call that the model did not write: another name, other arguments, one more or less.",
+        "no bridge can mend it: switch the repair off in the scaffold, or begin a new branch here",
+    )
+    CHANGED_TOOLS = "changed_tools", "", "The same messages with other tools or template variables.", _BRANCH
+    CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _BRANCH
+    COMPACTION = "compaction", "", "Messages were left out or replaced by fewer, perhaps a summary.", _BRANCH
+    SUB_AGENT = "sub_agent", "sub-agent", "Another conversation: no recorded one begins like it."
+    NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _BRANCH
+    RETRY = "retry", "", "The same request again, or one that goes back to an earlier point."
+    TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An earlier tool result was shortened or blanked.", _BRANCH
+    CALLS_AS_TEXT = "calls_as_text", "", "Tool calls of the model became words.", _BRANCH
+    EDIT = "edit", "", "An earlier message says something else.", _BRANCH
+    TEMPLATE = "template", "", "The conversation goes on, but the template would rewrite what was sampled."
+    AMBIGUOUS = "ambiguous", "", "Several recorded turns match the request and differ in their tokens."
+
+    # A row of ids is not the one that the template gives for its conversation.
+    BOS_DOUBLED = "bos_doubled", "BOS token doubled"
+    BOS_ADDED = "bos_added", "BOS token added", "", _ENCODER
+    BOS_MISSING = "bos_missing", "BOS token missing", "", _ENCODER
+    SYSTEM_ADDED = "system_added", "system prompt added that the conversation does not have"
+    SYSTEM_MISSING = "system_missing", "the template's default system prompt missing"
+    REASONING_KEPT = "reasoning_kept", "reasoning kept that the template leaves out"
+    GENERATION_PROMPT = "generation_prompt", "generation prompt at the end"
+    LAST_WHITESPACE = "last_whitespace", "white space at the end added or missing"
+    END_ADDED = "end_added", "end token added"
+    END_MISSING = "end_missing", "end token missing"
+    TOOLS_MISSING = "tools_missing"
+    CONTROL_AS_TEXT = "control_as_text", "control token spelled as text"
+    TEXT_AS_CONTROL = "text_as_control", "text turned into a control token"
+    CUT = "cut"
+
+    # Ids, masks and logprobs that contradict each other.
+    NO_TOKEN = "no_token", "an id that the vocabulary does not have", "", _ENCODER
+    NOTHING_SAMPLED = "nothing_sampled", "a call that sampled nothing"
+    DUPLICATE_CALL = "duplicate_call", "a call recorded twice"
+    BAD_MASK = "bad_mask", "a mask that does not fit the tokens"
+    BAD_LABELS = "bad_labels", "labels that contradict the ids or the mask"
+    MASK_SHIFTED = "mask_shifted", "mask shifted by one"
+    MASK_ADDED = "mask_added", "trained, and should not be"
+    MASK_MISSING = "mask_missing", "not trained, and should be"
+    TRAINED_UNSAMPLED = "trained_unsampled", "trained, but no engine sampled it"
+    SAMPLED_UNTRAINED = "sampled_untrained", "sampled, but not trained"
+    NO_LOGPROBS = "no_logprobs"
+    BAD_LOGPROBS = "bad_logprobs", "logprobs that do not fit the tokens"
+    ZERO_LOGPROBS = "zero_logprobs", "logprobs that are all 0", "Missing logprobs are often padded with 0."
+
+    @property
+    def group(self) -> str:
+        """What ``check --allow`` calls it: ids, masks, logprobs or breaks."""
+        name = self.value
+        if self in (Cause.NO_TOKEN, Cause.NOTHING_SAMPLED, Cause.DUPLICATE_CALL):
+            return "ids"
+        masks = "mask" in name or "trained" in name or "labels" in name
+        return "logprobs" if "logprobs" in name else "masks" if masks else "breaks"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: its cause, where it is, and a sentence (`words`). JSON is ``asdict``.
+
+    `where` names a file, line or call; `message` and `field` the part of the conversation; `position` the first token
+    concerned, and `tokens` how many there are. Each is empty where it does not apply.
+    """
+
+    cause: Cause
+    where: str = ""
+    message: int | None = None
+    field: str = ""
+    words: str = ""
+    position: int | None = None
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        at = "" if self.position is None else f"token {self.position:,}: "
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{at}{self.cause}: {self.words}"

@@ -1,0 +1,158 @@
+"""The grammar of a model's turn, for people: its parts with holes, its delimiters, its stop tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+from ..formats.dialects import DIALECTS, REASONING, dialect_of
+from ..formats.grammar import TurnGrammar
+from ..rendering.renderer import Renderer
+from ..show.document import Document, Table
+from ..tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_GLYPHS: Final = str.maketrans({"\n": "⏎", "\t": "⇥"})
+
+
+@dataclass(frozen=True, slots=True)
+class Delimiter:
+    """A text that the parser looks for: its field in the grammar, and the ids of its control tokens."""
+
+    field: str
+    text: str
+    ids: tuple[int, ...]
+    control: bool
+    """True if it consists of control tokens only."""
+
+    @property
+    def kind(self) -> str:
+        """``"control token 151657"``, ``"text"``, ``"control token 200058 and text"``."""
+        names = f"control token{'s' if len(self.ids) > 1 else ''} {', '.join(map(str, self.ids))}"
+        return names if self.control else f"{names} and text" if self.ids else "text"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarReport:
+    """A grammar and its stop tokens."""
+
+    grammar: TurnGrammar
+    tokenizer: Tokenizer
+    stops: Sequence[int]
+    family: str = "default"
+
+    @classmethod
+    def of(cls, renderer: Renderer, tools: Any = None) -> Self:
+        """Return the grammar of a renderer's turns."""
+        grammar = renderer.grammar(tools)
+        return cls(grammar, renderer.tokenizer, renderer.get_stop_token_ids(), renderer.family)
+
+    @property
+    def closes_reasoning(self) -> bool:
+        """True if the generation prompt closes reasoning before the model writes."""
+        grammar = self.grammar
+        prefill = grammar.prompt[len(grammar.head) :] if grammar.prompt.startswith(grammar.head) else ""
+        return grammar.reasoning is not None and grammar.reasoning.close in prefill and not grammar.opens_reasoning
+
+    def delimiters(self) -> list[Delimiter]:
+        """Return every text that the parser looks for."""
+        return [self._delimiter(field, text) for field, text in _delimiters(self.grammar) if text.strip()]
+
+    def _delimiter(self, field: str, text: str) -> Delimiter:
+        pattern = self.tokenizer.vocabulary.control_pattern
+        tokens = [] if pattern is None else pattern.findall(text)
+        ids = [self.tokenizer.token_id(token) for token in tokens]
+        plain = text if pattern is None else pattern.sub("", text)
+        return Delimiter(field, text, tuple(index for index in ids if index is not None), not plain.strip())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the grammar as plain data without empty fields."""
+        return {
+            "family": self.family,
+            "dialect": dialect_of(self.grammar.calls, self.grammar.channels),
+            "grammar": _filled(dataclasses.asdict(self.grammar)),
+            "opens_reasoning": self.grammar.opens_reasoning,
+            "closes_reasoning": self.closes_reasoning,
+            "delimiters": [dataclasses.asdict(one) for one in self.delimiters()],
+            "stop_token_ids": list(self.stops),
+            "stop_tokens": [self.tokenizer.decode([index]) for index in self.stops],
+        }
+
+    def document(self, _: Any = None) -> Document:
+        """Return the grammar as a document."""
+        dialect = dialect_of(self.grammar.calls, self.grammar.channels)
+        stops = " or ".join(f"{self.tokenizer.decode([index])} {index}" for index in self.stops)
+        turn = [[label, text.translate(_GLYPHS)] for label, text in (*self._turn(), ("stop", stops)) if text]
+        rows = [[one.text.strip("\n").translate(_GLYPHS), one.field, one.kind] for one in self.delimiters()]
+        return Document(
+            f"Grammar of {PurePath(self.tokenizer.name).name or 'a tokenizer'}",
+            "tokentrace audit --grammar",
+            lead=f"family {self.family} · dialect {dialect}",
+            notes=[*self.grammar.notes, *_advice(self.grammar)],
+            tables=[
+                Table("The turn", ["", " "], turn, "⟨…⟩ is what the model fills in, ⏎ a newline", words=2),
+                Table("Delimiters", ["", "field", "kind"], rows, words=3),
+            ],
+        )
+
+    def _turn(self) -> Iterator[tuple[str, str]]:
+        """Yield the parts of the turn with holes."""
+        grammar, channels, calls = self.grammar, self.grammar.channels, self.grammar.calls
+        yield "prompt", grammar.prompt
+        if not grammar.prompt.startswith(grammar.head):
+            yield "head", grammar.head
+        if channels is not None:
+            yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
+            yield "content", f"{grammar.head}{channels.opening(channels.content)}⟨content⟩"
+            yield "each call", grammar.head + channels.written("⟨name⟩", calls.shown if calls else "⟨arguments⟩")
+            return
+        if grammar.reasoning is not None and not self.closes_reasoning:
+            text = grammar.reasoning.written("⟨reasoning⟩")
+            yield "reasoning", text[text.index("⟨") :] if grammar.opens_reasoning else text
+        yield "content", grammar.content.written("⟨content⟩")
+        if calls is not None:
+            yield "before calls", calls.before
+            yield "calls", calls.shown
+            yield "between calls", calls.separator
+            yield "after calls", calls.after
+
+
+def _advice(grammar: TurnGrammar) -> Iterator[str]:
+    """Say how to name what the template does not show."""
+    if grammar.calls is None and grammar.channels is None:
+        yield f"if the model calls tools anyway, pass --tool-parser (tool_parser=): {', '.join(DIALECTS)}"
+    elif any("reasoning" in note for note in grammar.notes):
+        yield f"if reasoning has other tags, pass --reasoning-parser (reasoning_parser=): {', '.join(REASONING)}"
+
+
+def _delimiters(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
+    """Yield the field and the text of each delimiter."""
+    if grammar.channels is not None:
+        names = ("start", "channel", "recipient", "namespace", "message", "end", "call_end")
+        yield from ((f"channels.{name}", getattr(grammar.channels, name)) for name in names)
+        return
+    for field, frame in (("reasoning", grammar.reasoning), ("content", grammar.content)):
+        if frame is not None:
+            yield f"{field}.open", frame.open
+            yield f"{field}.close", frame.close
+    calls = grammar.calls
+    if calls is None:
+        return
+    for name in ("section_open", "separator", "open", "begin", "key_open", "string_open", "value_open", "value_close"):
+        yield f"calls.{name}", getattr(calls, name)
+    yield from ((f"calls.head[{at}]", lead) for at, (lead, _) in enumerate(calls.head))
+    yield from ((f"calls.typed_opens.{kind}", text) for kind, text in calls.typed_opens)
+    yield from ((f"calls.{name}", getattr(calls, name)) for name in ("end", "close", "section_close"))
+
+
+def _filled(value: Any) -> Any:
+    """Drop the empty fields of nested mappings; channels keep theirs, which have defaults."""
+    if not isinstance(value, dict):
+        return value
+    items = {name: item if name == "channels" else _filled(item) for name, item in value.items()}
+    return {name: item for name, item in items.items() if item}

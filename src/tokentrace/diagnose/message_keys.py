@@ -1,0 +1,314 @@
+"""What a message means, whoever repeats it: the keys by which a request finds the recorded turn it continues. Pure.
+
+Agents send the whole conversation with every request and repeat the model's turns imperfectly: without reasoning, with
+arguments spaced or ordered another way, with content as parts, with ids and markers of their own. Messages that mean
+the same have the same key, and the recorded tokens replace the echo. In doubt two messages differ: one branch too many
+costs some tokens, a false match would train on a history that the agent never had. docs/gateway.md has the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import marshal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ..conversation.forms import TEXT_PARTS
+from ..conversation.messages import RESULT_ROLES, THOUGHTS
+from ..conversation.values import MAX_DEPTH, json_like
+from ..errors import InputError
+
+Message = Mapping[str, Any]
+Key = bytes
+"""A digest of a conversation up to a message, tools and template variables included."""
+Meaning = Callable[[Message], Any]
+"""What of a message counts, as a JSON value. Messages with equal values are the same."""
+
+NOISE: Final = frozenset(
+    {
+        "annotations", "cache_control", "citations", "extra", "extra_content", "id", "index", "logprobs", "parsed",
+        "provider_specific_fields", "status", "train", "weight",
+    }
+)  # fmt: skip
+"""Fields that agents add to a message, lose, or change between requests, and that no template prints."""
+
+_PART_NOISE: Final = frozenset({"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"})
+"""The same for a content part. The id of an image or a file says which one it is."""
+_REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
+_EXACT_INTEGERS: Final = 2.0**53
+"""Below it an integer is the same number in every language."""
+_JSON: Final = json.JSONDecoder(strict=False)
+"""Models write line breaks into strings, and most agents read them."""
+_MARSHAL: Final = 2
+"""The last version of marshal in which equal values have equal bytes: later ones mark shared strings."""
+_SCALARS: Final = frozenset({str, bytes, int, bool, type(None)})
+
+
+def meaning(message: Message) -> Any:
+    """What a message means to an agent that repeats it.
+
+    For assistant messages: the text without surrounding white space, calls by name and value of their arguments, a
+    refusal, and parts that are not text. Reasoning, ids and other fields do not count, because the recorded tokens
+    have what the model wrote. For all other messages every character of the content counts. Other fields count only
+    if the template prints them: `written_alike` finds those in doubt, and the session renders them.
+    """
+    content = message.get("content")
+    if message.get("role") != "assistant":
+        return [message.get("role"), content if type(content) is str else _content(content, _text_of)]
+    extras: list[Any] = []
+    if type(content) is not str:
+        content, extras = _model_content(content)
+    calls = message.get("tool_calls")
+    value = ["assistant", content.strip(), [_call(call) for call in calls] if calls else ""]
+    extras += [[name, _raw(message[name])] for name in ("refusal", "function_call") if _has_value(message.get(name))]
+    return [*value, extras] if extras else value
+
+
+def strict_meaning(message: Message) -> Any:
+    """Every non-empty field of a message as it is, reasoning, ids and white space included.
+
+    Absent, None and empty are equal. Arguments count as a value with ordered keys, be they JSON text or a mapping.
+    """
+    fields = [
+        [str(name), value if type(value) is str else _raw(value)]
+        for name, value in sorted(message.items(), key=_name)
+        if name != "tool_calls" and _has_value(value)
+    ]
+    calls = message.get("tool_calls")
+    return [fields, [_strict_call(call) for call in calls]] if calls else [fields]
+
+
+def written_alike(one: Message, other: Message) -> bool:
+    """True if two messages with the same meaning also have the same fields, `NOISE` aside."""
+    return identical(one, other) or bool(_without_noise(one) == _without_noise(other))
+
+
+def _without_noise(message: Message) -> Any:
+    fields = {name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"}
+    return strict_meaning({**fields, "content": _content(message.get("content"), _only_text_of)})
+
+
+# -- keys
+
+
+def root_key(tools: Any, variables: Mapping[str, Any], template: str) -> Key:
+    """The key of an empty conversation: tools in their order, template variables, and the template's digest."""
+    try:
+        return _digest(b"", [_raw(tools or None), _raw(sorted(variables.items(), key=_name)), template])
+    except RecursionError:
+        raise InputError("is nested too deeply", field="tools") from None
+
+
+def next_key(before: Key, value: Any) -> Key:
+    """The key after one more message with this meaning."""
+    return _digest(before, canonical(value))
+
+
+def message_key(message: Message) -> Key:
+    """The key of one message, whatever comes before it."""
+    return next_key(b"", meaning(message))
+
+
+def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> list[Key]:
+    """The key after each message, starting with `root`: ``chain(...)[k]`` is the key of the first `k` messages.
+
+    A tool result counts by the position of the call it answers, whatever the ids are; without an id it answers the
+    calls in order. Raises InputError with the message's number if it is nested too deeply.
+    """
+    keys = [root]
+    trusted = means is meaning or means is strict_meaning
+    answered: dict[str, int] = {}
+    results = 0
+    for at, message in enumerate(messages):
+        try:
+            value = means(message) if trusted else canonical(means(message))
+            role = message.get("role")
+            if role == "assistant":
+                results, answered = 0, _call_positions(message)
+            elif role in RESULT_ROLES:
+                value = [value, str(answered.get(str(message.get("tool_call_id")), results))]
+                results += 1
+            keys.append(_digest(keys[-1], value))
+        except RecursionError:
+            raise InputError("is nested too deeply", message=at) from None
+    return keys
+
+
+def _call_positions(message: Message) -> dict[str, int]:
+    """The position of each call by its id; empty if ids are missing or repeated."""
+    ids = call_ids(message)
+    return {name: at for at, name in enumerate(ids)} if len(set(ids)) == len(message.get("tool_calls") or ()) else {}
+
+
+def call_ids(message: Message) -> tuple[str, ...]:
+    """The ids of a message's calls, those that have one."""
+    return tuple(str(call["id"]) for call in message.get("tool_calls") or () if call.get("id"))
+
+
+def reasoning(message: Message) -> str:
+    """The reasoning in a message, without surrounding white space."""
+    text = next((str(message[field]).strip() for field in THOUGHTS if message.get(field)), "")
+    content = message.get("content")
+    if text or not isinstance(content, (list, tuple)):
+        return text
+    parts = [part for part in content if isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS]
+    texts = (str(part.get("thinking") or part.get("reasoning") or part.get("text") or "") for part in parts)
+    return "".join(texts).strip()
+
+
+def identical(one: Any, other: Any) -> bool:
+    """True if two JSON values are equal in type and key order as well; Python takes 1, 1.0 and True for equal."""
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is dict:
+        return list(one) == list(other) and all(map(identical, one.values(), other.values()))
+    if kind is list:
+        return len(one) == len(other) and all(map(identical, one, other))
+    return bool(one == other)
+
+
+# -- calls
+
+
+def _call(call: Message) -> Any:
+    function = call.get("function") or call.get("custom") or call
+    arguments = function.get("arguments")
+    return [str(function.get("name")), *_argument_value(function.get("input") if arguments is None else arguments)]
+
+
+def _argument_value(arguments: Any) -> tuple[str, Any]:
+    """Arguments by value; invalid JSON counts as text."""
+    try:
+        value = _decoded(arguments)
+        return "json", marshal.dumps(canonical({} if value is None else value), _MARSHAL)
+    except (ValueError, RecursionError):
+        if not isinstance(arguments, str):
+            raise
+        return "text", arguments
+
+
+def _strict_call(call: Message) -> Any:
+    function = call.get("function") or call
+    arguments = function.get("arguments")
+    try:
+        arguments = _decoded(arguments)
+    except (ValueError, RecursionError):
+        arguments = [arguments]  # invalid JSON: unlike any JSON object
+    more = {name: value for name, value in call.items() if name not in ("function", "index", "arguments")}
+    return [str(function.get("name")), _raw(arguments or {}), _raw(sorted(more.items(), key=_name))]
+
+
+def _decoded(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    return _JSON.decode(arguments) if arguments.strip() else None
+
+
+# -- content
+
+
+def _model_content(content: Any) -> tuple[str, list[Any]]:
+    """The text of an assistant's content, and its parts that are neither text nor reasoning.
+
+    A model writes one text, so text parts are joined. Only the text of a text part counts: @openai/agents repeats the
+    message's role, reasoning and calls in it.
+    """
+    if isinstance(content, str) or not content:
+        return content or "", []
+    texts: list[str] = []
+    extras: list[Any] = []
+    for part in content if isinstance(content, (list, tuple)) else [content]:
+        text = part if isinstance(part, str) else _text_of(part, "text")
+        if text is not None:
+            texts.append(text)
+        elif not isinstance(part, Mapping) or part.get("type") not in _REASONING_PARTS:
+            extras.append(_part(part))
+    return "".join(texts), extras
+
+
+def _content(content: Any, text_of: Callable[[Any], str | None]) -> Any:
+    """Any other content in one form: a text, or parts. `text_of` reads text parts."""
+    if not content:
+        return ""
+    if isinstance(content, str):
+        return str(content)
+    if isinstance(content, Mapping) or not isinstance(content, Sequence):
+        return ["value", _raw(content)]  # a tool's result: templates print it in this order
+    parts: list[Any] = []
+    for part in content:
+        text = text_of(part) if isinstance(part, Mapping) else None
+        parts.append(_part(part) if text is None else text)
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else ["parts", parts]
+
+
+def _text_of(part: Any, default_type: str | None = None) -> str | None:
+    """The text of a text part, whatever other fields it has; None for any other part."""
+    if not isinstance(part, Mapping):
+        return None
+    kind = part.get("type") or default_type
+    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    text = part.get(name) if name else None
+    return text if isinstance(text, str) else None
+
+
+def _only_text_of(part: Any) -> str | None:
+    """The text of a part without any other field that counts."""
+    text = _text_of(part)
+    if text is None:
+        return None
+    known = {"type", TEXT_PARTS[part["type"]], *NOISE}
+    return None if any(_has_value(value) and name not in known for name, value in part.items()) else text
+
+
+def _part(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return ["value", _raw(part)]
+    names = sorted((name for name in part if name not in _PART_NOISE and _has_value(part[name])), key=str)
+    return ["part", _raw([(str(name), part[name]) for name in names])]
+
+
+def _name(item: tuple[Any, Any]) -> str:
+    return str(item[0])
+
+
+def _has_value(value: Any) -> bool:
+    """False for None and empty values."""
+    return value is not None and (not isinstance(value, (str, list, tuple, Mapping)) or len(value) > 0)
+
+
+# -- values as bytes
+
+
+def _raw(value: Any) -> bytes:
+    """A JSON value as bytes, keys in their order. Marshal is four times as fast as JSON."""
+    try:
+        return b"m" + marshal.dumps(value, _MARSHAL)
+    except ValueError:  # nested deeply, or made of types that are not Python's own
+        return b"j" + json.dumps(value, default=lambda it: dict(it) if isinstance(it, Mapping) else repr(it)).encode()
+
+
+def canonical(value: Any, depth: int = 0) -> Any:
+    """A value that equal values share: keys sorted, 3.0 as 3. Raises RecursionError, or TypeError for invalid JSON."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is float:
+        return int(value) if abs(value) < _EXACT_INTEGERS and value == int(value) else value
+    if depth >= MAX_DEPTH:
+        raise RecursionError
+    if kind is dict:
+        # keys are unique, so sorting never compares values
+        pairs = [(key, it if type(it) is str else canonical(it, depth + 1)) for key, it in value.items()]
+        return tuple(sorted(pairs))
+    if kind is list or kind is tuple:
+        return [canonical(it, depth + 1) for it in value]
+    plain = json_like(value, None)
+    if plain is not None and type(plain) is not kind:
+        return canonical(plain, depth)
+    raise TypeError(f"a {kind.__name__}, which is not valid JSON")
+
+
+def _digest(before: Key, value: Any) -> Key:
+    return hashlib.sha256(before + marshal.dumps(value, _MARSHAL)).digest()[:16]

@@ -1,0 +1,121 @@
+"""TokenTable: one entry per token in every column. Rendered, bridged, recorded and sampled tokens are such tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import SampleError, shown
+from .ids import segments
+from .kinds import Kind, Kinds
+from .tokenizer import Ids
+
+COLUMNS: Final = ("ids", "mask", "messages", "kinds", "parts", "logprobs", "advantages")
+_OPTIONAL: Final = {"parts": 0, "logprobs": np.nan, "advantages": 0.0}
+"""Columns that a table may lack, and what `join` writes there if another table has them."""
+_CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "parts": "iu"}
+"""The numpy kinds that a column may have; floats by default."""
+_WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
+
+Deferred = Callable[[], Mapping[str, npt.NDArray[Any]]]
+"""Computes columns by name, when one of them is first read."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """Columns of tokens. Checks once that all have the same length; slices and joins all of them together.
+
+    A column may be passed as a `Deferred` function, which is called when the column is first read.
+    """
+
+    ids: Ids
+    mask: npt.NDArray[np.bool_]
+    """True where a token carries loss."""
+    messages: npt.NDArray[np.int32]
+    """The message of each token, -1 for none."""
+    kinds: Kinds
+    """The `Kind` of each token."""
+    parts: npt.NDArray[np.uint8] | None = None
+    """The `Part` of each token, if the tokens come from a conversation."""
+    logprobs: npt.NDArray[np.float32] | None = None
+    """The engine's; NaN where nothing was sampled."""
+    advantages: npt.NDArray[np.float32] | None = None
+    """0 where there is no loss."""
+    _deferred: Deferred | None = dataclasses.field(default=None, init=False, repr=False)
+
+    @staticmethod
+    def of(
+        ids: Ids, kinds: Kinds | Kind, messages: npt.NDArray[np.int32] | int = -1, logprobs: Any = None
+    ) -> TokenTable:
+        """A table whose mask follows from its kinds. A single kind or message applies to all tokens."""
+        codes = np.full(len(ids), kinds, np.uint8) if isinstance(kinds, int) else kinds
+        owners = np.full(len(ids), messages, np.int32) if isinstance(messages, int) else messages
+        return TokenTable(ids, codes == Kind.SAMPLED, owners, codes, logprobs=logprobs)
+
+    def __post_init__(self) -> None:
+        for name in COLUMNS:
+            column, codes = getattr(self, name), _CODES.get(name, "f")
+            if callable(column):
+                object.__setattr__(self, "_deferred", column)
+                object.__delattr__(self, name)
+                continue
+            if column is None and name in _OPTIONAL:
+                continue
+            if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
+                raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {shown(column)}")
+            if column.shape != self.ids.shape:
+                raise SampleError(f"{name} has {len(column)} entries, and there are {len(self.ids)} ids")
+        if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):
+            raise SampleError("ids must be 0 to 2**31 - 1")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Compute deferred columns. Called only for attributes without a value."""
+            if name not in COLUMNS:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            compute = self._deferred
+            if compute is not None:  # None: another thread has computed them
+                for key, column in compute().items():
+                    object.__setattr__(self, key, column)
+                object.__setattr__(self, "_deferred", None)
+            return object.__getattribute__(self, name)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns that the table has, by name."""
+        return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
+
+    def slice(self, start: int, stop: int) -> Self:
+        """The tokens from `start` to `stop`, as a table of the same type."""
+        columns: dict[str, Any] = {name: column[start:stop] for name, column in self.columns().items()}
+        return dataclasses.replace(self, **columns)
+
+    def message_spans(self) -> list[tuple[int, int, int]]:
+        """Runs of tokens of one message, as ``(start, stop, message)``."""
+        return message_spans(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def join(tables: Sequence[TokenTable]) -> TokenTable:
+    """Tables one after another. A column that only some of them have is filled for the others."""
+    if len(tables) == 1 and type(tables[0]) is TokenTable:
+        return tables[0]
+    parts = [table.columns() for table in tables]
+    names = [name for name in COLUMNS if name not in _OPTIONAL or any(name in part for part in parts)]
+    columns = {name: [part[name] if name in part else _filler(name, part) for part in parts] for name in names}
+    return TokenTable(**{name: np.concatenate(pieces) for name, pieces in columns.items()})
+
+
+def message_spans(owners: npt.NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """Runs of tokens of one message, as ``(start, stop, message)``, from the message of each token (-1: none)."""
+    return [(start, stop, int(owners[start])) for start, stop in segments(owners) if owners[start] >= 0]
+
+
+def _filler(name: str, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.full(len(columns["ids"]), _OPTIONAL[name], np.uint8 if name == "parts" else np.float32)

@@ -1,0 +1,482 @@
+"""Rollouts with a break of every cause, and how each framework would write them down."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.conversations import ADD, SYS, assistant, call, result, system, user
+from tests.diagnose.two_requests import GO, HELLO, OK, TOOLS, called, hermes, renderer_of, report, weather
+from tokentrace.diagnose.finding import Cause
+
+Ids = list[int]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One call of an engine, and what it was asked."""
+
+    prompt: Ids
+    completion: Ids
+    messages: list[Message]
+    tools: list[Any] | None
+    reply: Message
+
+    @functools.cached_property
+    def logprobs(self) -> list[float]:
+        return [-0.25 - 0.125 * (at % 7) for at in range(len(self.completion))]
+
+    @property
+    def mask(self) -> list[int]:
+        return [0] * len(self.prompt) + [1] * len(self.completion)
+
+
+@dataclass(frozen=True)
+class Told:
+    """A rollout as it is written down."""
+
+    name: str
+    calls: list[Asked]
+    cause: Cause | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+# -- rollouts
+
+
+def asked(family: str, messages: Sequence[Message], text: str | Ids, reply: Message, tools: Any = TOOLS) -> Asked:
+    renderer = renderer_of(family)
+    prompt = renderer.render_ids(list(messages), tools=tools, add_generation_prompt=True)
+    completion = renderer.tokenizer.encode(text).tolist() if isinstance(text, str) else text
+    return Asked(prompt, completion, list(messages), tools, reply)
+
+
+def after(first: Asked, family: str, *replies: Message) -> list[Asked]:
+    """A first call, and a second one whose prompt a client has rendered anew."""
+    end = renderer_of(family).tokenizer.decode([first.completion[-1]])
+    second = asked(family, [*first.messages, *replies], f"Done.{end}", assistant("Done."), first.tools)
+    return [first, second]
+
+
+def two(family: str, text: str | Ids, *replies: Message) -> list[Asked]:
+    return after(asked(family, GO, text, replies[0]), family, *replies)
+
+
+def history() -> list[Message]:
+    rows = [*GO]
+    for city in range(4):
+        rows += [assistant("", call("get_weather", {"city": f"City {city}"})), result(report(city))]
+    return rows
+
+
+def rewritten(family: str, changed: Sequence[Message], tools: Any = TOOLS) -> list[Asked]:
+    """A long history, answered, and then asked on with another one."""
+    answer = assistant("All is known now, and the rest is as it was before.")
+    end = END[family]
+    first = asked(family, history(), f"{answer['content']}{end}", answer)
+    shown = [answer if one is ANSWER else one for one in changed]
+    return [first, asked(family, shown, f"Done.{end}", assistant("Done."), tools)]
+
+
+ANSWER: Message = {}
+"""Stands for the answer of the first call."""
+AND = user("And?")
+END = {"pocket": "<|end|>", "qwen3": "<|im_end|>", "glm-4.5": "<|user|>"}
+THOUGHT = "They greet me.\n\nI greet them back, in the way that they did."
+
+
+def resegmented(family: str, text: str) -> Ids:
+    """The text with its longest word in single letters."""
+    tokenizer = renderer_of(family).tokenizer
+    ids = tokenizer.encode(text).tolist()
+    spelled = [tokenizer.decode([one]) for one in ids]
+    at = max(range(len(ids)), key=lambda at: len(spelled[at]) if spelled[at].strip().isalpha() else 0)
+    letters = [int(one) for letter in spelled[at] for one in tokenizer.encode(letter)]
+    return [*ids[:at], *letters, *ids[at + 1 :]]
+
+
+def hermes_plants(family: str) -> dict[Cause, list[Asked]]:
+    """A break of every cause, in a family that writes calls as JSON."""
+    end = END[family]
+    paris = weather('{"city": "Paris"}', family=family)
+    rows = history()
+    return {
+        Cause.BOOLEAN_CASE: two(
+            family,
+            weather('{"city": "Paris", "now": true}', family=family),
+            *called("get_weather", {"city": "Paris", "now": "True"}),
+        ),
+        Cause.BPE_REMERGE: two(family, resegmented(family, f"{HELLO}{end}"), assistant(HELLO), user("Bye"))
+        if family == "pocket"
+        else two(
+            family,
+            resegmented(family, weather('{"city": "Constantinople"}', family=family)),
+            *called("get_weather", {"city": "Constantinople"}),
+        ),
+        Cause.JSON_FORMAT: two(
+            family,
+            weather('{"city":"Paris","unit":"c"}', family=family),
+            *called("get_weather", {"city": "Paris", "unit": "c"}),
+        ),
+        Cause.EMPTY_PARAMETER: two(
+            family,
+            weather('{"city": "Paris", "unit": null}', family=family),
+            *called("get_weather", {"city": "Paris"}),
+        ),
+        Cause.STRIPPED_REASONING: two(
+            family, f"<think>\n{THOUGHT}\n</think>\n\n{HELLO}{end}", assistant(HELLO), user("Bye")
+        ),
+        Cause.ZEROED_ANCHOR: zeroed(family, end),
+        Cause.REWRITTEN_CALL: two(
+            family,
+            hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family=family),
+            *called("invalid", {"tool": "Bash", "error": "there is no such tool"}),
+        ),
+        Cause.CHANGED_TOOLS: rewritten(family, [*rows, ANSWER, AND], [*TOOLS, ADD]),
+        Cause.CHANGED_SYSTEM: rewritten(family, [system("You are a careless assistant."), *rows[1:], ANSWER, AND]),
+        Cause.COMPACTION: rewritten(family, [SYS, user("So far: the weather of four cities was asked for. Go on.")]),
+        Cause.STOP_TOKEN: stopped(family, end),
+        Cause.WHITESPACE: two(
+            family, paris.replace("I look.\n</think>", "I look. \n</think>"), *called("get_weather", {"city": "Paris"})
+        ),
+        Cause.UNKNOWN: two(family, paris.replace("I look.", "I see."), *called("get_weather", {"city": "Paris"})),
+    }
+
+
+def zeroed(family: str, end: str) -> list[Asked]:
+    """A client that lost the ids of the completion, and has zeros for them."""
+    first = asked(family, GO, f"{HELLO}{end}", assistant(HELLO))
+    good = after(first, family, assistant(HELLO), user("Bye"))[1]
+    prompt = [*first.prompt, *([0] * len(first.completion)), *good.prompt[-8:]]
+    return [first, Asked(prompt, good.completion, good.messages, good.tools, good.reply)]
+
+
+def stopped(family: str, end: str) -> list[Asked]:
+    """A turn that ended with another control token than the one that the template writes there."""
+    vocabulary = renderer_of(family).tokenizer.vocabulary
+    other = next(text for text, token in vocabulary.control.items() if token.special and text != end)
+    text = weather('{"city": "Paris"}', family=family)
+    return two(family, text.removesuffix(end) + other, *called("get_weather", {"city": "Paris"}))
+
+
+def glm_plants(family: str = "glm-4.5") -> dict[Cause, list[Asked]]:
+    """Some causes in a family that writes calls in tags, and whose turns end with the head of the next."""
+
+    def told(body: str) -> str:
+        return f"\n<think>I look.</think>\n<tool_call>{body}</tool_call><|observation|>"
+
+    def arg(name: str, value: str) -> str:
+        return f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n"
+
+    def call_of(body: str, name: str, arguments: dict[str, Any]) -> list[Asked]:
+        return two(family, told(body), *called(name, arguments))
+
+    return {
+        Cause.BOOLEAN_CASE: call_of(
+            "remove\n" + arg("path", "x") + arg("dry_run", "False"), "remove", {"path": "x", "dry_run": False}
+        ),
+        Cause.EMPTY_PARAMETER: call_of("remove\n" + arg("path", "x"), "remove", {"path": "x", "dry_run": True}),
+        Cause.REWRITTEN_CALL: call_of("Bash\n" + arg("command", "ls"), "invalid", {"tool": "Bash"}),
+        Cause.STRIPPED_REASONING: two(
+            family, f"\n<think>{THOUGHT}</think>\n{HELLO}<|user|>", assistant(HELLO, reasoning=THOUGHT), user("Bye")
+        ),
+        Cause.CHANGED_SYSTEM: rewritten(family, [system("You are careless."), *history()[1:], ANSWER, AND]),
+    }
+
+
+@functools.cache
+def clean(family: str) -> list[Told]:
+    """Rollouts whose every prompt extends the stream, or asks for another answer; one has a conversation beside it."""
+    renderer, end = renderer_of(family), END[family]
+    calls: list[Asked] = []
+    rows = list(GO)
+    prompt = renderer.render_ids(rows, tools=TOOLS, add_generation_prompt=True)
+    for city in ("Paris", "Rome", "Oslo"):
+        completion = renderer.tokenizer.encode(weather(f'{{"city":"{city}"}}', family=family)).tolist()
+        reply = assistant("", call("get_weather", {"city": city}), reasoning="I look.")
+        calls.append(Asked(prompt, completion, list(rows), TOOLS, reply))
+        bridged = renderer.bridge_to_next_turn(prompt, completion, [OK], tools=TOOLS)
+        assert bridged is not None
+        prompt, rows = bridged.token_ids, [*rows, reply, OK]
+    last = Asked(prompt, renderer.tokenizer.encode(f"Done.{end}").tolist(), rows, TOOLS, assistant("Done."))
+    again = Asked(prompt, renderer.tokenizer.encode(f"All done.{end}").tolist(), rows, TOOLS, assistant("All done."))
+    return [Told("clean", [*calls, last]), Told("retried", [*calls, last, again]), Told("short", calls[:1])]
+
+
+@functools.cache
+def rollouts(family: str) -> list[Told]:
+    """A rollout for each cause, among clean ones."""
+    plants = glm_plants(family) if family == "glm-4.5" else hermes_plants(family)
+    broken = [Told(cause.name.lower(), calls, cause) for cause, calls in plants.items()]
+    return broken if family == "glm-4.5" else [*clean(family)[:1], *broken, *clean(family)[1:]]
+
+
+# -- shapes
+
+Writer = Callable[[list[Told], bool], Iterator[Any]]
+"""Writes rollouts as the lines of a dump, with messages or without."""
+
+
+def said(call: Asked, messages: bool) -> dict[str, Any]:
+    return {"messages": call.messages, "tools": call.tools} if messages else {}
+
+
+def verifiers_trace(told: Told) -> dict[str, Any]:
+    nodes: list[dict[str, Any]] = []
+    ends: list[tuple[Ids, int, int]] = []
+    """Stream, last node and number of messages of each call."""
+    for one in told.calls:
+        shared = [end for end in ends if one.prompt[: len(end[0])] == end[0]]
+        stream, parent, count = max(shared, key=lambda end: len(end[0]), default=([], None, 0))
+        new = one.prompt[len(stream) :]
+        for message in one.messages[count:]:
+            tokens, new = (new, []) if message is one.messages[-1] else ([], new)
+            node = {"parent": parent, "message": message, "sampled": False, "token_ids": tokens}
+            nodes.append(node | {"mask": [False] * len(tokens), "logprobs": []})
+            if parent is None and one.tools:
+                nodes[-1]["tools"] = one.tools
+            parent = len(nodes) - 1
+        mask = [False] * len(new) + [True] * len(one.completion)
+        node = {"parent": parent, "message": one.reply, "sampled": True, "token_ids": [*new, *one.completion]}
+        nodes.append(node | {"mask": mask, "logprobs": one.logprobs})
+        ends.append(([*one.prompt, *one.completion], len(nodes) - 1, len(one.messages) + 1))
+    return {"version": 1, "id": told.name, "task": {"type": "Task", "data": {}}, "nodes": nodes}
+
+
+def verifiers_traces(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    yield from map(verifiers_trace, rollouts)
+
+
+def verifiers_episodes(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        yield {"id": f"episode of {told.name}", "task": {"type": "Task"}, "traces": [verifiers_trace(told)]}
+
+
+def verifiers_steps(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        steps = []
+        for one in told.calls:
+            tokens = {"prompt_ids": one.prompt, "completion_ids": one.completion}
+            tokens |= {"prompt_mask": [0] * len(one.prompt), "completion_mask": [1] * len(one.completion)}
+            step = {"tokens": tokens | {"completion_logprobs": one.logprobs}}
+            steps.append(step | ({"prompt": one.messages, "completion": [one.reply]} if messages else {}))
+        yield {"trajectory_id": told.name, "trajectory": steps, "reward": 1.0}
+
+
+def tokens_of(one: Asked) -> dict[str, Any]:
+    return {
+        "prompt_token_ids": one.prompt,
+        "generation_token_ids": one.completion,
+        "generation_log_probs": one.logprobs,
+    }
+
+
+def nemo_rollouts(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        output = []
+        for one in told.calls:
+            text = [{"type": "output_text", "text": str(one.reply["content"])}]
+            output.append({"type": "message", "role": "assistant", "content": text, **tokens_of(one)})
+            output.append({"type": "function_call_output", "call_id": "c", "output": "ok"})
+        params = {"input": told.calls[0].messages if messages else []}
+        yield {
+            "rollout_id": told.name,
+            "responses_create_params": params,
+            "response": {"output": output},
+            "reward": 1.0,
+        }
+
+
+def nemo_entries(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    """Captured calls, those of several rollouts between one another; prompts that extend are stored as suffixes."""
+    longest = max(len(told.calls) for told in rollouts)
+    for at in range(longest):
+        for told in rollouts:
+            if at >= len(told.calls):
+                continue
+            one = told.calls[at]
+            entry = {"rollout_id": told.name, "model_call_id": f"{told.name}-{at}", "created_at": float(at)}
+            entry |= tokens_of(one)
+            before = told.calls[at - 1] if at else None
+            stream = [*before.prompt, *before.completion] if before is not None else []
+            if before is not None and one.prompt[: len(stream)] == stream:
+                entry |= {"prompt_token_ids": one.prompt[len(stream) :], "prompt_is_delta": True}
+                entry |= {"parent_call_id": f"{told.name}-{at - 1}", "parent_resolution": "resolved"}
+            yield entry
+
+
+def trace_entry(one: Asked, messages: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"prompt_token_ids": one.prompt, "completion_token_ids": one.completion}
+    entry |= {"per_token_logps": one.logprobs, "loss_mask": one.mask, "metadata": {"node_id": str(id(one))}}
+    if messages:
+        entry["request"] = said(one, True)
+        entry["response"] = {"choices": [{"message": one.reply, "finish_reason": "stop"}]}
+    return entry
+
+
+def openenv_entries(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for one in told.calls:
+            yield {"session_id": told.name, **trace_entry(one, messages)}
+
+
+def openenv_traces(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        turns = [trace_entry(one, messages) for one in told.calls]
+        yield {"schema_version": 1, "session_id": told.name, "turns": turns}
+
+
+def paths(told: Told) -> list[list[Asked]]:
+    """The calls from a root to a leaf: what makes one training row."""
+    found: list[list[Asked]] = []
+    for one in told.calls:
+        fitting = [
+            path
+            for path in found
+            if one.prompt[: len(path[-1].prompt + path[-1].completion)] == path[-1].prompt + path[-1].completion
+        ]
+        if fitting:
+            fitting[-1].append(one)
+            continue
+        shared = next((path for path in found if any(each.prompt == one.prompt for each in path)), None)
+        head = [] if shared is None else shared[: [each.prompt for each in shared].index(one.prompt)]
+        found.append([*head, one])
+    return found
+
+
+def row_of(path: list[Asked]) -> tuple[Ids, list[int], list[float]]:
+    ids = path[-1].prompt + path[-1].completion
+    mask, logprobs = [0] * len(ids), [0.0] * len(ids)
+    for one in path:
+        where = slice(len(one.prompt), len(one.prompt) + len(one.completion))
+        mask[where], logprobs[where] = [1] * len(one.completion), one.logprobs
+    return ids, mask, logprobs
+
+
+def openenv_documents(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        number = {id(one): f"n{at}" for at, one in enumerate(told.calls)}
+        sequences = []
+        for path in paths(told):
+            ids, mask, logprobs = row_of(path)
+            row = {"input_ids": ids, "loss_mask": mask, "logprobs": logprobs, "role": "agent"}
+            row |= {"node_ids": [number[id(one)] for one in path]}
+            sequences.append(row | {"turn_lengths": [len(one.completion) for one in path]})
+        turns = [
+            {
+                "node_id": number[id(one)],
+                **({"request_messages": one.messages, "request_tools": one.tools} if messages else {}),
+                **({"response_message": one.reply} if messages else {}),
+                "sampling_params": {"temperature": 1.0},
+            }
+            for one in told.calls
+        ]
+        yield {"session_id": told.name, "sequences": sequences, "turns": turns}
+
+
+def turn_record(one: Asked, messages: bool) -> dict[str, Any]:
+    record = {"prompt_ids": one.prompt, "output_ids": one.completion, "output_log_probs": one.logprobs}
+    return record | {"output_mask": None} | said(one, messages) | ({"completion": one.reply} if messages else {})
+
+
+def trl_rollouts(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        samples = []
+        for path in paths(told):
+            ids, mask, logprobs = row_of(path)
+            samples.append({"input_ids": ids, "completion_mask": mask, "old_log_probs": logprobs})
+        turns = [turn_record(one, messages) for one in told.calls]
+        yield {"rollout_id": told.name, "turns": turns, "samples": samples}
+
+
+def trl_turns(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for one in told.calls:
+            yield {"rollout_id": told.name, **turn_record(one, messages)}
+
+
+def trl_rows(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for path in paths(told):
+            ids, mask, logprobs = row_of(path)
+            yield {"rollout_id": told.name, "input_ids": ids, "completion_mask": mask, "old_log_probs": logprobs}
+
+
+def verl_outputs(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for path in paths(told):
+            ids, mask, logprobs = row_of(path)
+            first = len(path[0].prompt)
+            yield {
+                "request_id": told.name,
+                "prompt_ids": ids[:first],
+                "response_ids": ids[first:],
+                "response_mask": mask[first:],
+                "response_logprobs": logprobs[first:],
+                "num_turns": 2 * len(path),
+            }
+
+
+def verl_calls(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for one in told.calls:
+            call = {"request_id": told.name, "prompt_ids": one.prompt, "token_ids": one.completion}
+            yield call | {"log_probs": one.logprobs} | said(one, messages)
+
+
+def verl_traced(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for one in told.calls:
+            inputs = {"request_id": told.name, "prompt_ids": one.prompt, **said(one, messages)}
+            yield {"inputs": inputs, "output": {"token_ids": one.completion, "log_probs": one.logprobs}}
+
+
+def plain_calls(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for one in told.calls:
+            yield {
+                "rollout_id": told.name,
+                "prompt_ids": one.prompt,
+                "completion_ids": one.completion,
+                "logprobs": one.logprobs,
+                "loss_mask": one.mask,
+                **said(one, messages),
+                **({"reply": one.reply} if messages else {}),
+            }
+
+
+def plain_rollouts(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        yield {"rollout_id": told.name, "calls": list(plain_calls([told], messages))}
+
+
+def plain_rows(rollouts: list[Told], messages: bool) -> Iterator[Any]:
+    for told in rollouts:
+        for path in paths(told):
+            ids, mask, logprobs = row_of(path)
+            yield {"rollout_id": told.name, "input_ids": ids, "loss_mask": mask, "logprobs": logprobs}
+
+
+SHAPES: dict[str, Writer] = {
+    "verifiers trace": verifiers_traces,
+    "verifiers episode": verifiers_episodes,
+    "verifiers steps": verifiers_steps,
+    "nemo-gym rollout": nemo_rollouts,
+    "nemo-gym captured": nemo_entries,
+    "openenv entries": openenv_entries,
+    "openenv training": openenv_traces,
+    "openenv document": openenv_documents,
+    "trl rollout": trl_rollouts,
+    "trl turns": trl_turns,
+    "trl rows": trl_rows,
+    "verl outputs": verl_outputs,
+    "verl calls": verl_calls,
+    "verl traced": verl_traced,
+    "calls lines": plain_calls,
+    "calls rollout": plain_rollouts,
+    "rows lines": plain_rows,
+}
+"""Every foreign shape that is read, by whose it is and what a line is."""

@@ -1,0 +1,459 @@
+"""Histories as real agents rewrite them, each with the cause that the gateway has to find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokentrace.diagnose.finding import Cause
+
+Message = Mapping[str, Any]
+
+SYSTEM = "You are a coding agent. Work in small steps, run the tests often, and say when you are done."
+TASK = "The parser in src/parser.py fails on empty input. Find out why, fix it, and add a test for it."
+LISTING = "\n".join(f"src/module_{number}.py  {number * 37} bytes  checked" for number in range(40))
+SOURCE = "\n".join(f"def function_{number}(text): return text.strip() or None" for number in range(40))
+
+
+def system(text: str = SYSTEM) -> Message:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def call(name: str, said: str = "", **arguments: Any) -> Message:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    calls = [{"id": f"call_{name}", "type": "function", "function": function}]
+    return {"role": "assistant", "content": said, "tool_calls": calls}
+
+
+def reply(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def result(text: str, name: str = "") -> Message:
+    return {"role": "tool", "content": text, **({"tool_call_id": f"call_{name}"} if name else {})}
+
+
+RECORDED: list[Message] = [
+    system(),
+    user(TASK),
+    call("list_files", "Let me look.", path="src", depth=2),
+    result(LISTING),
+    call("read_file", "The parser first.", path="src/parser.py"),
+    result(SOURCE),
+    call("edit_file", path="src/parser.py", text="def parse(text):\n    return text or ''\n"),
+    result("1 file changed"),
+    call("run_tests", path="tests"),
+    result("12 passed in 0.31 seconds"),
+    reply("It is fixed: the parser returned None for empty input. There is a test for it now."),
+]
+
+
+def but(at: int, *messages: Message, until: int | None = None) -> list[Message]:
+    """The recorded conversation with the messages from one to another replaced, without its last reply."""
+    stop = at + 1 if until is None else until
+    return [*RECORDED[:at], *messages, *RECORDED[stop:-1]]
+
+
+def with_text(at: int, text: str) -> list[Message]:
+    return but(at, {**RECORDED[at], "content": text})
+
+
+@dataclass(frozen=True)
+class Case:
+    sent: Sequence[Message]
+    cause: Cause
+    message: int | None
+    words: str = ""
+    recorded: Sequence[Message] = tuple(RECORDED)
+    others: Sequence[Sequence[Message]] = ()
+
+
+C = Cause
+CLAUDE_SUMMARY = (
+    "This session is being continued from a previous conversation that ran out of context. The conversation is "
+    "summarized below:\nAnalysis:\nThe user asked for a fix of the parser."
+)
+PARENT: list[Message] = [
+    system(),
+    user("Review the whole repository."),
+    call("task", prompt="Read every file below docs/ and tell me which links are dead.", agent="reader"),
+    result("docs/a.md has two dead links"),
+    reply("Two links are dead."),
+]
+SMOL_CALL = (
+    "Let me look.\nCalling tools:\n[{'id': 'call_list_files', 'type': 'function', 'function': {'name': 'list_files', "
+    "'arguments': {'path': 'src', 'depth': 2}}}]"
+)
+TWO_CALLS: Message = {
+    "role": "assistant",
+    "tool_calls": [*call("list_files", path="src")["tool_calls"], *call("run_tests", path="tests")["tool_calls"]],
+}
+SYSTEM_AT = (
+    "You are a helpful agent. Today is Monday, 16 November 2026, 10:31 AM. Session 4f1c-9a2b. Be brief and kind."
+)
+
+CASES: dict[str, Case] = {
+    # compaction
+    "Claude Code compacts": Case([system(), user(CLAUDE_SUMMARY)], C.COMPACTION, 1, "replaced by 1"),
+    "Claude Code compacts under a dated prompt": Case(
+        [system(SYSTEM_AT.replace("10:31", "10:57")), user(CLAUDE_SUMMARY)],
+        C.COMPACTION,
+        0,
+        recorded=[system(SYSTEM_AT), *RECORDED[1:]],
+    ),
+    "langchain summarises and keeps the tail": Case(
+        [system(), user("Here is a summary of the conversation to date:\n\nThe parser is read."), *RECORDED[6:10]],
+        C.COMPACTION,
+        1,
+        "kept",
+    ),
+    "langmem puts the summary into the system prompt": Case(
+        [system(SYSTEM + "\n\nSummary of the conversation so far: the parser was read."), *RECORDED[8:10]],
+        C.COMPACTION,
+        0,
+    ),
+    "a summary in the system prompt, the task kept": Case(
+        [system(SYSTEM + "\n\n## Conversation Summary\nThe parser was read."), *RECORDED[1:2], *RECORDED[8:10]],
+        C.COMPACTION,
+        0,
+    ),
+    "a summary in one word": Case([system(), user("Summary: the parser was read.")], C.COMPACTION, 1, "replaced by 1"),
+    "words of its own after the task": Case(
+        [*RECORDED[:2], user("All of it was read. Go on with the second half.")], C.COMPACTION, 2
+    ),
+    "langgraph trims to a window": Case(
+        [RECORDED[0], *RECORDED[6:10]], C.COMPACTION, 1, "5 messages were left out before it"
+    ),
+    "a window over calls with equal results": Case(
+        [*RECORDED[:2], call("b"), result("fine"), call("c"), result("fine")],
+        C.COMPACTION,
+        2,
+        recorded=[*RECORDED[:2], *(each for name in "abc" for each in (call(name), result("fine"))), reply("Done.")],
+    ),
+    "a cleared result among equal ones": Case(
+        [*RECORDED[:3], result("[cleared]"), call("b"), result(LISTING), call("c"), result(LISTING)],
+        C.TRIMMED_RESULTS,
+        3,
+        recorded=[*RECORDED[:4], call("b"), result(LISTING), call("c"), result(LISTING), reply("Done.")],
+    ),
+    "a window without a system prompt": Case(
+        RECORDED[4:10],
+        C.COMPACTION,
+        0,
+        recorded=RECORDED[1:],
+    ),
+    "openai-agents drops the oldest turns after the task": Case([*RECORDED[:2], *RECORDED[8:10]], C.COMPACTION, 2),
+    "autogen keeps head and tail": Case(
+        [*RECORDED[:2], user("Skipped 6 messages."), *RECORDED[8:10]],
+        C.COMPACTION,
+        2,
+    ),
+    "codex hands over": Case(
+        [
+            system(),
+            user(TASK),
+            user("Another language model started to solve this and produced a summary of its thinking: …"),
+        ],
+        C.COMPACTION,
+        2,
+    ),
+    "gemini takes a snapshot": Case(
+        [
+            system(),
+            user("<state_snapshot><overall_goal>Fix it</overall_goal></state_snapshot>"),
+            reply("Got it. Thanks!"),
+            user("Go on."),
+        ],
+        C.COMPACTION,
+        1,
+    ),
+    "opencode's summary is an assistant's": Case(
+        [*RECORDED[:2], reply("Summary of our work: the parser was read and changed."), user("Continue.")],
+        C.COMPACTION,
+        2,
+    ),
+    "a summary that does not say so": Case(
+        [
+            *RECORDED[:2],
+            user(
+                "Known: src/module_1.py src/module_2.py src/module_3.py checked; function_1 function_2 "
+                "function_3 return text.strip; changed src/parser.py"
+            ),
+        ],
+        C.COMPACTION,
+        2,
+    ),
+    "a compaction of another conversation": Case(
+        [system(), user("Links were checked."), call("task", prompt="Check the pictures.")],
+        C.COMPACTION,
+        1,
+        others=[[*PARENT, call("task", prompt="Check the pictures."), result("All fine.")]],
+    ),
+    # trimmed results
+    "Claude Code clears a result": Case(
+        with_text(3, "[Old tool result content cleared]"), C.TRIMMED_RESULTS, 3, "characters became 33"
+    ),
+    "a short result is cleared": Case(with_text(7, "[Old tool result content cleared]"), C.TRIMMED_RESULTS, 7),
+    "a result is emptied": Case(with_text(5, ""), C.TRIMMED_RESULTS, 5),
+    "a result is cut in the middle": Case(
+        with_text(3, LISTING[:500] + "\n… truncated …\n" + LISTING[-300:]), C.TRIMMED_RESULTS, 3
+    ),
+    "a result is cut at its end": Case(with_text(5, SOURCE[:1000]), C.TRIMMED_RESULTS, 5),
+    "two results are cut": Case(
+        [*RECORDED[:3], result("[removed]"), RECORDED[4], result("[removed]"), *RECORDED[6:10]],
+        C.TRIMMED_RESULTS,
+        3,
+        "and 1 more after it",
+    ),
+    "a result of digits in one word is cut": Case(
+        [*RECORDED[:3], result("a1" * 500), RECORDED[4]],
+        C.TRIMMED_RESULTS,
+        3,
+        recorded=[*RECORDED[:3], result("a1" * 2000), RECORDED[4], result("x")],
+    ),
+    # sub-agents
+    "a sub-agent with a prompt of its own": Case(
+        [system("You search the web and cite what you find."), user("Who maintains the parser library?")],
+        C.SUB_AGENT,
+        0,
+    ),
+    "a sub-agent with its parent's prompt": Case(
+        [system(), user("Write a poem about rivers in autumn.")], C.SUB_AGENT, 1
+    ),
+    "a sub-agent whose task was a call's argument": Case(
+        [system(), user("Read every file below docs/ and tell me which links are dead.")],
+        C.SUB_AGENT,
+        1,
+        "gave it this task",
+        recorded=PARENT,
+    ),
+    "a task that asks for a summary": Case([system(), user("Summarize README.md in three sentences.")], C.SUB_AGENT, 1),
+    "a sub-agent of another conversation": Case(
+        [system("You read."), user("Read every file below docs/ and tell me which links are dead.")],
+        C.SUB_AGENT,
+        0,
+        "gave it this task",
+        others=[PARENT],
+    ),
+    "a sub-agent without instructions": Case(
+        [user("Write a title for this chat, at most five words.")], C.SUB_AGENT, 0
+    ),
+    "opencode asks for a title, then begins": Case(
+        [system(), user(TASK)],
+        C.SUB_AGENT,
+        0,
+        "begins like this",
+        recorded=[
+            system("You are a title generator. You output ONLY a thread title. Nothing else."),
+            user("Generate a title for this conversation:"),
+            user(TASK),
+            reply("Parser fails on empty input"),
+        ],
+    ),
+    "opencode asks for a title, without instructions": Case(
+        [user("Hello there, this is a question."), user(TASK)],
+        C.SUB_AGENT,
+        0,
+        recorded=[user("Generate a title for this:"), user("Be brief."), user(TASK), reply("Parser fails")],
+    ),
+    "a window under other instructions that begins with a reply": Case(
+        [system("You are a reviewer. Be strict."), *RECORDED[2:10]],
+        C.COMPACTION,
+        0,
+    ),
+    # retries
+    "the same again": Case(RECORDED[:-1], C.RETRY, None, "sent again"),
+    "back to an earlier point": Case(RECORDED[:4], C.RETRY, None, "goes back"),
+    "an error in place of the last reply": Case(
+        [*RECORDED[:-1], user("Your answer was not valid JSON. Try again.")],
+        C.RETRY,
+        10,
+        "the reply before it was left out",
+    ),
+    "a reply with a call is dropped, and asked for anew": Case(
+        [*RECORDED[:2], user("Error: the call could not be parsed.")],
+        C.RETRY,
+        2,
+        recorded=RECORDED[:3],
+    ),
+    "several turns dropped for another instruction": Case(
+        [*RECORDED[:4], user("No, look at the lexer.")], C.RETRY, 4, "goes back"
+    ),
+    # what was put in, or apart
+    "a message put in before a short last reply": Case(
+        [*RECORDED[:2], user("Please hurry."), reply("Done."), user("Thanks.")],
+        C.EDIT,
+        2,
+        "1 message was put in here",
+        recorded=[*RECORDED[:2], reply("Done.")],
+    ),
+    "a reply in two messages": Case(
+        [*RECORDED[:2], reply("The parser fails."), reply("On empty input."), user("Thanks.")],
+        C.EDIT,
+        2,
+        "it was split into 2 messages",
+        recorded=[*RECORDED[:2], reply("The parser fails. On empty input.")],
+    ),
+    # calls
+    "a repaired argument": Case(
+        but(4, call("read_file", "The parser first.", path="/work/src/parser.py")),
+        C.REWRITTEN_CALL,
+        4,
+        "arguments of read_file",
+    ),
+    "a repaired name": Case(
+        but(4, call("readFile", "The parser first.", path="src/parser.py")),
+        C.REWRITTEN_CALL,
+        4,
+        "the model called read_file",
+    ),
+    "a call left out of two": Case(
+        [*RECORDED[:2], call("list_files", path="src")],
+        C.REWRITTEN_CALL,
+        2,
+        "2 calls of the model became 1",
+        recorded=[*RECORDED[:2], TWO_CALLS],
+    ),
+    "calls made of text": Case(
+        [*RECORDED[:2], call("list_files", path="src")],
+        C.REWRITTEN_CALL,
+        2,
+        recorded=[*RECORDED[:2], reply('<tool_call>{"name": "list_files", "arguments": {"path": "src"}}')],
+    ),
+    "smolagents puts calls into words": Case(
+        [*RECORDED[:2], reply(SMOL_CALL), user("Observation:\n" + LISTING)],
+        C.CALLS_AS_TEXT,
+        2,
+        recorded=RECORDED[:3],
+    ),
+    "smolagents, some turns later": Case(
+        [*RECORDED[:2], reply(SMOL_CALL), user("Observation:\n" + LISTING)], C.CALLS_AS_TEXT, 2
+    ),
+    "a transcript in a user's message": Case(
+        [*RECORDED[:2], user("assistant called list_files(path='src', depth=2)")],
+        C.CALLS_AS_TEXT,
+        2,
+        recorded=RECORDED[:3],
+    ),
+    "a user talks of a tool": Case(
+        [*RECORDED[:2], user("Do not use list_files here, src is all there is, at depth 2.")],
+        C.RETRY,
+        2,
+        recorded=RECORDED[:3],
+    ),
+    "a tool's name inside a word": Case(
+        [system(), user("Sum it up."), user("It was computed by hand: 4.")],
+        C.RETRY,
+        2,
+        recorded=[system(), user("Sum it up."), call("compute", expression="2+2")],
+    ),
+    "calls left out": Case(but(8, reply("I will test."), until=10), C.EDIT, 8, "calls were left out"),
+    # instructions
+    "another system prompt": Case(
+        with_text(0, "You are a reviewer. Be strict, and look at style first of all."), C.CHANGED_SYSTEM, 0
+    ),
+    "a line more in the system prompt": Case(with_text(0, SYSTEM + "\nThe user prefers tabs."), C.CHANGED_SYSTEM, 0),
+    "a system prompt put in": Case([system(), *RECORDED[1:-1]], C.CHANGED_SYSTEM, 0, recorded=RECORDED[1:]),
+    "a system prompt left out": Case(RECORDED[1:-1], C.CHANGED_SYSTEM, 0),
+    "a system message in the middle": Case(
+        [*RECORDED[:2], system("Plan mode is off."), *RECORDED[2:10]],
+        C.CHANGED_SYSTEM,
+        2,
+        recorded=[*RECORDED[:2], system("Plan mode is on: do not edit."), *RECORDED[2:]],
+    ),
+    # nonces
+    "the time in the system prompt": Case(
+        [system(SYSTEM_AT.replace("10:31", "10:32")), *RECORDED[1:-1]],
+        C.NONCE,
+        0,
+        recorded=[system(SYSTEM_AT), *RECORDED[1:]],
+    ),
+    "the day in the system prompt": Case(
+        [system(SYSTEM_AT.replace("Monday, 16", "Tuesday, 17")), user(TASK)],
+        C.NONCE,
+        0,
+        recorded=[system(SYSTEM_AT), *RECORDED[1:]],
+    ),
+    "a session id": Case(
+        [system(SYSTEM_AT.replace("4f1c-9a2b", "bead-77aa")), user(TASK)],
+        C.NONCE,
+        0,
+        recorded=[system(SYSTEM_AT), *RECORDED[1:]],
+    ),
+    "a billing header": Case(
+        [system("x-header: version=2.1.325.a1f; entry=cli; cch=0e1f7;\n" + SYSTEM), *RECORDED[1:4]],
+        C.NONCE,
+        0,
+        recorded=[system("x-header: version=2.1.325.a1f; entry=cli; cch=93b2a;\n" + SYSTEM), *RECORDED[1:]],
+    ),
+    "the clock in a user's message": Case(
+        [system(), user("[10:32] " + TASK), *RECORDED[2:6]],
+        C.NONCE,
+        1,
+        recorded=[system(), user("[10:31] " + TASK), *RECORDED[2:]],
+    ),
+    "the time that a test took": Case(with_text(9, "12 passed in 0.47 seconds"), C.NONCE, 9),
+    "a number for a result": Case(
+        [*RECORDED[:9], result("13")], C.NONCE, 9, recorded=[*RECORDED[:9], result("12"), reply("Done.")]
+    ),
+    # edits
+    "another question": Case(
+        [*RECORDED, user("Now fix the lexer.")],
+        C.EDIT,
+        11,
+        recorded=[*RECORDED, user("Thanks! Now write a changelog."), reply("Done.")],
+    ),
+    "another number in a question": Case(
+        [system(), reply("Hi."), user("Solve task 13")],
+        C.EDIT,
+        2,
+        recorded=[system(), reply("Hi."), user("Solve task 12"), reply("Done.")],
+    ),
+    "an earlier question edited, later turns gone": Case(
+        [*RECORDED, user("And the lexer?")],
+        C.EDIT,
+        11,
+        recorded=[*RECORDED, user("And the docs?"), reply("Fine."), user("And the tests?"), reply("Fine.")],
+    ),
+    "the task itself": Case(
+        with_text(1, TASK.replace("empty", "very long")), C.EDIT, 1, "before: 'very long' in place of 'empty'"
+    ),
+    "the model's words": Case(with_text(2, "Let me see what is there."), C.EDIT, 2),
+    "content dropped beside a call": Case(with_text(4, ""), C.EDIT, 4, "left out"),
+    "a reminder put in": Case(but(4, user("Remember the time."), RECORDED[4]), C.EDIT, 4, "put in"),
+    "camel's last words come before a call without words": Case(
+        [*RECORDED[:8], RECORDED[10], {**RECORDED[8], "content": None}, RECORDED[9], user("Thanks!")],
+        C.EDIT,
+        8,
+        "in another order",
+        recorded=[*RECORDED[:8], {**RECORDED[8], "content": "One more."}, *RECORDED[9:]],
+    ),
+    "camel's words and calls are two messages": Case(
+        [*RECORDED[:2], reply("Let me look."), call("list_files", path="src", depth=2), *RECORDED[3:10]],
+        C.EDIT,
+        2,
+        "the model's calls are in another message now, in message 3",
+    ),
+    "many messages in another order": Case(
+        [*RECORDED[:2], RECORDED[10], *RECORDED[2:10], user("Thanks!")], C.EDIT, 2, "in another order"
+    ),
+    "another result": Case(with_text(7, "nothing to change in it"), C.EDIT, 7),
+    "results in another order": Case(
+        [*RECORDED[:2], RECORDED[2], result("second one of the two results"), result("first one of the two results")],
+        C.EDIT,
+        3,
+        "another order",
+        recorded=[
+            *RECORDED[:3],
+            result("first one of the two results"),
+            result("second one of the two results"),
+            reply("Done."),
+        ],
+    ),
+}

@@ -1,0 +1,235 @@
+"""Every cause is found on real renders, shown with its tokens, and never claimed without evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conversations import assistant, user
+from tests.diagnose.two_requests import (
+    HELLO,
+    HERMES,
+    OK,
+    Ids,
+    Rollout,
+    consistent,
+    renderer_of,
+)
+from tests.support import examples
+from tokentrace import create_renderer
+from tokentrace.diagnose.breaks import Break, explain_break
+from tokentrace.diagnose.finding import Cause
+from tokentrace.errors import TrajectoryError
+from tokentrace.pocket import POCKET
+
+# -- white space, stop tokens, unknown
+
+
+@pytest.mark.parametrize(
+    ("family", "told", "content"),
+    [
+        ("pocket", "Hello there. \n<|end|>", "Hello there."),
+        ("pocket", "Hello  there, my friend.<|end|>", "Hello there, my friend."),
+        ("qwen3.5", "Hm.</think>Hello there.<|im_end|>", "Hello there."),
+        ("qwen3", "\n\nHello there.<|im_end|>", "Hello there."),
+    ],
+)
+def test_whitespace(family: str, told: str, content: str) -> None:
+    after = OK if family == "qwen3.5" else user("Bye")
+    reply = assistant(content, reasoning="Hm.") if family == "qwen3.5" else assistant(content)
+    found = Rollout(family, told, (reply, after)).explain()
+    assert found.cause is Cause.WHITESPACE
+    assert "only white space differs" in found.words
+
+
+@pytest.mark.parametrize(
+    ("family", "told"),
+    [("gpt-oss", f"<|channel|>final<|message|>{HELLO}<|return|>"), ("qwen3", f"{HELLO}<|endoftext|>")],
+)
+def test_stop_token(family: str, told: str) -> None:
+    made = Rollout(family, told, (assistant(HELLO), user("Bye")))
+    found = made.explain()
+    assert found.cause is Cause.STOP_TOKEN
+    assert told[told.rindex("<") :] in found.words
+    assert found.position == len(made.stream) - 1
+    assert found.prompt_range == (found.position, found.position + 1)
+
+
+@pytest.mark.parametrize("family", HERMES)
+@pytest.mark.parametrize("kept", ["The answer is five.", "I refuse to say."])
+def test_unknown_is_said(kept: str, family: str) -> None:
+    end = {"qwen3": "<|im_end|>", "pocket": "<|end|>"}[family]
+    found = Rollout(family, f"The answer is four.{end}", (assistant(kept), user("Bye"))).explain()
+    assert found.cause is Cause.UNKNOWN
+    assert "nothing shows why" in found.words
+    assert "before=" in found.advice
+
+
+def test_a_request_that_was_repeated() -> None:
+    made = Rollout("pocket", f"{HELLO}<|end|>", ())
+    found = explain_break(made.stream, made.prompt, made.renderer, sampled=made.sampled)
+    assert found is not None
+    assert found.cause is Cause.UNKNOWN
+    assert found.position == len(made.prompt)
+    assert found.prompt_range == (len(made.prompt), len(made.prompt))
+    assert "repeated" in found.words
+
+
+# -- arguments
+
+
+def test_regions() -> None:
+    tokenizer = renderer_of("pocket").tokenizer
+    sampled = [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2
+    stream = list(range(300, 309))
+    regions = []
+    for at in range(len(stream)):
+        prompt = [*stream]
+        prompt[at] = 999
+        found = explain_break(stream, prompt, tokenizer, sampled=sampled)
+        assert found is not None
+        regions.append(found.region)
+    context = "context after completion 1"
+    assert regions == ["first prompt"] * 3 + ["completion 1"] * 2 + [context] * 2 + ["completion 2"] * 2
+    blind = explain_break(stream, prompt, tokenizer)
+    assert blind is not None
+    assert blind.region is None
+
+
+@pytest.mark.parametrize("ids", [[1.5], [[1, 2]], ["a"], 7, None, [2**40], np.zeros((2, 2), np.int32)])
+def test_what_are_no_ids(ids: Any) -> None:
+    with pytest.raises(TrajectoryError):
+        explain_break(ids, [1], renderer_of("pocket"))
+    with pytest.raises(TrajectoryError):
+        explain_break([1], ids, renderer_of("pocket"))
+
+
+def test_arguments_that_do_not_fit() -> None:
+    with pytest.raises(TrajectoryError, match="one entry per token"):
+        explain_break([1, 2], [1, 3], renderer_of("pocket"), sampled=[True])
+    with pytest.raises(TrajectoryError, match="Tokenizer or a Renderer"):
+        explain_break([1, 2], [1, 3], "pocket")
+
+
+def test_text_of_the_report_cannot_act_on_a_terminal() -> None:
+    told, kept = "\x1b[31mred\u202e<|end|>", "\x1b[32mgreen\u202e"
+    found = Rollout("pocket", told, (assistant(kept), user("Bye"))).explain()
+    assert "\u202e" not in str(found)
+    assert "␛" in str(found)
+
+
+# -- laws
+
+
+TOKENS = st.integers(0, 4200)  # some beyond the vocabulary
+SMALL = st.integers(0, 12)
+
+
+@given(st.lists(TOKENS | SMALL, max_size=40), st.lists(TOKENS | SMALL, max_size=40), st.data())
+@settings(deadline=None, max_examples=examples(200))
+def test_never_raises_and_none_iff_extension(stream: list[int], prompt: list[int], data: st.DataObject) -> None:
+    if data.draw(st.booleans()):
+        prompt = stream[: data.draw(st.integers(0, len(stream)))] + prompt
+    sampled = data.draw(st.none() | st.lists(st.booleans(), min_size=len(stream), max_size=len(stream)))
+    if not stream:
+        sampled = None
+    found = explain_break(stream, prompt, renderer_of("pocket"), sampled=sampled)
+    extends = prompt[: len(stream)] == stream
+    assert (found is None) == extends
+    if found is not None:
+        first = next((n for n, pair in enumerate(zip(stream, prompt, strict=False)) if pair[0] != pair[1]), len(prompt))
+        assert found.position == first
+        consistent(found, stream, prompt)
+
+
+PIECES = st.sampled_from(
+    [
+        "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=x>",
+        "</parameter>", '{"a": 1', "}", "[", "]", '"', "'", ", ", "\n", " ", "true", "True", "null", "None", "é",
+        "\\u00e9", "<|end|>", "<|turn|>", "user\n", "system\n", "assistant\n", "<tools>", "</tools>", "name", "{",
+        "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", " to=functions.", "<|call|>", "[TOOL_CALLS]", "</s>",
+        '{"name": "f", "arguments": {}}', "# Tools\n", "日", "本",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=30), st.data())
+@settings(deadline=None, max_examples=examples(300))
+def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
+    tokenizer = renderer_of("pocket").tokenizer
+    edited = [*pieces]
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(edited)))
+        edited[at : at + data.draw(st.integers(0, 2))] = data.draw(st.lists(PIECES, max_size=2))
+    stream, prompt = tokenizer.encode("".join(pieces)), tokenizer.encode("".join(edited))
+    mask = data.draw(st.none() | st.integers(0, len(stream)).map(lambda n: np.arange(len(stream)) >= n))
+    if not len(stream):
+        mask = None
+    found = explain_break(stream, prompt, tokenizer, sampled=mask)
+    assert (found is None) == (prompt[: len(stream)].tolist() == stream.tolist())
+    if found is not None:
+        consistent(found, stream, prompt)
+
+
+@given(st.text(min_size=1, max_size=60), st.data())
+@settings(deadline=None, max_examples=examples(200))
+def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.DataObject) -> None:
+    tokenizer = renderer_of("pocket").tokenizer
+    whole = tokenizer.encode_plain([text])[0]
+    cut = data.draw(st.integers(0, len(text)))
+    if data.draw(st.booleans()):
+        parts = [text[:cut], text[cut:]]
+        split = np.concatenate(tokenizer.encode_plain([part for part in parts if part]))
+    else:
+        split = np.asarray([i for char in text for i in tokenizer.encode_plain([char])[0]], np.int32)
+    found = explain_break(split, np.concatenate([whole, tokenizer.encode("<|end|>")]), tokenizer)
+    if split.tolist() == whole.tolist():
+        assert found is None
+    else:
+        assert found is not None
+        assert found.cause is Cause.BPE_REMERGE
+        assert set(found.later) <= {Cause.BPE_REMERGE}
+
+
+# -- size: what is looked at is bounded, so these end
+
+
+def counted(stream: Ids, prompt: Ids) -> Break:
+    found = explain_break(stream, prompt, renderer_of("pocket"))
+    assert found is not None
+    assert str(found)
+    assert sum(len(left) + len(right or ()) for left, right in found.parts()) < 2_000
+    return found
+
+
+def test_two_hundred_thousand_tokens() -> None:
+    size = 200_000
+    rng = np.random.default_rng(7)
+    base = rng.integers(0, 4_000, size).astype(np.int32)
+    changed = base.copy()
+    changed[size // 2] += 1
+    assert counted(base, changed).stream_range == (size // 2, size // 2 + 1)
+    cut = np.concatenate([base[: size // 4], base[size // 2 :]])
+    assert counted(base, cut).stream_range == (size // 4, size // 2)
+    assert counted(base, rng.integers(0, 4_000, size).astype(np.int32)).stream_range[1] == size
+    changed[::5] += 1
+    counted(base, changed)
+    same = np.full(size, 5, np.int32)
+    counted(same, np.concatenate([same[: size // 2], [7], same]))
+
+
+@pytest.mark.parametrize("lead", ["", "x", "A long way before it. " * 600], ids=["none", "short", "long"])
+def test_later_differences_are_named_wherever_the_first_one_stands(lead: str) -> None:
+    """Two words spelled otherwise, far apart: the second is named too, however much text stands before the first."""
+    encode = create_renderer(POCKET).tokenizer.encode
+    middle = " and much more in between," * 8
+    stream = encode(f"{lead}a  b{middle} c  d, and the rest of it")
+    prompt = encode(f"{lead}a b{middle} c d, and the rest of it")
+    found = explain_break(stream, prompt, create_renderer(POCKET))
+    assert found is not None
+    assert found.cause is Cause.WHITESPACE
+    assert found.later == (Cause.WHITESPACE,)

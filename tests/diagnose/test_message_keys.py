@@ -1,0 +1,363 @@
+"""What counts as the same: the laws of the matcher, and the table of docs/gateway.md row by row."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import nodes
+
+from tests.support import templates_of_trl
+from tokentrace.diagnose.message_keys import (
+    NOISE,
+    Meaning,
+    call_ids,
+    chain,
+    identical,
+    meaning,
+    reasoning,
+    root_key,
+    strict_meaning,
+    written_alike,
+)
+from tokentrace.errors import InputError
+
+Message = Mapping[str, Any]
+
+ROOT = root_key(None, {}, "")
+
+
+def key(*messages: Message, means: Meaning = meaning) -> bytes:
+    return chain(ROOT, messages, means)[-1]
+
+
+def assistant(content: Any = "Let me look.", arguments: Any = None, **more: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": "assistant", "content": content}
+    if arguments is not None:
+        function = {"name": "get_weather", "arguments": arguments}
+        made["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+    return made | more
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+def result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "tool", "content": content, **more}
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **more}
+
+
+ARGUMENTS = '{"city":  "Zürich" , "days":3}'
+CALL = assistant(arguments=ARGUMENTS)
+
+THE_SAME: dict[str, tuple[Message, Message]] = {
+    "reasoning left out": (assistant(reasoning_content="I should call."), assistant()),
+    "reasoning emptied": (assistant(reasoning_content="I should call."), assistant(reasoning_content="")),
+    "reasoning under another name": (assistant(reasoning_content="so"), assistant(reasoning="so")),
+    "reasoning as a part": (assistant(), assistant([{"type": "thinking", "thinking": "so"}, text("Let me look.")])),
+    "arguments spaced": (CALL, assistant(arguments='{"city": "Zürich", "days": 3}')),
+    "arguments escaped": (CALL, assistant(arguments='{"city": "Z\\u00fcrich", "days": 3}')),
+    "an emoji escaped": (assistant(arguments='{"a": "😀"}'), assistant(arguments='{"a": "\\ud83d\\ude00"}')),
+    "keys in another order": (CALL, assistant(arguments='{"days": 3, "city": "Zürich"}')),
+    "inner keys in another order": (
+        assistant(arguments='{"a":{"b":1,"c":2}}'),
+        assistant(arguments={"a": {"c": 2, "b": 1}}),
+    ),
+    "arguments as a mapping": (CALL, assistant(arguments={"city": "Zürich", "days": 3})),
+    "a line break in a string": (assistant(arguments='{"a": "x\ny"}'), assistant(arguments='{"a": "x\\ny"}')),
+    "3 as 3.0": (CALL, assistant(arguments={"city": "Zürich", "days": 3.0})),
+    "a number spelled otherwise": (assistant(arguments='{"a": 1e3}'), assistant(arguments='{"a": 1000}')),
+    "a key twice, of which the last counts": (assistant(arguments='{"a": 1, "a": 2}'), assistant(arguments='{"a": 2}')),
+    "no arguments: empty text": (assistant(arguments={}), assistant(arguments="")),
+    "no arguments: null": (assistant(arguments="{}"), assistant(arguments="null")),
+    "no arguments: absent": (assistant(arguments={}), assistant(tool_calls=[{"function": {"name": "get_weather"}}])),
+    "content as a part": (assistant("x"), assistant([text("x")])),
+    "content as several parts": (assistant("xy"), assistant([text("x"), text("y")])),
+    "content as an output part": (assistant("x"), assistant([{"type": "output_text", "text": "x", "annotations": []}])),
+    "a part that repeats the message": (
+        assistant("x", ARGUMENTS, reasoning_content="so"),
+        assistant([text("x", role="assistant", reasoning_content="so", tool_calls=CALL["tool_calls"])], ARGUMENTS),
+    ),
+    "a part without a type": (assistant("x"), assistant([{"text": "x"}])),
+    "a newline before content": (assistant("x"), assistant("\nx")),
+    "white space around content": (assistant("  Let me look.\n"), assistant("Let me look.")),
+    "content null": (assistant("", ARGUMENTS), assistant(None, ARGUMENTS)),
+    "content absent": (assistant("", ARGUMENTS), {k: v for k, v in assistant("", ARGUMENTS).items() if k != "content"}),
+    "no calls": (assistant(), assistant(tool_calls=None)),
+    "an empty list of calls": (assistant(), assistant(tool_calls=[])),
+    "ids and status dropped": (assistant(id="msg_1", status="completed"), assistant()),
+    "the ids of calls": (CALL, assistant(tool_calls=[{"function": CALL["tool_calls"][0]["function"]}])),
+    "a call without its wrapping": (CALL, assistant(tool_calls=[{"name": "get_weather", "arguments": ARGUMENTS}])),
+    "a provider's fields": (assistant(), assistant(provider_specific_fields={"a": 1}, refusal=None, annotations=[])),
+    "the name of an agent": (assistant(), assistant(name="planner")),
+    "cache_control on a part": (user("x"), user([text("x", cache_control={"type": "ephemeral"})])),
+    "citations null": (user([text("x")]), user([text("x", citations=None)])),
+    "cache_control on a message": (user("x"), user("x", cache_control={"type": "ephemeral"})),
+    "a user's text as a part": (user("x "), user([text("x ")])),
+    "an input part": (user("x"), user([{"type": "input_text", "text": "x"}])),
+    "an image whose cache_control moved": (
+        user([text("x"), {"type": "image", "id": "a"}]),
+        user([text("x"), {"id": "a", "type": "image", "cache_control": {"type": "ephemeral"}}]),
+    ),
+    "a result as a part": (result("sunny  \n"), result([text("sunny  \n")])),
+    "a result without its id": (result("x", tool_call_id="call_1"), result("x")),
+    "a result with an id and extras": (result("x"), result("x", id="7", extra={"a": 1})),
+    "a result that is no error": (result("x"), result("x", is_error=False)),
+    "no content": (user(""), user(None)),
+    "half of a surrogate pair": (user("\ud800"), user([text("\ud800")])),
+}  # fmt: skip
+
+NOT_THE_SAME: dict[str, tuple[Message, Message]] = {
+    "other words": (assistant("Let me look."), assistant("Let me see.")),
+    "white space inside": (assistant("a  b"), assistant("a b")),
+    "upper case": (assistant("Yes"), assistant("yes")),
+    "a composed letter": (assistant("Z\u00fcrich"), assistant("Zu\u0308rich")),
+    "another role": (user("x"), assistant("x")),
+    "developer for system": ({"role": "developer", "content": "x"}, {"role": "system", "content": "x"}),
+    "another tool": (assistant(arguments="{}"), assistant(tool_calls=[{"function": {"name": "f", "arguments": "{}"}}])),
+    "another argument": (CALL, assistant(arguments={"city": "Zürich", "days": 4})),
+    "an argument more": (CALL, assistant(arguments={"city": "Zürich", "days": 3, "unit": "C"})),
+    "a number as text": (CALL, assistant(arguments={"city": "Zürich", "days": "3"})),
+    "true for 1": (assistant(arguments='{"a": true}'), assistant(arguments='{"a": 1}')),
+    "null for empty": (assistant(arguments='{"a": null}'), assistant(arguments='{"a": ""}')),
+    "null for absent": (assistant(arguments='{"a": null}'), assistant(arguments="{}")),
+    "a large integer rounded": (
+        assistant(arguments='{"a": 12345678901234567891}'),
+        assistant(arguments='{"a": 12345678901234567000}'),
+    ),
+    "a list in another order": (assistant(arguments='{"a": [1, 2]}'), assistant(arguments='{"a": [2, 1]}')),
+    "a list for an object": (assistant(arguments='{"a": []}'), assistant(arguments='{"a": {}}')),
+    "no JSON for JSON": (assistant(arguments='"x"'), assistant(arguments="x")),
+    "JSON in JSON": (assistant(arguments='{"a": 1}'), assistant(arguments='"{\\"a\\": 1}"')),
+    "no JSON, spaced": (assistant(arguments="{city: x}"), assistant(arguments="{city:  x}")),
+    "no calls": (CALL, assistant()),
+    "calls in another order": (
+        assistant(tool_calls=[{"function": {"name": name, "arguments": "{}"}} for name in "ab"]),
+        assistant(tool_calls=[{"function": {"name": name, "arguments": "{}"}} for name in "ba"]),
+    ),
+    "another refusal": (assistant(None, refusal="No."), assistant(None, refusal="Never.")),
+    "a refusal for nothing": (assistant(None, refusal="No."), assistant(None)),
+    "a call of the old style": (assistant(None, function_call={"name": "f"}), assistant(None)),
+    "a picture of the assistant's": (assistant([text("x"), {"type": "image", "id": "a"}]), assistant("x")),
+    "other words in a part that repeats the message": (assistant("x"), assistant([text("y", role="assistant")])),
+    "a part that has calls where the message has none": (
+        assistant("x", ARGUMENTS),
+        assistant([text("x", role="assistant", tool_calls=CALL["tool_calls"])]),
+    ),
+    "a user's part without a type": (user("x"), user([{"text": "x"}])),
+    "white space around a user's words": (user("x"), user("x ")),
+    "a newline before a result": (result("x"), result("\nx")),
+    "a user's parts joined": (user([text("x"), text("y")]), user("xy")),
+    "a user's parts joined by a newline": (user([text("x"), text("y")]), user("x\ny")),
+    "parts cut elsewhere": (user([text("xy"), text("z")]), user([text("x"), text("yz")])),
+    "another picture": (user([{"type": "image", "id": "a"}]), user([{"type": "image", "id": "b"}])),
+    "a result's keys in another order": (
+        {"role": "tool", "content": {"a": 1, "b": 2}},
+        {"role": "tool", "content": {"b": 2, "a": 1}},
+    ),
+    "a result as JSON text": ({"role": "tool", "content": {"a": 1}}, {"role": "tool", "content": '{"a": 1}'}),
+    "a list of texts as one": (result(["x"]), result("x")),
+}  # fmt: skip
+
+
+IN_DOUBT: dict[str, tuple[Message, Message]] = {
+    "a user's part that repeats the message": (user("x"), user([text("x", role="user")])),
+    "another name": (user("x", name="ann"), user("x", name="bob")),
+    "a name for none": (user("x", name="ann"), user("x")),
+    "a field that a template may read": (user("x", mood="glad"), user("x")),
+    "a result that is an error": (result("x"), result("x", is_error=True)),
+    "a result of another tool": (result("x", name="f"), result("x", name="g")),
+    "a text part with more to say": (user([text("x", mood="glad")]), user("x")),
+}  # fmt: skip
+"""The same, if no token comes of what differs: a session asks its renderer."""
+
+
+@pytest.mark.parametrize("case", THE_SAME)
+def test_what_is_equal_in_meaning_has_one_key(case: str) -> None:
+    one, other = THE_SAME[case]
+    assert key(one) == key(other)
+    assert key(user("a"), one, user("b")) == key(user("a"), other, user("b"))
+
+
+@pytest.mark.parametrize("case", NOT_THE_SAME)
+def test_what_means_something_else_has_another_key(case: str) -> None:
+    one, other = NOT_THE_SAME[case]
+    for means in (meaning, strict_meaning):
+        assert key(one, means=means) != key(other, means=means)
+        assert key(one, user("b"), means=means) != key(other, user("b"), means=means)
+
+
+@pytest.mark.parametrize("case", IN_DOUBT)
+def test_fields_that_a_template_may_print_are_in_doubt(case: str) -> None:
+    one, other = IN_DOUBT[case]
+    assert key(one) == key(other)
+    assert not written_alike(one, other)
+    assert written_alike(one, dict(one))
+    assert key(one, means=strict_meaning) != key(other, means=strict_meaning)
+
+
+def test_strict_takes_only_empty_fields_and_the_form_of_arguments_for_the_same() -> None:
+    strict = strict_meaning
+    same = {case for case, (one, other) in THE_SAME.items() if key(one, means=strict) == key(other, means=strict)}
+    assert same == {
+        *("arguments spaced", "arguments escaped", "arguments as a mapping", "an emoji escaped"),
+        *("a line break in a string", "a key twice, of which the last counts"),
+        *("no arguments: empty text", "no arguments: null"),
+        *("content null", "content absent", "no calls", "an empty list of calls", "no content"),
+    }
+
+
+# -- the chain
+
+
+def results(*ids: str | None) -> list[Message]:
+    """Two calls, and a result "x" to each of these ids."""
+    calls = [{"id": at, "function": {"name": "f", "arguments": "{}"}} for at in ("one", "two")]
+    made = [result("x") | ({"tool_call_id": at} if at else {}) for at in ids]
+    return [user("a"), {"role": "assistant", "content": "", "tool_calls": calls}, *made]
+
+
+def test_a_result_counts_by_the_call_that_it_answers() -> None:
+    in_order = key(*results("one", "two"))
+    assert in_order != key(*results("two", "one")) != key(*results("one", "one")) != in_order
+    assert in_order == key(*results(None, None))
+
+
+def test_ids_that_are_not_unique_say_nothing() -> None:
+    calling = assistant("", tool_calls=[{"id": "one", "function": {"name": "f"}}] * 2)
+    named = result("x", tool_call_id="one")
+    assert key(calling, named, named) == key(calling, result("x"), result("x"))
+
+
+def test_each_key_stands_for_all_messages_before_it() -> None:
+    messages = [user("a"), assistant("b"), user("c")]
+    keys = chain(ROOT, messages)
+    assert keys[0] == ROOT
+    assert len(set(keys)) == 4
+    assert [chain(ROOT, messages[:count])[-1] for count in range(4)] == keys
+    assert key(user("x"), *messages[1:]) != keys[-1]
+    assert key(*messages[1:]) != keys[-1]
+
+
+def test_tools_variables_and_template_are_in_the_root() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": 1, "b": 2}}}
+    turned = {"type": "function", "function": {"name": "f", "parameters": {"b": 2, "a": 1}}}
+    roots = {
+        root_key(None, {}, ""),
+        root_key([tool], {}, ""),
+        root_key([turned], {}, ""),
+        root_key([tool, tool], {}, ""),
+        root_key(None, {"enable_thinking": True}, ""),
+        root_key(None, {"enable_thinking": 1}, ""),
+        root_key(None, {}, "x"),
+    }
+    assert len(roots) == 7
+    assert root_key([], {}, "") == root_key(None, {}, "")
+    assert root_key(None, {"a": 1, "b": 2}, "") == root_key(None, {"b": 2, "a": 1}, "")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Equality of JSON values, by another way than the matcher's: true is not 1, and 3.0 is 3."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same_value(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
+        return numbers and one == other and (type(one) is type(other) or abs(one) < 2**53)
+    return bool(one == other)
+
+
+@given(st.dictionaries(st.text(max_size=4), JSON, max_size=4), st.dictionaries(st.text(max_size=4), JSON, max_size=4))
+def test_arguments_count_by_value(one: dict[str, Any], other: dict[str, Any]) -> None:
+    as_text = key(assistant(arguments=json.dumps(one, indent=1)))
+    turned = json.dumps(dict(reversed(one.items())), ensure_ascii=False)
+    assert as_text == key(assistant(arguments=one)) == key(assistant(arguments=turned))
+    assert (key(assistant(arguments=one)) == key(assistant(arguments=other))) is same_value(one, other)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["system", "user", "tool", "assistant"]), st.text(max_size=6)), max_size=4))
+def test_no_two_conversations_run_together(said: list[tuple[str, str]]) -> None:
+    messages = [{"role": role, "content": content} for role, content in said]
+    meant = [(role, content.strip() if role == "assistant" else content) for role, content in said]
+    for at in range(len(said)):
+        joined = [*messages[:at], {**messages[at], "content": "".join(each["content"] for each in messages[at:])}]
+        if len(joined) != len(messages):
+            assert key(*joined) != key(*messages)
+    assert (key(*reversed(messages)) == key(*messages)) is (meant[::-1] == meant) or "tool" in dict(said)
+
+
+@given(JSON, JSON)
+def test_identical_values_are_written_alike(one: Any, other: Any) -> None:
+    assert identical(one, other) is (json.dumps(one) == json.dumps(other)) or 0.0 in (one, other)
+    assert identical(one, json.loads(json.dumps(one)))
+
+
+# -- hostile values
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def test_what_is_nested_too_deeply_is_named() -> None:
+    with pytest.raises(InputError, match=r"message 1: is nested too deeply"):
+        key(user("a"), assistant(arguments=deep(5000)))
+    with pytest.raises(InputError, match=r"message 0: is nested too deeply"):
+        key({"role": "tool", "content": deep(100_000)})
+    with pytest.raises(InputError, match=r"tools: is nested too deeply"):
+        root_key([deep(100_000)], {}, "")
+
+
+def test_odd_content_has_a_key() -> None:
+    odd: list[Any] = [7, [], [None], ["a"], [7], {}, {"a": [1]}, [{"type": 3}], [{"text": 3}], [{"type": "text"}], True]
+    for content in odd:
+        for role in ("assistant", "user", "tool"):
+            assert len(key({"role": role, "content": content})) == 16
+
+
+# -- what a session asks of an echo
+
+
+def test_reasoning_and_ids_of_an_echo() -> None:
+    assert reasoning(assistant(reasoning_content="\nso ")) == reasoning(assistant(thinking="so")) == "so"
+    assert reasoning(assistant()) == ""
+    assert call_ids(CALL) == ("call_1",)
+    assert call_ids(assistant(tool_calls=None)) == ()
+
+
+# -- the premise
+
+
+def test_no_template_prints_what_does_not_count() -> None:
+    """Of a message that is not the assistant's, what the matcher leaves out must reach no token."""
+    names = {"message", "msg", "m"}
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    for name, source in templates_of_trl().items():
+        parsed = environment.parse(re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source))
+        for node in parsed.find_all((nodes.Getattr, nodes.Getitem)):
+            read = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+            if isinstance(node.node, nodes.Name) and node.node.name in names:
+                assert read not in NOISE, f"{name} reads {read}"

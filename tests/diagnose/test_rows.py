@@ -1,0 +1,204 @@
+"""The delta check: what is right checks clean, and whatever is wrong with a row is found, placed and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conversations import (
+    CONVERSATIONS,
+    assistant,
+    user,
+)
+from tests.data.generate import conversations, write_conversations
+from tests.diagnose.checked import (
+    CONVERSATION,
+    IDS,
+    MASK,
+    MESSAGES,
+    alone,
+    changed,
+    checked,
+    checker,
+    make_settings,
+    row_of,
+    sample_of,
+    samples_of,
+)
+from tests.support import PYTHON_FORMATS, examples
+from tokentrace.data.job import tokenize_files
+from tokentrace.data.rows import Row
+from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.row_report import check_dataset
+from tokentrace.diagnose.rows import Outcome, RowChecker
+from tokentrace.pocket import POCKET
+from tokentrace.samples.supervised import SampleSettings
+from tokentrace.samples.truncation import Overlong
+
+pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWarning")
+# -- what is right checks clean
+
+
+def test_own_rows_of_every_family_check_clean(any_family: str) -> None:
+    checks = RowChecker(make_settings(any_family, chat_template=PYTHON_FORMATS.get(any_family)))
+    seen = 0
+    for name in ("user_assistant", "system_user_assistant", "multi_turn", "long_code", "call_answered"):
+        given = {"messages": CONVERSATIONS[name].messages, "tools": CONVERSATIONS[name].tools}
+        made = checks.tokenizer.tokenize(Row(1, None, given), "rows")
+        if made.bad is not None:
+            continue
+        seen += 1
+        [sample] = made.samples
+        found = checks.check(Row(1, None, row_of(sample.ids, sample.mask, given)))
+        assert found.outcome is Outcome.SAME, (name, found)
+    assert seen >= 3
+
+
+@pytest.mark.parametrize("past", ["template", "expand"])
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1", "glm-4.5"])
+def test_own_rows_are_the_same_whatever_becomes_of_the_past(family: str, past: str) -> None:
+    chosen = SampleSettings(past=past)
+    for conversation in conversations(4, seed=5, most=12):
+        for sample in samples_of(conversation, family, samples=chosen):
+            found = checked(row_of(sample.ids, sample.mask, conversation), family, samples=chosen)
+            assert found.outcome is Outcome.SAME, found
+            assert (found.tokens, found.expected_tokens) == (len(sample), len(sample))
+
+
+@pytest.mark.parametrize("overlong", ["right", "left", "turns"])
+@pytest.mark.parametrize("past", [None, "expand"])
+def test_a_file_of_ours_checks_clean_with_nothing_but_its_source(
+    tmp_path: Path, overlong: str, past: str | None
+) -> None:
+    write_conversations(tmp_path / "chats.jsonl", 15, seed=2)
+    settings = make_settings(samples=SampleSettings(past=past), max_length=700, overlong=Overlong(overlong))
+    tokenize_files([str(tmp_path / "chats.jsonl")], tmp_path / "rows.parquet", settings, workers=1)
+    report = check_dataset(
+        [str(tmp_path / "rows.parquet")], tokenizer=str(POCKET), sources=[str(tmp_path / "chats.jsonl")]
+    )
+    assert report.clean, report.to_json()
+    assert not report.notes
+    assert report.rows == report.masks == report.compared
+    assert report.tokens == report.expected_tokens
+    assert report.trained == report.expected_trained
+    assert report.settings["settings"]["max_length"] == 700
+
+
+def test_without_a_mask_the_ids_alone_are_checked() -> None:
+    found = checked(row_of(IDS))
+    assert (found.outcome, found.trained) == (Outcome.SAME, None)
+
+
+@pytest.mark.parametrize("left", [0, 3])
+@pytest.mark.parametrize("right", [0, 5])
+@pytest.mark.parametrize("attended", [True, False])
+def test_padding_is_taken_off_on_both_sides(left: int, right: int, attended: bool) -> None:
+    pad = checker().tokenizer.renderer.tokenizer.token_id("<|pad|>")
+    ids = [pad] * left + IDS.tolist() + [pad] * right
+    mask = [0] * left + MASK.tolist() + [0] * right
+    more = {"attention_mask": [0] * left + [1] * len(IDS) + [0] * right} if attended else {}
+    found = checked(row_of(ids, mask, **more))
+    assert (found.outcome, found.padding) == (Outcome.SAME, left + right)
+    flipped = list(mask)
+    flipped[left + 40] ^= True
+    assert checked(row_of(ids, flipped, **more)).position == left + 40
+
+
+def test_samples_of_an_expanded_conversation_are_matched_by_number_or_by_likeness() -> None:
+    chosen = SampleSettings(past="expand")
+    conversation = {"messages": [user("1?"), assistant("a", reasoning="x"), user("2?"), assistant("b", reasoning="y")]}
+    samples = samples_of(conversation, "qwen3", samples=chosen)
+    assert len(samples) == 2
+    for number, sample in enumerate(samples):
+        for more in ({}, {"source": "x", "row": 1, "sample": number}):
+            row = row_of(sample.ids, sample.mask, conversation, **more)
+            assert checked(row, "qwen3", samples=chosen).outcome is Outcome.SAME
+    other = checked(row_of(samples[0].ids, None, conversation, source="x", row=1, sample=1), "qwen3", samples=chosen)
+    assert other.outcome is not Outcome.SAME
+    many = checked(row_of(samples[0].ids, None, conversation, source="x", row=1, sample=7), "qwen3", samples=chosen)
+    assert many.outcome is Outcome.SAME
+    assert "sample 7" in (many.reason or "")
+
+
+# -- what is wrong is found, where it is
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(at=st.integers(0, len(IDS) - 1), other=st.integers(0, 4095), masked=st.booleans())
+def test_one_other_id_is_always_found_at_its_place(at: int, other: int, masked: bool) -> None:
+    if other == IDS[at]:
+        other = (other + 1) % 4096
+    ids = IDS.copy()
+    ids[at] = other
+    found = checked(row_of(ids, MASK if masked else None))
+    assert found.outcome not in (Outcome.SAME, Outcome.UNCHECKED)
+    assert found.position is not None
+    assert found.causes
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(at=st.integers(0, len(IDS) - 1), labelled=st.booleans())
+def test_one_flipped_bit_of_the_mask_is_always_found_at_its_place(at: int, labelled: bool) -> None:
+    mask = MASK.copy()
+    mask[at] ^= True
+    row = row_of(IDS, labels=np.where(mask, IDS, -100).tolist()) if labelled else row_of(IDS, mask)
+    found = checked(row)
+    assert (found.outcome, found.position) == (Outcome.MASK, at)
+    [wrong] = found.mask
+    assert (wrong.tokens, wrong.cause is Cause.MASK_ADDED) == (1, bool(mask[at]))
+
+
+def test_what_differs_is_placed_in_message_and_field() -> None:
+    other = changed(lambda row: row["messages"][2].update(content="And the weather in Rome?"))
+    found = checked(row_of(sample_of(other).ids))
+    [place], [(_, (ours, theirs), _)] = found.findings, found.contrasts
+    assert (place.cause, place.message, place.field) == (Cause.UNKNOWN, 2, "content")
+    assert "".join(text for _, text in ours).strip() == "Paris"
+    assert "".join(text for _, text in theirs or ()).strip() == "Rome"
+    assert "message 2 (user), content" in str(place)
+
+
+# -- rows without a conversation
+
+
+def test_without_a_conversation_only_ids_outside_of_the_vocabulary_are_wrong() -> None:
+    assert checked(alone(IDS, MASK)).outcome is Outcome.UNCHECKED
+    found = checked(alone([*IDS[:7], 4096, *IDS[8:]], MASK))
+    assert (found.outcome, "token 7 is 4096" in (found.reason or "")) == (Outcome.BAD, True)
+
+
+# -- rows that are bad in themselves
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ([1, 2], "mapping of columns"),
+        ({"messages": MESSAGES}, "holds no ids"),
+        (row_of([]), "holds no ids"),
+        ({**CONVERSATION, "input_ids": ["a"]}, ""),
+        ({**CONVERSATION, "input_ids": [[1, 2]]}, ""),
+        ({**CONVERSATION, "input_ids": [1.5]}, ""),
+        ({**CONVERSATION, "input_ids": [2**40]}, ""),
+        (row_of(IDS, MASK[:-1]), "loss_mask: "),
+        (row_of(IDS, labels=[-100]), "labels: 1 labels"),
+        (row_of(IDS, attention_mask=[1]), "attention_mask: has 1 entries"),
+        (row_of(IDS, attention_mask=[0] * len(IDS)), "only zeros"),
+        (row_of(IDS, attention_mask=[1, 0, *[1] * (len(IDS) - 2)]), "a hole"),
+        (row_of(IDS, [2] * len(IDS)), "entry 0 is 2"),
+        (row_of(IDS, labels=[*[-100] * (len(IDS) - 1), 5]), "is not the id there"),
+        (row_of(IDS, labels=[*IDS[1:].tolist(), -100]), "those of the next token"),
+        (row_of(IDS, MASK, labels=[-100] * len(IDS)), "contradicts the mask"),
+        (row_of(IDS, conversation={"messages": [{"role": "nobody"}]}), "gives no row"),
+        (row_of(IDS, conversation={"messages": [user("Hi")]}), "no assistant turn"),
+    ],
+)
+def test_a_row_with_a_problem_of_its_own_is_bad_and_says_why(row: Any, said: str) -> None:
+    found = checker().check(Row(3, None, row))
+    assert found.outcome is Outcome.BAD
+    assert said in (found.reason or "")

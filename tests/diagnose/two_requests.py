@@ -1,0 +1,115 @@
+"""A completion and the request that follows it: what tests of breaks compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.conversations import GET_WEATHER, NOW, SYS, assistant, call, result, tool, user
+from tests.support import make_renderer, per_family
+from tokentrace import Renderer, create_renderer
+from tokentrace.diagnose.breaks import Break, explain_break
+from tokentrace.pocket import POCKET
+
+REMOVE = tool("remove", "Remove a file.", {"path": {"type": "string"}, "dry_run": {"type": "boolean"}}, ["path"])
+TOOLS = [REMOVE, GET_WEATHER, NOW]
+GO = [SYS, user("Go.")]
+OK = result("ok")
+Ids = npt.NDArray[np.int32]
+
+
+@per_family
+def renderer_of(family: str) -> Renderer:
+    return create_renderer(POCKET) if family == "pocket" else make_renderer(family)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A prompt that was rendered, a completion that was sampled, and what a client made of them."""
+
+    family: str
+    completion: str
+    replies: tuple[dict[str, Any], ...]
+    messages: tuple[dict[str, Any], ...] = tuple(GO)
+
+    @property
+    def renderer(self) -> Renderer:
+        return renderer_of(self.family)
+
+    @property
+    def prompt(self) -> Ids:
+        return self.renderer.render(list(self.messages), tools=TOOLS, add_generation_prompt=True).ids
+
+    @property
+    def stream(self) -> Ids:
+        return np.concatenate([self.prompt, self.renderer.tokenizer.encode(self.completion)])
+
+    @property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        return np.arange(len(self.stream)) >= len(self.prompt)
+
+    @property
+    def next_prompt(self) -> Ids:
+        messages = [*self.messages, *self.replies]
+        return self.renderer.render(messages, tools=TOOLS, add_generation_prompt=True).ids
+
+    def explain(self, **more: Any) -> Break:
+        found = explain_break(self.stream, self.next_prompt, self.renderer, sampled=self.sampled, **more)
+        assert found is not None
+        consistent(found, self.stream, self.next_prompt)
+        blind = explain_break(self.stream, self.next_prompt, self.renderer.tokenizer)
+        assert blind is not None
+        consistent(blind, self.stream, self.next_prompt)
+        return found
+
+
+def consistent(found: Break, stream: Any, prompt: Any) -> None:
+    """What holds of every break, whatever its cause."""
+    ours, theirs = np.asarray(stream, np.int64), np.asarray(prompt, np.int64)
+    at = found.position
+    assert np.array_equal(ours[:at], theirs[:at])
+    if min(len(ours), len(theirs)) > at:
+        assert ours[at] != theirs[at]
+    assert found.stream_range[0] == found.prompt_range[0] == at
+    a, b = found.stream_range[1], found.prompt_range[1]
+    assert at <= a <= len(ours)
+    assert at <= b <= len(theirs)
+    assert a > at or b > at
+    assert a == len(ours) or (b < len(theirs) and ours[a] == theirs[b])
+    for left, right in found.parts():
+        assert {index for index, _ in left if index >= 0} <= set(ours.tolist())
+        assert {index for index, _ in right or () if index >= 0} <= set(theirs.tolist())
+    report = str(found)
+    assert report.startswith(f"break at token {at:,} of {len(ours):,}")
+    assert str(found.cause) in report.splitlines()[0]
+    assert "\x1b" not in report
+    assert found.advice == found.cause.advice
+
+
+def hermes(body: str, *, family: str) -> str:
+    end = {"qwen3": "<|im_end|>", "pocket": "<|end|>"}[family]
+    return f"<think>\nI look.\n</think>\n\n<tool_call>\n{body}\n</tool_call>{end}"
+
+
+def weather(arguments: str, *, family: str) -> str:
+    return hermes(f'{{"name": "get_weather", "arguments": {arguments}}}', family=family)
+
+
+def called(name: str, arguments: Any) -> tuple[dict[str, Any], ...]:
+    return assistant("", call(name, arguments), reasoning="I look."), OK
+
+
+HERMES = ["pocket", "qwen3"]
+# -- d. reasoning
+
+
+HELLO = "Hello there, how can I help you today?"
+# -- the context
+
+
+def report(city: int) -> str:
+    """A long tool result that is like no other."""
+    return "\n".join(f"{hour} o'clock in city {city}: {city * 7 + hour * 13} degrees" for hour in range(24))
