@@ -152,7 +152,7 @@ class SessionRecord:
                 if not " ".join(reasoning(recorded).split()).endswith(repeated):
                     rewritten = at
                     break
-            elif (by_model or self.means is meaning) and not message_keys.written_alike(message, recorded):
+            elif (by_model or self.means is meaning) and not message_keys.same_fields(message, recorded):
                 doubtful[at] = message
         reprinted = self._first_reprinted(conversation, turn, doubtful)
         return rewritten if reprinted is None else reprinted
@@ -349,7 +349,7 @@ class SessionRecord:
         number = self._turn_of.get(keys[shared], 0)
         if (edited := self._first_edit(conversation, self.turns[number], sent[:shared])) is not None:
             return changed_message(edited, sent[edited], self.conversation(number)[edited])
-        return find_cause(sent, self._longest(number), shared, others=self._latest_conversations())
+        return find_cause(sent, self._longest(number), shared, recent=self._latest_conversations())
 
     def _shared_prefix(self, keys: Sequence[Key]) -> int:
         """How many messages a conversation shares with the record."""
