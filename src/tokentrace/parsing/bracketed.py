@@ -10,6 +10,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..formats.grammar import Value
@@ -116,9 +117,9 @@ class BracketReader:
         calls, reader, output = self.calls, self.reader, self.output
         start = reader.at
         match = yield from reader.find(calls.to_finish)
-        tree = _Tree(bytes(reader.data[start : reader.at]), calls, call, output.decoded)
+        tree = _Tree(bytes(reader.data[start : reader.at]), calls, call, output)
         call.values = {}
-        for key, value in tree.arguments(output):
+        for key, value in tree.arguments():
             lead = ", " if call.has_arguments else "{"
             text = json.dumps(value, ensure_ascii=False)
             call.add_arguments(f"{lead}{json.dumps(key, ensure_ascii=False)}: {text}")
@@ -214,8 +215,14 @@ def _past_space(data: bytes, at: int) -> int:
     return match.end() if match else at
 
 
-class _CutError(Exception):
-    """An element is not closed."""
+@dataclass(slots=True)
+class _Element:
+    """An element that is being read: its name, where its text begins, its schema and its children."""
+
+    name: str
+    start: int
+    schema: Schema | None
+    children: list[tuple[str, Any]] = field(default_factory=list)
 
 
 class _Tree:
@@ -225,89 +232,86 @@ class _Tree:
     close the elements that are open there.
     """
 
-    def __init__(self, data: bytes, calls: CompiledCalls, call: OpenCall, decoded: Callable[[bytes], str]) -> None:
+    def __init__(self, data: bytes, calls: CompiledCalls, call: OpenCall, output: Output) -> None:
         self.data = data
         self.at = 0
         self.unclosed: list[str] = []
         self._call = call
-        self._decoded = decoded
+        self._output = output
         self._open, self._close = calls.key_open[0], calls.value_close[0]
         self._tag_end = calls.value_opens[0].pieces[0]
         self._grammar = calls.grammar
 
-    def arguments(self, output: Output) -> Iterator[tuple[str, Any]]:
-        while (key := self._opened()) is not None:
-            start = self.at
-            schema = output.tools.parameter(self._call.name, key)
-            try:
-                value, stop = self._element(key, schema, 0)
-            except _CutError:
-                self._call.raw_values[key] = self._decoded(self.data[start:])
-                self.at = len(self.data)
+    def arguments(self) -> Iterator[tuple[str, Any]]:
+        """Each argument that is closed, with its value."""
+        stack: list[_Element] = []
+        while True:
+            at = _past_space(self.data, self.at)
+            opens = self.data.startswith(self._open, at) and not self.data.startswith(self._close, at)
+            if opens and len(stack) <= _DEEPEST:
+                end = self.data.find(self._tag_end, at)
+                if end < 0:
+                    self._call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
+                    break
+                name = self._output.decoded(self.data[at + len(self._open) : end]).strip()
+                self.at = end + len(self._tag_end)
+                stack.append(_Element(name, self.at, self._schema(stack, name)))
+                continue
+            if not stack:
                 return
-            self._call.raw_values[key] = self._decoded(self.data[start:stop])
-            yield key, value
+            stop = self.data.find(self._close, self.at)
+            if stop < 0:
+                break
+            element = stack.pop()
+            if element.children and stop > at:
+                self._call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
+            value = self._closed(element, stop)
+            if stack:
+                stack[-1].children.append((element.name, value))
+            else:
+                self._call.raw_values[element.name] = self._output.decoded(self.data[element.start : stop])
+                yield element.name, value
+        for element in reversed(stack):
+            self._call.fail(CallStatus.UNCLOSED, f"the argument {element.name!r} is not closed")
+            self.unclosed.append(f"{self._grammar.value_close}{element.name}{self._grammar.value_open}")
+        if stack:
+            self._call.raw_values[stack[0].name] = self._output.decoded(self.data[stack[0].start :])
+        self.at = len(self.data)
 
-    def _opened(self) -> str | None:
-        """Go past an opening tag, if one is here: its name."""
-        at = _past_space(self.data, self.at)
-        if self.data.startswith(self._close, at) or not self.data.startswith(self._open, at):
+    def _schema(self, stack: list[_Element], name: str) -> Schema | None:
+        if not stack:
+            return self._output.tools.parameter(self._call.name, name)
+        outer = stack[-1].schema
+        if outer is None:
             return None
-        end = self.data.find(self._tag_end, at)
-        if end < 0:
-            self._call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
-            self.at = len(self.data)
-            return None
-        self.at = end + len(self._tag_end)
-        return self._decoded(self.data[at + len(self._open) : end]).strip()
+        return outer.items() if name == self._grammar.item else outer.property(name)
 
-    def _element(self, name: str, schema: Schema | None, depth: int) -> tuple[Any, int]:
-        """The value of an element, after its opening tag, and where its text ends. Raises _CutError."""
-        start = self.at
-        children: list[tuple[str, Any]] = []
-        while depth < _DEEPEST and (child := self._opened()) is not None:
-            inner = None
-            if schema is not None:
-                inner = schema.items() if child == self._grammar.item else schema.property(child)
-            try:
-                children.append((child, self._element(child, inner, depth + 1)[0]))
-            except _CutError:
-                raise self._cut(name) from None
-        at = _past_space(self.data, self.at)
-        stop = self.data.find(self._close, self.at)
-        if stop < 0:
-            raise self._cut(name)
-        if children and stop > at:
-            self._call.fail(CallStatus.MALFORMED, f"there is something else in {name!r}")
+    def _closed(self, element: _Element, stop: int) -> Any:
+        """The value of an element whose closing tag begins at `stop`; goes past that tag."""
         end = self.data.find(self._tag_end, stop)
-        if end < 0 or self._decoded(self.data[stop + len(self._close) : end]) != name:
-            self._call.fail(CallStatus.MALFORMED, f"{name!r} is closed by another name")
+        if end < 0 or self._output.decoded(self.data[stop + len(self._close) : end]) != element.name:
+            self._call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
         self.at = end + len(self._tag_end) if end >= 0 else stop + len(self._close)
-        if children:
-            return self._nested(name, children), stop
-        text = self._decoded(self.data[start:stop])
+        if element.children:
+            return self._nested(element)
+        text, schema = self._output.decoded(self.data[element.start : stop]), element.schema
         value, certain = read_value(text, schema)
         if not certain and not text and schema is not None:  # an empty list or object, where text is not allowed
             types = schema.types or ()
             value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
         if not certain:
-            self._call.fail(CallStatus.INVALID_JSON, f"{name!r} is not of its type")
-        return value, stop
+            self._call.fail(CallStatus.INVALID_JSON, f"{element.name!r} is not of its type")
+        return value
 
-    def _cut(self, name: str) -> _CutError:
-        self._call.fail(CallStatus.UNCLOSED, f"the argument {name!r} is not closed")
-        self.unclosed.append(f"{self._grammar.value_close}{name}{self._grammar.value_open}")
-        return _CutError()
-
-    def _nested(self, name: str, children: list[tuple[str, Any]]) -> Any:
+    def _nested(self, element: _Element) -> Any:
         """Elements as a list or an object. In an object, several of one name are a list, so that none is lost."""
-        if all(child == self._grammar.item for child, _ in children):
-            return [value for _, value in children]
+        if all(name == self._grammar.item for name, _ in element.children):
+            return [value for _, value in element.children]
         values: dict[str, list[Any]] = {}
-        for child, value in children:
-            values.setdefault(child, []).append(value)
-        repeated = [child for child, some in values.items() if len(some) > 1]
+        for name, value in element.children:
+            values.setdefault(name, []).append(value)
+        repeated = [name for name, some in values.items() if len(some) > 1]
         if repeated:
-            problem = f"{repeated[0]!r} is given more than once in {name!r}"
+            problem = f"{repeated[0]!r} is given more than once in {element.name!r}"
             self._call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
-        return {child: some if len(some) > 1 else some[0] for child, some in values.items()}
+        return {name: some if len(some) > 1 else some[0] for name, some in values.items()}

@@ -15,7 +15,7 @@ from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from ..tokens.ids import check_last
 from ..tokens.tokenizer import Ids, Tokenizer
-from .marked import MarkedBytes, mark, parts, pieces, unforgeable
+from .marked import MarkedBytes, mark, parts, pieces, tags, unforgeable
 from .reader import Delimiters
 
 Pieces = tuple[bytes, ...]
@@ -223,6 +223,13 @@ class Compiled:
             if dialect.calls is not None
         }
         return {name: one for name, one in compiled.items() if one.calls is not None and one.calls.openers}
+
+    @computed
+    def reasoning_close(self) -> bytes:
+        """The first tag of what closes reasoning; empty if the grammar has none."""
+        channels = self.grammar.channels
+        close = self.reasoning.close if self.reasoning else self.marked.scaffold(channels.end) if channels else b""
+        return tags(close)[0][0] if tags(close) else close
 
     def prompt_bytes(self, ids: Sequence[int] | Ids, name: str = "prompt_ids") -> bytes:
         """The end of a prompt, from the head of its open turn on.

@@ -16,10 +16,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.tokenizer import Ids
+from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
+_TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
 Starts = list[int] | memoryview
 """Where tokens begin: numbers to look for one after another, for which an array would be slow."""
@@ -75,6 +76,7 @@ class MarkedBytes:
         self._vocabulary = vocabulary
         self.table = _Table(vocabulary)
         """The bytes of each token."""
+        self._ids = {mark(token.id): token.id for token in vocabulary.control.values()}
         self._texts: dict[bytes, bytes] = {
             mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
         }
@@ -105,9 +107,24 @@ class MarkedBytes:
             at = match.end()
         return out + text[at:].encode("utf-8", "surrogatepass")
 
+    def ids(self, data: bytes, tokenizer: Tokenizer) -> list[int]:
+        """The ids of marked bytes, as the template would write them."""
+        ids: list[int] = []
+        for piece in re.split(b"(\xff[\x80-\xbf]{4})", data):
+            if piece[:1] == b"\xff":
+                ids.append(self._ids[piece])
+            elif piece:
+                ids += tokenizer.encode_plain([piece.decode("utf-8", "surrogatepass")])[0].tolist()
+        return ids
+
     def visible(self, data: bytes | bytearray) -> bytes:
         """Marked bytes as people read them: control tokens by their names."""
         return _MARK.sub(lambda match: self._texts[match[0]], data) if 0xFF in data else bytes(data)
+
+
+def tags(data: bytes) -> list[re.Match[bytes]]:
+    """The control tokens in marked bytes and the tags spelled out in them, in order."""
+    return list(_TAG.finditer(data))
 
 
 def unforgeable(piece: bytes) -> bool:

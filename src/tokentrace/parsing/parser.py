@@ -123,6 +123,11 @@ class StreamingParser:
         )
 
 
+def read_turn(compiled: Compiled, completion: Ids, prompt_ids: Sequence[int] | Ids) -> ParsedResponse:
+    """Parse a completion after a prompt, for the bridge. Raises InputError if the prompt has an id that is none."""
+    return parse(compiled, completion, prompt=compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
+
+
 def parse(
     compiled: Compiled,
     ids: Iterable[int] | Ids,

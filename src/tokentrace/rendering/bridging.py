@@ -7,6 +7,7 @@ other context and no other stand-in gives another result; then a bridge costs on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,6 +16,8 @@ import numpy as np
 
 from ..conversation.messages import Messages, check_tools
 from ..errors import TokentraceError
+from ..parsing.marked import tags
+from ..parsing.parser import read_turn
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
 from ..study.seams import (
@@ -41,7 +44,7 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
-from .closing import ReadTurn, SeamFinder, Tail, Truncation
+from .closing import GetCompiled, SeamFinder, Tail, Truncation
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
@@ -75,9 +78,9 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """A past that the template would write anew: turns that have these markers, with reasoning or without."""
+    """A past that the template would write anew: turns that have these tags, with reasoning or without."""
 
-    markers: frozenset[str]
+    tags: frozenset[bytes]
     reasoning: bool | None
     """None: either."""
     how: str
@@ -102,7 +105,7 @@ class Bridger:
         self,
         study: TemplateStudy,
         write: Write,
-        read: ReadTurn,
+        compiled: GetCompiled,
         *,
         has_tools: bool,
         as_inference: bool,
@@ -110,13 +113,12 @@ class Bridger:
     ) -> None:
         self._study = study
         self._write = write
-        self._read = read
+        self._compiled = compiled
         self._endings = study.endings(has_tools)
-        self._markers = study.markers()
         self._words = searched_words(study.template)
         self._as_inference = as_inference
         self._proofs = Memory()
-        self._seams = SeamFinder(study, self._endings, truncation, read)
+        self._seams = SeamFinder(study, self._endings, truncation, compiled)
 
     def bridge(
         self, stream: Stream, new: Messages, tools: Any, tools_key: object, messages: Messages | None = None
@@ -182,7 +184,7 @@ class Bridger:
         unnamed = _Request(new, tools, key)
         if not self._proofs.once(("names", *key), lambda: self._needs_names(unnamed)):
             return unnamed
-        called = self._read(stream.prompt, stream.completion).called_names
+        called = read_turn(self._compiled(), stream.completion, stream.prompt).called_names
         known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
         return _Request(new, tools, key, called[:known], known)
 
@@ -203,7 +205,10 @@ class Bridger:
         proof = self._remembered(request, None, contexts)
         if not isinstance(proof, BridgeRefusal) or proof.reason not in _OF_CONTEXT:
             return proof
-        has_call = self._markers.has_call(self._markers.marked.of_ids(stream.completion.tolist()))
+        grammar = self._compiled().grammar
+        has_call: bool | None = None
+        if grammar.calls is not None or grammar.channels is not None:
+            has_call = bool(read_turn(self._compiled(), stream.completion, stream.prompt).tool_calls)
         if messages:
             return self._prove(request, has_call, (messages,), true_context=True)
         return self._remembered(request, has_call, self._alike(stream.prompt, bool(request.tools)))
@@ -339,17 +344,20 @@ class Bridger:
         alone = self._rendered_after(conversation, len(context), tools, prompt=False)
         if isinstance(alone, BridgeRefusal):
             return None
-        markers = self._markers
+        marked = self._compiled().marked
         if stand_in.reasoning and not alone.shows(REASONING_FIELDS):
-            ends = markers.left_open(markers.marked.of_text(after.tail))
-            return _Rewrite(frozenset(ends), None, "the template never shows reasoning") if ends else None
+            opened = re.findall("<([^\\s<>/=]+)>", after.tail)
+            if not opened or f"</{opened[-1]}>" in after.tail[after.tail.rindex(f"<{opened[-1]}>") :]:
+                return None
+            close = frozenset({marked.scaffold(f"</{opened[-1]}>")})
+            return _Rewrite(close, None, "the template never shows reasoning")
         was = alone.encoded.rendering.text[: alone.span.body_end]
         now = after.encoded.rendering.text[: after.span.body_end]
         if was == now:
             return None
         shared = common_prefix(was, now)
         begin = max((span.start for span in alone.spans if span.start <= shared), default=0)
-        before, later = (markers.markers(markers.marked.of_text(text[begin:])) for text in (was, now))
+        before, later = (frozenset(tag[0] for tag in tags(marked.scaffold(text[begin:]))) for text in (was, now))
         how = f"{was[shared : shared + 60]!r} would become {now[shared : shared + 60]!r}"
         return _Rewrite(before - later, stand_in.reasoning or stand_in is INLINE, how)
 
@@ -357,14 +365,19 @@ class Bridger:
         """A refusal if the stream holds a turn that the template would write anew."""
         if not rewrites:
             return None
-        markers = frozenset[str]().union(*(rewrite.markers for rewrite in rewrites))
+        compiled = self._compiled()
         ids = np.concatenate([check_ids(stream.prompt, "prev_prompt_ids"), stream.completion])
-        excerpt = self._markers.excerpt(ids, markers)
-        seen = self._markers.markers(excerpt)
-        full, blank = self._markers.reasoning(excerpt)
+        data, _ = compiled.marked.spelled(ids, 0)
+        stream_tags = tags(data)
+        seen = frozenset(tag[0] for tag in stream_tags)
+        full = blank = not compiled.reasoning_close  # either, if no tag closes reasoning
+        for before, tag in zip([None, *stream_tags], stream_tags, strict=False):
+            if tag[0] == compiled.reasoning_close:
+                between = data[before.end() if before is not None else 0 : tag.start()]
+                full, blank = full or bool(between), blank or not between.strip()  # white space alone may be either
         for rewrite in rewrites:
-            applies = rewrite.reasoning is None or (full if rewrite.reasoning else blank or not rewrite.markers)
-            if rewrite.markers <= seen and applies:
+            applies = rewrite.reasoning is None or (full if rewrite.reasoning else blank or not rewrite.tags)
+            if rewrite.tags <= seen and applies:
                 return BridgeRefusal(
                     RefusalReason.REWRITES_PAST, f"in production the template rewrites earlier turns: {rewrite.how}"
                 )

@@ -19,7 +19,7 @@ from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.parser import StreamingParser, parse
+from ..parsing.parser import StreamingParser
 from ..parsing.readback import Unreadable, find_unreadable
 from ..parsing.response import CallReading, ParsedResponse
 from ..settings import choose, flag
@@ -34,7 +34,7 @@ from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import check_ids, check_last
-from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens
 from .bridging import Bridger, Stream
 from .closing import Truncation
@@ -335,20 +335,13 @@ class Renderer:
             return Bridger(
                 study,
                 functools.partial(self._written, study),
-                functools.partial(self._read_turn, study, has_tools),
+                functools.partial(self._compiled, study, has_tools),
                 has_tools=has_tools,
                 as_inference=self.past is Past.INFERENCE,
                 truncation=self.truncation,
             )
 
         return self._made.once(("bridger", id(study), has_tools), make)
-
-    def _read_turn(
-        self, study: TemplateStudy, has_tools: bool, prompt: Sequence[int] | Ids, completion: Ids
-    ) -> ParsedResponse:
-        """A completion, parsed for the bridge."""
-        compiled = self._compiled(study, has_tools)
-        return parse(compiled, completion, prompt=compiled.prompt_bytes(prompt, "prev_prompt_ids"))
 
     def _written(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
