@@ -48,7 +48,6 @@ def folder(tmp_path: Path) -> Path:
     for told in (*clean("pocket"), BROKEN):
         save_trajectory(recorded(told), where / "trajectories" / f"{told.name}.tt")
     (where / "run.json").write_text(json.dumps({"engine": {"kind": "embedded"}}), encoding="utf-8")
-    (where / "trajectories" / "under-way.partial.tt").write_bytes(b"half of one")
     return where
 
 

@@ -216,17 +216,17 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
     for record in records:
         replay_records(trajectory, record.records)
         info = record.info
-        base = [] if info["base"] is None else conversations[info["base"]][: info["kept"]]
+        base = [] if info["base"] is None else conversations[info["base"]][: info["shared"]]
         conversations.append([*base, *info["messages"], info["reply"]])
         tools.setdefault(info["root"], info.get("tools"))
     turns = {(turn.branch, turn.start): turn for turn in owned_turns(trajectory)}
     calls = []
     for record, messages in zip(records, conversations, strict=True):
-        info, cause = record.info, record.info["cause"]
+        info, cause = record.info, record.info.get("cause")
         request = Request(messages[:-1], tools[info["root"]], messages[-1])
         words = f"{cause['cause']}: {cause['words']}" if cause else ""
         calls.append(_turn_call(trajectory, turns[info["branch"], info["start"]], where, request, words))
-    tokenizer = records[-1].info["notes"].get("tokenizer")
+    tokenizer = records[-1].info.get("tokenizer")
     return Rollout(name, where, calls, tokenizer=tokenizer if isinstance(tokenizer, str) else None)
 
 

@@ -44,7 +44,7 @@ def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list
     spans: list[TurnSpan] = []
     current = before = -1
     first = 0
-    for span, turn in enumerate((*rendering.closed.turns, -1)):
+    for span, turn in enumerate((*rendering.turns, -1)):
         if turn != current:
             if current >= 0:
                 if only is None or current in only:
@@ -56,7 +56,7 @@ def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list
 
 def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before: int) -> TurnSpan:
     """The turn that is written in the spans `first` to `stop`."""
-    ends, _, origins = rendering.closed
+    ends, origins = rendering.ends, rendering.origins
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
     fields = [span for span in range(first, stop) if not _is_scaffold(origins[span])]
     if not fields:
