@@ -97,18 +97,8 @@ def agree_on_all(snippet: str) -> None:
 
 
 VALUES = [
-    *(
-        "c",
-        "m",
-        "m.role",
-        "messages[0]",
-        "messages[2].content",
-        "messages[3].content",
-        "tool",
-        "tools",
-        "words",
-        "flag",
-    ),
+    *("c", "m", "m.role", "messages[0]", "messages[2].content", "messages[3].content", "tool", "tools"),
+    *("words", "flag"),
     *(f"a.{name}" for name in ARGUMENTS if name != "items"),
     *("a['items']", "a", "'constant <x>'", "12", "1.25", "none", "true", "[1, c]", "(c, 2)", "{'k': c}", "missing"),
 ]
@@ -190,40 +180,13 @@ def test_filters(name: str) -> None:
 
 OPERATORS = [
     *("~ c", "~ 1", "+ c", "+ 1", "+ 'x'", "+ [1]", "- 1", "* 2", "/ 2", "// 2", "% 5", "** 2", "% c", "% (c, 1)"),
-    *(
-        "== c",
-        "!= none",
-        "== true",
-        "== 42",
-        "< 3",
-        ">= 1.5",
-        "in c",
-        "in messages",
-        "in a",
-        "not in words",
-        "or c",
-        "and c",
-    ),
+    *("== c", "!= none", "== true", "== 42", "< 3", ">= 1.5", "in c", "in messages", "in a", "not in words"),
+    *("or c", "and c"),
     *("[0]", "[-1]", "[1:3]", "[::-1]", "[:2]", "['role']", ".role", ".missing", "['missing']", ".upper()", ".items()"),
     *("if c else 1", "if flag", ".get('role')", ".get('zip', c)", ".keys()|list", ".values()|list", ".copy()|length"),
-    *(
-        ".keys()",
-        ".values()",
-        ".items()|list",
-        "|string ~ flag",
-        ".split()",
-        ".split(',')[0]",
-        ".strip()",
-        ".format(c)",
-    ),
-    *(
-        ".append(1)",
-        ".pop()",
-        ".update({})",
-        ".clear()",
-        ".setdefault('x', 1)",
-        ".foo()",
-    ),
+    *(".keys()", ".values()", ".items()|list", "|string ~ flag", ".split()", ".split(',')[0]", ".strip()"),
+    ".format(c)",
+    *(".append(1)", ".pop()", ".update({})", ".clear()", ".setdefault('x', 1)", ".foo()"),
     *(".count('e')", ".index('e')", ".startswith('H')", ".join(words)", ".join(['a', c])", ".real", ".bit_length()"),
 ]
 
@@ -255,15 +218,8 @@ def test_values_print_alone_and_in_formats(snippet: str) -> None:
 
 
 MARKUP = (
-    *(
-        "'x<'|safe + c",
-        "c|e + '<i>'",
-        "c|safe|e",
-        "c|e|forceescape",
-        "c + '<'|safe",
-        "'a'|safe ~ c",
-        "(c|safe).upper()",
-    ),
+    *("'x<'|safe + c", "c|e + '<i>'", "c|safe|e", "c|e|forceescape", "c + '<'|safe", "'a'|safe ~ c"),
+    "(c|safe).upper()",
     *("('%s<'|safe) % c", "(c|safe)[2:] + '<'", "'<'.join([c|safe, '>'])", "[c|safe, '>']|join('<')"),
     *("(c|safe)|trim + '<'", "(c|safe).replace('a', '<') + '<'", "(c|safe).split('a')|first + '<'", "c|forceescape"),
 )
@@ -277,12 +233,7 @@ def test_markup_escapes_what_it_is_joined_with(expression: str) -> None:
 LOSSY = [
     *("c|urlencode", "c|wordwrap(5)", "a|pprint", "[c, 1]", "c|striptags", "c|urlize"),
     *("{'k': c}", "(c, 1)", "{'x': c}|xmlattr|trim", "'%60s' % c", "'{!r}'.format(c)"),
-    *(
-        "m.items()",
-        "a.keys()",
-        "messages|map('upper')",
-        "namespace(x=c)",
-    ),
+    *("m.items()", "a.keys()", "messages|map('upper')", "namespace(x=c)"),
 ]
 
 
@@ -294,21 +245,12 @@ def test_text_that_cannot_be_followed_is_of_unknown_origin(expression: str) -> N
 
 TUPLES = [
     *("{{ pair }}", "{{ pair|string }}", "{{ [pair] }}", "{{ {'k': pair} }}", "{{ pair ~ '' }}", "{{ deep }}"),
-    *(
-        "{{ pair|tojson }}",
-        "{{ pair|join(',') }}",
-        "{{ pair[0] }}{{ pair[1:] }}",
-        "{{ pair + (1,) }}",
-        "{{ pair * 2 }}",
-    ),
+    *("{{ pair|tojson }}", "{{ pair|join(',') }}", "{{ pair[0] }}{{ pair[1:] }}", "{{ pair + (1,) }}"),
+    "{{ pair * 2 }}",
     *("{{ pair is sequence }}{{ pair is iterable }}{{ pair == ('a', c) }}{{ 'a' in pair }}", "{{ pair|upper }}"),
     *("{% for x in pair %}{{ x }}{% endfor %}", "{{ pair|length }}{{ pair.count('a') }}{{ pair.append }}", "{{ one }}"),
-    *(
-        "{{ '%s-%s' % pair }}",
-        "{{ '%s' % (pair,) }}",
-        "{{ {pair: 1} }}",
-        "{{ pair|list }}{{ pair|first }}{{ pair|last }}",
-    ),
+    *("{{ '%s-%s' % pair }}", "{{ '%s' % (pair,) }}", "{{ {pair: 1} }}"),
+    "{{ pair|list }}{{ pair|first }}{{ pair|last }}",
 ]
 
 

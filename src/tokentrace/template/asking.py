@@ -28,10 +28,7 @@ _STATEFUL: Final = frozenset(
     {"map", "select", "reject", "selectattr", "rejectattr", "slice", "batch", "unique", "random"}
 )
 """Filters whose result is used up as it is read, or is not the same every time."""
-_UNUSUAL: Final = (
-    *(nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends),
-    *(nodes.With, nodes.CallBlock, nodes.FilterBlock),
-)
+_UNUSUAL: Final = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
 """Statements that are not followed: where there are any, nothing is proven."""
 
 Names = frozenset[str]

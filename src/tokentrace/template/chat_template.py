@@ -28,6 +28,9 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
 _REASONING: Final = frozenset(REASONING_FIELDS)
 _TEXT_FIELDS: Final = _REASONING | {"content", "text"}
+_REFUSED: Final = (
+    *(nodes.ScopedEvalContextModifier, nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends),
+)
 _FOLDING: Final = {"steps": 1_000, "size": 64 * 1024}
 """What Jinja may spend on constants while it compiles; what costs more is computed when the template runs."""
 _ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -211,8 +214,10 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
     environment = _environment()
     tree = parse_template(source)
     with _compile_errors():
-        if tree.find(nodes.ScopedEvalContextModifier):
-            raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
+        if next(tree.find_all(_REFUSED), None) is not None:
+            raise TemplateError(
+                "the chat template uses {% autoescape %}, {% block %} or another template's text; it has to stand alone"
+            )
         names = variables_of(tree)
         facts = {
             "constants": constants_of(tree),

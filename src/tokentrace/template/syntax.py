@@ -81,7 +81,7 @@ def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
     is_pair = isinstance(node.target, nodes.Tuple) and len(items) == 2 and items_of(node.iter) is not None
     if node.recursive or node.test is not None or len(names) < len(items) or (len(items) > 1 and not is_pair):
         return None
-    if node.find(nodes.Block) is not None or any("loop" in names_in(macro) for macro in node.find_all(nodes.Macro)):
+    if any("loop" in names_in(macro) for macro in node.find_all(nodes.Macro)):
         return None
     if any(name.name == "loop" and name.ctx == "store" for name in node.find_all(nodes.Name)):
         return None  # Jinja refuses it
