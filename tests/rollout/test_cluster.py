@@ -20,13 +20,12 @@ from tests.ray_cluster import children_of, local_ray
 from tests.rollout.users import Deadly
 from tokentrace import Agent, EmbeddedEngine, create_renderer
 from tokentrace.cli import main
-from tokentrace.engines import EngineUnavailable, SamplingParams
+from tokentrace.engines import SamplingParams
 from tokentrace.errors import InputError
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Budget, Rollout, RolloutStore, Task, run_rollouts
 from tokentrace.rollout.batch import grouped
 from tokentrace.rollout.cluster import Crew, run_rollouts_on_ray
-from tokentrace.rollout.patience import EngineDown
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -156,20 +155,6 @@ def other_crew() -> Crew:
 def test_worker_that_cannot_be_made_ends_the_run(make: Callable[[], Crew], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         on_ray(make, workers=1)
-
-
-class DownEngine(EmbeddedEngine):
-    async def _generate(self, request: Any) -> Any:
-        raise EngineUnavailable("nobody answers")
-
-
-def down_crew() -> Crew:
-    return Agent(DownEngine(), create_renderer(POCKET)), tasks()
-
-
-def test_engine_that_is_down_for_too_long_ends_the_run() -> None:
-    with pytest.raises(EngineDown, match=r"node .*: the engine did not answer"):
-        on_ray(down_crew, workers=1, patience=0.0)
 
 
 def test_command_line_gives_the_rows_of_a_local_run(tmp_path: Path) -> None:

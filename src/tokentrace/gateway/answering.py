@@ -24,7 +24,7 @@ from ..engines.protocol import (
 )
 from ..parsing.parser import StreamingParser
 from ..parsing.response import Finish
-from ..store.store import Closed, Conflict, Missing, StoreError, Taken
+from ..store.store import Closed, Conflict, KeyConflict, Missing, StoreError
 from ..trajectory.turns import VersionSpan
 from .admission import Claim
 from .dialect import Dialect, Head, Reply
@@ -348,7 +348,7 @@ def request_error(error: EngineError | StoreError) -> RequestError:
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
         case Missing():
             return RequestError(str(error), status=404, code="no_session")
-        case Closed() | Taken():
+        case Closed() | KeyConflict():
             return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
             return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
