@@ -23,8 +23,8 @@ from tokentrace.diagnose.message_keys import (
     meaning,
     reasoning,
     root_key,
+    same_fields,
     strict_meaning,
-    written_alike,
 )
 from tokentrace.errors import InputError
 
@@ -201,8 +201,8 @@ def test_what_means_something_else_has_another_key(case: str) -> None:
 def test_fields_that_a_template_may_print_are_in_doubt(case: str) -> None:
     one, other = IN_DOUBT[case]
     assert key(one) == key(other)
-    assert not written_alike(one, other)
-    assert written_alike(one, dict(one))
+    assert not same_fields(one, other)
+    assert same_fields(one, dict(one))
     assert key(one, means=strict_meaning) != key(other, means=strict_meaning)
 
 
@@ -307,7 +307,7 @@ def test_no_two_conversations_run_together(said: list[tuple[str, str]]) -> None:
 
 
 @given(JSON, JSON)
-def test_identical_values_are_written_alike(one: Any, other: Any) -> None:
+def test_identical_values_are_same_fields(one: Any, other: Any) -> None:
     assert identical(one, other) is (json.dumps(one) == json.dumps(other)) or 0.0 in (one, other)
     assert identical(one, json.loads(json.dumps(one)))
 

@@ -52,27 +52,28 @@ def zeros(given: list[Any]) -> list[Any]:
     return [0.0] * len(given)
 
 
+EMPTY = {"completion_ids": [], "logprobs": [], "loss_mask": None}
 WRONG = {
     "no logprobs": ("calls lines", change("1.logprobs", lambda _: None), Cause.NO_LOGPROBS, "line 2"),
     "one too few": ("trl rollout", change("0.turns.1.output_log_probs", lambda one: one[1:]), Cause.BAD_LOGPROBS,
                     "turns[1].output_log_probs"),
-    "above 0": ("verl calls", change("2.log_probs", first(0.5)), Cause.BAD_LOGPROBS, "line 3, log_probs"),
+    "above 0": ("calls lines", change("2.logprobs", first(0.5)), Cause.BAD_LOGPROBS, "line 3, logprobs"),
     "a hole": ("verifiers steps", change("0.trajectory.0.tokens.completion_logprobs", first(None)),
                Cause.BAD_LOGPROBS, "trajectory[0].tokens.completion_logprobs"),
     "padded": ("nemo-gym rollout", change("0.response.output.0.generation_log_probs", zeros), Cause.ZERO_LOGPROBS,
                "response.output[0].generation_log_probs"),
-    "short mask": ("openenv entries", change("0.loss_mask", lambda one: one[1:]), Cause.BAD_MASK, "loss_mask"),
+    "short mask": ("calls lines", change("0.loss_mask", lambda one: one[1:]), Cause.BAD_MASK, "loss_mask"),
     "odd mask": ("openenv training", change("0.turns.0.loss_mask", first(2)), Cause.BAD_MASK,
                  "turns[0].loss_mask"),
-    "prompt trained": ("openenv entries", change("0.loss_mask", first(1)), Cause.TRAINED_UNSAMPLED, "line 1"),
+    "prompt trained": ("calls lines", change("0.loss_mask", first(1)), Cause.TRAINED_UNSAMPLED, "line 1"),
     "node trained": ("verifiers trace", change("0.nodes.1.mask", first(True)), Cause.TRAINED_UNSAMPLED, "nodes[2]"),
     "row trained": ("trl rollout", change("0.samples.0.completion_mask", first(1)), Cause.TRAINED_UNSAMPLED,
                     "samples[0]"),
     "not trained": ("calls lines", change("0.loss_mask", lambda one: [*one[:-2], 0, 0]), Cause.SAMPLED_UNTRAINED,
                     "line 1"),
-    "nothing sampled": ("verl calls", change("3", lambda one: one | {"token_ids": [], "log_probs": []}),
-                        Cause.NOTHING_SAMPLED, "line 4"),
-    "no token": ("verl calls", change("0.prompt_ids", first(1 << 30)), Cause.NO_TOKEN, "line 1"),
+    "nothing sampled": ("calls lines", change("3", lambda one: one | EMPTY), Cause.NOTHING_SAMPLED,
+                        "line 4"),
+    "no token": ("calls lines", change("0.prompt_ids", first(1 << 30)), Cause.NO_TOKEN, "line 1"),
 }  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def test_what_is_wrong_is_found_and_named(tmp_path: Path, name: str) -> None:
 UNREADABLE = {
     "not JSON": ("calls lines", lambda made: json.dumps(made[0]) + '\n{"prompt_ids": [1,\n', "line 2: not valid JSON"),
     "a text": ("calls lines", change("1.prompt_ids", lambda _: "1 2 3"), "line 2: prompt_ids: must be a list of token"),
-    "a float": ("verl calls", change("1.token_ids", first(1.5)), "line 2: token_ids: entry 0 is 1.5"),
+    "a float": ("calls lines", change("1.completion_ids", first(1.5)), "line 2: completion_ids: entry 0 is 1.5"),
     "missing": ("trl rollout", change("0.turns.1", lambda one: {"prompt_ids": one["prompt_ids"]}),
                 "line 1: turns[1].completion_ids: is missing"),
     "no parent": ("verifiers trace", change("0.nodes.2.parent", lambda _: 77), "nodes[2].parent: is 77"),

@@ -151,7 +151,7 @@ def test_reasoning_kept_where_the_template_leaves_it_out() -> None:
     talk = {"messages": [user("1?"), assistant("a", reasoning="first"), user("2?"), assistant("b", reasoning="then")]}
     kept = sample_of(talk, "qwen3", samples=SampleSettings(past="preserve"))
     found = checked(row_of(kept.ids, None, talk), "qwen3")
-    assert found.causes == [Cause.REASONING_KEPT]
+    assert found.causes == [Cause.REASONING_ADDED]
     plain = sample_of(talk, "qwen3")
     found = checked(row_of(plain.ids, None, talk), "qwen3", samples=SampleSettings(past="preserve"))
     assert found.causes == [Cause.STRIPPED_REASONING]

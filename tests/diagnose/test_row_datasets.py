@@ -187,7 +187,7 @@ def test_rows_of_trls_training_template_show_the_newline_that_it_trains_and_the_
         rows.append({"messages": talk.messages, "input_ids": made.ids, "assistant_masks": made.mask})
     report = check_dataset([write_lines(tmp_path / "rows.jsonl", rows)], make_settings("qwen3"))
     assert dict(report.outcomes) == {Outcome.MASK: 1, Outcome.BOTH: 1}
-    assert dict(report.causes) == {Cause.REASONING_KEPT: 1}
+    assert dict(report.causes) == {Cause.REASONING_ADDED: 1}
     assert set(report.mask) == {
         ("assistant", "scaffold", Cause.MASK_ADDED),
         ("template", "added tokens", Cause.MASK_ADDED),

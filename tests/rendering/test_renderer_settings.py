@@ -15,8 +15,6 @@ import pytest
 from tests.formats.small import small_tokenizer
 from tests.support import PYTHON_FORMATS, SPECIAL, byte_tokenizer_json, make_renderer, rotating
 from tokentrace import RenderedTokens, Renderer, TokentraceError, create_renderer
-from tokentrace.data.rows import Row
-from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.errors import RendererError
 from tokentrace.pocket import POCKET
 from tokentrace.tokens import Tokenizer
@@ -73,24 +71,6 @@ def test_a_variable_that_one_of_several_templates_reads_is_taken() -> None:
         made(both, a=1, bb=2)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "{% set content = m.content %}{% set content = content.strip() %}{{ content }}",
-        "{% if m.x %}{% set content = m.content %}{% if content is none %}x{% endif %}{{ content }}{% endif %}",
-        "{% if m.x %}{% set content = 1 %}{% else %}{% set content = 2 %}{% endif %}{{ content | default(3) }}",
-        "{% if m.x %}{{ raise_exception('no') }}{% else %}{% set content = 2 %}{% endif %}{{ content | default(3) }}",
-        "{% set content %}{{ m.content }}{% endset %}{{ content if content is defined }}",
-        "{% with content = m.content %}{{ content or 'none' }}{% endwith %}",
-    ],
-)
-def test_a_name_that_is_always_set_before_it_is_read_is_not_taken(setting: str) -> None:
-    source = "{% for m in messages %}" + setting + "{% endfor %}"
-    with pytest.raises(RendererError, match="does not read it"):
-        made(source, content="X")
-    made("{{ content }}" + source, content="X")
-
-
 def test_python_formats_say_what_they_read() -> None:
     v4 = {"thinking", "enable_thinking", "thinking_mode", "drop_thinking", "reasoning_effort"}
     for family, names in (("deepseek-v4", v4), ("deepseek-v3.2", v4 - {"reasoning_effort"})):
@@ -98,24 +78,6 @@ def test_python_formats_say_what_they_read() -> None:
             made(PYTHON_FORMATS[family], **{name: None})
         with pytest.raises(RendererError, match="thinking"):
             made(PYTHON_FORMATS[family], thinkin=True)
-
-
-def test_a_row_with_a_variable_that_nobody_reads_is_a_bad_row() -> None:
-    rows = RowTokenizer(TokenizeSettings(str(POCKET)))
-    good = {"messages": CHAT, "chat_template_kwargs": {"enable_thinking": False}}
-    bad = {"messages": CHAT, "chat_template_kwargs": {"enable_thinkin": False}}
-    assert rows.tokenize(Row(1, 1, good), "x").bad is None
-    problem = rows.tokenize(Row(2, 2, bad), "x").bad
-    assert problem is not None
-    assert "enable_thinking" in problem.reason
-    with pytest.raises(RendererError, match="enable_thinking"):
-        RowTokenizer(TokenizeSettings(str(POCKET), template_kwargs={"enable_thinkin": False}))
-
-
-def test_a_rows_own_variables_are_data() -> None:
-    rows = RowTokenizer(TokenizeSettings(str(POCKET)))
-    mine = rows._builder({"enable_thinking": "<|end|>"}).renderer
-    assert "kwargs" not in mine.trusted
 
 
 # -- selections
@@ -144,21 +106,6 @@ def test_a_selection_of_what_cannot_be_is_refused(rendered: RenderedTokens, sele
     if "message" not in selection:
         with pytest.raises(RendererError, match=said):
             rendered.content_spans(**{"field": None, **selection})
-
-
-@pytest.mark.parametrize(
-    "selection",
-    [
-        *({"role": role} for role in ("tool", "system", "developer", "function")),
-        *({"field": field} for field in ("reasoning_content", "thinking", "tool_calls", "tool_calls.3.function.name")),
-        *({"field": field} for field in ("tool_calls.0.function.arguments.city.<key>", "tools", "tools.0.function")),
-        {"field": "generation_prompt"},
-        {"field": "kwargs.date"},
-    ],
-)
-def test_a_selection_of_what_is_not_there_is_empty(rendered: RenderedTokens, selection: Any) -> None:
-    assert not rendered.select(**selection).any()
-    assert rendered.select(message=-1).sum() == rendered.message_indices.count(-1)
 
 
 # -- what is learned
@@ -273,12 +220,6 @@ def test_a_copy_renders_the_same_with_the_same_settings(way: Any, settings: dict
     assert other.get_stop_token_ids() == renderer.get_stop_token_ids()
     assert (other.once("x", lambda: None) is None) is (way is not copy.copy)
     assert other.tokenizer._core is renderer.tokenizer._core  # loaded once
-
-
-@pytest.mark.parametrize("family", ["deepseek-v4", "qwen3"])
-def test_formats_and_templates_are_pickled_too(family: str) -> None:
-    renderer = _fresh(family)
-    assert pickle.loads(pickle.dumps(renderer)).render_ids(CHAT) == renderer.render_ids(CHAT)
 
 
 def test_a_renderer_works_in_another_process() -> None:

@@ -28,7 +28,7 @@ from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
-from ..samples.trajectories import owned_turns, report_rollouts
+from ..samples.trajectories import owned_turns
 from ..tokens.alignment import align
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
@@ -185,7 +185,7 @@ class PathReport:
             "breaks": sum(one.num_branches - 1 for one in trajectories),
             "broken_rollouts": sum(one.num_branches > 1 for one in trajectories),
             "samples": sum(one.num_samples for one in trajectories),
-            "tokens_in_samples": report_rollouts(trajectories).tokens_in_rows,
+            "tokens_in_samples": sum(one.stop for record in trajectories for one in record.branches if one.sampled),
             "mismatched_tokens": sum(one.mismatched for one in self.scored),
             "never_sampled_tokens": sum(one.foreign for one in self.scored),
             "mean_logprob_gap": float(gaps.mean()) if len(gaps) else 0.0,

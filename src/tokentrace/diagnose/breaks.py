@@ -225,7 +225,7 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
 
 
 def conversation_change(
-    before: Mapping[str, Any], after: Mapping[str, Any], others: Sequence[Sequence[Any]] = ()
+    before: Mapping[str, Any], after: Mapping[str, Any], recent: Sequence[Sequence[Any]] = ()
 ) -> Finding | None:
     """What became of the messages and tools between two requests; None if nothing did, or they cannot be read."""
     recorded, sent = before.get("messages") or (), after.get("messages") or ()
@@ -236,8 +236,8 @@ def conversation_change(
         tools, tools_before = list(after.get("tools") or ()), list(before.get("tools") or ())
         if shared == len(recorded):
             return changed_tools(tools, tools_before) if tools != tools_before else None
-        return find_cause(sent, recorded, shared, others=others)
-    except (AttributeError, TypeError, ValueError, RecursionError):  # messages of others may hold anything
+        return find_cause(sent, recorded, shared, recent=recent)
+    except (AttributeError, TypeError, ValueError, RecursionError):  # their messages may hold anything
         return None
 
 

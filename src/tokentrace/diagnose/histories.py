@@ -165,7 +165,7 @@ class _Walk:
 
     def report(self) -> HistoryReport:
         steps = tuple(self._steps())
-        findings = tuple(find_changes(steps, self.roles))
+        findings = tuple(find_changes(steps))
         renderer = self.renderer
         settings = {
             "tokenizer": renderer.tokenizer.name,

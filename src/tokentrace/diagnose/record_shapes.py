@@ -189,8 +189,8 @@ def complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, 
     whole: list[tuple[float, Line, str]] = []
     for line, where in lines:
         try:
-            made = float(line.get("created_at") or 0.0)
-            whole.append((made, {**line, "prompt_token_ids": prompt(line)}, where))
+            created = float(line.get("created_at") or 0.0)
+            whole.append((created, {**line, "prompt_token_ids": prompt(line)}, where))
         except (InputError, TypeError, ValueError, OverflowError) as error:
             yield Unreadable(where, str(error))
     yield from ((line, where) for _, line, where in sorted(whole, key=lambda one: one[0]))
@@ -226,9 +226,9 @@ def _session(line: Line, place: Place) -> Parts:
         parts, row = read_row(sequence, place.at(f"sequences[{at}]"))
         nodes = [turns.get(str(node)) for node in sequence.get("node_ids") or ()]
         for call, turn in zip(parts, nodes if len(nodes) == len(parts) else [None] * len(parts), strict=True):
-            asked = {"messages": (turn or {}).get("request_messages"), "tools": (turn or {}).get("request_tools")}
+            request = {"messages": (turn or {}).get("request_messages"), "tools": (turn or {}).get("request_tools")}
             reply = (turn or {}).get("response_message")
-            calls.append(replace(call, request=read_request(asked, reply)))
+            calls.append(replace(call, request=read_request(request, reply)))
         rows.append(row)
     return calls, rows
 
@@ -254,7 +254,7 @@ def _trace(line: Line, place: Place) -> Parts:
             count, scored = len(mask) - int(mask.argmax()), int(mask.sum())
         logprobs = read_logprobs(node, places[at], min(scored, len(ids[at])), findings[at])
         stream = np.concatenate([ids[one] for one in path])
-        known = [np.zeros(0, np.bool_) if not len(ids[one]) else masks[one] for one in path]
+        path_masks = [np.zeros(0, np.bool_) if not len(ids[one]) else masks[one] for one in path]
         messages = [nodes[one].get("message") for one in path]
         request = None
         if all(isinstance(message, Mapping) for message in messages):
@@ -264,7 +264,7 @@ def _trace(line: Line, place: Place) -> Parts:
             len(stream) - min(count, len(ids[at])),
             str(places[at]),
             logprobs if logprobs is not None and len(logprobs) == count else None,
-            None if any(one is None for one in known) else np.concatenate(known),  # type: ignore[arg-type]
+            None if any(one is None for one in path_masks) else np.concatenate(path_masks),  # type: ignore[arg-type]
             request,
             findings=tuple(findings[at]),
         )

@@ -8,7 +8,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from ..show.document import Card, Cell, Contrasts, Document, Table
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
-from .finding import Cause, Finding
+from .finding import Cause
 from .record_files import Progress, read_rollouts
 from .records import Rollout, Unreadable
 from .rollouts import CheckedRollout, Relation, RolloutBreak, Tip, check_rollout
@@ -201,8 +201,7 @@ class RolloutReport(ShowsItself):
             "verdict": self.verdict,
             **{name: getattr(self, name) for name in names},
             "causes": [
-                asdict(tally)
-                | {"cause": cause if self.explained else None, "advice": cause.advice if self.explained else None}
+                {"cause": cause if self.explained else None, "places": tally.places, "rollouts": tally.rollouts}
                 | {"examples": [_break_json(one) for one in tally.examples]}
                 for cause, tally in self.ranked_causes()
             ],
@@ -243,8 +242,6 @@ class RolloutReport(ShowsItself):
         ]
         places = [[one.where, str(cause), one.words] for cause, tally in self.faults.items() for one in tally.examples]
         unread = [[one.where, one.problem] for one in self.unread]
-        if self.unreadable > len(unread):
-            unread.append([f"and {self.unreadable - len(unread):,} more", ""])
         tables = [
             Table("What there is", ["", ""], list(self._figures()) if self.rollouts else [], words=2),
             Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], causes),
@@ -254,7 +251,7 @@ class RolloutReport(ShowsItself):
             Table("Where", ["", "fault", "what"], places, words=3),
             Table("Breaks", ["where", "what", "cost"], examples, words=3),
             Table("Logprobs beside an engine's", ["", ""], list(self._score_rows()), words=2),
-            Table("Could not be read", ["where", "why"], unread, words=2),
+            Table(f"Could not be read: {self.unreadable:,}", ["where", "why"], unread, words=2),
         ]
         good = self.compared > 0 and not self.problems()
         return Document(
@@ -303,13 +300,10 @@ class RolloutReport(ShowsItself):
 
 
 def _break_json(broken: RolloutBreak) -> dict[str, Any]:
-    names = ("where", "position", "stream_length", "recorded", "reprefilled", "lost")
-    out = {name: getattr(broken, name) for name in names}
-    history: Finding | None = broken.history
-    return out | {
-        "explained": None if broken.explained is None else broken.explained.to_json(),
-        "history": None if history is None else asdict(history),
-    }
+    plain = {one.name: getattr(broken, one.name) for one in fields(broken)}
+    explained, history = broken.explained, broken.history
+    plain["explained"] = None if explained is None else explained.to_json()
+    return plain | {"history": None if history is None else asdict(history)}
 
 
 def check_rollouts(

@@ -207,9 +207,9 @@ class _Checker:
         """What became of the messages between two requests; None if unknown, or nothing did."""
         if before is None or after is None or before.reply is None:
             return None
-        recent = (tip.request for tip in itertools.islice(reversed(self.tips), _RECENT))
-        others = [[*one.messages, one.reply] for one in recent if one is not None and one.reply and one is not before]
-        return conversation_change(**_requests(before, after), others=others)
+        requests = (tip.request for tip in itertools.islice(reversed(self.tips), _RECENT))
+        recent = [[*one.messages, one.reply] for one in requests if one is not None and one.reply and one is not before]
+        return conversation_change(**_requests(before, after), recent=recent)
 
     # -- masks
 

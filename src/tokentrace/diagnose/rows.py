@@ -158,9 +158,9 @@ class RowChecker:
             raise InputError(f"{pad_token!r} is not a control token of {renderer.tokenizer.name or 'the tokenizer'}")
 
     def check(
-        self, row: Row, source: str = "rows", form: Format = Format.LINES, made: RowResult | None = None
+        self, row: Row, source: str = "rows", form: Format = Format.LINES, result: RowResult | None = None
     ) -> CheckedRow:
-        """What a row came to. `made` is what its conversation gives, if the row does not name it."""
+        """What a row came to. `result` is what its conversation gives, if the row does not name it."""
         checked = CheckedRow(source, row.number, row.line)
         try:
             if row.problem is not None:
@@ -170,7 +170,7 @@ class RowChecker:
             return replace(checked, outcome=Outcome.BAD, reason=" ".join(str(error).split()))
         trained = None if actual.mask is None else int(actual.mask.sum())
         checked = replace(checked, tokens=len(actual.ids), trained=trained, padding=actual.padding)
-        expected = made or self._conversation(row, actual, source, form)
+        expected = result or self._conversation(row, actual, source, form)
         if isinstance(expected, str):
             return self._alone(actual, expected, checked)
         if expected.bad is not None:
@@ -189,8 +189,8 @@ class RowChecker:
             origin if isinstance(origin, str) else self.tokenizer.tokenize(origin[1], origin[0].name, origin[0].format)
         )
 
-    def _compare(self, actual: IdsRow, made: RowResult, checked: CheckedRow) -> CheckedRow:
-        expected, reason = self._best(actual, made)
+    def _compare(self, actual: IdsRow, result: RowResult, checked: CheckedRow) -> CheckedRow:
+        expected, reason = self._best(actual, result)
         row = actual.without_padding(self._pad, expected.ids)
         differing = list(hunks(expected.ids, row.ids))
         findings, contrasts = self._ids.check(expected, row.ids, row.start) if differing else ([], [])
@@ -215,9 +215,9 @@ class RowChecker:
         )
 
     @staticmethod
-    def _best(actual: IdsRow, made: RowResult) -> tuple[Expected, str | None]:
+    def _best(actual: IdsRow, result: RowResult) -> tuple[Expected, str | None]:
         """The sample that the row names, or the one that it shares most with."""
-        samples, columns = made.samples, actual.columns
+        samples, columns = result.samples, actual.columns
         number = columns.get("sample") if columns.keys() >= _OURS else None
         if isinstance(number, int) and 0 <= number < len(samples):
             return Expected(samples[number]), None
@@ -349,7 +349,7 @@ class _IdsChecker:
             here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
             return Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL if there - here else cause
         if cause is Cause.STRIPPED_REASONING and len(ours) <= len(theirs):
-            return Cause.REASONING_KEPT
+            return Cause.REASONING_ADDED
         if cause is Cause.CHANGED_SYSTEM and not expected.has_system:
             one, other = self._heads.role(expected.ids, hunk.start), self._heads.role(ids, hunk.other_start)
             if one != other and "system" in (one, other):

@@ -57,9 +57,9 @@ class Tail:
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         encoded, rendering, first = found.encoded, found.encoded.rendering, found.first_new
-        owners = span_messages(rendering, roles_of(found.conversation), rendering.closed)
+        owners = span_messages(rendering, roles_of(found.conversation))
         messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
-        kinds = np.asarray([kind_of_text(origin) for origin in rendering.closed.origins], np.uint8)
+        kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)
         lost = find_lost(rendering, found.conversation, forms, first=first).lost
         columns = (encoded.per_token(column)[found.turn.stop :] for column in (kinds, messages))
         return cls(

@@ -30,7 +30,7 @@ from ..errors import LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
-from ..template.spans import Block, Rendering
+from ..template.spans import Rendering
 
 BOOKKEEPING: Final = frozenset(
     {
@@ -131,7 +131,7 @@ class _LostFinder:
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
-        ends, _, origins = rendering.closed
+        ends, origins = rendering.ends, rendering.origins
         pieces = map(rendering.text.__getitem__, map(slice, [0, *ends], ends))
         self._texts: dict[FieldPath, list[str]] = {}
         """The text that came from each field, span by span."""
@@ -159,11 +159,10 @@ class _LostFinder:
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Report tools of which nothing is written."""
         missing = set(range(len(tools)))
-        for origin in self._rendering.closed.origins if missing else ():
+        for origin in self._rendering.origins if missing else ():
             if origin is not None and origin[0] == "tools":
-                is_block = isinstance(origin, Block)
-                missing.difference_update(origin.tools if isinstance(origin, Block) else origin[1:2])
-                if len(origin) == 1 and not is_block:  # all, printed as a list
+                missing.difference_update(origin[1:2])
+                if len(origin) == 1:  # all, printed as a list
                     return
         for at in sorted(missing):
             name = str(tools[at].get("function", tools[at])["name"])

@@ -19,7 +19,7 @@ from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
-from ..template.spans import Rendering, Spans
+from ..template.spans import Rendering
 from ..tokens.encoded import Encoded, Number
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import LeftOut, Lost
@@ -136,7 +136,7 @@ class RenderedTokens(ShowsItself):
     @computed
     def messages(self) -> npt.NDArray[np.int32]:
         rendering = self.rendering
-        owners = np.asarray(span_messages(rendering, self._roles, rendering.closed), np.int32)
+        owners = np.asarray(span_messages(rendering, self._roles), np.int32)
         messages = self._encoded.per_token(owners)
         for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
             messages[turn.start : turn.stop] = turn.message
@@ -333,8 +333,8 @@ def roles_of(conversation: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(message["role"]) for message in conversation]
 
 
-def span_messages(rendering: Rendering, roles: Sequence[str], spans: Spans | None = None) -> list[int]:
-    """The message of each span: of all, or of the closed ones. `roles` are by message.
+def span_messages(rendering: Rendering, roles: Sequence[str]) -> list[int]:
+    """The message of each span. `roles` are by message.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
     that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
@@ -342,7 +342,7 @@ def span_messages(rendering: Rendering, roles: Sequence[str], spans: Spans | Non
     quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
     to the message if that is a system message.
     """
-    ends, turns, origins = spans or (rendering.ends, rendering.turns, rendering.origins)
+    ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
     owners = list(turns)
     for span, origin in enumerate(origins):
         source = None if origin is None else origin.message

@@ -230,7 +230,7 @@ def _hidden(thoughts: Mapping[int, tuple[str, str]], rendered: RenderedTokens) -
     """The messages whose reasoning is not in the rendering."""
     if not thoughts:
         return []
-    origins = (origin for origin in rendered.rendering.closed.origins if origin and origin[0] == "messages")
+    origins = (origin for origin in rendered.rendering.origins if origin and origin[0] == "messages")
     shown = {origin[1:3] for origin in origins}
     out = []
     for at, (reasoning, field) in thoughts.items():
