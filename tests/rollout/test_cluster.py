@@ -103,7 +103,7 @@ def test_same_trajectories_as_in_one_process(expected: Streams, tmp_path: Path) 
     done = on_ray(workers=2, store=store, concurrency=4)
     store.close()
     assert_same(tmp_path, expected)
-    assert done.summary.rollouts == 6
+    assert done.rollouts == 6
 
 
 def test_dead_worker_is_replaced_and_nothing_finished_is_run_again(expected: Streams, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_rollout_that_kills_workers_fails_and_the_others_are_run(tmp_path: Path)
     assert "3 workers died while it was under way" in notes[0]
     assert len(ends) == 5
     assert "failed" not in {end for end, _ in ends.values()}
-    assert done.summary.rollouts == 6
+    assert done.rollouts == 6
 
 
 def broken_crew() -> Crew:

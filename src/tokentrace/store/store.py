@@ -305,8 +305,8 @@ class Store:
         await self._database.write(write)
 
     async def incomplete(self, id: str) -> list[Mapping[str, Any]]:
-        """Return the requests without a turn, the oldest first: their info, `request`, `began` (a timestamp) and `ended`
-        (why it was abandoned, or None)."""
+        """Return the requests without a turn, the oldest first: their info with `request`, `began` (a timestamp) and
+        `ended` (why it was abandoned, or None)."""
         rows = await self._database.read(
             "SELECT request, began, info, ended FROM requests WHERE session = ? ORDER BY began, request", id
         )
