@@ -28,7 +28,7 @@ from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame, find_writer
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Style, TurnForm, cases
 from .facts import reasoning_tags
-from .field_texts import call_ids, is_from, is_written
+from .field_texts import call_ids, contains_text, is_from
 from .lines import LineTracer
 
 _EXCERPT: Final = 48
@@ -274,11 +274,11 @@ def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> tup
             continue
         spans = "".join(span for span, _, origin in rendering.spans() if is_from(origin, len(case.past), name))
         parts = (THOUGHT, ANSWER) if style is Style.INLINE else (text.strip(),)
-        if style is Style.INLINE and name in missing and is_written(ANSWER, spans):
+        if style is Style.INLINE and name in missing and contains_text(ANSWER, spans):
             missing[missing.index(name)] = str(Style.INLINE)
-        elif name not in missing and not all(is_written(part, spans) for part in parts):
+        elif name not in missing and not all(contains_text(part, spans) for part in parts):
             missing.append(f"{name}{ALTERED}")
-        elif name not in missing and style is Style.SPACED and not is_written(text, spans):
+        elif name not in missing and style is Style.SPACED and not contains_text(text, spans):
             missing.append(f"white space around {name}")
     return tuple(missing)
 
