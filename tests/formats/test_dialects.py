@@ -210,63 +210,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         small_renderer("qwen3", reasoning_parser="thonk")
 
 
-@pytest.mark.parametrize(
-    ("served", "name"),
-    [
-        ("hermes", "hermes"),
-        ("qwen25", "hermes"),
-        ("qwen3_coder", "qwen-xml"),
-        ("qwen3_xml", "qwen-xml"),
-        ("glm45", "glm-xml"),
-        ("glm47", "glm-xml"),
-        ("minimax_m2", "minimax-xml"),
-        ("minimax-m3", "minimax-tree"),
-        ("deepseek_v3", "deepseek"),
-        ("deepseek_v31", "deepseek-v3.1"),
-        ("deepseekv32", "dsml"),
-        ("deepseek_v4", "dsml-v4"),
-        ("kimi_k2", "kimi"),
-        ("openai", "harmony"),
-        ("gpt-oss", "harmony"),
-        ("llama3_json", "llama-json"),
-        ("llama4_pythonic", "pythonic"),
-        ("mistral", "mistral"),
-        ("mistral-args", "mistral-args"),
-    ],
-)
-def test_the_names_of_inference_servers_are_known(served: str, name: str) -> None:
-    assert find_dialect(served) is DIALECTS[name]
-
-
-@pytest.mark.parametrize(
-    ("served", "name"),
-    [
-        ("deepseek_r1", "think"),
-        ("qwen3", "think"),
-        ("glm45", "think"),
-        ("minimax_m2", "think"),
-        ("mistral", "brackets"),
-        ("seed_oss", "seed-think"),
-        ("mm-think", "mm-think"),
-        ("none", "none"),
-    ],
-)
-def test_the_names_of_reasoning_parsers_are_known(served: str, name: str) -> None:
-    assert find_reasoning(served) is REASONING[name]
-
-
-def test_no_name_stands_for_two_dialects() -> None:
-    names = [name for dialect in DIALECTS.values() for name in (dialect.name, *dialect.served_as)]
-    assert len(names) == len(set(names))
-
-
-def test_every_dialect_goes_by_its_own_name() -> None:
-    for name, dialect in DIALECTS.items():
-        assert dialect_of(dialect.calls, dialect.channels) == name
-    assert dialect_of(None, None) is None
-    assert dialect_of(CallGrammar(Style.JSON_CALL, open="<other>"), None) is None
-
-
 # -- choosing one
 
 CALL_TEXT: Final = 'I look.\n<tool_call>\n{"name": "look_up", "arguments": {"place": "Rome"}}\n</tool_call>'
@@ -304,17 +247,6 @@ def test_a_template_without_calls_can_be_given_a_dialect() -> None:
     assert (response.content, called(response)) == ("I look.", LOOKED)
 
 
-@pytest.mark.parametrize(
-    "parser",
-    ["hermes", "qwen25", DIALECTS["hermes"], DIALECTS["hermes"].calls, Dialect("mine", "", DIALECTS["hermes"].calls)],
-    ids=["name", "server's name", "dialect", "calls", "own dialect"],
-)
-def test_a_dialect_is_chosen_by_name_or_by_itself(parser: Any) -> None:
-    made = plain(tool_parser=parser)
-    assert made.grammar().calls == DIALECTS["hermes"].calls
-    assert called(read(made, CALL_TEXT)) == LOOKED
-
-
 def test_channels_are_chosen_as_calls_are() -> None:
     tokenizer = small_tokenizer("gpt-oss")
     source = PLAIN.replace("<|a|>", "<|start|>assistant").replace("<|{{ 'a' if", "<|start|>{{ 'assistant' if")
@@ -347,15 +279,6 @@ def test_reasoning_that_the_prompt_opens_is_read_with_a_given_parser() -> None:
     assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
 
 
-def test_reasoning_can_be_switched_off() -> None:
-    said = "<think>\nHm.\n</think>\n\nHello."
-    assert read(small_renderer("qwen3"), said).reasoning_content == "Hm."
-    off = small_renderer("qwen3", reasoning_parser="none")
-    assert off.grammar() == small_renderer("qwen3").grammar().replace(reasoning=None)
-    response = read(off, said)
-    assert (response.reasoning_content, response.content) == (None, said)
-
-
 @pytest.mark.parametrize(
     ("family", "tool_parser", "reasoning_parser"),
     [("qwen3", "hermes", "qwen3"), ("glm-4.7", "glm47", "glm45"), ("nemotron-3-nano", "qwen3_coder", "nemotron_v3")],
@@ -363,29 +286,6 @@ def test_reasoning_can_be_switched_off() -> None:
 def test_the_template_knows_its_own_white_space_better(family: str, tool_parser: str, reasoning_parser: str) -> None:
     chosen = small_renderer(family, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     assert chosen.grammar() == small_renderer(family).grammar()
-
-
-def test_a_dialect_brings_the_separator_that_the_template_had_no_chance_to_show() -> None:
-    """Llama's template writes one call a turn."""
-    calls = '{"name": "look_up", "parameters": {"place": "Rome"}}; {"name": "stop", "parameters": {}}'
-    assert len(read(small_renderer("llama-3.1"), calls).tool_calls) == 1
-    chosen = small_renderer("llama-3.1", tool_parser="llama3_json")
-    assert called(read(chosen, calls)) == [*LOOKED, ("stop", {}, CallStatus.OK)]
-
-
-def test_another_dialect_takes_the_place_of_the_template_s_own() -> None:
-    made = small_renderer("qwen3", tool_parser="qwen3_coder")
-    assert dialect_of(made.grammar().calls, None) == "qwen-xml"
-    text = "I look.\n<tool_call>\n<function=look_up>\n<parameter=place>\nRome\n</parameter>\n</function>\n</tool_call>"
-    response = read(made, text)
-    assert (response.content, called(response)) == ("I look.", LOOKED)
-
-
-def test_the_known_family_overrides_and_a_given_parser_overrides_that() -> None:
-    assert small_renderer("deepseek-v3", "auto").tool_parser == "deepseek"
-    assert small_renderer("deepseek-v3", "default").tool_parser is None
-    given_one = small_renderer("deepseek-v3", "auto", tool_parser="deepseek_v31")
-    assert dialect_of(given_one.grammar().calls, None) == "deepseek-v3.1"
 
 
 WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
@@ -419,15 +319,3 @@ WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
         "'braces' needs begin='{', quote",
     ),
 }
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_parser_is_refused_at_once(name: str) -> None:
-    parsers, said = WRONG[name]
-    with pytest.raises(RendererError, match=said):
-        plain(**parsers)
-
-
-def test_no_dialect_lacks_what_its_style_needs() -> None:
-    for dialect in DIALECTS.values():
-        assert plain(tool_parser=dialect).grammar().notes == ()
