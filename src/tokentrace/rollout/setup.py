@@ -349,7 +349,7 @@ def _task(row: Row, source: str, form: Format, tools: Sequence[BaseTool], number
     where = f"{Path(source).name}, row {row.number}"
     if row.problem is not None:
         raise InputError(f"{where}: {row.problem}")
-    from_json = form not in (Format.PARQUET, Format.ARROW)
+    from_json = form is not Format.PARQUET
     try:
         return row_task(row.value, tools, name=f"row-{number:06d}", from_json=from_json)
     except InputError as error:
