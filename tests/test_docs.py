@@ -118,12 +118,6 @@ def test_names_that_a_page_gives_exist(page: Path) -> None:
         assert f"def {rest}(" in path.read_text(encoding="utf-8"), name
 
 
-@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_row_of_a_table_is_in_one(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert not re.findall(r"(?m)(?<=\n\n)\|.*\n(?!\| *:?-)", text), "rows without a head are no table"
-
-
 WRONG = {
     "an error": "```python\n1 / 0\n```",
     "another output": '```python\nprint(1)\n```\n\n```text title="output"\n2\n```',
@@ -144,9 +138,3 @@ def test_a_wrong_block_is_found(block: str, tmp_path: Path) -> None:
     page.write_text(f"# Wrong\n\n{block}\n", encoding="utf-8")
     with pytest.raises((AssertionError, ValueError, ZeroDivisionError)):
         run_page(page, tmp_path)
-
-
-def test_what_is_printed_may_be_told_in_part(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("```console\n$ printf 'a\\nb\\nc 12 s\\n'\na\n…\nc … s\n```\n", encoding="utf-8")
-    run_page(page, tmp_path)

@@ -147,16 +147,6 @@ def test_ids_are_harmonys_but_for_the_listed_differences(
     assert rendered.token_ids == encoding.encode(expected, allowed_special="all")
 
 
-@pytest.mark.parametrize("effort", ["low", "medium", "high"])
-def test_reasoning_effort(effort: str, encoding: harmony.HarmonyEncoding) -> None:
-    renderer = create_renderer(family_dir("gpt-oss"), reasoning_effort=effort)
-    messages = [system(harmony.ReasoningEffort(effort.capitalize())), user("hi")]
-    ids = encoding.render_conversation_for_completion(
-        harmony.Conversation.from_messages(messages), harmony.Role.ASSISTANT
-    )
-    assert renderer.render_ids([ASK], add_generation_prompt=True) == ids
-
-
 def test_stop_tokens_are_harmonys(encoding: harmony.HarmonyEncoding, renderer: Renderer) -> None:
     assert set(renderer.get_stop_token_ids()) == set(encoding.stop_tokens_for_assistant_actions())
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.assets import FAMILIES
-from tests.conversations import CONVERSATIONS, HI, Conversation, assistant, user
+from tests.conversations import CONVERSATIONS, HI, Conversation
 from tests.support import (
     FULL,
     PYTHON_FORMATS,
@@ -176,29 +176,6 @@ def test_sampled_is_what_training_templates_tag(name: str) -> None:
     assert sampled > (3 if FULL else 0) or name == "llava_next"
 
 
-@pytest.mark.parametrize("name", TAGGED)
-def test_notes_say_where_generation_tags_disagree(name: str) -> None:
-    tokenizer, renderer = trl_renderer(name)
-    failures = []
-    seen = set()
-    for key, conversation in rotating(CONVERSATIONS.items(), f"tags {name}", 3):
-        tokens = rendered(renderer, conversation)
-        theirs = tagged(tokenizer, templates_of_trl()[name], conversation)
-        if not isinstance(tokens, RenderedTokens) or theirs is None:
-            continue
-        noted = any("generation tags disagree" in note for note in tokens.notes)
-        differs = tokens.sampled != theirs[1]
-        seen.add(differs)
-        if noted != differs:
-            failures.append(f"{key}: differs {differs}, notes {tokens.notes}")
-    assert not failures, some(failures)
-    assert False in seen
-
-
-def test_templates_that_tag_generation_are_found() -> None:
-    assert {"lfm2_2_5", "qwen3_training"} < set(TAGGED)
-
-
 # -- held against prompts
 
 
@@ -338,37 +315,3 @@ def test_header_of_a_turn_is_never_sampled(any_family: str) -> None:
             assert sampled[:1] != [header]
             where.add(header in sampled)
     assert (True in where) == (any_family == "gpt-oss")
-
-
-def test_generation_prompt_is_not_sampled(any_family: str) -> None:
-    renderer = make_renderer(any_family)
-    checked = 0
-    for conversation in CONVERSATIONS.values():
-        shown: Any = rendered(renderer, conversation, prompt=True)
-        if isinstance(shown, RenderedTokens) and conversation.messages[-1]["role"] in ("user", "tool"):
-            checked += 1
-            assert not shown.sampled[-1]
-            assert not any(turn.stop == len(shown) for turn in shown.turns)
-    assert checked > 20
-
-
-SEPARATED = (
-    "{% for m in messages %}{{ '### Ask:\\n' if m.role == 'user' else '### Reply:\\n' }}{{ m.content }}"
-    "{{ eos_token if m.role == 'assistant' }}{{ '' if loop.last else '\\n\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '\\n\\n### Reply:\\n' }}{% endif %}"
-)
-"""A template that writes a separator after each message but the last, and again before what it prompts with."""
-
-
-def test_a_prompt_may_begin_with_the_separator_of_the_turn_before() -> None:
-    renderer = create_renderer(
-        Tokenizer(tokenizer_json_for(SEPARATED), variables=SPECIAL, fast=False), "default", chat_template=SEPARATED
-    )
-    messages = [user("Hi."), assistant("Hello."), user("2+2?"), assistant("4")]
-    shown = renderer.render(messages)
-    assert [shown.decode(slice(turn.start, turn.stop)) for turn in shown.turns] == ["Hello.</s>", "4</s>"]
-    assert shown.notes == []
-    for at, turn in zip((1, 3), shown.turns, strict=True):
-        prompt = renderer.render_ids(messages[:at], add_generation_prompt=True)
-        assert shown.token_ids[: turn.start] == prompt
-        assert turn.other_prompt == ""

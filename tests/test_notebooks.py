@@ -28,7 +28,3 @@ def test_notebook_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             if inspect.iscoroutine(result):
                 loop.run(result)
     assert capsys.readouterr().out
-
-
-def test_there_is_a_notebook() -> None:
-    assert NOTEBOOKS

@@ -15,9 +15,7 @@ from click.testing import CliRunner, Result
 from tests.data.generate import write_conversations
 from tests.diagnose.planted import SHAPES, clean, rollouts
 from tokentrace import Trajectory, create_renderer
-from tokentrace.audit.dumps.shapes import NAMES
 from tokentrace.cli import main
-from tokentrace.cli.check import SHAPES as CHOICES
 from tokentrace.pocket import POCKET
 from tokentrace.samples.supervised import build_supervised_sample
 
@@ -69,9 +67,9 @@ def test_rows_that_differ_are_1_and_told_with_place_and_tokens(poor: Path) -> No
     assert "\x1b" not in shown
     for said in ("outcome", "BOS token doubled", "not trained, and should be", "the row holds no ids"):
         assert said in shown
-    assert f"{poor}, row 2: ids differ" in shown
-    assert "expected  <|bos|>│⟦⟧│<|turn|>│user│\\n" in shown
-    assert "found     <|bos|>│⟦<|bos|>⟧│<|turn|>│user│\\n" in shown
+    assert f"{poor}, row 2: BOS token doubled" in shown
+    assert "expected  <|bos|>│⟦⟧│<|turn|>│user│⏎" in shown
+    assert "found     <|bos|>│⟦<|bos|>⟧│<|turn|>│user│⏎" in shown
     assert f"token {len(SAMPLE) - 1}: stop token of 1 assistant turn not trained (1 token)" in shown
     coloured = run(poor, "-t", POCKET, FORCE_COLOR="1", TERM="xterm-256color", COLUMNS="90")
     assert coloured.exit_code == 1
@@ -83,11 +81,9 @@ def test_json_says_the_same(poor: Path) -> None:
     report = json.loads(result.stdout)
     assert result.exit_code == 1
     assert report["outcomes"] == {"same": 1, "ids differ": 1, "mask differs": 1, "bad": 1}
-    assert report["causes"] == {"BOS token doubled": 1}
-    assert report["mask"] == [
-        {"role": "assistant", "part": "stop", "trained": False, "tokens": 1, "messages": 1, "rows": 1}
-    ]
-    assert report["examples"]["ids differ"][0]["position"] == 1
+    assert report["causes"] == {"bos_doubled": 1}
+    assert report["mask"] == [{"role": "assistant", "part": "stop", "cause": "mask_missing", "tokens": 1, "rows": 1}]
+    assert report["examples"]["ids differ"][0]["findings"][0]["position"] == 1
 
 
 def test_a_file_of_ours_is_checked_with_its_own_settings(tmp_path: Path) -> None:
@@ -208,8 +204,8 @@ def test_options_reach_the_check(tmp_path: Path) -> None:
     given += ["--roles", "assistant,user", "--parts", "content", "--pad-token", "<|turn|>"]
     result = run(*given)
     assert result.exit_code == 0, result.output
-    assert "2 of padding taken off" in result.stdout
-    assert "stopped after 1 row, as the limit says" in result.stdout
+    assert "padding 2" in result.stdout
+    assert "stopped after 1 row" in result.stdout
 
 
 def test_errors_are_2(good: Path, tmp_path: Path) -> None:
@@ -238,17 +234,13 @@ def dump(folder: Path, told: Any, shape: str = "verl calls") -> Path:
     return file
 
 
-def test_the_choices_are_the_shapes_that_are_known() -> None:
-    assert CHOICES == NAMES
-
-
 def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> None:
     result = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET)
     assert result.exit_code == 1, result.output
     said = result.stdout
     assert "13 of 16 rollouts break (81.2 %), 13 times" in said
-    assert "verl (calls of the server, one a line)" in said
-    for words in ("boolean or None case", "6.2 %", "[ true][}}]", "to do: keep the"):
+    assert "calls, one a line" in said
+    for words in ("boolean or None case", "6.2 %", "│⟦ true│}}⟧"):
         assert words in said
     assert "tokens read again" in said
     assert "the same text in other tokens" in said
@@ -265,7 +257,7 @@ def test_the_exit_code_is_for_ci(tmp_path: Path) -> None:
     fine.write_text(fine.read_text() + "{\n", encoding="utf-8")
     result = run(fine, "-t", POCKET)
     assert result.exit_code == 1
-    assert "dump.jsonl, line 11: not valid JSON" in result.stdout
+    assert "dump.jsonl, line 11  not valid JSON" in result.stdout
     assert run(tmp_path / "gone.jsonl").exit_code == 2
 
 
@@ -274,8 +266,8 @@ def test_json_says_all_of_rollouts(tmp_path: Path) -> None:
     report = json.loads(result.stdout)
     assert (report["rollouts"], report["breaks"], report["samples"]) == (16, 13, 30)
     first = report["causes"][0]["examples"][0]
-    assert {"rollout", "where", "position", "explained", "reprefilled", "lost"} <= first.keys()
-    assert report["lengths"]["calls_per_rollout"]["most"] == 5
+    assert {"where", "position", "explained", "reprefilled", "lost"} <= first.keys()
+    assert report["lengths"]["calls a rollout"]["most"] == 5
 
 
 def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
@@ -283,14 +275,7 @@ def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
     assert "using the embedded pocket model" in run(dump(tmp_path, rollouts("pocket"))).stderr
     file = lines(tmp_path / "large.jsonl", {"rollout_id": "a", "prompt_ids": [1, 151_645], "completion_ids": [2]})
     result = run(file)
-    assert "no --tokenizer given: breaks are found, and not explained" in result.stderr
-
-
-@pytest.mark.parametrize("shape", ["verl", "trl"])
-def test_a_shape_can_be_said(tmp_path: Path, shape: str) -> None:
-    result = run(dump(tmp_path, clean("pocket")), "--shape", shape, "-t", POCKET)
-    assert result.exit_code == (0 if shape == "verl" else 2)
-    assert ("none of what trl writes" in result.stderr) == (shape == "trl")
+    assert "without --tokenizer, breaks are counted and not explained" in result.stderr
 
 
 def test_logprobs_beside_the_embedded_engine(tmp_path: Path) -> None:
@@ -360,7 +345,7 @@ def test_one_file_may_hold_both(tmp_path: Path) -> None:
     result = run(written(tmp_path / "both.json", given), "--json")
     row = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert (row["cause"], row["position"], row["extends"]) == ("BPE re-merge", FIRST, False)
+    assert (row["cause"], row["position"], row["extends"]) == ("bpe_remerge", FIRST, False)
     assert "completion" in row["region"]
 
 

@@ -22,7 +22,6 @@ from tests.conversation.blocks import (
     use,
     user,
 )
-from tests.gateway.test_shapes import RESPONSES
 from tokentrace import InputError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.shapes import (
@@ -30,8 +29,6 @@ from tokentrace.conversation.shapes import (
     from_sharegpt,
     with_system,
 )
-from tokentrace.gateway.shapes import anthropic_message
-from tokentrace.parsing.messages import openai_message
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hi"}}
@@ -151,16 +148,6 @@ def test_anthropics_blocks_become_messages(name: str) -> None:
     assert from_anthropic(messages) == made
     assert json.dumps(messages) == before, "the input is not changed"
     assert check_messages(made) == made
-
-
-@pytest.mark.parametrize("name", RESPONSES)
-def test_a_parsed_response_comes_back_from_anthropics_shape(name: str) -> None:
-    response = RESPONSES[name]
-    message = openai_message(response)
-    for one in message.get("tool_calls", []):
-        one["function"]["arguments"] = json.loads(one["function"]["arguments"])
-    [made] = from_anthropic([anthropic_message(response)])
-    assert made == {**message, "content": message["content"] or ""}
 
 
 def test_objects_of_the_client_are_taken_as_blocks() -> None:

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
-from tests.gateway.test_shapes import RESPONSES
 from tests.support import examples
 from tokentrace import InputError, TokentraceError
 from tokentrace.conversation.messages import check_messages
-from tokentrace.conversation.responses import from_responses, item_id, response_of_item, sealed, unsealed
-from tokentrace.gateway.shapes import responses_items
-from tokentrace.parsing.messages import openai_message
+from tokentrace.conversation.responses import from_responses, sealed, unsealed
 
 INPUT: TypeAdapter[ResponseInputParam] = TypeAdapter(ResponseInputParam)
 
@@ -284,16 +281,6 @@ def test_refusals_name_the_item_and_the_field(name: str) -> None:
 def test_an_input_is_a_string_or_some_items(given: Any) -> None:
     with pytest.raises(InputError, match="input"):
         from_responses(given)
-
-
-@pytest.mark.parametrize("name", RESPONSES)
-def test_what_was_answered_comes_back_as_the_message(name: str) -> None:
-    """An answer that goes back as it is is one message, the same as in chat completions."""
-    response = RESPONSES[name]
-    items = responses_items(response, item_id=lambda kind, at: item_id(kind, "7Hx2", at), never_empty=True)
-    message = openai_message(response)
-    assert from_responses([USER, *items]) == [USER, {**message, "content": message["content"] or ""}]
-    assert {response_of_item(item["id"]) for item in items} == {"7Hx2"}
 
 
 @given(text=st.text(st.characters()))

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokentrace import Sample, TokentraceError
-from tokentrace.data.check import check_dataset
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.rows import read_rows
 from tokentrace.data.sources import find_sources
 from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_metadata, read_samples, write_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
+from tokentrace.diagnose import check_dataset
 from tokentrace.errors import SampleError
 from tokentrace.pocket import POCKET
 

@@ -69,8 +69,9 @@ def test_changed_tools(family: str, change: str, proof: bool) -> None:
     assert found.cause is Cause.CHANGED_TOOLS
     assert found.region == "first prompt"
     if proof:
-        said = {"added": "`add` was added", "described": "`now` changed"}.get(change, "`now` was removed")
-        assert said in found.detail
+        said = {"added": "new tools: add", "described": "otherwise: now", "all removed": "without tools"}
+        said = said.get(change, "left out: now")
+        assert said in found.words
 
 
 @BOTH
@@ -81,8 +82,7 @@ def test_changed_system(family: str, proof: bool) -> None:
     asked = Requests(family, {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS})
     found = asked.explain(proof=proof)
     assert found.cause is Cause.CHANGED_SYSTEM
-    assert "careful" in found.before_text
-    assert "careless" in found.after_text
+    assert "careless" in found.words
     assert asked.explain(mask=False).cause is Cause.CHANGED_SYSTEM
 
 
@@ -108,7 +108,7 @@ def test_compaction(family: str, change: str, proof: bool) -> None:
     found = asked.explain(proof=proof)
     assert found.cause is Cause.COMPACTION
     if proof and change == "middle":
-        assert "2 messages are missing from message 4 on" in found.detail
+        assert "2 messages were left out before it" in found.words
 
 
 def test_cleared_tool_result() -> None:
@@ -117,7 +117,7 @@ def test_cleared_tool_result() -> None:
     found = Requests("pocket", {"messages": rows, "tools": TOOLS}, {"messages": changed, "tools": TOOLS}).explain()
     assert found.cause is Cause.COMPACTION
     assert found.region == "context after completion 1"
-    assert "text of the tool was cut" in found.detail
+    assert "text of the tool was cut" in found.words
 
 
 def test_the_conversations_disprove_what_the_text_suggests() -> None:
@@ -129,7 +129,7 @@ def test_the_conversations_disprove_what_the_text_suggests() -> None:
     found = explain_break(stream.ids, other.ids, renderer, sampled=stream.mask, **same)
     assert found is not None
     assert found.cause is Cause.UNKNOWN
-    assert "the tools of both requests are the same" in found.detail
+    assert "messages and tools of both requests are the same" in found.words
 
 
 def test_words_about_tools_are_no_tools() -> None:
@@ -138,4 +138,4 @@ def test_words_about_tools_are_no_tools() -> None:
     for after in (changed, [*changed, ANSWER, AND]):
         found = Requests("pocket", {"messages": rows}, {"messages": after}).explain()
         assert found.cause is Cause.UNKNOWN
-        assert "text of the user" in found.detail
+        assert "text of the user" in found.words

@@ -69,17 +69,6 @@ def test_it_needs_no_end_of_sequence_token_in_the_history(family: str) -> None:
     )
 
 
-def test_any_stop_token_will_do() -> None:
-    renderer = make_renderer("qwen3-coder")
-    messages = [user("2+2?"), assistant("Four."), user("Sure?")]
-    prompt = asked(renderer, user("2+2?"))
-    for stop in ("<|im_end|>", "<|endoftext|>"):
-        found = spliced(splice_prefix(renderer, messages, prompt, sampled(renderer, "Four." + stop)))
-        assert renderer.tokenizer.decode(found.new_ids) == (
-            "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
-        )
-
-
 def test_later_assistant_messages_without_ids_are_rendered_not_dropped() -> None:
     renderer = make_renderer("qwen3-coder")
     prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
@@ -104,7 +93,7 @@ def test_ids_that_messages_carry_are_found() -> None:
     assert found.token_ids[: found.stream_length] == prompt + completion
 
 
-@pytest.mark.parametrize("cut", range(1, 14))
+@pytest.mark.parametrize("cut", [1, 5, 13])
 def test_a_turn_that_was_cut_off_is_closed(cut: int) -> None:
     renderer = make_renderer("qwen3-coder")
     prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)[:cut]

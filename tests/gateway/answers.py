@@ -1,8 +1,7 @@
-"""Completions on their way to a client: what the gateway gives a dialect, made of real tokens, whole and in pieces."""
+"""Completions on their way to a client, made of real tokens, whole and in pieces."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +15,10 @@ from tests.parsing.forms import answered, ids_of
 from tests.support import make_renderer
 from tokentrace import Renderer, create_renderer
 from tokentrace.engines.protocol import Completion, Delta, FinishReason
-from tokentrace.gateway.dialect import AgentDialect, Head, Replied
-from tokentrace.gateway.requests import Request
-from tokentrace.parsing.events import Done, Event
-from tokentrace.parsing.messages import CallId
+from tokentrace.gateway.answering import finish_reply
+from tokentrace.gateway.dialect import Dialect, Head, Reply, encode_sse
+from tokentrace.gateway.items import Change, ItemStream
+from tokentrace.gateway.requests import AnswerOptions, Request
 from tokentrace.parsing.response import PartKind
 from tokentrace.pocket import POCKET
 
@@ -76,54 +75,61 @@ def renderer(family: str) -> Renderer:
 class Sampled:
     """One completion, as the gateway has it."""
 
-    reply: Replied
-    pieces: list[tuple[list[Event], Delta | None]]
-    """What a stream is fed: the events and tokens of each piece, and what the parser says at the end."""
+    reply: Reply
+    pieces: list[tuple[list[Change], Delta | None]]
+    """What a stream is fed: the changes and tokens of each piece."""
 
 
 def sampled(
     made: Renderer,
     ids: Sequence[int],
+    options: AnswerOptions | None = None,
     *,
     size: int = 1,
     ended: FinishReason = FinishReason.STOP,
     turn: str = "t",
     cached: int | None = None,
-    **given: Any,
+    stop: Sequence[str] = (),
 ) -> Sampled:
-    """A completion in pieces of `size` tokens; its logprobs tell where each token stands."""
-    prompt = answered(made)
-    parser = made.streaming_parser(tools=[LOOK], prompt_ids=prompt)
+    """A completion in pieces of `size` tokens; its logprobs tell where each token is."""
+    options = options or AnswerOptions()
+    parser = made.streaming_parser(tools=[LOOK], prompt_ids=answered(made))
+    stream = ItemStream(
+        f"call{turn}{{}}".format,
+        calls_allowed=options.calls_allowed,
+        object_arguments=options.object_arguments,
+        stop=stop,
+    )
     numbers = np.asarray(ids, np.int32)
     logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 64
     tops = [[(int(one), float(logprob)), (0, -50.0)] for one, logprob in zip(ids, logprobs, strict=True)]
-    pieces: list[tuple[list[Event], Delta | None]] = []
+    pieces: list[tuple[list[Change], Delta | None]] = []
     for start in range(0, len(ids), size):
         cut = slice(start, start + size)
         delta = Delta(numbers[cut], logprobs[cut], channels={"top_logprobs": tops[cut]})
-        pieces.append((parser.feed(ids[cut]), delta))
-    pieces.append(([event for event in parser.finish() if not isinstance(event, Done)], None))
+        pieces.append((stream.feed(parser.feed(ids[cut])), delta))
     completion = Completion(numbers, logprobs, ended, cached_tokens=cached, channels={"top_logprobs": tops})
-    call_id: CallId = f"call{turn}{{}}".format
-    return Sampled(Replied(parser.response, completion, call_id, **given), pieces)
+    reply, changes = finish_reply(parser, stream, completion)
+    return Sampled(reply, [*pieces, (changes, None)])
 
 
-def written(made: Renderer, text: str, *, stops: bool = True, **given: Any) -> Sampled:
+def written(
+    made: Renderer, text: str, options: AnswerOptions | None = None, *, stops: bool = True, **more: Any
+) -> Sampled:
     """The completion that is written like this, ended with a stop token or cut off."""
     ids = [*ids_of(made, (text,)), *(made.get_stop_token_ids()[:1] if stops else ())]
-    return sampled(made, ids, ended=FinishReason.STOP if stops else FinishReason.LENGTH, **given)
+    return sampled(made, ids, options, ended=FinishReason.STOP if stops else FinishReason.LENGTH, **more)
 
 
-def told_message(choice: Sampled) -> dict[str, Any]:
-    """The message that an agent of OpenAI's APIs is told: attempts with a name are calls, all others text."""
+def expected_message(choice: Sampled, turn: str = "t") -> dict[str, Any]:
+    """The message that OpenAI's clients get: attempts with a name are calls, all others text."""
     response, texts, calls = choice.reply.response, list[str](), list[dict[str, Any]]()
     for part in response.parts:
         attempt = None if part.call is None else response.tool_calls[part.call]
         if attempt is not None and attempt.name is not None:
+            id = f"call{turn}{attempt.index}" if attempt.late_id or not attempt.id else attempt.id
             function = {"name": attempt.name, "arguments": attempt.arguments_text}
-            calls.append(
-                {"id": attempt.id or choice.reply.call_id(attempt.index), "type": "function", "function": function}
-            )
+            calls.append({"id": id, "type": "function", "function": function})
         elif part.kind is not PartKind.REASONING:
             texts.append(part.lead + part.text)
     content = "".join(texts)
@@ -133,32 +139,26 @@ def told_message(choice: Sampled) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def head_of(made: Renderer, request: Request | None = None, **asked: Any) -> Head:
-    request = request or Request(messages=[user("Hi.")], tools=[LOOK])
-    return Head(
-        request=dataclasses.replace(request, **asked),
-        id="a1b2",
-        created=17,
-        model="m",
-        prompt_ids=np.asarray(answered(made), np.int32),
-        token_bytes=made.tokenizer.vocabulary.token_bytes,
-    )
+def head_of(made: Renderer, request: Request | None = None, *, n: int = 1, **options: Any) -> Head:
+    request = request or Request(messages=[user("Hi.")], tools=[LOOK], n=n, answer=AnswerOptions(**options))
+    prompt_ids = np.asarray(answered(made), np.int32)
+    return Head(request, "a1b2", 17, "m", prompt_ids, made.tokenizer.vocabulary.token_bytes)
 
 
-def streamed(dialect: AgentDialect, head: Head, choices: Sequence[Sampled]) -> list[str]:
-    """The frames of an answer, its choices in turn."""
-    frames = dialect.stream(head, [choice.reply.call_id for choice in choices])
-    said = list(frames.open())
-    for at, events, delta in _in_turn(choices):
-        said += frames.feed(at, events, delta)
-    said += frames.close([choice.reply for choice in choices])
-    for frame in said:
-        assert frame.endswith("\n\n")
-        frame.encode("utf-8")
-    return said
+def streamed(dialect: Dialect, head: Head, choices: Sequence[Sampled]) -> list[dict[str, Any]]:
+    """The events of an answer, its choices in turn."""
+    encoder = dialect.stream(head)
+    events = list(encoder.open())
+    for at, changes, delta in _in_turn(choices):
+        events += encoder.feed(at, changes, delta)
+    return events + encoder.close([choice.reply for choice in choices])
 
 
-def _in_turn(choices: Sequence[Sampled]) -> Iterator[tuple[int, list[Event], Delta | None]]:
+def as_sse(dialect: Dialect, events: Sequence[dict[str, Any]]) -> str:
+    return (b"".join(map(encode_sse, events)) + dialect.end).decode()
+
+
+def _in_turn(choices: Sequence[Sampled]) -> Iterator[tuple[int, list[Change], Delta | None]]:
     for step in range(max(len(choice.pieces) for choice in choices)):
         for at, choice in enumerate(choices):
             if step < len(choice.pieces):

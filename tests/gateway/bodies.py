@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 import tokentrace.gateway
-from tokentrace.gateway.dialect import AgentDialect
-from tokentrace.gateway.requests import RequestError
+from tokentrace.gateway.dialect import Dialect
+from tokentrace.gateway.problems import RequestError
 
 SCALARS = (
     st.none()
@@ -59,14 +60,14 @@ def fields_of(good: Mapping[str, Any], module: str) -> st.SearchStrategy[dict[st
     return st.builds(lambda more: {**good, **more}, fields)
 
 
-def check_read(dialect: AgentDialect, body: Any) -> None:
+def check_read(dialect: Dialect, body: Any) -> None:
     """A body is read, or refused with a status of its sender's and in words that JSON can hold; nothing else."""
-    refused, echo = None, {}
+    refused, options = None, {}
     try:
-        echo = dict(dialect.read(body, {}).echo)
+        options = msgspec.to_builtins(dialect.read(body, {}).answer)
     except RequestError as error:
         refused = error
-    assert json.loads(json.dumps(echo, allow_nan=False)) == echo
+    assert json.loads(json.dumps(options, allow_nan=False)) == options
     if refused is not None:
         assert 400 <= refused.status < 500
         assert json.loads(json.dumps(dialect.error(refused)))["error"]["message"]

@@ -15,7 +15,7 @@ from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import TemplateError
 from tokentrace.gateway.session import SessionRecord
-from tokentrace.gateway.turns import Asked, Recorded
+from tokentrace.gateway.turns import Conversation, RecordedTurn, TurnDetails
 from tokentrace.parsing.messages import openai_message
 from tokentrace.store.store import TurnRecord
 from tokentrace.tokens.ids import common_prefix
@@ -61,15 +61,15 @@ class Bench:
     session: SessionRecord = field(default_factory=lambda: SessionRecord(Trajectory(name="bench")))
     prompts: list[list[int]] = field(default_factory=list)
     sampled: list[list[int]] = field(default_factory=list)
-    turns: list[Recorded] = field(default_factory=list)
+    turns: list[RecordedTurn] = field(default_factory=list)
     records: list[TurnRecord] = field(default_factory=list)
 
     @property
     def renderer(self) -> Renderer:
         return make_renderer(self.family)
 
-    def asked(self, messages: Sequence[Message], tools: Sequence[Message] | None = TOOLS) -> Asked:
-        return Asked(list(messages), tools, self.renderer, root_key(tools, {}, ""))
+    def asked(self, messages: Sequence[Message], tools: Sequence[Message] | None = TOOLS) -> Conversation:
+        return Conversation(list(messages), tools, self.renderer, root_key(tools, {}, ""))
 
     def ask(self, messages: Sequence[Message], script: Message, tools: Sequence[Message] | None = TOOLS) -> Message:
         """Send a conversation; the model samples the script. Returns the reply as the agent is told it."""
@@ -85,7 +85,7 @@ class Bench:
         reply = openai_message(response, call_id=lambda index: f"call{number:03}{index:02}")
         logprobs = np.linspace(-1, -0.5, len(ids)).astype(np.float32)
         completion = Completion(np.array(ids, np.int32), logprobs, FinishReason.STOP)
-        turn, record = self.session.commit(placed, completion, reply, notes={}, sampling={})
+        turn, record = self.session.commit(placed, completion, reply, TurnDetails(), {})
         if before and turn.branch == len(before):
             longest = max(common_prefix(stream, placed.ids) for stream in before)
             assert trajectory.branches[turn.branch].start == longest, "a branch shares all that is recorded"

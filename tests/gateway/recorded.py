@@ -13,7 +13,7 @@ from tokentrace import Renderer
 from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.gateway.session import SessionRecord
-from tokentrace.gateway.turns import Asked, Recorded
+from tokentrace.gateway.turns import Conversation, RecordedTurn, TurnDetails
 from tokentrace.parsing.messages import openai_message
 from tokentrace.store.packing import pack_channels
 from tokentrace.store.store import SessionInfo, State, Store
@@ -49,12 +49,11 @@ class Recording:
         channels: Mapping[str, Sequence[Any]] | None = None,
         reason: FinishReason = FinishReason.STOP,
         version: str | int = 1,
-        **notes: Any,
-    ) -> Recorded:
+        **details: Any,
+    ) -> RecordedTurn:
         """Record that the engine said this after these messages, and ended with its stop token if it was to stop."""
         number = len(self.prompts)
-        asked = Asked(messages, None, self.renderer, root_key(None, {}, ""))
-        placed = self.session.place(asked)
+        placed = self.session.place(Conversation(messages, None, self.renderer, root_key(None, {}, "")))
         ids = [*said, *(self.renderer.get_stop_token_ids()[:1] if reason is FinishReason.STOP else [])]
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8 - number
         spans = (VersionSpan(version, 0, len(ids)),) if ids else ()
@@ -62,9 +61,9 @@ class Recording:
             np.array(ids, np.int32), logprobs, reason, spans, number, LogprobKind.PROCESSED, channels or {}
         )
         response = self.renderer.parse_response(ids, prompt_ids=placed.ids)
-        told = {"response": f"r{number}", "dialect": "chat", "model": "pocket", "choice": 0, **notes}
+        details = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
         recorded, record = self.session.commit(
-            placed, completion, openai_message(response), notes=told, sampling={"temperature": 1.0}
+            placed, completion, openai_message(response), TurnDetails(**details), {"temperature": 1.0}
         )
         record = replace(record, channels=pack_channels(completion.channels))
         await self.store.append(self.id, record, request=f"q{number}")

@@ -239,7 +239,7 @@ def test_choices_and_begun_answers_are_told_apart(served: Served) -> None:
 
 def test_any_name_of_a_field_that_nobody_reads_fits_into_a_header(served: Served) -> None:
     """The turn is stored by then: the answer must not fail over the header that tells of the field."""
-    names = [*map(chr, range(32)), "\x7f", "\x85", "é", "\u2028", "🌞", "\ud800", "a" * 2000]
+    names = [*map(chr, range(32)), "\x7f", "\x85", "é", "\u2028", "🌞", "a" * 2000]
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **{f"x{name}y": 1 for name in names}}
     request = urllib.request.Request(f"{served.url}/sessions/names/v1/chat/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as answer:

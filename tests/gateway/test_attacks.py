@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from tests.gateway.server import TOOLS, Served, gateway_server
 from tokentrace import create_renderer
 from tokentrace.engines import Sampled, ScriptedEngine
 from tokentrace.gateway.keys import Role, add_key
-from tokentrace.gateway.stops import cut_response
-from tokentrace.parsing.response import ParsedPart, ParsedToolCall, PartKind, TokenRange
 from tokentrace.pocket import POCKET
 
 ASK = {"role": "user", "content": "What is 3 + 4?"}
@@ -114,25 +111,6 @@ def test_a_session_read_again_knows_the_agents_own_ids(tmp_path: Path) -> None:
         ]
         assert post(served, "ids", {"messages": [*swapped, ASK], "tools": TOOLS})[0] == 200
         assert served.state("ids")["tree"][-1]["goes_on_from"] == 0
-
-
-def test_a_stop_text_after_a_call_leaves_the_call() -> None:
-    response = RENDERER.parse_response(RENDERER.tokenizer.encode("Look. STOP here").tolist())
-    call = ParsedToolCall(0, "f", {}, "{}", None, "ok", "", "raw", {}, TokenRange(1, 2))  # type: ignore[arg-type]
-    nothing = TokenRange(0, 0)
-    made = replace(
-        response,
-        content="Look.STOP here",
-        tool_calls=[call],
-        parts=[
-            ParsedPart(PartKind.CONTENT, "Look.", nothing),
-            ParsedPart(PartKind.TOOL_CALL, "raw", nothing, 0),
-            ParsedPart(PartKind.CONTENT, "STOP here", nothing),
-        ],
-    )
-    cut = cut_response(made, 5)
-    assert (cut.content, cut.tool_calls) == ("Look.", [call])
-    assert (cut_response(made, 3).content, cut_response(made, 3).tool_calls) == ("Loo", [])
 
 
 def test_a_stop_text_cuts_what_the_engine_told_of_each_token() -> None:

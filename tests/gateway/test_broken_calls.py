@@ -19,10 +19,12 @@ from tokentrace import create_renderer
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import InputError
+from tokentrace.gateway.answering import finish_reply, item_stream
 from tokentrace.gateway.broken_calls import readable_calls, render_readably
-from tokentrace.gateway.names import call_ids_of, written_ids
-from tokentrace.gateway.telling import told_response
-from tokentrace.parsing.messages import openai_message
+from tokentrace.gateway.items import openai_message
+from tokentrace.gateway.names import call_ids_of
+from tokentrace.gateway.requests import AnswerOptions
+from tokentrace.gateway.turns import TurnDetails
 from tokentrace.pocket import POCKET
 
 ASK: Any = {"role": "user", "content": "What is 17 * 23?"}
@@ -109,10 +111,8 @@ def test_responses(served: Served, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("unparsed", [False, True])
-def test_messages(served: Served, stream: bool, unparsed: bool) -> None:
-    """With what Anthropic's client reads, and with what Claude Code repeats of a text that it cannot read."""
-    session = f"messages-{stream}-{unparsed}"
+def test_messages(served: Served, stream: bool) -> None:
+    session = f"messages-{stream}"
     tools = [{"name": "compute", "input_schema": TOOLS[0]["function"]["parameters"]}]
     given: Any = {"model": "pocket", "tools": tools, "max_tokens": 200}
     with anthropic.Anthropic(base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0) as client:
@@ -129,8 +129,6 @@ def test_messages(served: Served, stream: bool, unparsed: bool) -> None:
         [block] = [each for each in first.content if each.type == "tool_use"]
         assert block.input == {"n": 1}
         echo: Any = [each.to_dict() for each in first.content]
-        if unparsed and stream:
-            echo[-1]["input"] = {"__unparsedToolInput": {"raw": told, "len": len(told)}}
         result: Any = {"type": "tool_result", "tool_use_id": block.id, "content": "not JSON", "is_error": True}
         messages: Any = [ASK, {"role": "assistant", "content": echo}, {"role": "user", "content": [result]}]
         second = client.messages.create(**given, messages=messages)
@@ -159,13 +157,14 @@ def test_results_name_the_call_as_the_model_did() -> None:
     placed = bench.session.place(bench.asked(ask))
     call = '[TOOL_CALLS][{"name": "read_file", "arguments": {"path": "a"}, "id": "Qwertyui9"}]'
     ids = [*ids_of(bench.renderer, (call,)), bench.renderer.get_stop_token_ids()[0]]
-    response = bench.renderer.parse_response(ids, tools=WEATHER, prompt_ids=placed.ids)
-    call_id = call_ids_of("a", 0)
-    reply = openai_message(told_response(response), call_id=call_id)
-    assert reply["tool_calls"][0]["id"] == call_id(0) != "Qwertyui9"
-    notes = {"written_ids": written_ids(response, call_id)}
+    parser, call_id = bench.renderer.streaming_parser(tools=WEATHER, prompt_ids=placed.ids), call_ids_of("a", 0)
+    stream = item_stream("a", 0, AnswerOptions(), ())
+    stream.feed(parser.feed(ids))
     completion = Completion(np.array(ids, np.int32), np.full(len(ids), -1, np.float32), FinishReason.STOP)
-    bench.session.commit(placed, completion, reply, notes=notes, sampling={})
+    late_ids = dict(finish_reply(parser, stream, completion)[0].late_ids)
+    reply = openai_message(stream.items)
+    assert reply["tool_calls"][0]["id"] == call_id(0) != "Qwertyui9"
+    bench.session.commit(placed, completion, reply, TurnDetails(late_ids=late_ids), {})
     result = {"role": "tool", "tool_call_id": call_id(0), "name": "read_file", "content": "x"}
     after = bench.session.place(bench.asked([*ask, reply, result]))
     assert after.reused == len(placed.ids) + len(ids)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.gateway.echoes import TOOLS, Bench, Message, results, say, use
 from tests.support import examples
-from tokentrace.conversation.responses import from_responses
 
 FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.1"]
 
@@ -335,42 +334,6 @@ def test_a_field_tells_two_histories_apart_if_a_token_comes_of_it(family: str, a
 
 
 # -- reasoning among the words
-
-
-def _thinking_aloud(message: Message) -> Message:
-    """As Qwen Code repeats a turn over Responses: its reasoning is one more message item, before the others."""
-    said = [message.get("reasoning_content") or "", message.get("content") or ""]
-    items = [{"role": "assistant", "content": [{"type": "output_text", "text": text}]} for text in said if text]
-    calls = [
-        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()
-    ]
-    [echo] = from_responses([*items, *calls])
-    return echo
-
-
-def test_reasoning_that_comes_back_as_words_is_still_the_recorded_turn(bench: Bench) -> None:
-    messages: list[Message] = [SYSTEM, TASK]
-    for script in (
-        use("get_weather", "  Let me look.\n", "I should call.", city="Zürich", day="today"),
-        use("get_weather", "", "And tomorrow.", city="Zürich", day="tomorrow"),
-        say("Sunny on both days.", "That is all."),
-        say("You are welcome."),
-    ):
-        reply = bench.ask(messages, script)
-        messages += [_thinking_aloud(reply), *(results(reply, SUNNY) if reply.get("tool_calls") else [user("Thanks!")])]
-    assert bench.causes == [None] * 4, [turn.cause for turn in bench.turns]
-    assert "message 6: reasoning repeated as words" in bench.turns[3].notes["repairs"]
-    bench.check(rows=1)
-
-
-def test_words_that_only_begin_with_the_reasoning_are_others(bench: Bench) -> None:
-    reply = bench.ask([SYSTEM, TASK], say("Sunny.", "It is summer."))
-    other = [{"type": "text", "text": text} for text in ("It is summer.", "Rainy.")]
-    bench.ask([SYSTEM, TASK, {**reply, "content": other, "reasoning_content": None}, user("So?")], say("Sunny."))
-    assert bench.causes == [None, "edit"]
-    if reply.get("reasoning_content"):
-        assert "its reasoning is part of its text now" in bench.turns[1].cause.words  # type: ignore[union-attr]
-    bench.check(rows=2)
 
 
 # -- what is in doubt

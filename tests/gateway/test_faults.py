@@ -55,7 +55,7 @@ def test_an_engine_that_fails_leaves_no_turn_and_is_asked_again(dialect: str, st
             agent.ask(served.url)
             state = served.state("s")
             assert (state["turns"], state["rows"], len(state["incomplete"])) == (at + 1, 1, at), fault
-        assert served.app.gateway.in_flight == 0
+        assert served.app.gateway.admission.in_flight == 0
 
 
 class ClosingEngine(BaseHTTPRequestHandler):
@@ -278,12 +278,12 @@ def test_a_reader_that_never_reads_and_one_that_hangs_up_harm_nobody() -> None:
         vanished.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # hangs up without a word
         vanished.close()
         pause = threading.Event()
-        while gateway.in_flight > 2:
+        while gateway.admission.in_flight > 2:
             pause.wait(0.01)
         served.run(gates[0].open())
         for agent in every_kind(["others"], 6):
             assert agent.ask(served.url).text
-        while gateway.in_flight:
+        while gateway.admission.in_flight:
             pause.wait(0.01)
         state = served.state("slow")
         assert (state["turns"], len(state["incomplete"])) == (2, 1)

@@ -21,7 +21,7 @@ from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.gateway.talking import counting, pocket
 from tests.support import FULL
 from tokentrace.engines import ScriptedEngine
-from tokentrace.gateway.gateway import Limits
+from tokentrace.gateway.admission import Limits
 from tokentrace.gateway.keys import Role, add_key
 
 BODY_LIMIT = 2**20

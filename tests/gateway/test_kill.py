@@ -113,7 +113,7 @@ def check(place: str, agents: list[Agent]) -> int:
     turns, tokens, incomplete = asyncio.run(read(place))
     listed = 0
     for session in SESSIONS:
-        by_id = {turn.info["notes"]["response"]: turn for turn in turns[session]}
+        by_id = {turn.info["response"]: turn for turn in turns[session]}
         assert len(by_id) == len(turns[session])
         left = {request["request"] for request in incomplete[session]}
         assert not left & set(by_id), "a turn that was stored counts as incomplete"

@@ -55,5 +55,5 @@ def test_every_row_is_exact_when_many_sessions_talk_at_once() -> None:
             [row] = served.rows(f"s{at}")
             exported.append(row["ids"] if "ids" in row else row["input_ids"])
         assert all(ids in seen for ids in exported)
-        assert served.app.gateway.in_flight == 0
-        assert not served.app.gateway.under_way
+        assert served.app.gateway.admission.in_flight == 0
+        assert not served.app.gateway.admission.under_way

@@ -13,7 +13,7 @@ from tests.diagnose.test_message_keys import assistant, key, user
 from tokentrace.diagnose.message_keys import meaning, strict_meaning
 from tokentrace.errors import InputError
 from tokentrace.gateway.matching import Matcher, load_matcher
-from tokentrace.gateway.requests import RequestError
+from tokentrace.gateway.problems import RequestError
 
 CUSTOM = """
 def words(message):

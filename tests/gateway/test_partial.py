@@ -5,16 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 import jiter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.gateway.test_sse import ARGUMENTS
 from tests.support import examples
 from tokentrace.gateway.partial import PartialObject
 
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(st.text(), VALUES, max_size=3)
 JUNK = ['"', ",", "}", "]", "{", "x", "\n", "\\", "0", "-", "\\ud800", ":", "NaN", " ", "1e999", "\\u12"]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.test_responses_app import ASK, agent_of, check, items_of, result_of, without_ids
+from tokentrace.gateway.problems import RequestError
 from tokentrace.gateway.references import resolved
-from tokentrace.gateway.requests import RequestError
 
 CALL: Any = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": "{}"}}
 REPLY: Any = {"role": "assistant", "content": "Well.", "reasoning_content": "Hm.", "tool_calls": [CALL]}

@@ -38,7 +38,7 @@ def record_of(served: Served, session: str) -> Any:
     """The session as a gateway has it, checked from its first to its last token."""
 
     async def look() -> Any:
-        async with served.app.gateway.sessions.held(session) as live:
+        async with served.app.gateway.sessions.locked(session) as live:
             check_trajectory(live.session.trajectory)
             return live.session
 
@@ -123,7 +123,7 @@ def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> N
         one.run(gates[0].waiting())
         until(lambda: one.state("s")["incomplete"])
         again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", idempotency_key="k")
-        until(lambda: other.app.gateway.under_way)
+        until(lambda: other.app.gateway.admission.under_way)
         one.run(gates[0].open())
         assert first.result(60) == again.result(60)
         assert not other.prompts
@@ -146,7 +146,7 @@ def test_the_same_key_at_once_is_sampled_once() -> None:
         heard = list(threads.map(lambda agent: agent.ask(served.url, "Hello?", idempotency_key="k"), agents))
         assert len(set(heard)) == 1
         assert len(served.prompts) == 1
-        assert not served.app.gateway.under_way
+        assert not served.app.gateway.admission.under_way
 
 
 def test_a_first_request_that_fails_leaves_its_retry_to_sample() -> None:
@@ -160,7 +160,7 @@ def test_a_first_request_that_fails_leaves_its_retry_to_sample() -> None:
         with pytest.raises(Refused):
             Agent("a", "s").ask(served.url, "too long " * 50, idempotency_key="k")
         assert served.state("s")["turns"] == 1
-        assert not served.app.gateway.under_way
+        assert not served.app.gateway.admission.under_way
 
 
 def test_what_is_done_to_a_session_at_one_gateway_holds_at_the_other(place: str) -> None:

@@ -15,7 +15,6 @@ from tokentrace.engines.protocol import Engine, SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Rollout
 from tokentrace.tokens.kinds import Kind
-from tokentrace.trajectory.turns import Turn
 
 RENDERER = create_renderer(POCKET)
 QUESTION = [{"role": "user", "content": "What is 17 * 23 + 4?"}]
@@ -73,11 +72,6 @@ def random_tree(seed: int, *, logprobs: bool = True) -> Trajectory:
             made.append_context([rng.randrange(50) for _ in range(rng.randint(1, 4))], Kind.CONTEXT)
     made.append_completion([99], [-0.5] if logprobs else None, finish_reason="stop", version=99)
     return made
-
-
-def own_turns(trajectory: Trajectory) -> list[tuple[int, Turn]]:
-    """Every turn, with the branch that owns it."""
-    return [(k, turn) for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k]
 
 
 def check_rows(

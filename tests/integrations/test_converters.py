@@ -20,7 +20,7 @@ import pytest
 
 from tests.guides import GUIDES, blocks
 from tests.integrations.rollouts import QUESTION, check_rows, make_agent, pocket_rollout, random_tree
-from tokentrace import Budget, EmbeddedEngine, InputError, Task
+from tokentrace import EmbeddedEngine, InputError, Task
 from tokentrace.engines.protocol import Completion, Engine, SamplingParams
 from tokentrace.errors import SampleError
 from tokentrace.integrations.rows import filled_logprobs, prompt_response
@@ -29,7 +29,6 @@ from tokentrace.integrations.trainers import (
     openrlhf_output,
     skyrl_output,
     slime_samples,
-    slime_task,
     slime_whole_groups,
 )
 from tokentrace.rollout import Rollout
@@ -152,43 +151,6 @@ def test_slime_gets_each_sampled_token_once(seed: int) -> None:
     )
 
 
-def test_slime_connects_once_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Rollout] = []
-    connected: list[str] = []
-    names = recipe("my_slime.py", monkeypatch, kept=kept)
-    args = types.SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=30000)
-    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 64, "stop": None, "sampling_seed": 3}
-
-    async def run() -> Any:
-        engine = EmbeddedEngine(seed=3)
-
-        async def connect(url: str) -> Engine:
-            connected.append(url)
-            await asyncio.sleep(0)  # others come meanwhile
-            return engine
-
-        monkeypatch.setattr(names["SGLangEngine"], "connect", connect)
-        given = [SLIME(index=at, prompt=QUESTION[0]["content"], label="395") for at in range(3)]
-        try:
-            return await asyncio.gather(*(names["generate"](args, sample, sampling) for sample in given))
-        finally:
-            await engine.close()
-
-    samples = asyncio.run(run())
-    assert connected == ["http://127.0.0.1:30000"]
-    kept.sort(key=lambda rollout: rollout.task.name)
-    assert len(samples) == len(kept) == 3
-    for made, expected in zip(samples, kept, strict=True):
-        before = [0] * (len(made.tokens) - made.response_length)
-        row = (0, made.tokens, before + made.loss_mask, before + made.rollout_log_probs)
-        check_rows(expected.trajectory, [row])
-        assert made.reward == expected.reward == float(expected.turns)
-        assert made.status is SLIME.Status.COMPLETED
-        assert made.response == expected.last["content"]
-    with pytest.raises(SampleError, match="has a response already"):
-        slime_task(SLIME(prompt="x", response_length=3))
-
-
 @pytest.mark.parametrize(
     ("end", "status"),
     [(End.ANSWER, "completed"), (End.TURNS, "truncated"), (End.ABORT, "aborted"), (End.ENGINE, "failed")],
@@ -209,18 +171,6 @@ def test_slime_is_told_how_a_rollout_ended(end: End, status: str) -> None:
             slime_samples(none, SLIME(index=1))
         assert not slime_whole_groups(None, [slime_samples(rewritten(3), SLIME()), one])
         assert slime_whole_groups(None, [slime_samples(rewritten(3), SLIME()), SLIME()])
-
-
-def test_slime_judges_what_the_model_said() -> None:
-    rollout = pocket_rollout(budget=Budget(turns=1))
-    assert rollout.last["role"] == "tool"
-    [made] = slime_samples(rollout, SLIME())
-    assert made.response == rollout.answer != rollout.last["content"]
-
-
-def test_slime_gets_no_row_without_logprobs() -> None:
-    with pytest.raises(SampleError, match="has no logprobs"):
-        slime_samples(rewritten(1, logprobs=False), SLIME())
 
 
 # -- SkyRL
@@ -252,13 +202,6 @@ def test_skyrl_gets_branches_as_steps(seed: int) -> None:
     assert len(made["trajectory_generation_times"]) == len(rows), "one for each row, as SkyRL flattens them"
 
 
-def test_skyrl_averages_our_metrics_over_groups() -> None:
-    """SkyRL 0.3.0 aggregates by the key: what has "avg" or "mean" in it is averaged, all else is added up."""
-    metrics = skyrl_output([pocket_rollout()])["rollout_metrics"]
-    assert len(metrics) == 4
-    assert all("mean" in name for name in metrics)
-
-
 def test_skyrl_runs_an_agent_for_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Rollout] = []
 
@@ -285,33 +228,6 @@ def test_skyrl_runs_an_agent_for_each_prompt(monkeypatch: pytest.MonkeyPatch) ->
     assert made["rewards"] == [float(rollout.turns) for rollout in kept]
     assert made["trajectory_ids"] == ["a", "b"]
     assert made["is_last_step"] is None
-
-
-def test_skyrl_refuses_what_it_cannot_take() -> None:
-    with pytest.raises(SampleError, match="takes one row"):
-        skyrl_output([rewritten(1)])
-    with pytest.raises(SampleError, match="need trajectory_ids"):
-        skyrl_output([rewritten(1)], step_wise=True)
-    failed = pocket_rollout()
-    failed.end, failed.reward = End.ENGINE, None
-    with pytest.raises(SampleError, match="failed"):
-        skyrl_output([failed])
-    made = skyrl_output([failed], failed_reward=-1.0)
-    assert (made["rewards"], sum(made["loss_masks"][0])) == ([-1.0], 0)
-    for step_wise in (False, True):
-        rollouts = [pocket_rollout(), unanswered(End.ENGINE), unanswered(End.TIME), rewritten(1, End.ENGINE)]
-        made = skyrl_output(rollouts, failed_reward=-1.0, step_wise=step_wise, trajectory_ids=range(4))
-        assert made["rewards"] == [rollouts[0].reward, -1.0, -1.0, -1.0]
-        assert made["loss_masks"][1:] == [[0]] * 3
-        assert (made["prompt_token_ids"][1], made["response_ids"][1]) == ([7, 8], [9])
-        assert made["rollout_logprobs"][1:] == [[0.0]] * 3
-        with pytest.raises(SampleError, match="ended before anything was sampled"):
-            skyrl_output([unanswered(End.TIME)])
-    failed.end = End.ANSWER
-    with pytest.raises(SampleError, match="no reward"):
-        skyrl_output([failed])
-    with pytest.raises(SampleError, match="has no logprobs"):
-        skyrl_output([rewritten(1, logprobs=False)], step_wise=True, trajectory_ids=["a"])
 
 
 # -- OpenRLHF
@@ -393,17 +309,6 @@ def test_openrlhf_gets_the_sequence_and_the_ranges_with_loss(openrlhf: Any) -> N
     check_rows(expected.trajectory, [(0, made["observation_tokens"], mask, made["rollout_log_probs"])])
     assert len(made["action_ranges"]) == expected.turns
     assert (made["reward"], made["truncated"]) == (float(expected.turns), False)
-
-
-def test_openrlhfs_engine_samples_with_what_the_agent_asks_for(openrlhf: Any) -> None:
-    own = SamplingParams(32, temperature=0.5, top_p=0.9, top_k=40, seed=5, allow_raw_logprobs=True)
-    kept: list[Rollout] = []
-    asked: list[SamplingParams] = []
-    execute(openrlhf, own=own, asked=asked, kept=kept)
-    assert asked
-    assert {(one.temperature, one.top_p, one.top_k) for one in asked} == {(0.5, 0.9, 40)}
-    [sample] = trajectory_samples(kept[0].trajectory)
-    assert {one.temperature for one in sample.completions} == {0.5}
 
 
 def test_openrlhf_gets_no_row_without_logprobs_or_reward(openrlhf: Any) -> None:

@@ -17,7 +17,6 @@ from tokentrace.demo.calculator import calculate
 from tokentrace.errors import SampleError
 from tokentrace.integrations.gateway import GatewayAgent, Session
 from tokentrace.integrations.trl import RolloutFunction, rollout_reward
-from tokentrace.rollout.patience import EngineDown, Patience
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
 TRAINER: Any = SimpleNamespace(
@@ -103,23 +102,6 @@ def test_an_agent_that_raises_has_failed() -> None:
     assert finished.notes == ["RuntimeError: the agent broke"]
 
 
-@pytest.mark.parametrize("name", ["gsm8k/17", "AIME 2024 #1", "x" * 200, "#", "日本"])
-def test_any_name_of_a_task_will_do(name: str) -> None:
-    with gateway_server() as served:
-        finished = asyncio.run(GatewayAgent(served.url, ask_twice).run(Task(PROMPT, name=name)))
-        (sample,) = finished.samples
-        assert served.state(str(sample.name))["metadata"]["task"] == name
-    assert finished.reward == 0.25
-
-
-def test_examples_in_a_prompt_are_not_the_models() -> None:
-    shots = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}, *PROMPT]
-    with gateway_server() as served:
-        finished = asyncio.run(GatewayAgent(served.url, ask_twice).run(Task(shots)))
-    assert finished.prompt == 3
-    assert finished.messages[:3] == shots
-
-
 def nobody() -> str:
     """An address at which nothing listens."""
     with socket.socket() as taken:
@@ -136,16 +118,3 @@ def test_a_gateway_that_cannot_be_reached_or_refuses_ends_the_rollout_alone() ->
         refused = asyncio.run(agent.run(Task(PROMPT)))
     assert refused.failed
     assert "400" in refused.notes[0]
-
-
-def test_patience_waits_for_a_gateway_and_then_ends_the_run() -> None:
-    async def wait() -> None:
-        async def sleep(_: float) -> None:
-            clock[0] += 1
-
-        patience = Patience(2, clock=lambda: clock[0], sleep=sleep)
-        await GatewayAgent(nobody(), ask_twice).run(Task(PROMPT), patience=patience)
-
-    clock = [0.0]
-    with pytest.raises(EngineDown, match=r"for 2 s: the gateway cannot be reached"):
-        asyncio.run(wait())

@@ -6,8 +6,7 @@ import pytest
 
 from tokentrace import Trajectory
 from tokentrace.errors import SampleError
-from tokentrace.integrations.rows import only_sample, prompt_response, warn_of_other_distribution
-from tokentrace.samples import Sample
+from tokentrace.integrations.rows import only_sample, prompt_response
 from tokentrace.tokens.kinds import Kind
 
 
@@ -23,21 +22,6 @@ def test_response_goes_from_the_first_sampled_token_to_the_last() -> None:
     assert row.response_ids == [7, 8, 4, 5, 9]
     assert row.response_mask == [1, 1, 0, 0, 1]
     assert row.response_logprobs == [-0.5, -0.25, 0.0, 0.0, -0.125]
-
-
-@pytest.mark.parametrize("setting", [{"top_p": 0.8}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"top_k": 5}])
-def test_settings_that_no_trainer_knows_of_are_warned_about(setting: dict[str, float]) -> None:
-    def row(kind: str, **sampling: float) -> Sample:
-        record = Trajectory(name="one")
-        record.begin([1, 2, 3], messages=1)
-        about = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, **sampling}
-        record.append_completion([7], [-0.5], finish_reason="stop", sampling=about, logprobs_kind=kind)
-        return only_sample(record)
-
-    with pytest.warns(UserWarning, match=next(iter(setting))):
-        warn_of_other_distribution(row("processed", **setting), "it")
-    warn_of_other_distribution(row("processed"), "it")
-    warn_of_other_distribution(row("scaled", **setting), "it")
 
 
 def test_trajectory_without_a_completion_has_no_row() -> None:

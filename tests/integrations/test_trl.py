@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 import json
 import re
 import runpy
-import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.state import PartialState
 from click.testing import CliRunner
 from datasets import Dataset, load_dataset
 from trl import SFTConfig, SFTTrainer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import (
-    RolloutGroup,
     RolloutSample,
-    TrainingSequence,
-    _AsyncRolloutLoop,
 )
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -35,15 +28,12 @@ from tests.integrations.trl_pocket import PROMPTS, QUIET, completion_logps, grpo
 from tokentrace import Agent, Budget, EmbeddedEngine, Task, create_renderer
 from tokentrace.cli import main as cli
 from tokentrace.data.tables import read_samples
-from tokentrace.errors import InputError, SampleError
 from tokentrace.integrations.rows import FinishedRollout
 from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
-from tokentrace.integrations.trl_async import RolloutWorker, rollout_samples
+from tokentrace.integrations.trl_async import RolloutWorker
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Rollout
-from tokentrace.rollout.patience import EngineDown
 from tokentrace.samples.sample import Sample
-from tokentrace.trajectory import VersionSpan
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROUNDING = 1e-4
@@ -145,13 +135,6 @@ def test_a_failed_rollout_is_left_out_and_a_second_run_has_the_new_weights(tmp_p
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_each_prompt_is_run_as_often_as_it_is_given(run: Run) -> None:
-    asked = [one.messages[0] for one in run.finished]
-    assert len(asked) == 8
-    assert asked[::2] == asked[1::2]
-    assert [told["prompts"] for told in run.told] == [[[message] for message in asked[at : at + 4]] for at in (0, 4)]
-
-
 def test_importance_ratios_are_one_before_each_step(run: Run) -> None:
     """Also before the second: the weights of the first step have reached the engine."""
     for step, batch in enumerate(run.trainer.batches):
@@ -161,17 +144,6 @@ def test_importance_ratios_are_one_before_each_step(run: Run) -> None:
         assert (ratios - 1).abs().max() < ROUNDING
         finished = run.finished[4 * step : 4 * step + 4]
         assert {span.version for one in finished for span in one.samples[0].versions} == {step}
-
-
-def test_the_weights_did_change_between_the_steps(run: Run, pocket: Any) -> None:
-    """So that ratios of one in the second step say something: the first model would not have given them."""
-    batch = run.trainer.batches[1]
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    read = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-    with torch.no_grad():
-        logps = completion_logps(pocket, ids, read, batch["completion_ids"].size(1))
-    trained = (batch["completion_mask"] * batch["tool_mask"]).bool()
-    assert (torch.exp(logps - batch["sampling_per_token_logps"])[trained] - 1).abs().max() > 100 * ROUNDING
 
 
 def test_reward_functions_see_real_messages_and_the_agents_reward(run: Run) -> None:
@@ -300,152 +272,6 @@ def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monk
     assert queued[0].model_version == 1  # TRL counts the weights that it begins with as 1
     ratios = [log["ratio"] for log in trainer.state.log_history if "ratio" in log]
     assert abs(ratios[0] - 1) < ROUNDING
-
-
-def test_samples_of_a_group_are_scored_as_trls_own_worker_scores_them(run: Run) -> None:
-    PartialState()  # TRL's logger wants it
-    finished = [
-        dataclasses.replace(one, reward=reward)
-        for one, reward in zip(run.finished, (0.5, None, 2.0, -1.0), strict=False)
-    ]
-    rows = [one.samples[0] for one in finished]
-    group = RolloutGroup(
-        prompts=[[dict(one.messages[0])] for one in finished],
-        reward_kwargs={},
-        completions=[[dict(message) for message in one.messages[1:]] for one in finished],
-        completions_ids=[],
-        completions_sequences=[
-            [TrainingSequence(row.token_ids, row.loss_mask, np.nan_to_num(row.logprobs).tolist(), "")] for row in rows
-        ],
-        tool_call_counts=[0] * 4,
-        tool_failure_counts=[0] * 4,
-        model_version=0,
-        group_id=7,
-        env_rewards=[None] * 4,
-        rollout_rewards=[one.reward for one in finished],
-    )
-    loop: Any = SimpleNamespace(
-        reward_funcs=[], reward_func_names=["rollout"], _env_reward_types=[], _provides_rollout_reward=True
-    )
-    theirs = asyncio.run(_AsyncRolloutLoop._score_group(loop, group))
-    ours = rollout_samples(finished, group=7)
-    for one, other in zip(ours, theirs, strict=True):
-        for name in ("input_ids", "completion_mask", "old_log_probs"):
-            mine, its = getattr(one, name), getattr(other, name)
-            assert mine.dtype == its.dtype
-            np.testing.assert_array_equal(mine, its)
-        for name in ("prompt", "completion", "advantage", "model_version", "group_id"):
-            assert getattr(one, name) == getattr(other, name), name
-        for name in ("reward", "reward_std"):
-            np.testing.assert_equal(one.metrics[name], other.metrics[name])
-    assert [sample.advantage for sample in ours][1] == 0.0
-
-
-def test_a_sample_is_as_old_as_the_oldest_of_its_tokens(run: Run) -> None:
-    (row,) = run.finished[0].samples
-    first = row.completions[0]
-    spans = (VersionSpan(3, first.start, first.start + 1), VersionSpan(5, first.start + 1, len(row)))
-    mixed = dataclasses.replace(run.finished[0], samples=[row.replace(versions=spans)])
-    (sample,) = rollout_samples([mixed], group=0)
-    assert sample.model_version == 3
-    assert sample.metrics["version/newest"] == 5
-    assert sample.metrics["version/older_tokens"] == pytest.approx(1 / row.trained)
-    (sample,) = rollout_samples([mixed], group=0, version=2)
-    assert sample.model_version == 2
-    unsaid = dataclasses.replace(run.finished[0], samples=[row.replace(versions=())])
-    with pytest.raises(SampleError, match="does not say by a number"):
-        rollout_samples([unsaid], group=0)
-
-
-class Broken:
-    async def run(self, task: Task, **_: Any) -> FinishedRollout:
-        raise EngineDown("the engine is gone")
-
-
-class Waits:
-    """Ends no rollout until it is told to."""
-
-    def __init__(self, finished: FinishedRollout) -> None:
-        self.finished = finished
-        self.begun = threading.Event()
-        self.tasks: list[Task] = []
-
-    async def run(self, task: Task, **_: Any) -> FinishedRollout:
-        self.tasks.append(task)
-        if len(self.tasks) > 4:
-            self.begun.set()
-            await asyncio.Event().wait()
-        return self.finished
-
-
-def test_a_worker_that_cannot_go_on_says_why() -> None:
-    worker = RolloutWorker(Broken(), [Task(PROMPTS[0])], weights_to=None, num_generations=2)
-    worker.check_health(60)
-    worker.start()
-    running = worker._running
-    assert running is not None
-    with pytest.raises(EngineDown, match="the engine is gone"):
-        running.result(60)
-    with pytest.raises(EngineDown, match="the engine is gone"):
-        worker.check_health(60)
-    with pytest.raises(InputError, match="leave weight_transfer to TRL"):
-        worker.pause()
-    worker.loop.close()
-
-
-def test_a_worker_that_ends_no_group_is_stale_once_the_trainer_has_all(run: Run) -> None:
-    agent = Waits(run.finished[0])
-    worker = RolloutWorker(agent, map(Task, PROMPTS[:2]), weights_to=None, num_generations=2, groups=1)
-    worker.update_model_version(7)
-    worker.start()
-    assert agent.begun.wait(60)
-    worker.check_health(-1)  # four samples wait for the trainer
-    samples = [worker.rollout_buffer.get(timeout=60) for _ in range(4)]
-    assert [(sample.group_id, sample.model_version) for sample in samples] == [(0, 7), (0, 7), (1, 7), (1, 7)]
-    assert [task.metadata["group"] for task in agent.tasks[:5]] == [f"grpo-{at:06d}" for at in (0, 0, 1, 1, 2)]
-    assert [task.messages for task in agent.tasks[:5]] == [PROMPTS[at] for at in (0, 0, 1, 1, 0)]
-    with pytest.raises(TimeoutError, match="no group of rollouts has ended with samples"):
-        worker.check_health(-1)
-    worker.stop()
-    worker.loop.close()
-
-
-class Repeats:
-    """Gives the same rollout for ever, and says when it was asked for the third group."""
-
-    def __init__(self, finished: FinishedRollout) -> None:
-        self.finished, self.count, self.third = finished, 0, threading.Event()
-
-    async def run(self, task: Task, **_: Any) -> FinishedRollout:
-        self.count += 1
-        if self.count > 4:
-            self.third.set()
-            await asyncio.Event().wait()
-        return self.finished
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_a_worker_whose_groups_teach_nothing_says_why(run: Run, sampled: bool) -> None:
-    samples = run.finished[0].samples if sampled else []
-    useless = FinishedRollout(samples, PROMPTS[0], 1, None, {"end": "engine"}, ["400: no such model"])
-    agent = Repeats(useless)
-    worker = RolloutWorker(agent, [Task(PROMPTS[0])], weights_to=None, num_generations=2, groups=1)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        worker.start()
-        began = worker._moved
-        assert agent.third.wait(60)
-    what = "no rollout of a group has a reward" if sampled else "nothing was sampled in a group"
-    texts = {str(one.message) for one in said}
-    assert len(texts) == 1
-    assert all(text.startswith(what) and text.endswith(": 400: no such model") for text in texts)
-    assert worker.rollout_buffer.qsize() == (4 if sampled else 0)
-    if not sampled:
-        with pytest.raises(TimeoutError, match=r"no group .* with samples .*400: no such model"):
-            worker.check_health(-1)
-        assert worker._moved == began, "a group without samples is none that has moved the training on"
-    worker.stop()
-    worker.loop.close()
 
 
 @pytest.mark.long

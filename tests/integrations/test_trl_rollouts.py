@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.integrations.trl_config import Config
@@ -146,48 +145,10 @@ def test_sampling_settings_of_the_trainer_are_refused(setting: dict[str, Any], l
         function([PROMPT], trainer(tools=[print]))
 
 
-def test_what_trl_does_not_compute_is_warned_about(loop: BackgroundLoop) -> None:
-    row = finished(sampling={"temperature": 1.0, "top_p": 0.8}, logprobs_kind="processed")
-    with pytest.warns(UserWarning, match=r"sampled with top_p 0\.8"):
-        RolloutFunction(Recorded(row), weights_to=None, loop=loop)([PROMPT], trainer())
-
-
-def test_function_that_was_closed_says_so() -> None:
-    function = RolloutFunction(Recorded(finished()), weights_to=None)
-    function.close()
-    with pytest.raises(InputError, match="it was closed"):
-        function([PROMPT], trainer())
-
-
 def test_missing_logprobs_are_refused(loop: BackgroundLoop) -> None:
     function = RolloutFunction(Recorded(finished(logprobs=None)), weights_to=None, loop=loop)
     with pytest.raises(SampleError, match="has no logprobs"):
         function([PROMPT], trainer())
-
-
-def test_a_prompt_that_is_text_needs_a_task(loop: BackgroundLoop) -> None:
-    function = RolloutFunction(Recorded(), weights_to=None, loop=loop)
-    with pytest.raises(InputError, match="a prompt is a list of messages"):
-        function(["2+2?"], trainer())
-    runs = Recorded(finished())
-    told = RolloutFunction(
-        runs, weights_to=None, loop=loop, task=lambda text: Task([{"role": "user", "content": text}], name="sum")
-    )
-    told(["2+2?"], trainer())
-    assert runs.tasks[0].messages == PROMPT
-    assert runs.tasks[0].name.startswith("sum-")
-
-
-def test_neighbours_with_one_prompt_are_a_group_and_all_have_names_of_their_own(loop: BackgroundLoop) -> None:
-    other = [{"role": "user", "content": "3+3?"}]
-    runs = Recorded(*[finished() for _ in range(6)])
-    function = RolloutFunction(runs, weights_to=None, loop=loop, concurrency=1)
-    function([PROMPT, PROMPT, other, other], trainer())
-    function([PROMPT, other], trainer())
-    groups = [(task.metadata["group"], task.metadata["member"]) for task in runs.tasks]
-    assert [member for _, member in groups] == [0, 1, 0, 1, 0, 0]
-    assert [group for group, _ in groups] == [f"grpo-{at:06d}" for at in (0, 0, 2, 2, 4, 5)]
-    assert len({task.name for task in runs.tasks}) == 6
 
 
 class Told:
@@ -216,30 +177,6 @@ def test_weights_are_sent_once_a_step_and_by_one_process() -> None:
     assert [version for _, version in engine.told] == [0, 1, -1]
 
 
-def test_another_trainer_sends_its_weights_though_it_is_at_the_same_step() -> None:
-    engine = Told()
-    function = RolloutFunction(Recorded(finished(), finished()), weights_to=engine)
-    function([PROMPT], trainer(weights=1))
-    function([PROMPT], trainer(weights=2))
-    function.close()
-    assert engine.told == [({"weights": 1}, 0), ({"weights": 2}, 0), ("closed", -1)]
-
-
-def test_processes_share_neither_seeds_nor_names(loop: BackgroundLoop) -> None:
-    ran = []
-    for rank in (0, 1):
-        runs = Recorded(*[finished() for _ in range(4)])
-        function = RolloutFunction(runs, weights_to=None, loop=loop, seed=0, concurrency=1)
-        for _ in range(2):
-            function([PROMPT, PROMPT], trainer(processes=2, rank=rank))
-        ran.append(runs)
-    for told in ([runs.seeds for runs in ran], [[task.name for task in runs.tasks] for runs in ran]):
-        assert len({*told[0], *told[1]}) == 8
-    alone = RolloutFunction(runs := Recorded(finished(), finished()), weights_to=None, loop=loop, seed=0, concurrency=1)
-    alone([PROMPT, PROMPT], trainer())
-    assert runs.seeds == [0, 1_000_003]
-
-
 def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None:
     """The engine refuses: nothing was sampled, and nothing is raised."""
 
@@ -256,25 +193,6 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
 
 
 # -- batches
-
-
-def test_a_batch_has_what_its_rows_have() -> None:
-    (sample,) = trajectory_samples(finished_trajectory(), advantage=0.5)
-    row = {"input_ids": sample.token_ids, "labels": sample.labels, "logprobs": sample.logprobs, "extra": "ignored"}
-    batch = Collator(0)([row])
-    assert set(batch) == {"input_ids", "attention_mask", "position_ids", "labels", "logprobs"}
-    both = Collator(0)([sample])
-    assert both["advantages"].tolist() == [[0.0, 0.0, 0.0, 0.5, 0.5]]
-    for name in ("input_ids", "labels"):
-        assert batch[name].tolist() == both[name].tolist()
-    np.testing.assert_array_equal(batch["logprobs"].numpy(), both["logprobs"].numpy())
-
-
-def finished_trajectory() -> Trajectory:
-    record = Trajectory()
-    record.begin([1, 2, 3], messages=1)
-    record.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
-    return record
 
 
 @pytest.mark.parametrize(

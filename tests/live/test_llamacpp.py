@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_sampling import reference
 from tests.live.live import CONTEXT, ROOT, Recorder, llama_server, no_wheel
 from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.http import Connection
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import EngineAnswerError, EngineRefusal, FinishReason, LogprobKind, SamplingParams
+from tokentrace.engines.protocol import EngineAnswerError, FinishReason, LogprobKind, SamplingParams
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.model import load_pocket, log_softmax, read_safetensors
+from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.batch import run_rollouts
-from tokentrace.rollout.loop import Agent, End, Rollout
+from tokentrace.rollout.loop import Agent, Rollout
 from tokentrace.samples.trajectories import trajectory_samples
 
 RENDERER = create_renderer(POCKET)
@@ -146,21 +145,6 @@ def expected_logprobs(logits: Any, ids: Any, sampling: SamplingParams) -> Any:
 # -- the file
 
 
-def test_the_file_has_the_weights_and_every_token(model_file: Path) -> None:
-    import gguf  # slow to import, and needed here alone
-
-    reader = gguf.GGUFReader(model_file)
-    found = {tensor.name: tensor for tensor in reader.tensors}
-    ours = read_safetensors(POCKET / "model.safetensors")
-    assert len(found) == len(ours)
-    assert {tensor.tensor_type for tensor in found.values()} == {gguf.GGMLQuantizationType.F32}
-    embedding = found["token_embd.weight"].data.reshape(MODEL.vocabulary_size, -1)
-    assert np.array_equal(embedding, ours["model.embed_tokens.weight"])
-    assert np.array_equal(found["blk.4.attn_q_norm.weight"].data, ours["model.layers.4.self_attn.q_norm.weight"])
-    assert len(reader.fields["tokenizer.ggml.tokens"].data) == MODEL.vocabulary_size
-    assert reader.fields["tokenizer.ggml.eos_token_id"].contents() == END
-
-
 # -- what it can do
 
 
@@ -196,15 +180,6 @@ def test_greedy_ids_are_those_of_the_numpy_model(server: str) -> None:
 # -- whole rollouts
 
 
-def test_greedy_rollouts_answer_right(greedy: Rolled) -> None:
-    assert len(greedy.rollouts) == QUESTIONS
-    for rollout in greedy.rollouts:
-        assert (rollout.end, rollout.notes, rollout.malformed, rollout.use.failed) == (End.USER, [], 0, 0)
-        assert rollout.reward == 1.0
-    assert sum(rollout.use.calls for rollout in greedy.rollouts) > QUESTIONS
-    assert max(rollout.turns for rollout in greedy.rollouts) > 3
-
-
 def test_the_engine_sees_the_prompts_of_the_trajectory(rolled: Rolled) -> None:
     ours = []
     for rollout in rolled.rollouts:
@@ -229,10 +204,6 @@ def test_a_rollout_is_one_row(rolled: Rolled) -> None:
         assert rollout.trajectory.num_branches == 1
 
 
-def test_prefixes_are_cached(greedy: Rolled) -> None:
-    assert any(answer["timings"]["cache_n"] > 0 for _, answer in greedy.recorder.completions())
-
-
 @pytest.mark.parametrize(("name", "gap"), [("greedy", RAW_GAP), ("sampled", PROCESSED_GAP)])
 def test_logprobs_are_those_of_a_re_score(name: str, gap: float, request: pytest.FixtureRequest) -> None:
     rolled: Rolled = request.getfixturevalue(name)
@@ -241,18 +212,6 @@ def test_logprobs_are_those_of_a_re_score(name: str, gap: float, request: pytest
         mask = trajectory.loss_mask()
         again = np.concatenate(([0.0], MODEL.score(trajectory.stream())))
         np.testing.assert_allclose(trajectory.logprobs()[mask], again[mask], rtol=0, atol=gap)
-
-
-def test_raw_logprobs_are_normalised_with_a_sum_in_float32(greedy: Rolled) -> None:
-    for rollout in greedy.rollouts:
-        trajectory = rollout.trajectory
-        stream, at = trajectory.stream(), np.flatnonzero(trajectory.loss_mask())
-        logits = logits_of(stream[:1], stream[1:])[at - 1]
-        shifted = -np.sort(-logits, -1)
-        shifted -= shifted[:, :1]
-        running = np.cumsum(np.exp(shifted), -1, dtype=np.float32)[:, -1]
-        found = logits[np.arange(len(at)), stream[at]] - logits.max(-1) - np.log(running)
-        np.testing.assert_allclose(trajectory.logprobs()[at], found, rtol=0, atol=PROCESSED_GAP)
 
 
 @pytest.mark.parametrize(
@@ -279,39 +238,6 @@ def test_logprobs_are_of_the_distribution_sampled_from(server: str, settings: di
         np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=PROCESSED_GAP)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"min_p": 0.1, "temperature": 2.0}, {"repetition_penalty": 1.5}, {"repetition_penalty": 0.7, "min_p": 0.05}],
-)
-def test_min_p_and_the_repetition_penalty_mean_what_they_do_elsewhere(server: str, given: dict[str, Any]) -> None:
-    prompt, sampling = first_prompts(3)[2], SamplingParams(40, seed=1, stop_token_ids=(END,), **given)
-
-    async def work(engine: LlamaCppEngine) -> Any:
-        return await engine.generate(prompt, sampling)
-
-    done, _ = use(server, work)
-    ids, known = done.ids.tolist(), prompt.tolist()
-    wanted = [
-        np.log(reference(logits, known, ids[:at], sampling)[ids[at]])
-        for at, logits in enumerate(logits_of(prompt, done.ids))
-    ]
-    np.testing.assert_allclose(done.logprobs, wanted, rtol=0, atol=PROCESSED_GAP)
-
-
-def test_raw_logprobs_can_be_asked_for(server: str) -> None:
-    prompt = first_prompts(3)[2]
-
-    async def work(engine: LlamaCppEngine) -> Any:
-        return await engine.generate(
-            prompt,
-            SamplingParams(40, temperature=2.0, top_k=5, seed=1, stop_token_ids=(END,), allow_raw_logprobs=True),
-        )
-
-    completion, _ = use(server, work, logprobs="raw")
-    expected = log_softmax(logits_of(prompt, completion.ids))[np.arange(len(completion.ids)), completion.ids]
-    np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=RAW_GAP)
-
-
 # -- limits
 
 
@@ -336,54 +262,6 @@ def test_max_tokens_and_stop_ids_are_respected(server: str) -> None:
     assert (len(one.ids), one.finish_reason) == (1, FinishReason.LENGTH)
     for part in (short, line, one):
         assert np.array_equal(part.ids, whole.ids[: len(part.ids)])
-
-
-def test_seeds_are_heeded(server: str) -> None:
-    prompt = first_prompts(3)[2]
-
-    async def work(engine: LlamaCppEngine) -> list[list[int]]:
-        seeds = (7, 7, 8)
-        found = [
-            await engine.generate(prompt, SamplingParams(60, temperature=2.0, top_k=5, seed=seed)) for seed in seeds
-        ]
-        return [completion.ids.tolist() for completion in found]
-
-    (first, again, other), _ = use(server, work)
-    assert first == again != other
-
-
-def test_a_context_can_be_filled_to_the_last_token(server: str) -> None:
-    async def work(engine: LlamaCppEngine) -> list[Any]:
-        return [
-            await engine.generate([NEWLINE] * (CONTEXT - count), SamplingParams(count, temperature=0))
-            for count in (4, 1)
-        ]
-
-    (four, one), _ = use(server, work)
-    assert (len(four.ids), four.finish_reason) == (4, FinishReason.LENGTH)
-    assert (len(one.ids), one.finish_reason) == (1, FinishReason.LENGTH)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "sampling"),
-    [
-        ([NEWLINE, MODEL.vocabulary_size], SamplingParams(4)),
-        ([NEWLINE, -1], SamplingParams(4)),
-        ([], SamplingParams(4)),
-        ([NEWLINE] * CONTEXT, SamplingParams(1)),
-        ([NEWLINE] * (CONTEXT - 3), SamplingParams(4)),
-        ([NEWLINE], SamplingParams(4, stop_token_ids=(MODEL.vocabulary_size,))),
-    ],
-    ids=["outside", "negative", "empty", "too long", "too long with max_tokens", "stop id outside"],
-)
-def test_what_does_not_fit_is_not_sent(server: str, prompt: list[int], sampling: SamplingParams) -> None:
-    async def work(engine: LlamaCppEngine) -> None:
-        with pytest.raises(EngineRefusal, match=r"^not sent: ") as caught:
-            await engine.generate(prompt, sampling)
-        assert caught.value.status is None
-
-    _, recorder = use(server, work)
-    assert recorder.completions() == []
 
 
 def test_half_characters_without_logprobs_are_an_error(server: str) -> None:

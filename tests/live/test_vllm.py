@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -26,10 +25,8 @@ from tokentrace.engines.http import Connection
 from tokentrace.engines.protocol import (
     Completion,
     Delta,
-    EngineRefusal,
     FinishReason,
     LogprobKind,
-    LogprobKindError,
     SamplingParams,
     collected,
 )
@@ -170,20 +167,6 @@ def test_what_the_server_can_do_is_found_out(url: str) -> None:
     assert not paused
 
 
-def test_where_the_generate_endpoint_is_off_the_other_is_used(url: str) -> None:
-    tap = Tap(closed=GENERATE)
-
-    async def use(engine: VLLMEngine) -> tuple[Any, Completion]:
-        return engine.capabilities, await engine.generate(prompts()[0], SamplingParams(8, temperature=0))
-
-    found, done = using(url, use, tap)
-    assert {path for path, _, _ in tap.seen} == {COMPLETIONS}
-    assert found.logprobs is LogprobKind.PROCESSED
-    assert not found.aborts
-    assert not found.versions
-    assert done.ids.tolist() == greedy(prompts()[0], 8)
-
-
 # -- which logprobs
 
 
@@ -198,32 +181,6 @@ def kinds_found(address: str, times: int, closed: str | None) -> set[LogprobKind
 def test_a_raw_and_a_processed_server_are_told_apart(url: str, raw_url: str, closed: str | None) -> None:
     assert kinds_found(url, 15, closed) == {LogprobKind.PROCESSED}
     assert kinds_found(raw_url, 15, closed) == {LogprobKind.RAW}
-
-
-@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
-def test_raw_logprobs_are_refused_where_they_mislead_and_recorded_as_raw(raw_url: str, closed: str | None) -> None:
-    hot = SamplingParams(48, temperature=0.6, seed=3, stop_token_ids=STOPS)
-    tap = Tap(closed)
-
-    async def use(engine: VLLMEngine) -> list[Completion]:
-        tap.seen.clear()
-        for sampling in (hot, replace(hot, temperature=1.7)):
-            with pytest.raises(LogprobKindError, match="not sent: the logprobs of vllm are raw"):
-                await engine.generate(prompts()[0], sampling)
-        with pytest.raises(LogprobKindError):
-            Agent(engine, RENDERER, sampling=hot)
-        assert not tap.seen
-        allowed = replace(hot, allow_raw_logprobs=True)
-        return list(await asyncio.gather(*(engine.generate(prompt, allowed) for prompt in prompts())))
-
-    raw, processed = [], []
-    for prompt, done in zip(prompts(), using(raw_url, use, tap), strict=True):
-        assert done.logprobs_kind is LogprobKind.RAW
-        raw.append(gap(done.logprobs, reference(prompt, done.ids, SamplingParams(48))))
-        processed.append(gap(done.logprobs, reference(prompt, done.ids, hot)))
-    print(f"from the model's own distribution: {max(raw):.1e}; from the one sampled from: {max(processed):.1e}")
-    assert max(raw) < CLOSE
-    assert max(processed) > 0.05, "the two are not the same, and that is why it is refused"
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("url", LogprobKind.PROCESSED), ("raw_url", LogprobKind.RAW)])
@@ -304,18 +261,6 @@ def test_a_stream_is_the_whole_in_pieces(url: str, closed: str | None) -> None:
         assert (streamed.finish_reason, streamed.versions) == (whole.finish_reason, whole.versions)
         assert pieces[-1].finish_reason is whole.finish_reason
         assert streamed.cached_tokens, "the same prompt was read before"
-
-
-def test_a_stop_token_that_is_not_the_models_own_ends_a_completion_and_is_in_it(url: str) -> None:
-    said = greedy(prompts()[0], 40)
-    stop = said[10]
-
-    async def use(engine: VLLMEngine) -> Completion:
-        return await engine.generate(prompts()[0], SamplingParams(40, temperature=0, stop_token_ids=(stop,)))
-
-    done = using(url, use)
-    assert done.finish_reason is FinishReason.STOP
-    assert done.ids.tolist() == said[: said.index(stop) + 1]
 
 
 # -- rollouts
@@ -400,44 +345,6 @@ def test_an_abort_ends_a_stream_with_what_was_sampled(url: str) -> None:
     assert gap(logprobs, reference(ENDLESS, ids, LONG)) < CLOSE
 
 
-def test_an_abort_ends_a_whole_request_and_no_other(url: str) -> None:
-    async def use(engine: VLLMEngine) -> tuple[Completion, Completion]:
-        other = asyncio.create_task(engine.generate(ENDLESS, SHORTER))
-        victim = asyncio.create_task(engine.generate(ENDLESS, LONG, request_id="victim-1"))
-        while not victim.done():
-            await engine.abort("victim-1")  # unknown until the request has arrived
-            await asyncio.wait({victim}, timeout=0.2)
-        return victim.result(), await other
-
-    victim, other = using(url, use)
-    assert victim.finish_reason is FinishReason.ABORT
-    assert len(victim.ids) < LONG.max_tokens
-    assert (other.finish_reason, len(other.ids)) == (FinishReason.LENGTH, 300)
-
-
-def test_closing_a_stream_ends_its_request(url: str) -> None:
-    async def use(engine: VLLMEngine) -> float:
-        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
-            before = await _metric(client, "generation_tokens_total")
-            async with aclosing(engine.stream(ENDLESS, LONG)) as arriving:
-                await anext(arriving)
-                while await _metric(client, "generation_tokens_total") == before:
-                    pass
-            while await _metric(client, "num_requests_running"):
-                pass
-            return await _metric(client, "generation_tokens_total") - before
-
-    sampled = using(url, lambda engine: asyncio.wait_for(use(engine), 60))
-    assert 0 < sampled < LONG.max_tokens
-
-
-async def _metric(client: httpx2.AsyncClient, name: str) -> float:
-    """What the server counts."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    (found,) = (line for line in lines if line.startswith(f"vllm:{name}{{"))
-    return float(found.split()[-1])
-
-
 def test_a_paused_server_lets_requests_wait_and_not_change(url: str) -> None:
     sampling = SamplingParams(60, seed=9, stop_token_ids=STOPS)
 
@@ -480,24 +387,3 @@ def test_weight_versions_are_told_token_by_token(url: str) -> None:
     first, second = across.versions
     assert first == VersionSpan(old.version, 0, first.stop)
     assert second == VersionSpan("step-1", first.stop, len(across.ids))
-
-
-def test_what_does_not_fit_is_refused_before_it_is_sent_and_by_the_server(url: str) -> None:
-    tap = Tap()
-
-    async def use(engine: VLLMEngine) -> None:
-        tap.seen.clear()
-        for prompt in ([SIZE], [1] * 2040):
-            with pytest.raises(EngineRefusal) as refused:
-                await engine.generate(prompt, SamplingParams(20))
-            assert refused.value.status is None
-        bare = await VLLMEngine.connect(Connection(url, transport=tap))
-        tap.seen.clear()
-        with pytest.raises(EngineRefusal) as refused:
-            await bare.generate([SIZE], SamplingParams(20))
-        assert refused.value.status == 400
-        with pytest.raises(EngineRefusal, match="no model 'other'"):
-            await VLLMEngine.connect(url, model="other")
-
-    using(url, use, tap)
-    assert not tap.seen

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 from tests.support import FULL, rotating
 from tokentrace import InputError, create_renderer
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.model import PocketModel, load_pocket, log_softmax, read_safetensors
+from tokentrace.pocket.model import load_pocket, log_softmax, read_safetensors
 from training.pocket.expert import solve
 from training.pocket.questions import make_questions
 
@@ -72,24 +72,6 @@ def test_every_weight_is_read_as_transformers_reads_it() -> None:
         assert np.array_equal(weight, theirs[name].numpy()), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_any_precision_is_read(dtype: torch.dtype, tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    given = {"a": torch.randn(3, 5).to(dtype), "b": torch.tensor(2.5, dtype=dtype)}
-    save_file(given, tmp_path / "some.safetensors")
-    found = read_safetensors(tmp_path / "some.safetensors")
-    assert all(np.array_equal(found[name], tensor.float().numpy()) for name, tensor in given.items())
-
-
-def test_other_numbers_are_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.tensor([1, 2])}, tmp_path / "some.safetensors")
-    with pytest.raises(InputError, match="a: numbers of type I64"):
-        read_safetensors(tmp_path / "some.safetensors")
-
-
 # -- the forward
 
 
@@ -106,12 +88,6 @@ def test_logprobs_are_those_of_transformers(index: int) -> None:
     assert np.abs(log_softmax(logits) - expected)[likely].max() < CLOSE
 
 
-def test_a_long_prompt_is_read_in_blocks() -> None:
-    ids = [token for row in rows() for token in row][:1500]
-    expected = reference_logprobs(ids)[np.arange(len(ids) - 1), ids[1:]]
-    assert np.abs(load_pocket().score(ids) - expected).max() < 10 * CLOSE  # longer than anything it was trained on
-
-
 def test_a_batch_is_its_rows_one_by_one() -> None:
     model = load_pocket()
     caches = [model.new_cache() for _ in rows()]
@@ -124,16 +100,6 @@ def test_a_batch_is_its_rows_one_by_one() -> None:
         together = log_softmax(model.extend(caches, tokens))
         alone = [model.extend([cache], [ids]) for cache, ids in zip(singles, tokens, strict=True)]
         assert np.abs(together - log_softmax(np.concatenate(alone))).max() < CLOSE
-
-
-def test_a_batch_may_mix_prompts_and_single_tokens() -> None:
-    model = load_pocket()
-    first, second = rows()[0], rows()[1]
-    begun = model.new_cache()
-    model.extend([begun], [first[:-1]])
-    mixed = log_softmax(model.extend([begun, model.new_cache()], [first[-1:], second]))
-    for logprobs, ids in zip(mixed, (first, second), strict=True):
-        assert np.abs(logprobs - reference_logprobs(ids)[-1])[logprobs > -20].max() < CLOSE
 
 
 @pytest.mark.parametrize("cut", [1, 100, 255, 256, 257])
@@ -184,11 +150,6 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
         with pytest.raises(InputError, match="3 tokens"):
             call(4)
     assert cache.length == 3
-
-
-def test_the_model_of_a_folder_is_the_one_that_ships() -> None:
-    ids = rows()[0][:50]
-    assert np.array_equal(PocketModel.load(POCKET).score(ids), load_pocket().score(ids))
 
 
 # -- what it can do

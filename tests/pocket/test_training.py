@@ -36,13 +36,6 @@ def trained(train: Any) -> Any:
     return model.float().eval()
 
 
-def test_rows_are_the_same_again(train: Any) -> None:
-    for question in make_questions(1, 24):
-        (ids, mask), (again, also) = train.make_row(question, 1), train.make_row(question, 1)
-        assert np.array_equal(ids, again)
-        assert np.array_equal(mask, also)
-
-
 def test_resegmenting_changes_tokens_and_no_text(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "RESEGMENTED", 1.0)
     renderer = create_renderer(POCKET)
@@ -54,14 +47,6 @@ def test_resegmenting_changes_tokens_and_no_text(train: Any, monkeypatch: pytest
         assert renderer.tokenizer.decode(ids[mask].tolist()) == rendered.decode(rendered.mask)
 
 
-def test_batches_are_padded_with_no_loss(train: Any) -> None:
-    ids, mask = next(train.batches(1, 16, 1, 1))
-    assert ids.shape == mask.shape == (16, ids.shape[1])
-    assert ids.shape[1] % 32 == 0
-    assert mask.any(1).all()
-    assert not mask[:, 0].any()
-
-
 def test_the_torch_model_is_the_numpy_model(train: Any, trained: Any) -> None:
     renderer, ours = create_renderer(POCKET), load_pocket()
     rows = [renderer.render_ids(solve(question), tools=question.tools)[:300] for question in make_questions(2, 3)]
@@ -71,18 +56,6 @@ def test_the_torch_model_is_the_numpy_model(train: Any, trained: Any) -> None:
             found = trained.logits(trained(torch.tensor([row])))[0].numpy()
             likely = log_softmax(expected) > -20
             assert np.abs(log_softmax(found) - log_softmax(expected))[likely].max() < 1e-4
-
-
-def test_generation_with_a_cache_is_greedy_decoding(train: Any, trained: Any) -> None:
-    renderer, ours = create_renderer(POCKET), load_pocket()
-    (stop,) = renderer.get_stop_token_ids()
-    prompts = [
-        renderer.render_ids(question.prompt, tools=question.tools, add_generation_prompt=True)
-        for question in make_questions(3, 4)
-    ]
-    for prompt, completion in zip(prompts, train.generate(trained, prompts, stop, 0.0, 40), strict=True):
-        (logits,) = ours.extend([ours.new_cache()], [prompt + completion], every=True)
-        assert logits.argmax(-1)[len(prompt) - 1 : -1].tolist() == completion
 
 
 def test_the_report_is_of_the_model_that_ships(train: Any, trained: Any) -> None:

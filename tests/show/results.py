@@ -20,10 +20,10 @@ from tokentrace import (
     save_trajectory,
     trajectory_samples,
 )
-from tokentrace.audit.inspect import inspect_rollouts
-from tokentrace.data.check.deviations import Deviation
-from tokentrace.data.check.report import CheckedRow, CheckReport, Outcome
-from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.finding import Cause, Finding
+from tokentrace.diagnose.rollout_report import check_rollouts
+from tokentrace.diagnose.row_report import CheckReport
+from tokentrace.diagnose.rows import CheckedRow, Outcome
 from tokentrace.pocket import EXAMPLE, POCKET
 
 RENDERER = create_renderer(POCKET)
@@ -84,10 +84,11 @@ def broken() -> Any:
 
 
 def checked() -> CheckReport:
-    found = Deviation(Cause.BPE_REMERGE, 3, 3, 0, "user", "content", EVIL, ("a",), ("b", "c"), ("bc",), ("d",))
-    report = CheckReport(findings=[EVIL])
+    found = Finding(Cause.BPE_REMERGE, "", 0, "content", EVIL, 3)
+    parts = (([(1, "a")], None), ([(2, "b"), (3, "c")], [(4, "bc")]), ([(5, "d")], None))
+    report = CheckReport(notes=[EVIL])
     report.add(CheckedRow("rows.jsonl", 1, 1, tokens=9))
-    report.add(CheckedRow("rows.jsonl", 2, 2, Outcome.IDS, deviations=(found,), tokens=9))
+    report.add(CheckedRow("rows.jsonl", 2, 2, Outcome.IDS, findings=(found,), contrasts=(parts,), tokens=9))
     report.add(CheckedRow("rows.jsonl", 3, 3, Outcome.BAD, reason=EVIL))
     return report
 
@@ -96,7 +97,7 @@ def inspected() -> Any:
     """What an inspection finds in a trajectory whose history was rewritten."""
     with tempfile.TemporaryDirectory() as folder:
         save_trajectory(trajectory(), Path(folder) / "one.tt")
-        report = inspect_rollouts([str(Path(folder) / "one.tt")], RENDERER)
+        report = check_rollouts([str(Path(folder) / "one.tt")], RENDERER)
     report.notes.append(EVIL)
     return report
 

@@ -73,7 +73,7 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
     """
     one_blas_thread()
     try:
-        from ..gateway.gateway import Limits
+        from ..gateway.admission import Limits
         from ..gateway.serving import ServeSettings
     except ImportError as error:
         raise InputError(f'the gateway needs more: pip install "tokentrace[gateway]" ({error})') from None

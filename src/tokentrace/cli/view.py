@@ -38,7 +38,7 @@ def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> N
       tokentrace view rows.parquet -t ./Qwen3-8B --html rows.html
       tokentrace view runs/7 --rows 5
     """
-    from ..audit.inspect import recorded_tokenizer
+    from ..diagnose.rollout_report import recorded_tokenizer
     from ..show.results import document_of
     from ..tokens.loading import load_tokenizer
     from .inputs import chosen_tokenizer
@@ -64,8 +64,8 @@ def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> N
 
 def _read(file: str, path: Path, rows: int) -> tuple[Any, bool]:
     """What is shown, and whether it is rows with the columns that tokentrace writes."""
-    from ..audit.dumps.records import is_trajectory
     from ..data.tables import read_samples
+    from ..diagnose.record_files import is_trajectory
     from ..trajectory import load_trajectory
 
     if path.is_file() and is_trajectory(path):
@@ -86,20 +86,20 @@ def _recorded(file: str) -> Iterator[Sample]:
     """The rows of anything that `tokentrace check` reads: what was sampled or is trained, and nothing else."""
     import numpy as np
 
-    from ..audit.dumps.calls import UnreadSource
-    from ..audit.dumps.reading import is_of_engines, read_rollouts
-    from ..audit.inspect_calls import inspect_rollout
+    from ..diagnose.record_files import holds_rollouts, read_rollouts
+    from ..diagnose.records import Unreadable
+    from ..diagnose.rollouts import check_rollout
     from ..samples.sample import Sample
     from ..tokens.kinds import Kind
 
-    is_of_engines(file)  # says what to do with a file of conversations
-    for found in read_rollouts([file]):
-        if isinstance(found, UnreadSource):
-            raise InputError(f"{found.where}: {found.problem}")
-        tracks = [(row.ids, row.mask) for row in found.rows]
-        for ids, mask in tracks or [(tip.stream, tip.sampled) for tip in inspect_rollout(found).tips]:
+    holds_rollouts(file)  # refuses a file of conversations
+    for rollout in read_rollouts([file]):
+        if isinstance(rollout, Unreadable):
+            raise InputError(f"{rollout.where}: {rollout.problem}")
+        tracks = [(row.ids, row.mask) for row in rollout.rows]
+        for ids, mask in tracks or [(tip.stream, tip.sampled) for tip in check_rollout(rollout).tips]:
             kinds = np.where(mask, Kind.SAMPLED, Kind.CONTEXT).astype(np.uint8)
-            yield Sample(ids, mask, np.full(len(ids), -1, np.int32), kinds, name=found.name)
+            yield Sample(ids, mask, np.full(len(ids), -1, np.int32), kinds, name=rollout.name)
 
 
 def _roles(file: Path, rows: int) -> Iterator[list[str]]:

@@ -1,7 +1,5 @@
 """The public names of data and where each is defined."""
 
-from .check import CheckReport as CheckReport
-from .check import check_dataset as check_dataset
 from .job import tokenize_files as tokenize_files
 from .tables import read_samples as read_samples
 from .tables import write_samples as write_samples

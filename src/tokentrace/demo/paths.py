@@ -31,6 +31,7 @@ from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns, report_rollouts
 from ..tokens.alignment import align
 from ..tokens.ids import runs
+from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .questions import FollowUps, pick_questions, question_reward, question_task
 
@@ -91,7 +92,7 @@ class MessageAgent(Agent):
         ids, _ = self._client(self.renderer, parsed_arguments(rollout.messages), rollout.schemas, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
-        broken = explain_break(trajectory.stream(), ids, self.renderer, kinds=trajectory.kinds())
+        broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
         count = len(rollout.messages)
         if broken is None:
             trajectory.extend_to(ids, messages=count)

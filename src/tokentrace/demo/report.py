@@ -8,12 +8,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..diagnose.break_document import Differences
 from ..diagnose.breaks import Break
 from ..diagnose.finding import Cause
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
-from ..show.document import HUES, Cell, Document, StreamBars, Table, Track, token_columns
+from ..show.document import HUES, Cell, Contrasts, Document, StreamBars, Table, Track, token_columns
 from ..show.results import document_of
 from ..tokens.alignment import align
 from ..tokens.ids import runs
@@ -116,9 +115,9 @@ def _path_json(report: PathReport) -> dict[str, Any]:
 
 def demo_document(demo: Demo, renderer: Renderer) -> Document:
     """Return streams as bars, both tables, the shortest break of each cause, and one rollout token by token."""
-    differences = Differences()
+    differences = Contrasts()
     for place, broken in _examples(demo):
-        differences.add_break(f"{broken.cause}: {place}", broken, renderer.tokenizer)
+        broken.add_to(differences, f"{broken.cause}: {place}")
     _add_rollout(demo.trials[0], renderer, differences)
     return Document(
         "Three ways to the next turn",
@@ -176,7 +175,7 @@ def _bars(report: PathReport) -> StreamBars:
     return StreamBars(str(report.path), about, streams)
 
 
-def _add_rollout(trial: Trial, renderer: Renderer, differences: Differences) -> None:
+def _add_rollout(trial: Trial, renderer: Renderer, differences: Contrasts) -> None:
     """Add one of tokentrace's rollouts beside a render of its messages; one that differs, if any does."""
     pairs = []
     for rollout in trial.of(ClientPath.TOKENTRACE).rollouts:

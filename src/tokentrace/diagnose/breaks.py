@@ -1,114 +1,136 @@
-"""`explain_break`: the checks, the most specific first, and the report they end in."""
+"""Why a prompt does not begin with the stream so far: `explain_break` names the cause and shows the tokens.
+
+A cause is claimed on evidence only, the most specific check of `break_checks` first; otherwise it is `Cause.UNKNOWN`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError, kind_of, shown
-from ..settings import instance
-from ..show.document import Document
+from ..errors import TrajectoryError, kind_of
+from ..show.document import Card, Contrasts, Document, Tokens
 from ..showing import ShowsItself
+from ..tokens.alignment import Hunk, align
 from ..tokens.ids import check_ids, common_prefix
-from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids, Tokenizer
-from .break_calls import changed_call, lost_call
-from .break_case import Case, Evidence, Region
-from .break_completions import lost_by_client, lost_completion, stop_token, stripped_reasoning
-from .break_context import changed_system, changed_tools, compaction, compared, cut_short, first_token, no_token
-from .break_markup import Markup
-from .break_spelling import boolean, json_format, remerge, whitespace
-from .finding import Cause
-from .resync import hunks
-from .texts import DiffOp, DiffRow, TextWindow, diff_lines, diff_rows, one_line, quoted, text_of
-
-CHECKS: Final[tuple[Callable[[Case], Evidence | None], ...]] = (
-    no_token,
-    first_token,
-    remerge,
-    stripped_reasoning,
-    lost_completion,
-    stop_token,
-    compaction,
-    boolean,
-    json_format,
-    changed_call,
-    whitespace,
-    changed_tools,
-    changed_system,
-    lost_call,
-    cut_short,
-)
-"""What is looked for, the most specific first."""
+from ..tokens.visible import counted
+from .break_checks import CHECKS, Case, Match, find_region
+from .conversation_diff import changed_tools, find_cause
+from .finding import Cause, Finding
+from .message_keys import chain
+from .resync import hunks, next_hunk
+from .token_text import one_line, quoted, token_text
 
 _LATER: Final = 8
-"""Further differences that are looked into."""
+"""Further differences that are explained."""
+_AROUND: Final = 12
+"""Equal tokens shown on either side of a difference."""
+_LIMIT: Final = 40
+"""Tokens shown of one side of a difference."""
+_CONTEXT: Final = frozenset(
+    {Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION, Cause.REWRITTEN_CALL, Cause.UNKNOWN}
+)
+"""Causes that comparing the conversations proves or disproves."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Break(ShowsItself):
     """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
 
-    `position` is the first id that differs. `stream_range` and `prompt_range` are the tokens in which
-    they differ until both sides agree again (they begin at `position`). `before_text` and `after_text` are the
-    same as text, with a little around them, cut short where long. `region` says in which part of the stream it
-    lies, where that is known; completions are counted from 1. `later` are the causes of further differences
-    up to the end of the stream (the first few). `tokens` is the diff in rows.
+    `position` is the first id that differs; both ranges begin there and end where the sides agree again. `region` is
+    the part of the stream it lies in, if known: ``first prompt``, ``completion 2``, ``context after completion 2``.
+    `later` are the causes of the next few differences.
     """
 
     cause: Cause
+    words: str
     position: int
-    stream_length: int
-    prompt_length: int
     stream_range: tuple[int, int]
     prompt_range: tuple[int, int]
-    before_text: str
-    after_text: str
-    detail: str
-    advice: str
     region: str | None
-    tokens: tuple[DiffRow, ...]
-    later: tuple[Cause, ...] = ()
+    later: tuple[Cause, ...]
+    stream: Ids
+    prompt: Ids
+    tokenizer: Tokenizer
 
-    def document(self, tokenizer: Any = None) -> Document:
-        """Return the report as a document."""
-        from .break_document import break_document
-
-        return break_document(self, tokenizer)
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        return self.cause.advice
 
     def to_json(self) -> dict[str, Any]:
-        """What it says, as JSON can hold it; `tokens` aside."""
-        plain = ("position", "region", "detail", "advice")
-        return {
-            "cause": str(self.cause),
-            **{name: getattr(self, name) for name in plain},
-            "stream_range": list(self.stream_range),
-            "prompt_range": list(self.prompt_range),
-            "before": self.before_text,
-            "after": self.after_text,
-            "later": [str(cause) for cause in self.later],
-        }
+        """The report as plain data."""
+        names = ("cause", "words", "position", "region", "advice", "stream_range", "prompt_range", "later")
+        return {name: getattr(self, name) for name in names}
+
+    def parts(self) -> Iterator[tuple[Tokens, Tokens | None]]:
+        """The tokens around the difference: what the stream has, and what the prompt has instead (None: the same)."""
+        (start, stop), (_, other_stop) = self.stream_range, self.prompt_range
+        yield self._tokens(self.stream[max(0, start - _AROUND) : start]), None
+        ours, theirs = self.stream[start:stop], self.prompt[start:other_stop]
+        fine = max(len(ours), len(theirs)) <= 256
+        at = 0
+        for hunk in align(ours, theirs) if fine else [Hunk(0, len(ours), 0, len(theirs))]:
+            yield self._tokens(ours[at : hunk.start]), None
+            left, right = hunk.sides(ours, theirs)
+            yield self._tokens(left), self._tokens(right)
+            at = hunk.stop
+        yield self._tokens(ours[at:]), None
+        same = common_prefix(self.stream[stop : stop + _AROUND], self.prompt[other_stop:])
+        yield self._tokens(self.stream[stop : stop + same]), None
+
+    def _tokens(self, ids: Ids) -> Tokens:
+        tokens = [(index, token_text(self.tokenizer.vocabulary, index)) for index in ids[:_LIMIT].tolist()]
+        return [*tokens, (-1, f" … {counted(len(ids) - _LIMIT)} … ")] if len(ids) > _LIMIT else tokens
 
     def __str__(self) -> str:
-        where = "" if self.region is None else f" ({self.region})"
-        lines = [
-            f"break at token {self.position:,} of {self.stream_length:,}{where}: {self.cause}",
-            f"  {one_line(self.detail)}",
-        ]
-        last = self.tokens[-1] if self.tokens else None
-        more = last.count if last is not None and last.op is DiffOp.EQUAL and last.start == self.stream_range[1] else 0
-        ended = (self.stream_range[1] + more >= self.stream_length, self.prompt_range[1] + more >= self.prompt_length)
-        lines += [f"  {line}" for line in diff_lines(self.tokens, ended)]
+        parts = list(self.parts())
+        lines = {"stream": "", "next prompt": ""}
+        for left, right in parts:
+            for name, side in zip(lines, (left, left if right is None else right), strict=True):
+                text = [one_line(text) for _, text in side]
+                lines[name] += "".join(text if right is None else (f"[{one}]" for one in text))
+        first = next((pair for pair in parts if pair[1] is not None), ([], []))
+        ids = [", ".join(f"{index} ({one_line(text)})" for index, text in (side or [])[:6]) for side in first]
+        begun = "… " if self.position > _AROUND else ""
+        out = [f"break at token {self.position:,} of {len(self.stream):,}"]
+        out[0] += f"{f' ({self.region})' if self.region else ''}: {self.cause}"
+        out += [f"  {one_line(self.words)}", *(f"  {name:<12} {begun}{line}" for name, line in lines.items())]
+        out.append(f"  {'':<12} {' -> '.join(side or 'nothing' for side in ids)}")
         if self.later:
-            said = [str(cause) if n == 1 else f"{cause} × {n}" for cause, n in Counter(self.later).items()]
-            lines.append(f"  further on: {', '.join(said)}")
-        return "\n".join([*lines, f"  to do: {self.advice}"])
+            times = [str(cause) if n == 1 else f"{cause} × {n}" for cause, n in Counter(self.later).items()]
+            out.append(f"  further on: {', '.join(times)}")
+        return "\n".join([*out, f"  to do: {self.advice}"])
+
+    def add_to(self, contrasts: Contrasts, name: str) -> str:
+        """Add the difference to a document; returns the link to it."""
+        first = max(0, self.position - _AROUND)
+        names = ("stream", "next prompt")
+        return contrasts.add_parts(name, self.parts(), names, self.words, first, self.tokenizer)
+
+    def document(self, tokenizer: Tokenizer | None = None) -> Document:
+        """The document of the break."""
+        contrasts = Contrasts()
+        self.add_to(contrasts, "stream → next prompt")
+        return Document(
+            f"Break: {self.cause}",
+            "tokentrace check",
+            summary=[self.words, f"To do: {self.advice}"],
+            cards=[
+                Card("At token", f"{self.position:,}", f"of {len(self.stream):,}"),
+                Card("Next prompt", f"{len(self.prompt):,}", "tokens"),
+                Card("Where", self.region or "–"),
+                Card("Further on", f"{len(self.later)}", ", ".join(dict.fromkeys(map(str, self.later)))),
+            ],
+            **contrasts.content(),
+        )
 
 
 def explain_break(
@@ -117,137 +139,110 @@ def explain_break(
     tokenizer: Any,
     *,
     sampled: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
-    kinds: Sequence[int] | npt.NDArray[np.uint8] | None = None,
-    reasoning: tuple[str, str] | None = None,
-    anchor: Sequence[int] | Ids | None = None,
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> Break | None:
-    """Where and why `next_prompt` does not begin with `stream`; None where it does.
+    """Where and why `next_prompt` does not begin with `stream`; None if it does.
 
-    `tokenizer` is a `Tokenizer`, or a `Renderer`, whose grammar then says how reasoning and calls are set off.
-    `sampled` (or `kinds`) marks the tokens of the stream that were sampled: with it the report names the region, and
-    a completion that is missing can be told from a history that was rewritten. `reasoning` are the texts that open
-    and close reasoning, where they are not among the usual ones. `anchor` is what the client took for the stream.
-    `before` and `after` are the conversations of the two requests (``{"messages": […], "tools": […]}``): changed
-    tools, changed system messages and compaction are then proven by comparing them.
+    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls. `sampled` marks the
+    sampled tokens of the stream: it gives the region, and shows a completion that is missing. `before` and `after` are
+    the conversations of the two requests (``{"messages": […], "tools": […]}``, the first with its reply if known):
+    comparing them proves or disproves changed tools, changed system messages and compaction.
 
-    Every prompt begins with an empty stream. Where `sampled`, `kinds` or `before` say that there was a request
-    before, it is a zeroed anchor. TrajectoryError where the arguments are not ids, or do not fit each other.
+    An empty stream is a break only if `sampled` or `before` say that there was a request. Raises TrajectoryError for
+    arguments that are not ids, or do not fit each other.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
     >>> tokenizer = create_renderer(POCKET).tokenizer
     >>> stream = tokenizer.encode('<tool_call>\\n{"name": "rm", "arguments": {"dry_run": false}}\\n</tool_call><|end|>')
     >>> prompt = tokenizer.encode('<tool_call>\\n{"name": "rm", "arguments": {"dry_run": False}}\\n</tool_call><|end|>')
-    >>> found = explain_break(stream, prompt, tokenizer)
-    >>> str(found.cause), found.detail
+    >>> broken = explain_break(stream, prompt, tokenizer)
+    >>> str(broken.cause), broken.words
     ('boolean or None case', "the stream has `false`, the next prompt `False`: the value went through Python's str()")
     >>> explain_break(stream, stream, tokenizer) is None
     True
     """
-    ours, theirs = (
-        check_ids(stream, "stream", error=TrajectoryError),
-        check_ids(next_prompt, "next_prompt", error=TrajectoryError),
-    )
-    mask = _mask(sampled, kinds, len(ours))
-    for name, request in (("before", before), ("after", after)):
-        if request is not None:
-            instance(name, request, Mapping, TrajectoryError)  # type: ignore[type-abstract]
-    if reasoning is not None and not _are_tags(reasoning):
-        raise TrajectoryError(f"reasoning is two strings, what opens it and what closes it, not {shown(reasoning)}")
+    ours = check_ids(stream, "stream", error=TrajectoryError)
+    theirs = check_ids(next_prompt, "next_prompt", error=TrajectoryError)
+    mask = None if sampled is None else np.asarray(sampled, np.bool_)
+    if mask is not None and mask.shape != ours.shape:
+        raise TrajectoryError(
+            f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; give one entry per token"
+        )
     if not isinstance(tokenizer, Tokenizer) and not isinstance(getattr(tokenizer, "tokenizer", None), Tokenizer):
         raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not {kind_of(tokenizer)}")
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None
-    case = Case.at(position, ours, theirs, Markup.of(tokenizer, reasoning), mask)
-    case = replace(case, before=before, after=after)
-    evidence = explain(case)
-    if anchor is not None:
-        evidence = lost_by_client(case, check_ids(anchor, "anchor", error=TrajectoryError), evidence) or evidence
-    case = replace(case, hunk=evidence.hunk or case.hunk)
-    before_text, after_text = _excerpts(case)
+    case = Case(ours, theirs, tokenizer, next_hunk(ours, theirs, position, position), mask)
+    match = _prove(explain(case), before, after)
+    hunk = match.hunk or case.hunk
+    region = find_region(mask, position)
     return Break(
-        cause=evidence.cause,
-        position=position,
-        stream_length=len(ours),
-        prompt_length=len(theirs),
-        stream_range=(position, case.hunk.stop),
-        prompt_range=(position, case.hunk.other_stop),
-        before_text=before_text,
-        after_text=after_text,
-        detail=evidence.detail,
-        advice=evidence.cause.advice,
-        region=None if case.region is None else case.region.name,
-        tokens=diff_rows(case.vocabulary, ours, theirs, case.hunk),
-        later=tuple(_later(case, evidence, mask)),
+        match.cause,
+        match.words,
+        position,
+        (position, hunk.stop),
+        (position, hunk.other_stop),
+        None if region is None else region.name,
+        tuple(_later(case, hunk, match.covered, mask)),
+        ours,
+        theirs,
+        case.tokenizer,
     )
 
 
-# -- stages
-
-
-def explain(case: Case) -> Evidence:
+def explain(case: Case) -> Match:
     """The cause of one difference, and what shows it."""
-    found = next((evidence for check in CHECKS if (evidence := check(case)) is not None), None)
-    return compared(case, found or _unknown(case))
-
-
-def _unknown(case: Case) -> Evidence:
+    match = next((match for check in CHECKS if (match := check(case)) is not None), None)
+    if match is not None:
+        return match
     ours, theirs = case.hunk_texts()
     if not theirs and case.hunk.other_start == len(case.prompt):
-        ids = len(case.stream) - case.hunk.start
-        return Evidence(
-            Cause.UNKNOWN,
-            f"the next prompt ends where the stream goes on for {ids:,} tokens: a request was repeated, or the "
-            "history taken back",
-        )
-    role = case.turns.role(case.stream, case.hunk.start)
+        count = counted(len(case.stream) - case.hunk.start)
+        return Match(Cause.UNKNOWN, f"the prompt ends {count} before the stream: a repeated request, or one taken back")
+    role = case.heads.role(case.stream, case.hunk.start)
     of = f" in text of the {role}" if role else ""
-    return Evidence(
-        Cause.UNKNOWN, f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}{of}; nothing shows why"
-    )
+    words = f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}{of}; nothing shows why"
+    return Match(Cause.UNKNOWN, words)
 
 
-def _later(case: Case, evidence: Evidence, mask: npt.NDArray[np.bool_] | None) -> Iterator[Cause]:
-    """The causes of the next few differences, but for those in what was compared as a whole."""
-    covered = case.token_after(evidence.until - len(case.text.lead))
-    for hunk in islice(hunks(case.stream, case.prompt, case.hunk.stop, case.hunk.other_stop), _LATER):
-        if covered <= hunk.start < len(case.stream):
-            text = TextWindow.around(case.vocabulary, case.stream, case.prompt, hunk, back=1024, forward=4096)
-            region = Region.at(mask, hunk.start)
-            yield explain(replace(case, hunk=hunk, text=text, region=region, before=None, after=None)).cause
+def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Match:
+    """What the tokens suggest, proven or disproven by the two conversations."""
+    if match.cause not in _CONTEXT or before is None or after is None:
+        return match
+    change = conversation_change(before, after)
+    weak = match.cause is not Cause.UNKNOWN and (Cause.RETRY, Cause.SUB_AGENT)
+    if change is not None and change.cause not in (weak or (Cause.RETRY,)):
+        return match._replace(cause=change.cause, words=change.words)
+    no_tools = before.get("tools") is None and after.get("tools") is None
+    proven = match.cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (match.cause is Cause.CHANGED_TOOLS and no_tools)
+    if change is not None or proven:
+        return match
+    words = f"it looks like {match.cause}, but messages and tools of both requests are the same: {match.words}"
+    return match._replace(cause=Cause.UNKNOWN, words=words)
 
 
-def _excerpts(case: Case, around: int = 16, most: int = 400) -> tuple[str, str]:
-    def excerpt(ids: Ids, start: int, stop: int) -> str:
-        first = max(0, start - around)
-        if stop - start <= most:
-            return text_of(case.vocabulary, ids[first : stop + around])
-        head = text_of(case.vocabulary, ids[first : start + most // 2])
-        tail = text_of(case.vocabulary, ids[stop - most // 2 : stop + around])
-        return f"{head} … {stop - start - most:,} tokens … {tail}"
-
-    start, stop, other_start, other_stop = case.hunk
-    return excerpt(case.stream, start, stop), excerpt(case.prompt, other_start, other_stop)
-
-
-# -- input
-
-
-def _are_tags(given: Any) -> bool:
-    return isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(one, str) and one for one in given)
-
-
-def _mask(sampled: Any, kinds: Any, size: int) -> npt.NDArray[np.bool_] | None:
-    if sampled is None and kinds is None:
-        return None
+def conversation_change(
+    before: Mapping[str, Any], after: Mapping[str, Any], others: Sequence[Sequence[Any]] = ()
+) -> Finding | None:
+    """What became of the messages and tools between two requests; None if nothing did, or they cannot be read."""
+    recorded, sent = before.get("messages") or (), after.get("messages") or ()
     try:
-        mask = np.asarray(sampled, np.bool_) if sampled is not None else np.asarray(kinds) == Kind.SAMPLED
-    except Exception as error:
-        raise TrajectoryError(f"sampled (or kinds) must have one entry per token: {error}") from None
-    if mask.shape != (size,):
-        name = "sampled" if sampled is not None else "kinds"
-        raise TrajectoryError(f"{name} has shape {mask.shape}, the stream {size} tokens; give one entry per token")
-    return mask
+        ours, theirs = (chain(b"", messages)[1:] for messages in (sent, recorded))
+        pairs = enumerate(zip(ours, theirs, strict=False))
+        shared = next((at for at, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+        tools, tools_before = list(after.get("tools") or ()), list(before.get("tools") or ())
+        if shared == len(recorded):
+            return changed_tools(tools, tools_before) if tools != tools_before else None
+        return find_cause(sent, recorded, shared, others=others)
+    except (AttributeError, TypeError, ValueError, RecursionError):  # messages of others may hold anything
+        return None
+
+
+def _later(case: Case, hunk: Hunk, covered: int, mask: Any) -> Iterator[Cause]:
+    """The causes of the next few differences, those in a value or call that was compared as a whole aside."""
+    for later in islice(hunks(case.stream, case.prompt, hunk.stop, hunk.other_stop), _LATER):
+        if covered <= later.start < len(case.stream):
+            yield explain(Case(case.stream, case.prompt, case.known, later, mask, back=1024, forward=4096)).cause

@@ -59,11 +59,11 @@ class Cause(StrEnum):
     CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _BRANCH
     COMPACTION = "compaction", "", "Messages were left out or replaced by fewer, perhaps a summary.", _BRANCH
     SUB_AGENT = "sub_agent", "sub-agent", "Another conversation: no recorded one begins like it."
-    NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed."
+    NONCE = "nonce", "changed number", "A number, a date or an id in an earlier message changed.", _BRANCH
     RETRY = "retry", "", "The same request again, or one that goes back to an earlier point."
-    TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An earlier tool result was shortened or blanked."
-    CALLS_AS_TEXT = "calls_as_text", "", "Tool calls of the model became words."
-    EDIT = "edit", "", "An earlier message says something else."
+    TRIMMED_RESULTS = "trimmed_results", "trimmed result", "An earlier tool result was shortened or blanked.", _BRANCH
+    CALLS_AS_TEXT = "calls_as_text", "", "Tool calls of the model became words.", _BRANCH
+    EDIT = "edit", "", "An earlier message says something else.", _BRANCH
     TEMPLATE = "template", "", "The conversation goes on, but the template would rewrite what was sampled."
     AMBIGUOUS = "ambiguous", "", "Several recorded turns match the request and differ in their tokens."
 
@@ -90,6 +90,8 @@ class Cause(StrEnum):
     BAD_MASK = "bad_mask", "a mask that does not fit the tokens"
     BAD_LABELS = "bad_labels", "labels that contradict the ids or the mask"
     MASK_SHIFTED = "mask_shifted", "mask shifted by one"
+    MASK_ADDED = "mask_added", "trained, and should not be"
+    MASK_MISSING = "mask_missing", "not trained, and should be"
     TRAINED_UNSAMPLED = "trained_unsampled", "trained, but no engine sampled it"
     SAMPLED_UNTRAINED = "sampled_untrained", "sampled, but not trained"
     NO_LOGPROBS = "no_logprobs"
@@ -99,12 +101,11 @@ class Cause(StrEnum):
     @property
     def group(self) -> str:
         """What ``check --allow`` calls it: ids, masks, logprobs or breaks."""
+        name = self.value
         if self in (Cause.NO_TOKEN, Cause.NOTHING_SAMPLED, Cause.DUPLICATE_CALL):
             return "ids"
-        if self in (Cause.NO_LOGPROBS, Cause.BAD_LOGPROBS, Cause.ZERO_LOGPROBS):
-            return "logprobs"
-        masks = (Cause.BAD_MASK, Cause.BAD_LABELS, Cause.MASK_SHIFTED)
-        return "masks" if self in (*masks, Cause.TRAINED_UNSAMPLED, Cause.SAMPLED_UNTRAINED) else "breaks"
+        masks = "mask" in name or "trained" in name or "labels" in name
+        return "logprobs" if "logprobs" in name else "masks" if masks else "breaks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,37 +1,37 @@
 """Fixed-base and delta tokenization: message by message, as much of the field does it.
 
 Both modes render a context without and with a new message, cut the second text where the first one ends, and encode
-the rest on its own. The mode says what the context is: everything before the message (``delta``), or a small
-conversation that never changes (``fixed_base``), so that a template cannot rewrite what it wrote before.
+the remainder on its own. The context is everything before the message (``delta``), or a small conversation that never
+changes (``fixed_base``), so that a template cannot rewrite what it wrote before.
 
-Neither proves anything. Text encoded in parts need not have the ids of the whole, and a template may write a message
+Neither proves anything: text encoded in parts need not have the ids of the whole, and a template may write a message
 differently in another context. The sanity check compares the result with a render of the whole conversation, id by id.
-These modes are here to compare with, and for templates of which nothing better can be proven; a rollout wants
-`Renderer.bridge_to_next_turn`, training data `Renderer.render`, which masks in one render.
+A rollout needs `Renderer.bridge_to_next_turn`, training data `Renderer.render`; these modes are for comparison.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import RESULT_ROLES, Messages
-from ..errors import RendererError, TemplateError, TemplateLimitError
+from ..errors import TemplateError, TemplateLimitError
+from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose
-from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..template.trace import Rendering
-from ..tokens.ids import check_ids
+from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids, Tokenizer
-from .finding import Cause
-from .mismatches import Mismatch, TokenizationMismatchWarning, find_mismatches, short_text, warning_text
+from ..tokens.vocabulary import Vocabulary
+from .finding import Cause, Finding
+from .token_text import quoted, spell
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}
@@ -51,53 +51,29 @@ class SanityCheck(StrEnum):
     """Which differences from the full render are reported."""
 
     STRICT = "strict"
-    """Every one."""
+    """All."""
     IGNORE_STRIPPABLE = "ignore_strippable"
-    """All but those of white space. The same text in other tokens is not a difference of white space."""
+    """All but those of white space. The same text in other tokens is reported."""
     OFF = "off"
-    """None: nothing is rendered to compare with."""
+    """None: there is no full render."""
 
 
-class NoteCause(StrEnum):
-    """Why a piece is less certain than others."""
-
-    REWRITTEN = "rewritten"
-    """The template wrote the context differently once the message followed; the text was cut by length all the same."""
-    BASE_SHOWN = "base_shown"
-    """The template wrote text of the base into the message (as a system message put before the last user)."""
-    OTHER_BASE = "other_base"
-    """The template refused the message after the usual base, rewrote or repeated it; another base served."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What the tokens of a message rest on, where that is not what they should."""
-
-    cause: NoteCause
-    message: int
-    detail: str
-
-    def __str__(self) -> str:
-        return f"message {self.message}: {self.detail}"
+class TokenizationMismatchWarning(UserWarning):
+    """Incremental tokenization gave other ids than a render of the whole conversation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncrementalTokens:
-    """What incremental tokenization gave: ids, and True in `mask` for each token of an assistant.
+    """The ids, and a mask that is True for the tokens of assistants.
 
-    `mismatches` is what the sanity check reports (nothing where it was off), `notes` what became apparent on the way.
+    `mismatches` are what the sanity check reports; `position` counts incremental tokens. `notes` name messages that the
+    template wrote otherwise in their context.
     """
 
     ids: Ids
     mask: npt.NDArray[np.bool_]
-    mismatches: list[Mismatch]
-    notes: list[Note]
-    sanity_check: SanityCheck
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids as a list."""
-        return cast(list[int], self.ids.tolist())
+    mismatches: list[Finding]
+    notes: list[str]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -111,14 +87,13 @@ def tokenize_incrementally(
     mode: IncrementalMode | str = IncrementalMode.FIXED_BASE,
     sanity_check: SanityCheck | str = SanityCheck.STRICT,
 ) -> IncrementalTokens:
-    """Tokenize a conversation message by message; consecutive tool results, which are one turn, as one.
+    """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    What comes before the first assistant is one plain render. The mask is True for all that an assistant's message
-    adds after its generation prompt, which takes in the separator after the stop token where there is one
-    (`Renderer.render` masks it out). A conversation that begins with an assistant has that message in its prompt.
+    Everything before the first assistant is one plain render. The mask is True for all that an assistant message adds
+    after its generation prompt, including the separator after the stop token (`Renderer.render` masks it out).
 
-    Warns with TokenizationMismatchWarning where the sanity check finds differences. Raises TemplateError where the
-    template refuses a message in every context that the mode has for it.
+    Warns with TokenizationMismatchWarning if the sanity check finds differences. Raises TemplateError if the template
+    refuses a message in every context that the mode has for it.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -129,25 +104,36 @@ def tokenize_incrementally(
     >>> renderer.tokenizer.decode(tokens.ids[tokens.mask]), tokens.mismatches
     ('4<|end|>', [])
     """
-    check = choose(SanityCheck, "sanity_check", sanity_check)
-    stream = IncrementalTokenizer(renderer, mode=mode, tools=tools)
-    stream._read(messages)
-    return stream._tokens(check)
+    mode, check = choose(IncrementalMode, "mode", mode), choose(SanityCheck, "sanity_check", sanity_check)
+    renderer = renderer.silent()
+    conversation = renderer.check_messages(messages, tools=tools)
+    pieces = list(_Tokenizing(renderer, tools, mode, conversation).pieces())
+    lengths = [len(piece.ids) for piece in pieces]
+    ids = np.concatenate([piece.ids for piece in pieces])
+    mask = np.repeat(np.array([piece.sampled for piece in pieces], np.bool_), lengths)
+    mismatches: list[Finding] = []
+    if check is not SanityCheck.OFF:
+        full = renderer.render(conversation, tools=tools)
+        owners = np.repeat([piece.message for piece in pieces], lengths)
+        mismatches = list(_mismatches(renderer.tokenizer, ids, owners, full))
+    if check is SanityCheck.IGNORE_STRIPPABLE:
+        mismatches = [one for one in mismatches if one.cause is not Cause.WHITESPACE]
+    if mismatches:
+        warnings.warn(TokenizationMismatchWarning(_warning(mode, mismatches)), stacklevel=2)
+    return IncrementalTokens(ids, mask, mismatches, [note for piece in pieces for note in piece.notes])
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Ids that were appended at once."""
+class _Piece(NamedTuple):
+    """The ids of one message or generation prompt."""
 
     ids: Ids
     message: int = -1
     sampled: bool = False
-    notes: tuple[Note, ...] = ()
+    notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """What a template wrote for a context, and what for the context with more."""
+class _Added(NamedTuple):
+    """The text of a context, and the rendering of the context with a message."""
 
     context: Messages
     is_base: bool
@@ -155,185 +141,104 @@ class _Added:
     after: Rendering
 
     @property
-    def causes(self) -> list[NoteCause]:
-        """Why the end of the second text may not be what the new message adds to the first."""
-        causes = []
-        if not self.after.text.startswith(self.before):
-            causes.append(NoteCause.REWRITTEN)
-        said = {Origin.of(number, "content") for number in range(len(self.context)) if self.is_base}
+    def flaws(self) -> list[str]:
+        """Why the end of the second text may not be what the message adds to the first."""
+        flaws = [] if self.after.text.startswith(self.before) else ["the template rewrites what is before it"]
+        base = {Origin.of(number, "content") for number in range(len(self.context)) if self.is_base}
         rows = zip(self.after.ends, self.after.origins, strict=True)
-        if any(end > len(self.before) and origin in said for end, origin in rows):
-            causes.append(NoteCause.BASE_SHOWN)
-        return causes
-
-    def notes(self, message: int, is_usual: bool) -> tuple[Note, ...]:
-        causes = self.causes + ([] if is_usual else [NoteCause.OTHER_BASE])
-        return tuple(Note(cause, message, self._detail(cause)) for cause in causes)
-
-    def _detail(self, cause: NoteCause) -> str:
-        if cause is NoteCause.REWRITTEN:
-            at = common_prefix(self.before, self.after.text)
-            was, now = short_text(self.before[at:]), short_text(self.after.text[at:])
-            return (
-                f"the template writes what stands before it otherwise once it is there: at character {at}, {was} "
-                f"became {now}; cut by length, its tokens are not to be trusted"
-            )
-        roles = ", ".join(one["role"] for one in self.context)
-        if cause is NoteCause.BASE_SHOWN:
-            return f"the template writes text of the base conversation ({roles}) into it"
-        return f"rendered after {roles}, as the template has no use for the usual base"
+        if any(end > len(self.before) and origin in base for end, origin in rows):
+            flaws.append("the template writes text of the base conversation into it")
+        return flaws
 
 
-class IncrementalTokenizer:
-    """The same, step by step in a rollout: `prompt`, then `append_completion` and `append` in turns.
+class _Tokenizing(NamedTuple):
+    """One conversation in one mode."""
 
-    Sampled ids are kept as they are. What the template writes between a sampled turn and the next message is found on
-    the base conversation: the rest of an assistant's turn after the stop token, all of its end where the completion
-    was cut off. A stop token that is the head of the next turn is not written twice.
+    renderer: Renderer
+    tools: Any
+    mode: IncrementalMode
+    messages: Messages
 
-    >>> from tokentrace import create_renderer
-    >>> from tokentrace.pocket import POCKET
-    >>> stream = IncrementalTokenizer(create_renderer(POCKET))
-    >>> prompt = stream.prompt([{"role": "user", "content": "2+2?"}])
-    >>> stream.append_completion(stream.renderer.tokenizer.encode("4<|end|>"))
-    >>> stream.renderer.tokenizer.decode(stream.append([{"role": "user", "content": "3+3?"}]))
-    '<|turn|>user\\n3+3?<|end|><|turn|>assistant\\n'
-    """
-
-    def __init__(
-        self, renderer: Renderer, *, mode: IncrementalMode | str = IncrementalMode.FIXED_BASE, tools: Any = None
-    ) -> None:
-        self.renderer = renderer.silent()
-        self.mode = choose(IncrementalMode, "mode", mode)
-        self.tools = tools
-        self._messages: list[Mapping[str, Any]] = []
-        self._unknown: int | None = None
-        self._pieces: list[_Piece] = []
-        self._asked = False
-        self._completion: Ids | None = None
-
-    @property
-    def ids(self) -> Ids:
-        """All ids so far: what the engine is given next, or was given together with what it sampled."""
-        return _joined([piece.ids for piece in self._pieces])
-
-    def prompt(self, messages: Any) -> Ids:
-        """The first prompt: a plain render with a generation prompt."""
-        if self._pieces:
-            raise RendererError("the prompt was already given; append() what comes after a completion")
-        self._begin(self._checked(messages), asks=True)
-        return self.ids
-
-    def append_completion(self, ids: Iterable[int], message: Mapping[str, Any] | None = None) -> None:
-        """What the engine sampled, kept verbatim.
-
-        `message` is what it says. ``delta`` renders it with the past and cannot go on without; ``fixed_base`` needs it
-        for the sanity check alone.
-        """
-        if not self._asked:
-            raise RendererError("there is no open generation prompt; call prompt() or append() before a completion")
-        if message is None and self.mode is IncrementalMode.DELTA:
-            raise RendererError("delta mode renders the past again: pass message= with what the completion says")
-        sampled = check_ids(ids, "completion")
-        known = self._checked([{"role": "assistant", "content": ""} if message is None else message])
-        if known[0]["role"] != "assistant":
-            raise RendererError(f"a completion is an assistant's message, not one of role {known[0]['role']!r}")
-        if message is None and self._unknown is None:
-            self._unknown = len(self._messages)
-        self._pieces.append(_Piece(sampled, len(self._messages), sampled=True))
-        self._messages += known
-        self._completion = sampled
-        self._asked = False
-
-    def append(self, new_messages: Any) -> Ids:
-        """What the next prompt has after the completion: the end of its turn, the new messages, a generation prompt.
-
-        If the template refuses, nothing is appended.
-        """
-        if self._completion is None or self._asked:
-            raise RendererError("give the completion first: new messages follow a completion, all of them at once")
-        new = self._checked(new_messages)
-        if any(message["role"] == "assistant" for message in new):
-            raise RendererError("an assistant's message is a completion; give its ids to append_completion()")
-        start = len(self._messages)
-        messages = [*self._messages, *new]
-        added = [self._unit(messages, first, stop) for first, stop in _units(messages, start)]
-        added.append(self._unit(messages, len(messages), len(messages)))
-        added = self._after_completion(self._completion, added, start - 1)
-        self._messages = messages
-        self._pieces += added
-        self._asked = True
-        return _joined([piece.ids for piece in added])
-
-    def tokens(self, *, sanity_check: SanityCheck | str = SanityCheck.STRICT) -> IncrementalTokens:
-        """All of it so far, compared with a full render of the messages. Warns as `tokenize_incrementally` does."""
-        return self._tokens(choose(SanityCheck, "sanity_check", sanity_check))
-
-    # -- stages
-
-    def _read(self, given: Any) -> None:
-        """Go through a conversation that is already complete."""
-        messages = self._checked(given)
-        roles = [message["role"] for message in messages]
+    def pieces(self) -> Iterator[_Piece]:
+        roles = [message["role"] for message in self.messages]
         head = next((i for i, role in enumerate(roles) if role != "assistant"), len(roles))
         head = next((i for i in range(head, len(roles)) if roles[i] == "assistant"), len(roles))
-        self._begin(messages[:head], asks=head < len(messages))
-        for start, stop in _units(messages, head):
-            if roles[start] == "assistant" and not self._asked:
-                self._pieces.append(self._unit(messages, start, start))
-            self._pieces.append(self._unit(messages, start, stop))
-            self._asked = False
-        self._messages = messages
+        prompted = head < len(roles)
+        first = self.renderer.render(self.messages[:head], tools=self.tools, add_generation_prompt=prompted)
+        yield _Piece(first.ids)
+        for start, stop in _units(self.messages, head):
+            if roles[start] == "assistant" and not prompted:
+                yield self._piece(start, start)
+            yield self._piece(start, stop)
+            prompted = False
 
-    def _begin(self, messages: list[Mapping[str, Any]], *, asks: bool) -> None:
-        rendered = self.renderer.render(messages, tools=self.tools, add_generation_prompt=asks)
-        self._messages = messages
-        self._pieces.append(_Piece(rendered.ids))
-        self._asked = asks
+    def _piece(self, start: int, stop: int) -> _Piece:
+        """Encode what ``messages[start:stop]`` adds after its context; an empty unit is a generation prompt.
 
-    def _checked(self, messages: Any) -> list[Mapping[str, Any]]:
-        return self.renderer.check_messages(messages, tools=self.tools)
-
-    def _render(self, messages: Messages, *, asks: bool = False) -> Rendering:
-        return self.renderer.render_text(messages, tools=self.tools, add_generation_prompt=asks)
-
-    def _unit(self, messages: Messages, start: int, stop: int) -> _Piece:
-        """What ``messages[start:stop]`` adds after its context; an assistant's, after its generation prompt.
-
-        An empty unit is a generation prompt. A base that the template rewrites or repeats counts as refused,
-        unless there is no better one: then the text is cut by length all the same, and a note says so.
+        A base that the template rewrites or repeats counts as refused, unless there is no better one: then the text
+        is cut by length anyway, and a note says so.
         """
-        unit = messages[start:stop]
+        unit = self.messages[start:stop]
         sampled = bool(unit) and unit[0]["role"] == "assistant"
         tried: list[_Added] = []
         refusals: list[TemplateError] = []
-        for context in self._contexts(messages, start, stop):
+        for context in self._contexts(start, stop):
             try:
-                before = self._render(context, asks=sampled).text
-                after = self._render([*context, *unit], asks=not unit)
+                before = self._render(context, prompt=sampled).text
+                after = self._render([*context, *unit], prompt=not unit)
             except TemplateLimitError:
                 raise
             except TemplateError as error:
                 refusals.append(error)
                 continue
             tried.append(_Added(context, self.mode is IncrementalMode.FIXED_BASE, before, after))
-            if not tried[-1].causes:
+            if not tried[-1].flaws:
                 break
         if not tried:
-            raise self._refused(messages, start, stop, refusals[0])
-        chosen = min(tried, key=lambda one: len(one.causes))
-        is_usual = chosen is tried[0] and not refusals
-        return _Piece(self._encode_added(chosen, messages, start), start, sampled, chosen.notes(start, is_usual))
+            raise self._refused(start, stop, refusals[0])
+        best = min(tried, key=lambda one: len(one.flaws))
+        usual = best is tried[0] and not refusals
+        roles = ", ".join(message["role"] for message in best.context)
+        notes = [*best.flaws, *([] if usual else [f"rendered after {roles} instead of the usual base"])]
+        ids = self._encode(best, start)
+        return _Piece(ids, start, sampled, [f"message {start}: {note}" for note in notes])
 
-    def _contexts(self, messages: Messages, start: int, stop: int) -> Iterator[Messages]:
-        """What to render ``messages[start:stop]`` after: the first that the template takes."""
+    def _render(self, messages: Messages, *, prompt: bool) -> Rendering:
+        return self.renderer.render_text(messages, tools=self.tools, add_generation_prompt=prompt)
+
+    def _contexts(self, start: int, stop: int) -> Iterator[Messages]:
+        """Yield what to render ``messages[start:stop]`` after.
+
+        Fixed bases are system and user; the same without the system message; then, for other roles than assistant, both
+        with an assistant turn, which calls the functions that tool results answer.
+        """
         if self.mode is IncrementalMode.DELTA:
-            yield messages[:start]
-        else:
-            yield from _bases(messages, start, stop)
+            yield self.messages[:start]
+            return
+        yield [SYSTEM, USER]
+        yield [USER]
+        if start == stop or self.messages[start]["role"] == "assistant":
+            return
+        answers: list[dict[str, Any]] = [ASSISTANT]
+        if self.messages[start]["role"] in RESULT_ROLES:
+            answers = [self._calls(start, stop, {}), self._calls(start, stop, "{}")]
+        for answer in answers:
+            yield [SYSTEM, USER, answer]
+            yield [USER, answer]
 
-    def _refused(self, messages: Messages, start: int, stop: int, refusal: TemplateError) -> TemplateError:
-        what = f"the {messages[start]['role']} message" if start < stop else "to ask for a reply"
+    def _calls(self, start: int, stop: int, arguments: dict[str, Any] | str) -> dict[str, Any]:
+        """Return an assistant message that calls the function of each result."""
+        calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
+        names = {call.get("id"): (call.get("function") or call).get("name") for call in calls}
+        answered = []
+        for number, result in enumerate(self.messages[start:stop], 1):
+            index = result.get("tool_call_id") or f"call{number:05}"
+            name = result.get("name") or names.get(index) or "function"
+            answered.append({"id": index, "type": "function", "function": {"name": name, "arguments": arguments}})
+        return {"role": "assistant", "content": "", "tool_calls": answered}
+
+    def _refused(self, start: int, stop: int, refusal: TemplateError) -> TemplateError:
+        what = f"the {self.messages[start]['role']} message" if start < stop else "to ask for a reply"
         where = "the messages before it" if self.mode is IncrementalMode.DELTA else "every fixed base"
         return TemplateError(
             f"the template refuses {what} after {where} ({refusal.problem}); use another mode, or Renderer.render on "
@@ -342,80 +247,29 @@ class IncrementalTokenizer:
             line=refusal.line,
         )
 
-    def _encode_added(self, added: _Added, messages: Messages, start: int) -> Ids:
-        """The ids of what was added, encoded by itself under the renderer's policy for control tokens.
+    def _encode(self, added: _Added, start: int) -> Ids:
+        """Encode what was added by itself, under the renderer's policy for control tokens.
 
-        Origins are renumbered to the conversation's messages; those of a fixed base are put behind them.
+        Origins get the numbers of the conversation's messages; those of a fixed base come after them.
         """
+        messages = self.messages
         first = len(messages) if added.is_base else 0
         numbers = [*range(first, first + len(added.context)), *range(start, len(messages))]
-        # Some tokenizers put a space before the first word of the input. This is not the input's beginning.
         guard = _neutral_control(self.renderer.tokenizer)
-        piece = _cut(added.after, len(added.before), numbers, guard)
-        if len(piece.text) == len(guard):
+        spans = [
+            (text, numbers[turn] if turn >= 0 else turn, origin and origin.renumbered(numbers))
+            for text, turn, origin in added.after.spans(len(added.before))
+        ]
+        if not spans:
             return np.zeros(0, np.int32)
-        encoded = self.renderer.encode_text(
-            piece, [*messages, *added.context] if added.is_base else messages, tools=self.tools
-        )
+        piece = Rendering.of([(guard, -1, None), *spans])
+        context = added.context if added.is_base else ()
+        encoded = self.renderer.encode_text(piece, [*messages, *context], tools=self.tools)
         return encoded.ids[1:] if guard else encoded.ids
-
-    def _after_completion(self, completion: Ids, added: list[_Piece], message: int) -> list[_Piece]:
-        """`added` with what the template writes before it at the end of the turn that was sampled."""
-        end = self._turn_end()
-        last = int(completion[-1]) if len(completion) else -1
-        if last not in self.renderer.get_stop_token_ids():
-            return [_Piece(end, message), *added]
-        found = np.flatnonzero(end == last)
-        if len(found):
-            return [_Piece(end[int(found[0]) + 1 :], message), *added]
-        if len(added[0].ids) and int(added[0].ids[0]) == last:  # the stop token is the head of the next turn
-            return [replace(added[0], ids=added[0].ids[1:]), *added[1:]]
-        return added
-
-    def _turn_end(self) -> Ids:
-        """How the template ends an assistant's turn after what it says."""
-        said = ASSISTANT["content"]
-        for base in _bases([], 0, 0):
-            try:
-                rendering = self._render([*base, ASSISTANT])
-            except TemplateLimitError:
-                raise
-            except TemplateError:
-                continue
-            before, found, _ = rendering.text.rpartition(said)
-            if found:
-                return self._encode_added(_Added(base, True, before + said, rendering), [ASSISTANT], 0)
-        return np.zeros(0, np.int32)
-
-    # -- the check
-
-    def _tokens(self, check: SanityCheck) -> IncrementalTokens:
-        ids = self.ids
-        lengths = [len(piece.ids) for piece in self._pieces]
-        mask = np.repeat([piece.sampled for piece in self._pieces], lengths)
-        mismatches: list[Mismatch] = []
-        if check is not SanityCheck.OFF and self._pieces:
-            if self._unknown is not None:
-                raise RendererError(
-                    f"what message {self._unknown} says is not known, so there is nothing to compare with; pass "
-                    "message= to append_completion(), or sanity_check='off'"
-                )
-            full = self.renderer.render(self._messages, tools=self.tools, add_generation_prompt=self._asked)
-            owners = np.repeat([piece.message for piece in self._pieces], lengths)
-            mismatches = find_mismatches(self.renderer.tokenizer, ids, owners, full)
-        if check is SanityCheck.IGNORE_STRIPPABLE:
-            mismatches = [one for one in mismatches if one.kind is not Cause.WHITESPACE]
-        if mismatches:
-            warnings.warn(TokenizationMismatchWarning(warning_text(self.mode, mismatches)), stacklevel=3)
-        notes = [note for piece in self._pieces for note in piece.notes]
-        return IncrementalTokens(ids, mask.astype(np.bool_), mismatches, notes, check)
-
-
-# -- what to render a message after
 
 
 def _units(messages: Messages, start: int) -> Iterator[tuple[int, int]]:
-    """Messages from `start` on, one by one; consecutive tool results together, as templates write one turn of them."""
+    """Yield messages one by one, consecutive tool results together: templates write them as one turn."""
     while start < len(messages):
         stop = start + 1
         if messages[start]["role"] in RESULT_ROLES:
@@ -425,67 +279,67 @@ def _units(messages: Messages, start: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _bases(messages: Messages, start: int, stop: int) -> Iterator[Messages]:
-    """Fixed conversations for ``messages[start:stop]``: system and user; without the system message; then, for what
-    is not an assistant's, the same with an assistant's turn, which for tool results makes the calls they answer."""
-    yield [SYSTEM, USER]
-    yield [USER]
-    if start == stop or messages[start]["role"] == "assistant":
-        return
-    answers: list[dict[str, Any]] = [ASSISTANT]
-    if messages[start]["role"] in RESULT_ROLES:
-        results, past = messages[start:stop], messages[:start]
-        answers = [_calls(results, past, {}), _calls(results, past, "{}")]
-    for answer in answers:
-        yield [SYSTEM, USER, answer]
-        yield [USER, answer]
-
-
-def _calls(results: Messages, past: Messages, arguments: dict[str, Any] | str) -> dict[str, Any]:
-    """An assistant's message with a call for each result, under the names that the conversation gave them."""
-    names = {
-        call.get("id"): (call.get("function") or call).get("name")
-        for message in past
-        for call in message.get("tool_calls") or ()
-    }
-    made = []
-    for number, result in enumerate(results, 1):
-        called = result.get("tool_call_id") or f"call{number:05}"
-        name = result.get("name") or names.get(called) or "function"
-        made.append({"id": called, "type": "function", "function": {"name": name, "arguments": arguments}})
-    return {"role": "assistant", "content": "", "tool_calls": made}
-
-
-def _cut(rendering: Rendering, at: int, numbers: Sequence[int], guard: str) -> Rendering:
-    """A rendering from character `at` on, its messages renumbered, after a guard of scaffold if one is given."""
-    moved = [
-        (text, numbers[turn] if turn >= 0 else turn, origin and origin.renumbered(numbers))
-        for text, turn, origin in rendering.spans(at)
-    ]
-    return Rendering.of([(guard, -1, None), *moved])
-
-
 def _neutral_control(tokenizer: Tokenizer) -> str:
-    """A control token that leaves its neighbours alone, for tokenizers that treat the first word differently."""
+    """Return a control token to put first, if the tokenizer adds a space before the first word of its input."""
     if not tokenizer.vocabulary.first_prefixed:
         return ""
     tokens = tokenizer.vocabulary.control.values()
     return next((token.text for token in tokens if not (token.lstrip or token.rstrip or token.single_word)), "")
 
 
-def _joined(parts: Sequence[Ids]) -> Ids:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+# -- the sanity check
 
 
-__all__ = [
-    "Cause",
-    "IncrementalMode",
-    "IncrementalTokenizer",
-    "IncrementalTokens",
-    "Mismatch",
-    "Note",
-    "NoteCause",
-    "SanityCheck",
-    "TokenizationMismatchWarning",
-    "tokenize_incrementally",
-]
+def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
+    """Yield the parts in which `ids` differ from a full render; `owners` has the message of each id."""
+    for hunk in _hunks(tokenizer.vocabulary, ids, full.ids):
+        here, there = hunk.sides(ids, full.ids)
+        message = int(full.messages[hunk.other_start] if len(there) else owners[hunk.start])
+        texts = [quoted(tokenizer.decode(side.tolist())) for side in (here, there)]
+        yield Finding(
+            _cause(tokenizer.vocabulary, here, there),
+            message=message if message >= 0 else None,
+            words=f"{texts[0]} where the full render has {texts[1]}",
+            position=hunk.start,
+            tokens=len(here),
+        )
+
+
+def _hunks(vocabulary: Vocabulary, one: Ids, other: Ids) -> Iterator[Hunk]:
+    """Yield what differs. Hunks between two control tokens that together spell the same text are one."""
+    group: list[Hunk] = []
+    control = [token.id for token in vocabulary.control.values()]
+    for hunk in align(one, other):
+        if group and np.isin(one[group[-1].stop : hunk.start], control).any():
+            yield from _joined(vocabulary, one, other, group)
+            group = []
+        group.append(hunk)
+    yield from _joined(vocabulary, one, other, group)
+
+
+def _joined(vocabulary: Vocabulary, one: Ids, other: Ids, group: Sequence[Hunk]) -> Sequence[Hunk]:
+    if len(group) < 2:
+        return group
+    whole = Hunk(group[0].start, group[-1].stop, group[0].other_start, group[-1].other_stop)
+    return [whole] if _cause(vocabulary, *whole.sides(one, other)) is Cause.BPE_REMERGE else group
+
+
+def _cause(vocabulary: Vocabulary, one: Ids, other: Ids) -> Cause:
+    """Compare ids as bytes: half a character decodes to U+FFFD, whichever it is half of."""
+    left, right = spell(vocabulary, one), spell(vocabulary, other)
+    if left == right:
+        return Cause.BPE_REMERGE
+    bare = left.translate(None, b"\n\t\r ") == right.translate(None, b"\n\t\r ")
+    return Cause.WHITESPACE if bare else Cause.UNKNOWN
+
+
+def _warning(mode: str, mismatches: Sequence[Finding], most: int = 3) -> str:
+    """Describe the first few mismatches, and what to do."""
+    lines = [f"  {one}" for one in mismatches[:most]]
+    lines += [f"  and {len(mismatches) - most} more"] if len(mismatches) > most else []
+    return (
+        f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} places:\n"
+        + "\n".join(lines)
+        + "\nIn a rollout use Renderer.bridge_to_next_turn, for training data Renderer.render and its mask. If this is "
+        "intended, pass sanity_check='ignore_strippable' or 'off'."
+    )

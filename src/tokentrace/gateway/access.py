@@ -1,4 +1,4 @@
-"""Who sent a request, and for which session. Deny by default: whatever is not allowed here is refused."""
+"""Who sent a request, and for which session. Refuses whatever is not allowed here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from ..errors import shown
 from ..store.store import Store
 from .keys import Caller, Keys, Role, hash_key
-from .requests import RequestError
-from .sessions import ID
+from .problems import RequestError
+from .sessions import ID, ID_RULE
 
 SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
-"""Headers that name a session; the first that is there counts."""
+"""Headers that name a session. The first one that is there counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,64 +28,63 @@ class Access:
     keys: Keys | None
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Who sent a request; RequestError where that is nobody who may."""
-        given = _key(headers)
+        """Who sent a request. Raises RequestError for somebody without a valid key."""
         if self.keys is None or _is_browser(headers):
             _check_origin(headers, loopback=self.keys is None)
         if self.keys is None:
             return Caller(Role.ADMIN)
-        if not given:
+        key = _key(headers)
+        if not key:
             raise _denied("a key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
-        hashed = hash_key(given)
+        hashed = hash_key(key)
         caller = self.keys.caller(hashed)
         if caller is not None:
             return caller
         session = await self.store.session_of_key(hashed)
         if session is None:
-            raise _denied("the key is not known")
+            raise _denied("the key is not valid")
         return Caller(Role.SESSION, session.id)
 
     async def session(self, caller: Caller, path_id: str | None, headers: Mapping[str, str]) -> str:
         """The session that a request of an agent is for."""
         if caller.role is Role.SESSION:
-            own = caller.session or ""
-            if path_id not in (None, own) or headers.get(SESSION_HEADERS[0]) not in (None, own):
+            id = caller.session or ""
+            if path_id not in (None, id) or headers.get(SESSION_HEADERS[0]) not in (None, id):
                 raise RequestError("the key is another session's", status=403, code="forbidden")
-            return own
-        named = path_id or next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
-        if named is None and self.keys is None:
-            named = await self._of_key(_key(headers))
-        if named is None:
+            return id
+        id = path_id or next((headers[name] for name in SESSION_HEADERS if headers.get(name)), "")
+        if not id and self.keys is None:
+            id = await self._session_of_key(_key(headers))
+        if not id:
             raise RequestError(
                 "which session is it? Use /sessions/{id}/v1 as the base URL, the key of a session, or the header "
                 f"{SESSION_HEADERS[0]}",
                 code="no_session",
             )
-        if not ID.fullmatch(named):
-            rule = "letters, digits and . _ : @ ~ -, at most 128 of them, the first a letter or a digit"
-            raise RequestError(f"{shown(named)} is not the name of a session: {rule}", code="no_session")
-        return named
+        if not ID.fullmatch(id):
+            raise RequestError(f"{shown(id)} is not the name of a session: {ID_RULE}", code="no_session")
+        return id
 
-    async def _of_key(self, key: str) -> str | None:
-        """Without keys, whatever is given as one tells sessions apart: the key of a session, its name, or any other."""
+    async def _session_of_key(self, key: str) -> str:
+        """Without keys, any key tells sessions apart: a session's own key, its name, or anything else."""
         if not key:
-            return None
-        known = await self.store.session_of_key(hash_key(key))
-        if known is not None:
-            return known.id
+            return ""
+        session = await self.store.session_of_key(hash_key(key))
+        if session is not None:
+            return session.id
         if ID.fullmatch(key) and await self.store.session(key) is not None:
             return key
         return "key-" + hash_key(key).removeprefix("sha256:")[:16]
 
 
 def require_admin(caller: Caller) -> None:
-    """RequestError unless an administrator asks."""
+    """Raise RequestError unless an administrator asks."""
     if caller.role is not Role.ADMIN:
         raise RequestError("an admin key is needed for this", status=403, code="forbidden")
 
 
 def _key(headers: Mapping[str, str]) -> str:
-    """The key that a request brings: a bearer's, Anthropic's header, or the password that a browser was told."""
+    """The key of a request: a bearer token, Anthropic's header, or a browser's password."""
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
@@ -102,12 +101,11 @@ def _is_browser(headers: Mapping[str, str]) -> bool:
 
 
 def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
-    """Refuse what another site makes a browser on this machine send: browsers add keys by themselves, or need none."""
+    """Refuse what another site makes a browser send: browsers add keys by themselves, or need none."""
     host = headers.get("host", "")
     if loopback and not _is_loopback(host):
-        raise RequestError(
-            f"the Host {shown(host)} is not this machine: without keys only localhost is served", status=403
-        )
+        problem = f"the Host {shown(host)} is not this machine: without keys only localhost is served"
+        raise RequestError(problem, status=403)
     origin = headers.get("origin")
     if origin and _host(origin) != host:
         raise RequestError(f"requests of other sites ({shown(origin)}) are refused", status=403, code="forbidden")

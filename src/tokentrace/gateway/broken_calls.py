@@ -1,8 +1,7 @@
-"""Calls with arguments that are not JSON, in conversations that have to be rendered. Pure.
+"""Calls with arguments that are not JSON, in conversations that must be rendered. Pure.
 
-An agent is told such a call as the model wrote it, and repeats it. Where the conversation goes on from the recorded
-turn nothing of it is rendered. Where it branches, a template that reads arguments as a mapping could not show it: it is
-shown what can be read of them, and the turn has a note that says so.
+An agent repeats such a call as the model wrote it. If the conversation continues the recorded turn, nothing of it is
+rendered. If it branches, a template that reads arguments as a mapping gets what can be read of them, with a note.
 """
 
 from __future__ import annotations
@@ -20,46 +19,41 @@ from .partial import PartialObject
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
-    """A rendered conversation, and notes on calls of which only a part could be shown.
+    """A rendered conversation, and notes on calls of which the template got only a part.
 
-    Raises what `Renderer.render` raises where that is not for the arguments of a call.
+    Raises what `Renderer.render` raises, except for the arguments of a call.
     """
     try:
         return renderer.render(messages, **how), []
     except InputError:
-        shown = readable_calls(messages)
-        changed = [at for at, message in enumerate(messages) if shown[at] is not message]
+        readable = readable_calls(messages)
+        changed = [at for at, message in enumerate(messages) if readable[at] is not message]
         if not changed:
             raise
-    note = "the arguments of a call are not a JSON object: the template was shown what can be read of them"
-    return renderer.render(shown, **how), [f"message {at}: {note}" for at in changed]
+    note = "the arguments of a call are not a JSON object: the template got what can be read of them"
+    return renderer.render(readable, **how), [f"message {at}: {note}" for at in changed]
 
 
 def readable_calls(messages: Messages) -> list[Mapping[str, Any]]:
-    """The messages, with a mapping in place of arguments that are not a JSON object; the others are as they were."""
+    """The messages, with a mapping in place of arguments that are not a JSON object. The others stay as they are."""
     return [_readable(message) if message.get("tool_calls") else message for message in messages]
 
 
 def _readable(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = [_readable_call(call) for call in message["tool_calls"]]
-    same = all(made is call for made, call in zip(calls, message["tool_calls"], strict=True))
+    same = all(new is old for new, old in zip(calls, message["tool_calls"], strict=True))
     return message if same else {**message, "tool_calls": calls}
 
 
 def _readable_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
     function = call.get("function")
     text = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(text, str) or not text.strip() or _is_object(text):
+    if not isinstance(function, Mapping) or not isinstance(text, str) or not text.strip():
         return call
-    read = PartialObject()
-    read.feed(text)
-    return {**call, "function": {**function, "arguments": read.value()}}
-
-
-def _is_object(text: str) -> bool:
-    """Whether a template can be shown a text as a mapping."""
     try:
         parse_arguments(text, Place())
     except InputError:
-        return False
-    return True
+        partial = PartialObject()
+        partial.feed(text)
+        return {**call, "function": {**function, "arguments": partial.value()}}
+    return call

@@ -1,320 +1,267 @@
-"""OpenAI's Chat Completions: requests in, completions and chunks out. Pure.
+"""OpenAI's Chat Completions. Pure.
 
-An answer has the message as OpenAI's has it, with ``reasoning_content`` where there is reasoning; `token_fields` says
-how it carries ids. ``logprobs.content`` has every token that was sampled, those of reasoning and the stop token too.
-Streams tell reasoning, content and the arguments of calls as they are sampled: put together they are the answer. An
-attempt whose name is certain is a call, and its arguments are what the model wrote, whole JSON or not.
-
-For the ``functions`` of old the first call is the message's ``function_call``.
-
-Also read: vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_kwargs``, ``continue_final_message`` and
-``add_generation_prompt``, ``return_token_ids`` and ``return_tokens_as_token_ids``, and the ``thinking`` and
-``enable_thinking`` of others.
+Also reads vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_kwargs``, ``continue_final_message``,
+``add_generation_prompt``, ``return_token_ids`` and ``return_tokens_as_token_ids``, and other servers' ``thinking`` and
+``enable_thinking``.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
 
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
-from ..engines.protocol import OPTIONAL, Delta
-from ..errors import InputError
-from ..parsing.events import Done, Event
-from ..parsing.messages import CallId, openai_message
-from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
-from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
-from .sse import OPENAI_END, OpenAIChunks, encode_sse
-from .token_fields import TokenFields, asked_fields, asks, carried
+from ..engines.protocol import Delta
+from ..parsing.response import PartKind
+from . import requests as wire
+from .dialect import (
+    OPENAI_END,
+    Dialect,
+    Encoder,
+    Head,
+    Reply,
+    StreamEvent,
+    logprob_entries,
+    openai_error,
+    openai_usage,
+    token_fields,
+)
+from .items import Change, Closed, Grew, Opened, Waiting, openai_call, openai_message
+from .problems import RequestError, convert, naming_fields
+from .requests import AgentBody, AnswerOptions, Request, TokenFields
 
 _HARMLESS: Final = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
     "prediction", "skip_special_tokens", "spaces_between_special_tokens", "include_reasoning", "separate_reasoning",
 )  # fmt: skip
-"""Fields that say nothing about the tokens that are sampled."""
+"""Fields without any effect on the sampled tokens."""
 
-_TEXT_ONLY: Final = "there is only text here"
+_REFUSED: Final[wire.Refused] = {
+    **wire.REFUSED,
+    "audio": ((), "there is only text here"),
+    "modalities": ((["text"], []), "there is only text here"),
+    "web_search_options": ((), "nothing here searches the web"),
+    "chat_template": ((), "the model's own template is used, and is the same in every request"),
+    "documents": (([],), "documents cannot be passed; put their text into a message"),
+    "functions": (([],), "functions were replaced by tools"),
+    "function_call": (("auto", "none"), "function_call was replaced by tool_choice"),
+}
 
 
-def read_chat(body: Any, headers: Mapping[str, str]) -> Request:
-    """A body of ``POST /v1/chat/completions``. RequestError names the field that cannot be served."""
-    said = Body(body)
-    messages = said.get("messages", list, "a list of messages", ())
-    with refusing():
-        messages = check_messages(from_openai(messages), any_role=lambda role: True)
-    tools, old = _tools(said)
-    allowed, wishes = _tool_choice(said, tools)
-    said.refuse_unserved(served=OPTIONAL)
-    said.refuse("audio", (), _TEXT_ONLY)
-    said.refuse("modalities", (["text"], []), _TEXT_ONLY)
-    said.refuse("web_search_options", (), "nothing here searches the web")
-    said.refuse("chat_template", (), "the model's own template is used, and is the same in every request")
-    said.refuse("documents", ([],), "documents cannot be given; put their text into a message")
-    said.skip(*_HARMLESS)
-    logprobs, alternatives = said.flag("logprobs"), said.whole("top_logprobs", 0, 20)
-    if alternatives and not logprobs:
+class _StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class _Thinking(Struct):
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
+
+
+class ChatBody(AgentBody):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: list[Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    stream_options: _StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: _Thinking | None = None
+    verbosity: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+
+def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
+    """Read a body. Raises RequestError that names the field which cannot be served."""
+    body = convert(raw, ChatBody)
+    wire.refuse(raw, _REFUSED)
+    with naming_fields():
+        messages = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
+        tools = openai_tools(_functions_only(body.tools or []), wrap=True)
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
-    limits = [limit for limit in (said.whole("max_completion_tokens", 1), said.whole("max_tokens", 1)) if limit]
-    options = said.get("stream_options", Mapping, "an object", {})
-    fields = asked_fields(said, headers, TokenFields.VLLM)
-    if said.get("verbosity", str, "a string") not in (None, "medium"):
-        wishes.append("verbosity")
+    limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
+    wishes = {
+        "parallel_tool_calls": body.parallel_tool_calls is False,
+        "tool_choice": body.tool_choice not in (None, "none", "auto"),
+        "verbosity": body.verbosity not in (None, "medium"),
+    }
+    answer = AnswerOptions(
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        calls_allowed=body.tool_choice != "none",
+        usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
+        token_fields=wire.requested_token_fields(body, headers, TokenFields.VLLM, tuple(TokenFields)),
+    )
     return Request(
         messages=messages,
-        tools=tools,
-        **said.sampling(),
+        tools=tools or None,
+        **wire.shared_fields(body),
         max_tokens=min(limits, default=None),
-        shaping=said.shaping(),
-        stop=said.texts("stop", 16),
-        n=said.whole("n", 1, 128) or 1,
-        usage_in_stream=options.get("include_usage") is True,
-        logprobs=(alternatives or 0) if logprobs else None,
-        continued=_continued(said, messages),
-        calls_allowed=allowed,
-        structure=_structure(said),
-        hints=_hints(said),
-        echo={
-            "token_fields": list(fields),
-            "functions": old,
-            "tokens_as_ids": said.flag("return_tokens_as_token_ids"),
-        },
-        wishes=tuple(wishes),
-        ignored=said.unread,
+        stop=wire.stop_texts(body.stop, "stop", 16),
+        n=body.n or 1,
+        continued=_is_continued(body, messages),
+        structure=_structure(body),
+        hints=_hints(body),
+        wishes=wire.wishes(wishes),
+        ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
+        answer=answer,
     )
 
 
-def _tools(said: Body) -> tuple[list[dict[str, Any]] | None, bool]:
-    """The tools, and whether they were given as the ``functions`` of old."""
-    tools = said.get("tools", list, "a list of tools", ())
-    functions = said.get("functions", list, "a list of functions", ())
-    if tools and functions:
-        raise RequestError("stands beside tools; give one of them", field="functions")
+def _functions_only(tools: list[Any]) -> list[Any]:
     for at, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, Mapping) else None
-        if kind not in (None, "function"):
-            problem = "only tools of the type function have a schema that a template can show"
+        if isinstance(tool, dict) and tool.get("type") not in (None, "function"):
+            problem = "only tools of type function have a schema that a template can show"
             raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
-    if not tools and not functions:
-        return None, False
-    with refusing():
-        try:
-            text = json.dumps([*tools, *functions])
-        except RecursionError:
-            raise InputError("is nested too deeply", field="tools") from None
-        return _read_tools(text), bool(functions)
+    return tools
 
 
-@functools.lru_cache(maxsize=64)
-def _read_tools(text: str) -> list[dict[str, Any]] | None:
-    """Tools of JSON text, checked: the same ones come with every request of a session."""
-    return openai_tools(json.loads(text), wrap=True)
-
-
-def _tool_choice(said: Body, tools: Sequence[Mapping[str, Any]] | None) -> tuple[bool, list[str]]:
-    """Whether calls are allowed, and what of the choice no engine can be made to keep to."""
-    wishes = []
-    if not said.flag("parallel_tool_calls", True):
-        wishes.append("parallel_tool_calls")
-    allowed = True
-    for name in ("tool_choice", "function_call"):
-        choice = said.get(name, (str, Mapping), "none, auto, required, or a tool")
-        if choice == "none":
-            allowed = False
-        elif isinstance(choice, str) and choice not in ("auto", "required", "any"):
-            raise RequestError("must be none, auto, required, or a tool", field=name)
-        elif choice not in (None, "auto"):
-            wishes.append(name)
-        if isinstance(choice, Mapping):
-            _check_choice(name, choice, tools)
-    return allowed, wishes
-
-
-def _check_choice(name: str, choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Refuse a tool that is not there; a set of allowed tools is taken as it is."""
-    if choice.get("type") == "allowed_tools":
-        return
-    function = choice.get("function", choice)
-    offered(name, function.get("name") if isinstance(function, Mapping) else None, tools)
-
-
-def _continued(said: Body, messages: Sequence[Mapping[str, Any]]) -> bool:
-    continued = said.flag("continue_final_message")
-    prompted = said.get("add_generation_prompt", bool, "true or false")
+def _is_continued(body: ChatBody, messages: Sequence[Mapping[str, Any]]) -> bool:
+    continued, prompted = bool(body.continue_final_message), body.add_generation_prompt
     if continued and prompted:
         raise RequestError("cannot be true beside continue_final_message", field="add_generation_prompt")
     if prompted is False and not continued:
         raise RequestError("false needs continue_final_message: a turn has to begin", field="add_generation_prompt")
     if continued and messages[-1].get("role") != "assistant":
-        raise RequestError("needs a last message of the assistant's", field="continue_final_message")
+        raise RequestError("needs an assistant message at the end", field="continue_final_message")
     return continued
 
 
-def _structure(said: Body) -> Mapping[str, Any] | None:
-    """What the content has to be; None for text."""
-    form = said.get("response_format", Mapping, "an object", {})
-    given = form.get("json_schema")
-    schema = given.get("schema") if isinstance(given, Mapping) else None
-    return structure_of(form.get("type", "text"), schema, "response_format", "json_schema.schema")
+def _structure(body: ChatBody) -> Mapping[str, Any] | None:
+    form = body.response_format or {}
+    outer = form.get("json_schema")
+    schema = outer.get("schema") if isinstance(outer, dict) else None
+    return wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema")
 
 
-def _hints(said: Body) -> dict[str, Any]:
-    """Thinking, as OpenAI, Qwen's, DeepSeek's and Z.ai's servers are told of it."""
-    on = said.get("enable_thinking", bool, "true or false")
-    thinking = said.get("thinking", Mapping, "an object with a type")
-    if thinking is not None:
-        kind = thinking.get("type")
-        if kind not in ("enabled", "disabled", "auto", "adaptive"):
-            raise RequestError("must be enabled or disabled", field="thinking.type")
-        on = {"enabled": True, "disabled": False}.get(kind, on)
-    return thinking_hints(on, said.get("reasoning_effort", str, "a string"))
+def _hints(body: ChatBody) -> dict[str, Any]:
+    """Thinking, as OpenAI, Qwen, DeepSeek and Z.ai spell it."""
+    on = body.enable_thinking
+    if body.thinking is not None:
+        on = {"enabled": True, "disabled": False}.get(body.thinking.type, on)
+    return wire.thinking_hints(on, body.reasoning_effort)
 
 
 # -- answers
 
 
-def write_chat(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
+def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """A ``chat.completion``."""
     return {
-        "id": f"chatcmpl-{head.id}",
-        "object": "chat.completion",
-        "created": head.created,
-        "model": head.model,
+        **_frame(head, "chat.completion"),
         "choices": [_choice(head, at, reply) for at, reply in enumerate(replies)],
-        "usage": chat_usage(head, replies),
+        "usage": openai_usage(head, replies),
         "system_fingerprint": None,
-        **_prompt_field(head),
+        **_prompt_ids(head),
     }
 
 
-class ChatFrames:
-    """The frames of one streamed chat completion."""
-
-    def __init__(self, head: Head, call_ids: Sequence[CallId]) -> None:
-        self._head: Final = head
-        self._choices: Final = [_Choice(head, at, call_id) for at, call_id in enumerate(call_ids)]
-        self._no_usage: Final[dict[str, Any]] = {"usage": None} if head.request.usage_in_stream else {}
-
-    def open(self) -> list[str]:
-        """The role of each choice; the first chunk has the prompt's ids where they were asked for."""
-        chunks = [chunk for choice in self._choices for chunk in choice.chunks.feed([])]
-        chunks[0] |= _prompt_field(self._head)
-        return self._encoded(chunks)
-
-    def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
-        return self._encoded(self._choices[choice].feed(events, delta))
-
-    def close(self, replies: Sequence[Replied]) -> list[str]:
-        """How each choice ended, what all cost, and the end."""
-        ends = [self._choices[at].close(reply) for at, reply in enumerate(replies)]
-        frames = self._encoded(ends)
-        if self._head.request.usage_in_stream:
-            usage = {**ends[-1], "choices": [], "usage": chat_usage(self._head, replies)}
-            frames.append(encode_sse(usage))
-        return [*frames, OPENAI_END]
-
-    def fail(self, error: RequestError) -> list[str]:
-        """The error, and no end: nobody is to take what came for an answer."""
-        return [encode_sse(openai_error(error))]
-
-    def _encoded(self, chunks: Sequence[Mapping[str, Any]]) -> list[str]:
-        return [encode_sse({**chunk, **self._no_usage}) for chunk in chunks]
-
-
-class _Choice:
-    """The chunks of one completion."""
-
-    def __init__(self, head: Head, at: int, call_id: CallId) -> None:
-        self._head: Final = head
-        self._telling: Final = Telling(head)
-        self.chunks: Final = OpenAIChunks(
-            id=f"chatcmpl-{head.id}", model=head.model, created=head.created, call_id=call_id, choice=at
-        )
-
-    def feed(self, events: Sequence[Event], delta: Delta | None) -> list[dict[str, Any]]:
-        chunks = self.chunks.feed(self._telling.feed(events))
-        more = self._token_fields(delta)
-        if self._telling.is_quiet(bool(chunks or more)) or (more and not chunks):
-            chunks = [self.chunks.empty()]
-        if more:
-            chunks[-1]["choices"][0] |= more
-        if self._head.request.echo.get("functions"):
-            for chunk in chunks:
-                _as_function_call(chunk["choices"][0]["delta"])
-        return chunks
-
-    def _token_fields(self, delta: Delta | None) -> dict[str, Any]:
-        """What the choice says of the tokens of a piece."""
-        if delta is None or not len(delta.ids):
-            return {}
-        more: dict[str, Any] = {}
-        if self._head.request.logprobs is not None:
-            more["logprobs"] = _logprobs(self._head, delta)
-        if asks(self._head, TokenFields.VLLM):
-            more["token_ids"] = delta.ids.tolist()
-        return more
-
-    def close(self, reply: Replied) -> dict[str, Any]:
-        """The chunk that says how it ended."""
-        [chunk] = self.chunks.feed([Done(told(self._head, reply))])
-        choice = chunk["choices"][0]
-        choice["finish_reason"] = _finish(self._head, reply)
-        choice["delta"] |= carried(self._head, reply, TokenFields.NEMO_GYM)
-        choice |= carried(self._head, reply, TokenFields.TOKENTRACE)
-        return chunk
-
-
-def _choice(head: Head, at: int, reply: Replied) -> dict[str, Any]:
-    message = openai_message(told(head, reply), call_id=reply.call_id)
-    if head.request.echo.get("functions"):
-        _as_function_call(message)
+def _choice(head: Head, at: int, reply: Reply) -> dict[str, Any]:
     return {
         "index": at,
-        "message": message | carried(head, reply, TokenFields.NEMO_GYM),
-        "logprobs": None if head.request.logprobs is None else _logprobs(head, reply.completion),
-        "finish_reason": _finish(head, reply),
-        **carried(head, reply, TokenFields.VLLM),
-        **carried(head, reply, TokenFields.TOKENTRACE),
+        "message": openai_message(reply.items) | token_fields(head, reply, TokenFields.NEMO_GYM),
+        "logprobs": None if head.options.logprobs is None else _logprobs(head, reply.completion),
+        "finish_reason": reply.finish_reason,
+        **token_fields(head, reply, TokenFields.VLLM),
+        **token_fields(head, reply, TokenFields.TOKENTRACE),
     }
 
 
-def _finish(head: Head, reply: Replied) -> str:
-    reason = finish_reason(head, reply)
-    return "function_call" if reason == "tool_calls" and head.request.echo.get("functions") else reason
+class ChatEncoder(Encoder):
+    """The chunks of one streamed chat completion."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head)
+        self._calls: Final = [0] * head.request.n
+        """How many calls each choice has announced."""
+
+    def open(self) -> list[StreamEvent]:
+        """The role of each choice; the first chunk has the prompt's ids if they were requested."""
+        chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self.head.request.n)]
+        chunks[0] |= _prompt_ids(self.head)
+        return chunks
+
+    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
+        """A chunk for each change; token fields are on the last one."""
+        deltas = [one for change in changes if (one := self._delta(choice, change)) is not None]
+        tokens = self._tokens(delta)
+        if tokens and not deltas:
+            deltas = [{}]
+        chunks = [self._chunk(choice, one) for one in deltas]
+        if tokens:
+            chunks[-1]["choices"][0] |= tokens
+        return chunks
+
+    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
+        """How each choice ended, and what all of them cost."""
+        chunks = []
+        for choice, reply in enumerate(replies):
+            delta = token_fields(self.head, reply, TokenFields.NEMO_GYM)
+            if not openai_message(reply.items)["content"] and not self._calls[choice]:
+                delta |= {"content": ""}
+            chunk = self._chunk(choice, delta, reply.finish_reason)
+            chunk["choices"][0] |= token_fields(self.head, reply, TokenFields.TOKENTRACE)
+            chunks.append(chunk)
+        if self.head.options.usage_in_stream:
+            usage = openai_usage(self.head, replies)
+            chunks.append({**_frame(self.head, "chat.completion.chunk"), "choices": [], "usage": usage})
+        return chunks
+
+    def _delta(self, choice: int, change: Change) -> dict[str, Any] | None:
+        match change:
+            case Opened(item) if item.kind is PartKind.TOOL_CALL:
+                self._calls[choice] += 1
+                empty = {"function": {"name": item.name, "arguments": ""}}
+                return {"tool_calls": [{"index": self._calls[choice] - 1, **openai_call(item), **empty}]}
+            case Grew(item, text) if item.kind is PartKind.TOOL_CALL:
+                return {"tool_calls": [{"index": self._calls[choice] - 1, "function": {"arguments": text}}]}
+            case Grew(item, text):
+                return {"content" if item.kind is PartKind.CONTENT else "reasoning_content": text}
+            case Waiting():
+                return {}
+            case Opened() | Closed():
+                return None
+
+    def _tokens(self, delta: Delta | None) -> dict[str, Any]:
+        if delta is None or not len(delta.ids):
+            return {}
+        fields: dict[str, Any] = {}
+        if self.head.options.logprobs is not None:
+            fields["logprobs"] = _logprobs(self.head, delta)
+        if TokenFields.VLLM in self.head.options.token_fields:
+            fields["token_ids"] = delta.ids.tolist()
+        return fields
+
+    def _chunk(self, choice: int, delta: dict[str, Any], finish_reason: str | None = None) -> StreamEvent:
+        choices = [{"index": choice, "delta": delta, "finish_reason": finish_reason}]
+        usage = {"usage": None} if self.head.options.usage_in_stream else {}
+        return {**_frame(self.head, "chat.completion.chunk"), "choices": choices, **usage}
 
 
-def _as_function_call(said: dict[str, Any]) -> None:
-    """The first call of a message, or of a message's piece, in the shape of old; later calls stay where they are."""
-    calls = said.get("tool_calls") or ()
-    if calls and calls[0].get("index", 0) == 0:
-        said["function_call"] = calls[0]["function"]
-        said["tool_calls"] = calls[1:]
-        if not said["tool_calls"]:
-            del said["tool_calls"]
+def _frame(head: Head, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
 
 
-def _prompt_field(head: Head) -> dict[str, Any]:
-    return {"prompt_token_ids": head.prompt_ids.tolist()} if asks(head, TokenFields.VLLM) else {}
+def _prompt_ids(head: Head) -> dict[str, Any]:
+    is_requested = TokenFields.VLLM in head.options.token_fields
+    return {"prompt_token_ids": head.prompt_ids.tolist()} if is_requested else {}
 
 
-def _logprobs(head: Head, piece: Delta) -> dict[str, Any]:
-    as_ids = bool(head.request.echo.get("tokens_as_ids"))
-    entries = logprob_entries(piece, head.token_bytes, head.request.logprobs or 0, as_ids=as_ids)
-    return {"content": entries, "refusal": None}
+def _logprobs(head: Head, delta: Delta) -> dict[str, Any]:
+    return {"content": logprob_entries(head, delta), "refusal": None}
 
 
-def chat_usage(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
-    """What an answer cost, as chat completions say it."""
-    usage = usage_of(head, replies)
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-    }
-
-
-CHAT: Final = AgentDialect("chat", read_chat, write_chat, ChatFrames, openai_error)
+CHAT: Final = Dialect("chat", read_chat, write_chat, ChatEncoder, openai_error, OPENAI_END)

@@ -1,173 +1,196 @@
-"""What a dialect is: an API that agents speak. It reads requests and writes answers, and knows no session. Pure."""
+"""What a dialect is: an API that agents speak. It reads requests and writes answers, and knows no session. Pure.
+
+A dialect's `Encoder` writes the changes of an answer's items as the events of its stream; `Dialect.answer` writes the
+same items whole.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
 
 from ..engines.protocol import TOP_LOGPROBS, Completion, Delta
-from ..parsing.events import Event
-from ..parsing.messages import CallId
-from ..parsing.response import Finish, ParsedResponse
+from ..parsing.response import CallStatus, Finish, ParsedResponse, PartKind
 from ..tokens.tokenizer import Ids
-from .requests import Request, RequestError
-from .telling import ToldEvents, told_response
+from .items import Change, Item
+from .problems import RequestError
+from .requests import AnswerOptions, Request, TokenFields
 
-QUIET: Final = 32
-"""How many pieces of a call may pass untold before something empty shows that the stream is alive."""
+StreamEvent: TypeAlias = dict[str, Any]
 LOWEST: Final = -9999.0
-"""What OpenAI says for a token that cannot be drawn; JSON has no infinity."""
+"""OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
+OPENAI_END: Final = b"data: [DONE]\n\n"
+"""The frame after the last chunk of OpenAI's streams."""
+_UNSAFE: Final = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
+"""Characters that JSON allows but some readers take for the end of a line, and those that UTF-8 cannot encode."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """What is known of an answer before its first token."""
+    """What is certain about an answer before its first token."""
 
     request: Request
     id: str
-    """Unique; letters and digits. Dialects put their own prefix before it (``chatcmpl-``, ``resp_``, ``msg_``)."""
+    """Unique letters and digits. Dialects add a prefix (``chatcmpl-``, ``resp_``, ``msg_``)."""
     created: int
     """Seconds since 1970."""
     model: str
     prompt_ids: Ids
     token_bytes: Callable[[int], bytes]
-    """The bytes that a token stands for; what a control token is written as."""
+    """The bytes of a token."""
+
+    @property
+    def options(self) -> AnswerOptions:
+        return self.request.answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replied:
-    """One completion of the answer, whole and stored. `response` is what the agent is told of it."""
+class Reply:
+    """One completion of the answer, whole and stored."""
 
-    response: ParsedResponse
-    """Its content ends before a stop text."""
+    items: Sequence[Item]
     completion: Completion
-    call_id: CallId
-    """The id of a call for which the model wrote none."""
-    reasoning_tokens: int = 0
+    response: ParsedResponse
     stopped_by: str | None = None
     """The stop text that ended it."""
+    statuses: Sequence[CallStatus] = ()
+    """What became of each attempt at a call."""
+    late_ids: Mapping[str, str] = field(default_factory=dict)
+    """See `ItemStream.late_ids`."""
+
+    @property
+    def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
+        """Why it ended, in the words of chat completions: calls are to be answered, and a stop text is a stop."""
+        if self.stopped_by is None and self.response.finish is Finish.LENGTH:
+            return "length"
+        return "tool_calls" if any(item.kind is PartKind.TOOL_CALL for item in self.items) else "stop"
 
 
-class AnswerFrames(Protocol):
-    """The server-sent events of one streamed answer. Every method returns whole frames, to be sent as they are."""
+class Encoder(ABC):
+    """Writes one streamed answer."""
 
-    def open(self) -> list[str]:
-        """The frames before the first token."""
-        ...
+    def __init__(self, head: Head) -> None:
+        self.head: Final = head
 
-    def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
-        """What these events of a choice's parser say; `Done` is never among them. `delta` has the tokens, or None."""
-        ...
+    def open(self) -> list[StreamEvent]:
+        """The events before the first token."""
+        return []
 
-    def close(self, replies: Sequence[Replied]) -> list[str]:
-        """The last frames: they are sent when the turn is stored."""
-        ...
+    @abstractmethod
+    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
+        """The events for these changes of a choice. `delta` has the tokens, or None."""
 
-    def fail(self, error: RequestError) -> list[str]:
-        """The frames for an answer that cannot be finished."""
-        ...
+    @abstractmethod
+    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
+        """The last events. They are sent after the turn is stored."""
+
+    def fail(self, error: RequestError) -> list[StreamEvent]:
+        """The events for an answer that cannot be finished. No end follows: nobody is to take it for an answer."""
+        return [openai_error(error)]
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDialect:
+class Dialect:
     """An API that agents speak."""
 
     name: str
     """``chat``, ``responses``, ``messages`` or ``tokens``."""
     read: Callable[[Any, Mapping[str, str]], Request]
-    """Reads a body. RequestError names the field that cannot be served; names of headers are in lower case."""
-    answer: Callable[[Head, Sequence[Replied]], dict[str, Any]]
-    """Writes the answer, whole."""
-    stream: Callable[[Head, Sequence[CallId]], AnswerFrames]
-    """Makes the frames of the answer; there is a function for ids for each of the request's `n` choices."""
+    """Reads a body and headers. Raises RequestError that names the field which cannot be served."""
+    answer: Callable[[Head, Sequence[Reply]], dict[str, Any]]
+    """Writes the whole answer."""
+    stream: Callable[[Head], Encoder]
     error: Callable[[RequestError], dict[str, Any]]
-    """Writes the body of an answer that says what is wrong, in the shape that the dialect's own clients read."""
+    """Writes the body of an error as the dialect's own clients read it."""
+    end: bytes = b""
+    """The frame that ends a stream, after the last event."""
+
+
+def encode_sse(event: Mapping[str, Any]) -> bytes:
+    r"""One server-sent event, named by its ``type`` if it has one. Raises ValueError for a NaN.
+
+    >>> encode_sse({"type": "delta", "text": "née\n"}).decode()
+    'event: delta\ndata: {"type":"delta","text":"née\\n"}\n\n'
+    """
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    data = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", data)
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {data}\n\n".encode()
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
     """OpenAI's error object."""
-    said = {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}
-    return {"error": said}
-
-
-# -- what the agent is told
-
-
-def told(head: Head, reply: Replied) -> ParsedResponse:
-    """What the agent is told of a reply: attempts without a name are content, and so are calls not allowed."""
-    request = head.request
-    return told_response(reply.response, calls_allowed=request.calls_allowed, objects=request.object_arguments)
-
-
-class Telling(ToldEvents):
-    """The same in events. It knows, too, when a stream has to show that it is alive."""
-
-    def __init__(self, head: Head) -> None:
-        super().__init__(calls_allowed=head.request.calls_allowed, objects=head.request.object_arguments)
-        self._quiet = 0
-
-    def is_quiet(self, said: bool) -> bool:
-        """Whether a sign of life is due after a piece of which something was `said`, or nothing."""
-        if said or not self.calling:
-            self._quiet = 0
-            return False
-        self._quiet = (self._quiet + 1) % QUIET
-        return self._quiet == 0
-
-
-def finish_reason(head: Head, reply: Replied) -> Literal["stop", "length", "tool_calls"]:
-    """Why a completion ended, in the words of chat completions.
-
-    Calls that the message has are to be answered, of an unknown tool and with broken arguments too. A stop text is a
-    stop, though the completion has no stop token then.
-    """
-    if reply.stopped_by is None and reply.response.finish is Finish.LENGTH:
-        return "length"
-    return "tool_calls" if told(head, reply).tool_calls else "stop"
+    return {"error": {"message": str(error), "type": error.kind, "param": error.field, "code": error.code or None}}
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, counted as the engine was given and sampled them."""
+    """Counted tokens of an answer."""
 
     prompt: int
     completion: int
     cached: int
-    """Of the prompt: those that the engine had in its cache. 0 where it does not say."""
+    """Tokens of the prompt that the engine had in its cache. 0 if it does not report them."""
     reasoning: int
-    """Of the completion."""
+    """Tokens of the completion that are reasoning."""
 
 
-def usage_of(head: Head, replies: Sequence[Replied]) -> Usage:
-    """What an answer cost. Its prompt counts once, however many completions there are."""
+def usage_of(head: Head, replies: Sequence[Reply]) -> Usage:
+    """What an answer cost. Its prompt counts once, whatever the number of completions."""
+    spans = [reply.response.span(PartKind.REASONING) for reply in replies]
     return Usage(
         prompt=len(head.prompt_ids),
         completion=sum(len(reply.completion.ids) for reply in replies),
         cached=max((reply.completion.cached_tokens or 0 for reply in replies), default=0),
-        reasoning=sum(reply.reasoning_tokens for reply in replies),
+        reasoning=sum(0 if span is None else span.stop - span.start for span in spans),
     )
 
 
-def logprob_entries(
-    piece: Delta, token_bytes: Callable[[int], bytes], most: int, *, as_ids: bool = False
-) -> list[dict[str, Any]]:
-    """Logprobs as OpenAI's APIs tell them: for every token that was sampled, the stop token too, its text, its bytes,
-    and up to `most` alternatives.
+def openai_usage(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
+    """What an answer cost, as chat completions report it."""
+    usage = usage_of(head, replies)
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }
 
-    With `as_ids` a token's text is ``token_id:`` and its id, as vLLM's ``return_tokens_as_token_ids`` has it.
-    """
+
+def token_fields(head: Head, reply: Reply, way: TokenFields) -> dict[str, Any]:
+    """The ids and logprobs of a completion, if the request asks for them in this way."""
+    if way not in head.options.token_fields:
+        return {}
+    ids, logprobs = reply.completion.ids.tolist(), reply.completion.logprobs.tolist()
+    match way:
+        case TokenFields.VLLM:
+            return {"token_ids": ids}
+        case TokenFields.NEMO_GYM:
+            fields = {"generation_token_ids": ids, "generation_log_probs": logprobs}
+            return {"prompt_token_ids": head.prompt_ids.tolist(), **fields}
+        case TokenFields.TOKENTRACE:
+            fields = {"completion_token_ids": ids, "logprobs": logprobs}
+            return {"tokentrace": {"prompt_token_ids": head.prompt_ids.tolist(), **fields}}
+
+
+def logprob_entries(head: Head, delta: Delta) -> list[dict[str, Any]]:
+    """Logprobs as OpenAI's APIs report them: every sampled token, the stop token too, with its text and bytes."""
 
     def entry(id: int, logprob: float) -> dict[str, Any]:
-        raw = token_bytes(id)
-        text = f"token_id:{id}" if as_ids else raw.decode("utf-8", "replace")
+        raw = head.token_bytes(id)
+        text = f"token_id:{id}" if head.options.tokens_as_ids else raw.decode("utf-8", "replace")
         return {"token": text, "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
 
-    ids, logprobs = piece.ids.tolist(), piece.logprobs.tolist()
-    others = piece.channels.get(TOP_LOGPROBS, ()) if most else ()
-    if len(others) != len(ids):  # a channel that comes with the last piece covers the whole completion
-        others = [()] * len(ids)
+    most = head.options.logprobs or 0
+    alternatives = delta.channels.get(TOP_LOGPROBS, ()) if most else ()
+    if len(alternatives) != len(delta.ids):  # a channel that comes with the last piece covers the whole completion
+        alternatives = [()] * len(delta.ids)
     return [
         {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:most]]}
-        for id, logprob, some in zip(ids, logprobs, others, strict=True)
+        for id, logprob, some in zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
     ]

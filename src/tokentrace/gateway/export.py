@@ -1,4 +1,4 @@
-"""Rows of sessions out of a store, as bytes: one session is in memory at a time, and rows leave as they are made."""
+"""Rows of sessions out of a store, as bytes. Reads one session at a time and sends rows as they are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..store.store import Closed, SessionInfo, State, Store, StoreError, TurnRec
 from .rows import LAYOUT, SessionRows, session_fields
 
 _TURNS: Final = 16
-"""So many turns are replayed at once."""
+"""How many turns are replayed at once."""
 
 
 class ExportFormat(StrEnum):
@@ -47,16 +47,16 @@ class Exported:
     tokens: int = 0
     trained: int = 0
     causes: Counter[str] = field(default_factory=Counter)
-    """How many branches make a row, by why they began."""
+    """How many branches make a row, by their cause."""
     marked: int = 0
-    """How many sessions were marked as exported."""
+    """How many sessions are marked as exported."""
 
 
 class Export:
-    """The rows of some sessions, which are read as they are asked for.
+    """The rows of some sessions, read one session at a time.
 
-    A turn is a row's only when it is whole: the store has no others. A session that is open can be exported, and stays
-    open; what is added to it later is in no row of this export. One that is dropped meanwhile gives no rows.
+    An open session can be exported and stays open; this export has nothing that is added to it later. One that is
+    dropped meanwhile gives no rows.
     """
 
     def __init__(self, store: Store, sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) -> None:
@@ -82,7 +82,7 @@ class Export:
                 self._sealed.append(info.id)
 
     async def _read(self, info: SessionInfo) -> SessionRows | None:
-        """A session's turns and labels; None where it was dropped, before or meanwhile."""
+        """A session's turns and labels; None if it was dropped."""
         if info.state is State.DROPPED:
             return None
         rows = SessionRows(info, await self._store.labels(info.id))
@@ -97,12 +97,12 @@ class Export:
             return rows
         now = await self._store.session(info.id)
         if now is not None and now.state is not State.DROPPED:
-            found = len(rows.session.turns)
-            raise StoreError(f"session {info.id!r} is damaged: the store has {found} of its {info.turns} turns")
+            count = len(rows.session.turns)
+            raise StoreError(f"session {info.id!r} is damaged: the store has {count} of its {info.turns} turns")
         return None
 
     async def mark(self) -> None:
-        """Mark the sessions that were sealed when they were read as exported: to be called when the rows are safe."""
+        """Mark the sessions that were sealed when they were read as exported. Call it when the rows are safe."""
         for id in self._sealed:
             try:
                 await self._store.set_state(id, State.EXPORTED)
@@ -121,8 +121,7 @@ async def export_rows(
 ) -> AsyncGenerator[bytes]:
     """The rows of sessions as the bytes of a file, some at a time.
 
-    Sessions that are sealed are marked as exported after the last byte was taken, and not if whoever reads goes away
-    before; with `keep_state` never.
+    Marks sealed sessions as exported after the last byte was read, unless `keep_state` is set.
     """
     export, pipe = Export(store, sessions), _Pipe()
     schema = file_schema(LAYOUT, {}, session_fields())
@@ -158,11 +157,11 @@ def _add(rows: SessionRows, turns: Iterable[TurnRecord]) -> None:
 
 
 class _Pipe(io.BytesIO):
-    """Takes what is written, until it is taken."""
+    """Collects what is written."""
 
     def take(self) -> bytes:
-        """All that was written since it was last asked for."""
-        taken = self.getvalue()
+        """All that was written since the last call."""
+        data = self.getvalue()
         self.seek(0)
         self.truncate()
-        return taken
+        return data

@@ -1,4 +1,4 @@
-"""Who may do what. Keys are long random strings; only their hashes are kept, in files and in stores."""
+"""Keys and what they allow. Files and stores have only their hashes."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ class Caller:
 
 
 def hash_key(key: str) -> str:
-    """What is kept of a key."""
+    """The hash of a key, which files and stores have."""
     return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A random key."""
     return "tt-" + secrets.token_urlsafe(32)
 
 
 class Keys:
-    """The keys of a file: a line each, ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments.
+    """The keys of a file, one a line: ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments.
 
-    InputError where there is no such file, or it is not one of keys. A file that changes is
-    read again; while it cannot be read, no key counts.
+    Raises InputError if the file is missing or malformed. A changed file is read again; while it cannot be read, no
+    key is valid.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._seen = path, _changed(path)
+        self._path, self._stamp = path, _stamp(path)
         self._callers = _read(path)
 
     def caller(self, hashed: str) -> Caller | None:
-        """Who a key belongs to, by its hash."""
-        changed = _changed(self._path)
-        if changed != self._seen:
+        """Who has a key, by its hash."""
+        stamp = _stamp(self._path)
+        if stamp != self._stamp:
             self._callers = {}
             with contextlib.suppress(InputError):
                 self._callers = _read(self._path)
-            self._seen = changed
+            self._stamp = stamp
         return self._callers.get(hashed)
 
 
 def _read(path: Path) -> dict[str, Caller]:
-    """Who the keys of a file belong to, by their hashes; InputError names the line that is wrong."""
+    """Who has the keys of a file, by their hashes. Raises InputError that names the malformed line."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -95,17 +95,17 @@ def _read(path: Path) -> dict[str, Caller]:
     return callers
 
 
-def _changed(path: Path) -> tuple[int, ...] | None:
-    """What tells whether a file is another than before."""
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Changes when the file changes."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_ctime_ns, found.st_size
+    return stat.st_ino, stat.st_ctime_ns, stat.st_size
 
 
 def add_key(path: Path, role: Role, name: str = "") -> str:
-    """Add a key to a file, which is made if it is not there; returns the key, which is stored nowhere."""
+    """Add a key to a file, which is created if it is missing. Returns the key, which is stored nowhere."""
     if "\n" in name or "\r" in name:
         raise InputError("a key's name is one line")
     key = new_key()

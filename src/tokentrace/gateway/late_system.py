@@ -1,10 +1,10 @@
 """Instructions that a template has no place for: in the middle, a developer's, or more than one at the beginning.
 
 Claude Code sends system messages after the first user message; codex, pi and opencode send their instructions as a
-developer's. Some templates write them where they stand. Others refuse them, leave them out, or put those in the middle
-at the beginning, which would change every token after it. With those, instructions at the beginning are the system
-message, or are joined to it, and those in the middle are a user's: their words reach the model, where they were said.
-Which kind a template is of is found out by trying, once.
+developer's. Some templates write them where they are. Others refuse them, drop them, or move them to the beginning,
+which would change every token after it. For those, instructions at the beginning become the system message, or are
+joined to it, and those in the middle become a user's: the model sees their words in their place. What a template does
+is tried once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _QUESTION: Final = {"role": "user", "content": "pears"}
 _ANSWER: Final = {"role": "assistant", "content": "plums"}
 _LATE_WORD: Final = "Cherries"
 _FIRST_WORDS: Final = ("Oranges", "Cherries", "Apricots", "Quinces", "Lemons")
-_JOINED: Final = frozenset({"role", "content", *NOISE})
-"""A message with other fields than these is not joined to another: they would be lost."""
+_JOINABLE: Final = frozenset({"role", "content", *NOISE})
+"""A message with other fields is not joined to another: they would be lost."""
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
-_KNOWN: Final[WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]]] = WeakKeyDictionary()
+_CACHE: Final[WeakKeyDictionary[Renderer, dict[tuple[str, ...], bool]]] = WeakKeyDictionary()
 
 Message = Mapping[str, Any]
 
@@ -33,44 +33,41 @@ Message = Mapping[str, Any]
 def with_late_instructions(renderer: Renderer, messages: Sequence[Message], apart: int = 0) -> Sequence[Message]:
     """The messages as the template can show them: the same ones, or instructions in another place or role.
 
-    Nothing is joined to the first `apart` messages: instructions that a later request may replace. What has no place at
-    all stays as it is: the renderer refuses it, or notes that it was lost.
+    Joins nothing to the first `apart` messages: instructions that a later request may replace. What has no place at all
+    stays as it is: the renderer refuses it, or notes that it was lost.
     """
     first = next((at for at, message in enumerate(messages) if message.get("role") not in INSTRUCTIONS), len(messages))
-    begin = _at_the_beginning(renderer, messages[:first], apart)
+    opening = _opening(renderer, messages[:first], apart)
     late = {str(message["role"]) for message in messages[first:] if message.get("role") in INSTRUCTIONS}
     moved = {role for role in late if not _writes(renderer, "system", late=role)}
-    if not moved:
-        return messages if begin is None else [*begin, *messages[first:]]
-    rest = [_as("user", message) if message.get("role") in moved else message for message in messages[first:]]
-    return [*(messages[:first] if begin is None else begin), *rest]
+    if not moved and opening is None:
+        return messages
+    body = [_as("user", message) if message.get("role") in moved else message for message in messages[first:]]
+    return [*(messages[:first] if opening is None else opening), *body]
 
 
-# -- at the beginning
-
-
-def _at_the_beginning(renderer: Renderer, given: Sequence[Message], apart: int) -> list[Message] | None:
-    """The instructions that a conversation begins with, as the template writes them; None: as they are."""
-    if not given or (len(given) == 1 and given[0]["role"] == "system"):
+def _opening(renderer: Renderer, instructions: Sequence[Message], apart: int) -> list[Message] | None:
+    """The instructions at the beginning as the template writes them; None if it writes them as they are."""
+    if not instructions or (len(instructions) == 1 and instructions[0]["role"] == "system"):
         return None
-    roles = [str(message["role"]) for message in given]
+    roles = [str(message["role"]) for message in instructions]
     role = next((role for role in (roles[0], "system") if _writes(renderer, role)), None)
     if role is None:
         return None
-    head, more = _as(role, given[0]), given[1:]
-    others = tuple(dict.fromkeys(roles[1:]))
-    if not more or _writes(renderer, role, *others, *others):
+    head, more = _as(role, instructions[0]), instructions[1:]
+    later = tuple(dict.fromkeys(roles[1:]))
+    if not more or _writes(renderer, role, *later, *later):
         return None if role == roles[0] else [head, *more]
     if _writes(renderer, role, "system", "system"):
         return [head, *(_as("system", message) for message in more)]
-    joined = None if apart else _joined([message.get("content") for message in given])
-    if joined is not None and all(message.keys() <= _JOINED for message in more):
+    joined = None if apart else _joined([message.get("content") for message in instructions])
+    if joined is not None and all(message.keys() <= _JOINABLE for message in more):
         return [{**head, "content": joined}]
     return [head, *(_as("user", message) for message in more)]
 
 
 def _joined(contents: Sequence[Any]) -> str | None:
-    """Texts as one, with a blank line between them and a new line between parts; None where there is more than text."""
+    """Texts as one, with a blank line between them and a new line between parts; None if there is more than text."""
     texts: list[str] = []
     for content in contents:
         parts = content if isinstance(content, (list, tuple)) else [{"type": "text", "text": content or ""}]
@@ -84,20 +81,19 @@ def _as(role: str, message: Message) -> Message:
     return message if message.get("role") == role else {**message, "role": role}
 
 
-# -- what a template does
-
-
 def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
-    """Whether a template writes a conversation that begins with messages of these roles in their order; with `late`,
-    whether it writes one of that role after what was said before it, which stays as it was."""
-    known = _KNOWN.setdefault(renderer, {})
+    """True if the template writes a conversation that begins with messages of these roles, in their order.
+
+    With `late`: if it writes a message of that role after what came before it, which stays as it was.
+    """
+    cache = _CACHE.setdefault(renderer, {})
     key = (*roles, late)
-    if key not in known:
-        known[key] = all(_written(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
-    return known[key]
+    if key not in cache:
+        cache[key] = all(_is_written(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
+    return cache[key]
 
 
-def _written(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[Message]) -> bool:
+def _is_written(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[Message]) -> bool:
     words = _FIRST_WORDS[: len(roles)]
     begin = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
     end = [{"role": late, "content": _LATE_WORD}] if late else []
@@ -105,8 +101,8 @@ def _written(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence
         text = renderer.render([*begin, _QUESTION, *more, *end], add_generation_prompt=True).text
     except TokentraceError:
         return False
-    asked = text.rfind(_QUESTION["content"])
+    question = text.rfind(_QUESTION["content"])
     if late:
-        return text.rfind(_LATE_WORD) >= asked
+        return text.rfind(_LATE_WORD) >= question
     places = [text.find(word) for word in words]
-    return -1 not in places and places == sorted(places) and places[-1] <= asked
+    return -1 not in places and places == sorted(places) and places[-1] <= question

@@ -1,28 +1,23 @@
-"""Anthropic's Messages: requests in, messages and events out. Pure.
+"""Anthropic's Messages. Pure.
 
-An answer has blocks of thinking, text and tool use in the order in which they were written. Thinking has a signature,
-because clients want one to send back; it says nothing, and any is accepted. ``input_tokens`` are those that were not in
-the engine's cache, as Anthropic counts. Streams tell thinking, text and input as they are sampled: put together they
-are the answer.
+An answer has blocks of thinking, text and tool use in the order in which the model wrote them. Clients want to send
+back a signature with thinking, so it has one; any is accepted. ``input_tokens`` are those that were not in the engine's
+cache, as Anthropic counts.
 
-Input is an object, and Anthropic's client raises on pieces that cannot become JSON. So a tool use begins with its
-object, and where that breaks, or the completion is cut off, its pieces end unfinished, as those of Anthropic's own API
-do. ``input`` is then what Anthropic's client reads of them: the members that are whole. An attempt with a name and no
-object is text.
+Anthropic's client raises on pieces of input that cannot become JSON. So a tool use opens with its object; where that
+breaks, or the completion is cut off, its pieces end unfinished, and ``input`` has the members that are whole. An
+attempt with a name and no object is text.
 
-What Claude Code sends beside the conversation is treated so:
+What Claude Code sends besides the conversation:
 
-- ``cache_control``, ``metadata``, beta headers and the like say nothing to a model.
-- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers, which take it out; so does
-  this, and lists it as ignored.
+- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is left out and listed as
+  ignored.
 - Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,
-  is the definition of the tool, as text, where it stands: what came before it stays as it was.
-- ``thinking`` and ``output_config.effort`` are hints for the template. An effort in the middle of a conversation
-  (``output_config`` of a system message) is listed as a wish, for it would change the beginning.
-- ``context_management`` would have the server leave out some of what is sent. Nothing is left out: unless its edits
-  keep everything, it is listed as a wish.
-- Input that it could not read as JSON it repeats as ``__unparsedToolInput``, with the text that it was told; that is
-  read as the answer said it.
+  becomes the tool's definition, as text, so that everything before it stays as it was.
+- ``thinking`` and ``output_config.effort`` are hints for the template. An effort in the middle of a conversation would
+  change the beginning, so it is a wish.
+- ``context_management`` would have the server leave out messages. Nothing is left out: it is a wish, unless its edits
+  keep everything.
 """
 
 from __future__ import annotations
@@ -31,19 +26,21 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
 
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
 from ..engines.protocol import Delta
-from ..parsing.events import Done, Event
-from ..parsing.messages import CallId
-from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, told, usage_of
-from .partial import PartialObject
-from .requests import Body, Request, RequestError, offered, refusing, structure_of, thinking_hints
-from .shapes import STOP_REASONS, anthropic_message
-from .sse import AnthropicEvents, encode_sse
-from .token_fields import TokenFields, asked_fields, carried
+from ..parsing.response import PartKind
+from . import requests as wire
+from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, token_fields, usage_of
+from .items import Change, Closed, Grew, Item, Opened, Waiting
+from .problems import RequestError, convert, naming_fields
+from .requests import AgentBody, AnswerOptions, Request, TokenFields
+
+Message = Mapping[str, Any]
 
 BILLING: Final = "x-anthropic-billing-header:"
 """How the block begins that Claude Code puts before its system prompt."""
@@ -52,111 +49,140 @@ _HARMLESS: Final = (
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas", "anthropic_beta",
     "anthropic_version", "user_profile_id", "workspace_id", "diagnostics", "fallbacks", "fallback_credit_token",
 )  # fmt: skip
-"""Fields that say nothing about the tokens that are sampled."""
+"""Fields without any effect on the sampled tokens."""
 
-_UNPARSED: Final = "__unparsedToolInput"
-
-_KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
-"""An edit that leaves everything where it is."""
-
+_REFUSED: Final[wire.Refused] = {
+    **wire.REFUSED,
+    "mcp_servers": (([],), "nothing here connects to servers of tools"),
+    "container": ((), "there are no containers here"),
+}
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""What makes clients that know of threads send the whole conversation instead, from then on."""
+"""Makes clients that know threads send the whole conversation instead, from then on."""
+_KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
+"""A context edit that changes nothing."""
+_STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
-def read_messages(body: Any, headers: Mapping[str, str], *, counting: bool = False) -> Request:
-    """A body of ``POST /v1/messages``, or with `counting` of ``/v1/messages/count_tokens``, which has no limit.
+class _ToolChoice(Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
 
-    RequestError names the field that cannot be served.
-    """
-    said = Body(body)
-    said.refuse("thread", (), "there are no threads here; send the whole conversation", _NO_THREADS)
-    wishes: list[str] = []
-    shown, deferred = _tools(said, wishes)
-    messages = _messages(said, deferred, wishes)
-    system, billed = _system(said)
-    allowed = _tool_choice(said, [*shown, *deferred.values()], wishes)
-    said.refuse_unserved()
-    said.refuse("mcp_servers", ([],), "nothing here connects to servers of tools")
-    said.refuse("container", (), "there are no containers here")
-    said.skip(*_HARMLESS)
-    hints, structure = _output(said, wishes)
-    limit = said.whole("max_tokens", 1)
-    if limit is None and not counting:
+
+class _Thinking(Struct):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: int | None = None
+    display: Any = None
+
+
+class _Format(Struct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class MessagesBody(AgentBody):
+    """The body of ``POST /v1/messages`` and ``/v1/messages/count_tokens``."""
+
+    messages: list[Any] | None = None
+    system: str | list[Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: _ToolChoice | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop_sequences: list[str] | None = None
+    thinking: _Thinking | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: _Format | None = None
+    context_management: dict[str, Any] | None = None
+    compaction: dict[str, Any] | None = None
+    thread: Any = None
+
+
+def read_messages(raw: Any, headers: Mapping[str, str]) -> Request:
+    """Read a body of ``/v1/messages``. Raises RequestError that names the field which cannot be served."""
+    request = read_count(raw, headers)
+    if request.max_tokens is None:
         raise RequestError("is missing", field="max_tokens")
-    fields = asked_fields(said, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE])
+    return request
+
+
+def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
+    """Read a body of ``/v1/messages/count_tokens``, which needs no limit."""
+    body = convert(raw, MessagesBody)
+    if body.thread is not None:
+        fix = "send the whole conversation"
+        raise RequestError("there are no threads here", field="thread", fix=fix, details=_NO_THREADS)
+    wire.refuse(raw, _REFUSED)
+    tools, deferred = _tools(body.tools or [])
+    messages = _messages(body, deferred)
+    system, billed = _system(body.system)
+    config = body.output_config or {}
+    on = None if body.thinking is None else body.thinking.type != "disabled"
+    form = convert(config["format"], _Format, "output_config.format") if config.get("format") else body.output_format
+    choice = body.tool_choice or _ToolChoice("auto")
+    answer = AnswerOptions(
+        calls_allowed=choice.type != "none",
+        object_arguments=True,
+        usage_in_stream=True,
+        token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
+    )
     return Request(
         messages=[*system, *messages],
-        tools=shown or None,
-        **said.sampling(),
-        max_tokens=limit,
-        stop=said.texts("stop_sequences", 64),
-        usage_in_stream=True,
+        tools=tools or None,
+        **wire.shared_fields(body),
+        max_tokens=body.max_tokens,
+        stop=wire.stop_texts(body.stop_sequences, "stop_sequences", 64),
         continued=messages[-1]["role"] == "assistant",
-        calls_allowed=allowed,
-        object_arguments=True,
-        structure=structure,
-        hints=hints,
-        echo={"token_fields": list(fields)},
-        wishes=tuple(dict.fromkeys(wishes)),
-        ignored=(*billed, *said.unread),
+        structure=None if form is None else wire.structure_of(form.type, form.schema, "output_format"),
+        hints=wire.thinking_hints(on, config.get("effort"), field="output_config.effort"),
+        wishes=_wishes(body, choice),
+        ignored=(*billed, *wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS)),
+        answer=answer,
     )
 
 
-def read_count(body: Any, headers: Mapping[str, str]) -> Request:
-    """A body of ``POST /v1/messages/count_tokens``."""
-    return read_messages(body, headers, counting=True)
+def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
+    thinking, edits = body.thinking, (body.context_management or {}).get("edits")
+    conditions = {
+        "tools.strict": any(tool.get("strict") is True for tool in body.tools or ()),
+        "tool_choice": choice.type in ("any", "tool"),
+        "tool_choice.disable_parallel_tool_use": choice.disable_parallel_tool_use is True,
+        "thinking.budget_tokens": thinking is not None and thinking.budget_tokens is not None,
+        "thinking.display": thinking is not None and thinking.display is not None,
+        "output_config": bool((body.output_config or {}).keys() - {"effort", "format"}),
+        "messages.output_config": any(message.get("output_config") for message in body.messages or ()),
+        "context_management": bool(edits) and edits != [_KEEPS_ALL],
+        "compaction": bool(body.compaction),
+    }
+    return wire.wishes(conditions)
 
 
 # -- the conversation
 
 
-def _messages(said: Body, deferred: Mapping[str, Mapping[str, Any]], wishes: list[str]) -> list[Mapping[str, Any]]:
-    given = said.get("messages", list, "a list of messages", ())
-    with refusing():
-        made = check_messages(from_anthropic(given))
-    if any(isinstance(message, Mapping) and message.get("output_config") for message in given):
-        wishes.append("messages.output_config")
-    made = [_defined(_as_told(message), deferred) for message in made if message != {"role": "system", "content": ""}]
-    if not made:
-        raise RequestError("says nothing; give at least one message with content", field="messages")
-    return made
+def _messages(body: MessagesBody, deferred: Mapping[str, Message]) -> list[Message]:
+    with naming_fields():
+        checked = check_messages(from_anthropic(body.messages or []))
+    messages = [_defined(one, deferred) for one in checked if one != {"role": "system", "content": ""}]
+    if not messages:
+        raise RequestError("is empty", field="messages", fix="send at least one message with content")
+    return messages
 
 
-def _system(said: Body) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The system prompt as messages, none or one, and what was left out of it."""
-    given = said.get("system", (str, list), "a string or a list of text blocks")
-    kept = [block for block in given if not _is_billing(block)] if isinstance(given, list) else given
-    with refusing():
-        messages = with_system([], kept)
-    left_out = isinstance(given, list) and len(kept) < len(given)
+def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
+    """The system prompt as at most one message, and the names of blocks that were left out."""
+    blocks = [one for one in system if not _is_billing(one)] if isinstance(system, list) else system
+    with naming_fields():
+        messages = with_system([], blocks)
+    left_out = isinstance(system, list) and isinstance(blocks, list) and len(blocks) < len(system)
     return messages, [f"system.{BILLING.rstrip(':')}"] if left_out else []
 
 
 def _is_billing(block: Any) -> bool:
-    text = block.get("text") if isinstance(block, Mapping) else None
-    return isinstance(text, str) and text.startswith(BILLING)
+    return isinstance(block, dict) and str(block.get("text")).startswith(BILLING)
 
 
-def _as_told(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message in which input that Claude Code could not read is what the answer had in its place."""
-    calls = message.get("tool_calls") or ()
-    if not any(_UNPARSED in call["function"]["arguments"] for call in calls):
-        return message
-    return {**message, "tool_calls": [_call_as_told(call) for call in calls]}
-
-
-def _call_as_told(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    match call["function"]["arguments"]:
-        case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
-            if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # else it kept the beginning only
-                read = PartialObject()
-                read.feed(raw)
-                return {**call, "function": {**call["function"], "arguments": read.value()}}
-    return call
-
-
-def _defined(message: Mapping[str, Any], deferred: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """A message in which parts that stand for tools are the tools' definitions, as text."""
+def _defined(message: Message, deferred: Mapping[str, Message]) -> Message:
+    """The message with the definitions of deferred tools, as text, in place of references to them."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -166,175 +192,82 @@ def _defined(message: Mapping[str, Any], deferred: Mapping[str, Mapping[str, Any
     return {**message, "content": parts}
 
 
-def _definition(part: Mapping[str, Any], deferred: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    kind, tool = part.get("type"), part.get("tool")
-    if kind == "tool_reference":
-        name = part.get("tool_name")
-    elif kind in ("tool_addition", "tool_removal"):
-        name = tool.get("name") if isinstance(tool, Mapping) and tool.get("type") == "tool_reference" else None
-    else:
-        return part
-    if not isinstance(name, str) or (kind != "tool_removal" and name not in deferred):
-        raise RequestError(f"a {kind} block must name a tool of this request with defer_loading", field="messages")
-    if kind == "tool_removal":
-        return {"type": "text", "text": f"The function {name} is no longer available.\n"}
+def _definition(part: Message, deferred: Mapping[str, Message]) -> Message:
+    match part:
+        case {"type": "tool_removal", "tool": {"type": "tool_reference", "name": str(name)}}:
+            return {"type": "text", "text": f"The function {name} is no longer available.\n"}
+        case {"type": "tool_reference", "tool_name": str(name)} if name in deferred:
+            pass
+        case {"type": "tool_addition", "tool": {"type": "tool_reference", "name": str(name)}} if name in deferred:
+            pass
+        case {"type": "tool_reference" | "tool_addition" | "tool_removal" as kind}:
+            raise RequestError(f"a {kind} block must name a tool of this request with defer_loading", field="messages")
+        case _:
+            return part
     function = deferred[name]["function"]
     fields = {key: function[key] for key in ("description", "name", "parameters") if key in function}
     return {"type": "text", "text": f"<function>{json.dumps(fields, ensure_ascii=False)}</function>\n"}
 
 
-# -- tools
-
-
-def _tools(said: Body, wishes: list[str]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The tools that the template shows, and those to be defined later, by name."""
-    given = said.get("tools", list, "a list of tools", ())
-    for at, tool in enumerate(given):
-        if isinstance(tool, Mapping) and tool.get("input_schema") is None:
-            kind = tool.get("type")
-            if kind not in (None, "custom"):
-                problem = "tools of Anthropic's have no schema that a template could show; give one with input_schema"
-                raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
-            raise RequestError("is missing", field=f"tools.{at}.input_schema")
-        if isinstance(tool, Mapping) and tool.get("strict") is True:
-            wishes.append("tools.strict")
-    with refusing():
-        made = openai_tools(list(given) or None) or []
-    late = [isinstance(tool, Mapping) and tool.get("defer_loading") is True for tool in given]
-    shown = [tool for tool, later in zip(made, late, strict=True) if not later]
-    return shown, {tool["function"]["name"]: tool for tool, later in zip(made, late, strict=True) if later}
-
-
-def _tool_choice(said: Body, tools: Sequence[Mapping[str, Any]], wishes: list[str]) -> bool:
-    """Whether calls are allowed; the rest of a choice is a wish."""
-    choice = said.get("tool_choice", Mapping, "an object with a type", {"type": "auto"})
-    kind = choice.get("type")
-    if kind not in ("auto", "any", "tool", "none"):
-        raise RequestError("must be auto, any, tool or none", field="tool_choice.type")
-    if kind == "tool":
-        offered("tool_choice.name", choice.get("name"), tools)
-    if kind in ("any", "tool"):
-        wishes.append("tool_choice")
-    if choice.get("disable_parallel_tool_use") is True:
-        wishes.append("tool_choice.disable_parallel_tool_use")
-    return bool(kind != "none")
-
-
-# -- what the answer is to be like
-
-
-def _output(said: Body, wishes: list[str]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Hints for thinking, and the structure of the content."""
-    on: bool | None = None
-    thinking = said.get("thinking", Mapping, "an object with a type", {})
-    if thinking:
-        kind = thinking.get("type")
-        if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
-            raise RequestError("must be enabled, adaptive or disabled", field="thinking.type")
-        on = kind != "disabled"
-        wishes += [f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None]
-    config = said.get("output_config", Mapping, "an object", {})
-    wishes += ["output_config"] if set(config) - {"effort", "format"} else []
-    hints = thinking_hints(on, config.get("effort"), field="output_config.effort")
-    edits = said.get("context_management", Mapping, "an object", {}).get("edits")
-    if edits and edits != [_KEEPS_ALL]:
-        wishes.append("context_management")
-    if said.get("compaction", Mapping, "an object"):
-        wishes.append("compaction")
-    formats = {
-        "output_config.format": config.get("format"),
-        "output_format": said.get("output_format", Mapping, "an object"),
-    }
-    for field, wanted in formats.items():
-        if wanted is None:
-            continue
-        if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
-            raise RequestError("must be of the type json_schema", field=field)
-        return hints, structure_of("json_schema", wanted.get("schema"), field)
-    return hints, None
+    for at, tool in enumerate(tools):
+        match tool:
+            case {"input_schema": schema} if schema is not None:
+                pass
+            case {"type": kind} if kind not in (None, "custom"):
+                problem = "Anthropic's own tools have no schema that a template could show"
+                fix = "pass one with input_schema"
+                raise RequestError(problem, field=f"tools.{at}.type", fix=fix, code="unsupported_parameter")
+            case {}:
+                raise RequestError("is missing", field=f"tools.{at}.input_schema")
+    with naming_fields():
+        functions = openai_tools(tools or None) or []
+    visible: list[dict[str, Any]] = []
+    deferred: dict[str, dict[str, Any]] = {}
+    for tool, function in zip(tools, functions, strict=True):
+        if tool.get("defer_loading") is True:
+            deferred[function["function"]["name"]] = function
+        else:
+            visible.append(function)
+    return visible, deferred
 
 
 # -- answers
 
 
-def write_message(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
+def write_message(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """A ``message``. There is one reply: this API has no choices."""
     [reply] = replies
     return {
-        "id": f"msg_{head.id}",
-        "type": "message",
-        **anthropic_message(told(head, reply), call_id=reply.call_id, signature=signature(head.id)),
-        "model": head.model,
-        **_ending(head, reply),
+        **_message(head),
+        "content": [_block(head, item) for item in reply.items],
+        **_ending(reply),
         "usage": _usage(head, reply),
-        **carried(head, reply, TokenFields.TOKENTRACE),
+        **token_fields(head, reply, TokenFields.TOKENTRACE),
     }
 
 
-def anthropic_error(error: RequestError) -> dict[str, Any]:
-    """Anthropic's error object."""
-    details = {} if error.details is None else {"details": dict(error.details)}
-    return {"type": "error", "error": {"type": error.kind, "message": str(error), **details}, "request_id": None}
+def _message(head: Head) -> dict[str, Any]:
+    return {"id": f"msg_{head.id}", "type": "message", "role": "assistant", "model": head.model}
 
 
-def count_answer(tokens: int) -> dict[str, Any]:
-    """The answer to ``count_tokens``: how long the prompt would be."""
-    return {"input_tokens": tokens}
+def _block(head: Head, item: Item) -> dict[str, Any]:
+    if item.kind is PartKind.TOOL_CALL:
+        return {"type": "tool_use", "id": item.id, "name": item.name, "input": item.arguments}
+    if item.kind is PartKind.REASONING:
+        return {"type": "thinking", "thinking": item.text, "signature": signature(head.id)}
+    return {"type": "text", "text": item.text}
 
 
-def signature(id: str) -> str:
-    """A signature for the thinking of an answer: the same whenever it is told."""
-    return base64.b64encode(hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()).decode()
-
-
-class MessagesFrames:
-    """The frames of one streamed message."""
-
-    def __init__(self, head: Head, call_ids: Sequence[CallId]) -> None:
-        self._head: Final = head
-        self._telling: Final = Telling(head)
-        self._events: Final = AnthropicEvents(
-            id=f"msg_{head.id}",
-            model=head.model,
-            input_tokens=len(head.prompt_ids),
-            call_id=call_ids[0],
-            signature=signature(head.id),
-        )
-
-    def open(self) -> list[str]:
-        """``message_start``: what of the prompt is cached is told at the end."""
-        return _encoded(self._events.feed([]))
-
-    def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
-        said = self._events.feed(self._telling.feed(events))
-        return _encoded([{"type": "ping"}] if self._telling.is_quiet(bool(said)) else said)
-
-    def close(self, replies: Sequence[Replied]) -> list[str]:
-        """How it ended and what it cost, and ``message_stop``."""
-        [reply] = replies
-        self._events.usage = _usage(self._head, reply)
-        *blocks, last, stop = self._events.feed([Done(told(self._head, reply))])
-        last = {**last, "delta": _ending(self._head, reply), **carried(self._head, reply, TokenFields.TOKENTRACE)}
-        return _encoded([*blocks, last, stop])
-
-    def fail(self, error: RequestError) -> list[str]:
-        """An ``error`` event."""
-        return _encoded([anthropic_error(error)])
-
-
-def _encoded(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [encode_sse(event, event=event["type"]) for event in events]
-
-
-def _ending(head: Head, reply: Replied) -> dict[str, Any]:
-    """Why it ended. A stop text after calls leaves the calls to be answered."""
-    reason = finish_reason(head, reply)
-    if reply.stopped_by is not None and reason == "stop":
+def _ending(reply: Reply) -> dict[str, Any]:
+    """Why it ended. After a stop text, calls are still to be answered."""
+    if reply.stopped_by is not None and reply.finish_reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
-    return {"stop_reason": STOP_REASONS[reason], "stop_sequence": None}
+    return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
 
 
-def _usage(head: Head, reply: Replied) -> dict[str, Any]:
+def _usage(head: Head, reply: Reply) -> dict[str, Any]:
     usage = usage_of(head, [reply])
     return {
         "input_tokens": usage.prompt - usage.cached,
@@ -345,4 +278,67 @@ def _usage(head: Head, reply: Replied) -> dict[str, Any]:
     }
 
 
-MESSAGES: Final = AgentDialect("messages", read_messages, write_message, MessagesFrames, anthropic_error)
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """Anthropic's error object."""
+    details = {} if error.details is None else {"details": dict(error.details)}
+    return {"type": "error", "error": {"type": error.kind, "message": str(error), **details}, "request_id": None}
+
+
+def signature(id: str) -> str:
+    """The signature of an answer's thinking: always the same for the same answer."""
+    return base64.b64encode(hashlib.blake2b(f"tokentrace thinking {id}".encode(), digest_size=24).digest()).decode()
+
+
+class MessagesEncoder(Encoder):
+    """The events of one streamed message."""
+
+    def open(self) -> list[StreamEvent]:
+        """``message_start``: how much of the prompt was cached is reported at the end."""
+        usage = {"input_tokens": len(self.head.prompt_ids), "output_tokens": 0}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return [{"type": "message_start", "message": {**_message(self.head), **empty}}]
+
+    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
+        """The events for these changes; a ping while a call is silent."""
+        return [event for change in changes for event in self._events(change)]
+
+    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
+        """How it ended and what it cost, and ``message_stop``."""
+        [reply] = replies
+        last = {"type": "message_delta", "delta": _ending(reply), "usage": _usage(self.head, reply)}
+        return [{**last, **token_fields(self.head, reply, TokenFields.TOKENTRACE)}, {"type": "message_stop"}]
+
+    def fail(self, error: RequestError) -> list[StreamEvent]:
+        return [anthropic_error(error)]
+
+    def _events(self, change: Change) -> list[StreamEvent]:
+        match change:
+            case Opened(item):
+                block = {**_block(self.head, item), **_EMPTY[item.kind]}
+                return [{"type": "content_block_start", "index": item.index, "content_block": block}]
+            case Grew(item, text):
+                return [self._delta(item, *_DELTAS[item.kind], text)]
+            case Closed(item):
+                stop = {"type": "content_block_stop", "index": item.index}
+                if item.kind is PartKind.REASONING:
+                    return [self._delta(item, "signature_delta", "signature", signature(self.head.id)), stop]
+                return [stop]
+            case Waiting():
+                return [{"type": "ping"}]
+
+    def _delta(self, item: Item, kind: str, field: str, text: str) -> StreamEvent:
+        return {"type": "content_block_delta", "index": item.index, "delta": {"type": kind, field: text}}
+
+
+_EMPTY: Final[Mapping[PartKind, Mapping[str, Any]]] = {
+    PartKind.REASONING: {"thinking": "", "signature": ""},
+    PartKind.CONTENT: {"text": ""},
+    PartKind.TOOL_CALL: {"input": {}},
+}
+_DELTAS: Final = {
+    PartKind.REASONING: ("thinking_delta", "thinking"),
+    PartKind.CONTENT: ("text_delta", "text"),
+    PartKind.TOOL_CALL: ("input_json_delta", "partial_json"),
+}
+
+MESSAGES: Final = Dialect("messages", read_messages, write_message, MessagesEncoder, anthropic_error)

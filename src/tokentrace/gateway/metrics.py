@@ -1,4 +1,4 @@
-"""Numbers of a gateway, for Prometheus."""
+"""Metrics of a gateway, for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from .turns import Placement, Recorded
+from .turns import Placement, RecordedTurn
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """One gateway's numbers. Their names begin with ``tokentrace_``."""
+    """One gateway's metrics. Their names begin with ``tokentrace_``."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -36,19 +36,19 @@ class Metrics:
         self.live = gauge("tokentrace_sessions_in_memory", "Sessions in memory")
 
     def placed(self, placed: Placement, seconds: float) -> None:
-        """A prompt was made."""
+        """Count a prompt."""
         self.placing.observe(seconds)
         self.tokens.labels("prompt_reused").inc(placed.reused)
         self.tokens.labels("prompt_new").inc(len(placed.new_ids))
         self.repairs.inc(len(placed.repairs))
 
-    def stored(self, dialect: str, turn: Recorded, seconds: float) -> None:
-        """A turn is on disk."""
+    def stored(self, dialect: str, turn: RecordedTurn, seconds: float) -> None:
+        """Count a turn that is on disk."""
         self.storing.observe(seconds)
         self.turns.labels(dialect, turn.finish_reason).inc()
         if turn.cause is not None:
             self.branches.labels(turn.cause.cause.value).inc()
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """All metrics as Prometheus reads them."""
         return generate_latest(self.registry)

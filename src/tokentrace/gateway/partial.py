@@ -1,183 +1,153 @@
 """JSON objects that are not whole: how far a text can be one, and what can be read of it. Pure.
 
-Anthropic's clients read a call's input while it arrives, and fail on what cannot become JSON any more; what is merely
-not finished they read as far as it goes. `PartialObject` lets through what they can read.
+Anthropic's clients read a call's input while it arrives. They fail on text that cannot become JSON, and read what is
+merely unfinished as far as it goes. `PartialObject` lets through what they can read.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from ..parsing.values import read_json
 
 _DEEPEST: Final = 100
 """Anthropic's client reads 200 levels."""
+_LONGEST_SCALAR: Final = 5000
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _SCALAR: Final = re.compile(r"[-+.\w]*")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,3999})(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?", re.ASCII)
-_PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]*')
 _HEX: Final = "[0-9a-fA-F]"
 _HIGH, _LOW = f"[dD][89abAB]{_HEX}{{2}}", f"[dD][c-fC-F]{_HEX}{{2}}"
-_ESCAPE: Final = re.compile(rf'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F]){_HEX}{{4}}|u{_HIGH}\\u{_LOW})')
-"""An escape. Half of a surrogate pair is none: no text can contain it."""
-_ESCAPE_BEGUN: Final = re.compile(rf"\\(?:u(?:{_HEX}{{0,3}}|{_HIGH}(?:\\(?:u{_HEX}{{0,3}})?)?)?)?\Z")
-
+_ESCAPE: Final = rf'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F]){_HEX}{{4}}|u{_HIGH}\\u{_LOW})'
+"""An escape. Half of a surrogate pair is not one: no text can contain it."""
+_STRING: Final = re.compile(rf'(?:[^"\\\x00-\x1f]|{_ESCAPE})*')
+_OPEN_ESCAPE: Final = re.compile(rf"\\(?:u(?:{_HEX}{{0,3}}|{_HIGH}(?:\\(?:u{_HEX}{{0,3}})?)?)?)?\Z")
 _CLOSERS: Final = {"{": "}", "[": "]"}
+
+_Expected: TypeAlias = Literal["object", "first", "key", "value", "more", "nothing"]
+"""What comes next; ``first`` is a member, an item or the end."""
 
 
 class PartialObject:
     """Takes a text in pieces, and lets through what can be the beginning of a JSON object.
 
-    The text of a string passes as it comes. The end of a value waits for what follows it: only then is it certain that
-    it is the end. A text that cannot go on as JSON is let through up to there, and nothing after it.
+    The text of a string passes as it comes. The end of a value waits for what follows it: only then is it certain. Text
+    that cannot continue as JSON passes up to there, and nothing after it.
     """
 
     def __init__(self) -> None:
         self.text = ""
         """What was let through."""
         self.broken = False
-        """Whether the text is not the beginning of an object, or something stands after it."""
-        self._waiting = ""
-        self._expected: Callable[[int, str], bool] = self._object
+        """True if the text is not the beginning of an object, or if something follows it."""
+        self._pending = ""
+        self._expected: _Expected = "object"
         self._in_string = False
-        self._around: list[str] = []
-        """What closes the objects and lists around."""
+        self._closers: list[str] = []
+        """What closes the open objects and lists."""
         self._whole = 0, ""
-        """How much of what was let through is whole, and what would close it there."""
+        """How much of `text` is whole, and what would close it there."""
 
     @property
     def closed(self) -> bool:
-        """Whether the object was closed, and is all that there is."""
-        return bool(self.text) and not self._around and not self.broken
+        """True if the object was closed, and nothing follows it."""
+        return bool(self.text) and not self._closers and not self.broken
 
     def feed(self, text: str) -> str:
-        """Take more of the text; what may pass."""
+        """Take more of the text; returns what may pass."""
         before = len(self.text)
-        self._waiting += text
+        self._pending += text
         while not self.broken and self._step():
             pass
         return self.text[before:]
 
     def value(self) -> dict[str, Any]:
-        """What can be read: the members that are whole, of lists and objects that are not closed what they have."""
+        """What can be read: the members that are whole, and what unclosed lists and objects have."""
         length, closing = self._whole
-        found = read_json(self.text[:length] + closing) if length else {}
-        return found if isinstance(found, dict) else {}
-
-    # -- steps: each lets something through, finds out that the text is broken, or returns False to wait for more
+        value = read_json(self.text[:length] + closing) if length else {}
+        return value if isinstance(value, dict) else {}
 
     def _step(self) -> bool:
+        """Let one token pass. False if it needs more text."""
         if self._in_string:
             return self._string()
-        at = self._past_space(0)
-        return at < len(self._waiting) and self._expected(at, self._waiting[at])
+        at = _end(_SPACE, self._pending, 0)
+        if at == len(self._pending):
+            return False
+        char, closer = self._pending[at], self._closers[-1] if self._closers else ""
+        match self._expected:
+            case "object" if char == "{":
+                return self._open(at)
+            case "first" | "more" if char == closer:
+                self._closers.pop()
+                return self._pass(at + 1, "more" if self._closers else "nothing", whole=True)
+            case "more" if char == ",":
+                return self._pass(at + 1, "key" if closer == "}" else "value")
+            case "key" | "first" if closer == "}":
+                return self._key(at)
+            case "value" | "first":
+                return self._value(at, char)
+        return self._break()
 
-    def _object(self, at: int, next: str) -> bool:
-        return self._open(at, next) if next == "{" else self._break()
-
-    def _first_key(self, at: int, next: str) -> bool:
-        return self._close(at) if next == "}" else self._key(at, next)
-
-    def _key(self, at: int, next: str) -> bool:
+    def _key(self, at: int) -> bool:
         """A key passes whole, with its colon."""
-        stop = _string_stop(self._waiting, at + 1) if next == '"' else 0
-        if not stop:
-            return False if stop is None else self._break()
-        colon = self._past_space(stop)
-        if colon == len(self._waiting):
-            return False
-        if self._waiting[colon] != ":":
+        if self._pending[at] != '"':
             return self._break()
-        self._expected = self._value
-        return self._pass(colon + 1)
+        end = _end(_STRING, self._pending, at + 1)
+        if end == len(self._pending) or _OPEN_ESCAPE.match(self._pending, end):
+            return False
+        colon = _end(_SPACE, self._pending, end + 1)
+        if self._pending[end] != '"' or self._pending[colon : colon + 1] not in ("", ":"):
+            return self._break()
+        return colon < len(self._pending) and self._pass(colon + 1, "value")
 
-    def _first_item(self, at: int, next: str) -> bool:
-        return self._close(at) if next == "]" else self._value(at, next)
-
-    def _value(self, at: int, next: str) -> bool:
-        if next in _CLOSERS:
-            return self._open(at, next)
-        if next == '"':
+    def _value(self, at: int, char: str) -> bool:
+        if char in _CLOSERS:
+            return self._open(at)
+        if char == '"':
             self._in_string = True
-            return self._pass(at + 1)
-        match = _SCALAR.match(self._waiting, at)
-        stop = match.end() if match else at
-        if stop == at:
-            return self._break()
-        if stop == len(self._waiting) and stop - at < 5000:
+            return self._pass(at + 1, "value")
+        end = _end(_SCALAR, self._pending, at)
+        if end == len(self._pending) and end - at < _LONGEST_SCALAR:
             return False
-        word = self._waiting[at:stop]
-        if word not in ("true", "false", "null") and not (_NUMBER.fullmatch(word) and math.isfinite(float(word))):
-            return self._break()
-        return self._ended(stop)
+        word = self._pending[at:end]
+        is_number = _NUMBER.fullmatch(word) and math.isfinite(float(word))
+        return self._end_value(end) if is_number or word in ("true", "false", "null") else self._break()
 
     def _string(self) -> bool:
         """More of a string that is a value, after its opening."""
-        match = _PLAIN.match(self._waiting)
-        if match and match.end():
-            return self._pass(match.end())
-        if not self._waiting:
+        end = _end(_STRING, self._pending, 0)
+        if end:
+            return self._pass(end, "value")
+        if not self._pending or _OPEN_ESCAPE.match(self._pending):
             return False
-        if self._waiting[0] == '"':
-            return self._ended(1)
-        escape = _ESCAPE.match(self._waiting)
-        if escape is not None:
-            return self._pass(escape.end())
-        return False if _ESCAPE_BEGUN.match(self._waiting) else self._break()
+        return self._end_value(1) if self._pending[0] == '"' else self._break()
 
-    def _ended(self, stop: int) -> bool:
-        """A value ends at `stop`, if what follows can follow a value."""
-        at = self._past_space(stop)
-        if at == len(self._waiting):
+    def _end_value(self, end: int) -> bool:
+        """A value ends here, if what follows can follow a value."""
+        at = _end(_SPACE, self._pending, end)
+        if at == len(self._pending):
             return False
-        if self._waiting[at] not in (",", self._around[-1]):
+        if self._pending[at] not in (",", self._closers[-1]):
             return self._break()
-        self._expected, self._in_string = self._more, False
-        self._pass(stop)
-        return self._is_whole()
+        self._in_string = False
+        return self._pass(end, "more", whole=True)
 
-    def _more(self, at: int, next: str) -> bool:
-        if next == self._around[-1]:
-            return self._close(at)
-        if next != ",":
+    def _open(self, at: int) -> bool:
+        if len(self._closers) >= _DEEPEST:
             return self._break()
-        self._expected = self._key if self._around[-1] == "}" else self._value
-        return self._pass(at + 1)
+        self._closers.append(_CLOSERS[self._pending[at]])
+        return self._pass(at + 1, "first", whole=True)
 
-    def _nothing(self, at: int, next: str) -> bool:
-        return self._break()
-
-    # -- what steps do
-
-    def _open(self, at: int, bracket: str) -> bool:
-        if len(self._around) >= _DEEPEST:
-            return self._break()
-        self._around.append(_CLOSERS[bracket])
-        self._expected = self._first_key if bracket == "{" else self._first_item
-        self._pass(at + 1)
-        return self._is_whole()
-
-    def _close(self, at: int) -> bool:
-        self._around.pop()
-        self._expected = self._more if self._around else self._nothing
-        self._pass(at + 1)
-        return self._is_whole()
-
-    def _is_whole(self) -> bool:
-        self._whole = len(self.text), "".join(reversed(self._around))
-        return True
-
-    def _past_space(self, at: int) -> int:
-        space = _SPACE.match(self._waiting, at)
-        return space.end() if space else at
-
-    def _pass(self, stop: int) -> bool:
-        self.text += self._waiting[:stop]
-        self._waiting = self._waiting[stop:]
+    def _pass(self, end: int, expected: _Expected, *, whole: bool = False) -> bool:
+        self.text += self._pending[:end]
+        self._pending = self._pending[end:]
+        self._expected = expected
+        if whole:
+            self._whole = len(self.text), "".join(reversed(self._closers))
         return True
 
     def _break(self) -> bool:
@@ -185,16 +155,7 @@ class PartialObject:
         return False
 
 
-def _string_stop(text: str, at: int) -> int | None:
-    """Where a string stops whose text begins at a position: None if it goes on, 0 if it cannot be one."""
-    while True:
-        plain = _PLAIN.match(text, at)
-        at = plain.end() if plain else at
-        if at == len(text):
-            return None
-        if text[at] == '"':
-            return at + 1
-        escape = _ESCAPE.match(text, at)
-        if escape is None:
-            return None if _ESCAPE_BEGUN.match(text, at) else 0
-        at = escape.end()
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Where a pattern that matches everywhere ends."""
+    match = pattern.match(text, at)
+    return at if match is None else match.end()

@@ -1,6 +1,6 @@
-"""References to items of stored responses, in place of the items: what they stand for is in the recorded reply.
+"""References to items of stored responses: what they stand for is in the recorded reply.
 
-References count by kind: one to a call stands for all calls of its response, as clients that refer to one refer to all.
+A reference to a call stands for all calls of its response, because clients that refer to one refer to all.
 """
 
 from __future__ import annotations
@@ -14,54 +14,53 @@ from ..diagnose.conversation_diff import text_of
 from ..errors import shown
 from ..store.store import Store
 from .names import response_name
-from .requests import Request, RequestError
+from .problems import RequestError
+from .requests import Request
 from .sessions import Sessions
 
 
 async def with_references(store: Store, sessions: Sessions, id: str, request: Request) -> Request:
-    """The request with what its references stand for. RequestError names one that stands for nothing in the session."""
+    """The request with what its references stand for. Raises RequestError for one that the session does not have."""
     if not request.references:
         return request
-    messages = list(request.messages)
     numbers: dict[str, int] = {}
-    for item, *_ in request.references.values():
-        response = response_of_item(item) or ""
-        if response not in numbers:
-            number = await store.turn_named(id, response_name(response))
-            if number is None:
-                raise _unknown(item)
-            numbers[response] = number
-    async with sessions.held(id) as live:
+    for item in (items[0] for items in request.references.values()):
+        number = await store.turn_named(id, response_name(response_of_item(item) or ""))
+        if number is None:
+            raise _unknown(item)
+        numbers[item] = number
+    messages = list(request.messages)
+    async with sessions.locked(id) as live:
         for at, items in request.references.items():
-            turn = live.session.turns[numbers[response_of_item(items[0]) or ""]]
-            messages[at] = resolved(messages[at], turn.reply, items)
+            messages[at] = resolved(messages[at], live.session.turns[numbers[items[0]]].reply, items)
     return replace(request, messages=messages, references={})
 
 
 def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
-    """A turn's message with what these items of the reply say; what is in the message already stays."""
-    made = dict(message)
+    """A turn's message with these items of the recorded reply. What the message has already stays."""
+    result = dict(message)
     for item in items:
         match item.partition("_")[0]:
             case "rs":
-                made["reasoning_content"] = _text("reasoning_content", message, reply)
-                if not made["reasoning_content"]:
+                result["reasoning_content"] = _text("reasoning_content", message, reply)
+                if not result["reasoning_content"]:
                     raise _unknown(item)
             case "msg":
-                made["content"] = _text("content", message, reply)
+                result["content"] = _text("content", message, reply)
             case _:
-                own = {call["id"]: call for call in message.get("tool_calls") or ()}
-                calls = [own.pop(call["id"], call) for call in reply.get("tool_calls") or ()]
+                sent = {call["id"]: call for call in message.get("tool_calls") or ()}
+                calls = [sent.pop(call["id"], call) for call in reply.get("tool_calls") or ()]
                 if not calls:
                     raise _unknown(item)
-                made["tool_calls"] = [*calls, *own.values()]
-    return made
+                result["tool_calls"] = [*calls, *sent.values()]
+    return result
 
 
 def _text(field: str, message: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
-    said = text_of(message) if field == "content" else message.get(field) or ""
+    """The recorded text, and after it what the message has besides."""
+    sent = text_of(message) if field == "content" else message.get(field) or ""
     recorded = reply.get(field) or ""
-    return recorded if said in recorded else recorded + said
+    return str(recorded if sent in recorded else recorded + sent)
 
 
 def _unknown(item: str) -> RequestError:

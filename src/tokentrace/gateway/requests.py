@@ -1,346 +1,251 @@
-"""What a request asks for, whatever dialect it came in, and what is wrong with one that cannot be answered. Pure."""
+"""What a request asks for, whatever its dialect. Pure.
+
+Each dialect describes its body as a msgspec struct and turns it into a `Request`. A field has one of four fates: it is
+served; refused by name, if it would change what is sampled; a wish, which no engine can be made to keep; or ignored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, Literal, TypeAlias, get_args
 
-from ..conversation.place import Place
-from ..conversation.values import check_depth, plain_json
-from ..engines.protocol import COLDEST
-from ..errors import InputError, TokentraceError, shown
+from msgspec import Struct
+
+from ..engines.protocol import EngineError, SamplingParams
+from ..errors import shown
 from ..tokens.tokenizer import Ids
-from ..trajectory.turns import PENALTIES
+from .problems import RequestError
 
-_KINDS: Final[Mapping[int, str]] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much to think. No other word is allowed, because a template may print it into its prompt."""
 
+SAMPLING: Final = (
+    "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+"""What a request may set of `SamplingParams`, besides `max_tokens`."""
 
-_SHAPING: Final[Mapping[str, tuple[float, float]]] = {
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (0, 2),
-}
+TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 
-
-UNSERVED: Final[Mapping[str, Sequence[Any]]] = {
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
-    "echo": (False,),
-    "logits_processors": ([],),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-}
-"""Fields that would change what is sampled or shown, with the values that change nothing. In chat, min-p and penalties
-are served, where the engine has them."""
-
-NOT_OFFERED: Final = "the gateway samples from the model's own distribution, so that logprobs are what they say"
-
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""How much to think, in the words of the APIs. No other is taken: a template may print the word into its prompt."""
+_DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
+Refused: TypeAlias = Mapping[str, tuple[Sequence[Any], str]]
+"""For each field that is not served: the values that change nothing, and why it is refused."""
+_HARMLESS: Final[Mapping[str, list[Any]]] = {
+    "logit_bias": [{}], "length_penalty": [1], "typical_p": [1], "min_tokens": [0], "ignore_eos": [False],
+    "bad_words": [[]], "allowed_token_ids": [[]], "stop_token_ids": [[]], "include_stop_str_in_output": [False],
+    "best_of": [1], "use_beam_search": [False], "truncate_prompt_tokens": [], "prompt_logprobs": [], "echo": [False],
+    "logits_processors": [[]], "guided_json": [], "guided_regex": [], "guided_choice": [], "guided_grammar": [],
+    "structured_outputs": [],
+}  # fmt: skip
+REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in _HARMLESS.items()}
 
 
-class RequestError(TokentraceError):
-    """A request that is not answered. `status` is that of HTTP, `field` is what is wrong in the body.
+class TokenFields(StrEnum):
+    """How an answer carries ids and logprobs: see docs/gateway-apis.md."""
 
-    `details` is what clients of one dialect read by program.
-    """
-
-    def __init__(
-        self,
-        problem: str,
-        *,
-        field: str | None = None,
-        status: int = 400,
-        code: str = "",
-        retry_after: float | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.problem, self.field, self.status, self.code, self.retry_after = problem, field, status, code, retry_after
-        self.details = details
-        super().__init__(f"{field}: {problem}" if field else problem)
-
-    @property
-    def kind(self) -> str:
-        """What OpenAI and Anthropic call an error of this status."""
-        return _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the same request fails again, though clients would send it again: they do at 408, 409, 429, 5xx."""
-        return self.status == 409 or self.code == "matcher_failed"
+    TOKENTRACE = "tokentrace"
+    VLLM = "vllm"
+    NEMO_GYM = "nemo_gym"
 
 
-@contextmanager
-def refusing(messages: str = "messages") -> Iterator[None]:
-    """What is wrong with a conversation or with tools, as a RequestError that names the field of the body."""
-    try:
-        yield
-    except InputError as error:
-        raise refused_input(error, messages) from error
+class SamplingBody(Struct):
+    """How to sample, in the words of vLLM and OpenAI."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
 
 
-def refused_input(error: InputError, messages: str = "messages") -> RequestError:
-    """What is wrong with a conversation or with tools, as what is wrong with a body."""
-    places = [messages] if error.message is not None or not error.field else []
-    places += [] if error.message is None else [str(error.message)]
-    return RequestError(error.problem, field=".".join([*places, *filter(None, [error.field])]), code="invalid_value")
+class AgentBody(SamplingBody):
+    """Fields that all APIs for conversations share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    return_token_id_information: bool | None = None
+
+
+class AnswerOptions(Struct, frozen=True, omit_defaults=True):
+    """How the answer is written. It is recorded, so that a stored answer can be written again."""
+
+    logprobs: int | None = None
+    """How many alternatives to report for each token; None for no logprobs."""
+    tokens_as_ids: bool = False
+    calls_allowed: bool = True
+    """False: what the model writes as calls is text."""
+    object_arguments: bool = False
+    """True: the arguments of a call must be an object."""
+    usage_in_stream: bool = False
+    token_fields: tuple[TokenFields, ...] = ()
+    encrypted: bool = False
+    """True: Responses repeats reasoning as an opaque string."""
+    namespaces: dict[str, list[str]] = {}
+    """For a function's name as the model knows it: its namespace, and its name there."""
+    repeated: dict[str, Any] = {}
+    """Settings that the answer repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation, and how its next turn is to be sampled. None means: as the session or the engine has it."""
+    """A conversation, and how to sample its next turn."""
 
     messages: Sequence[Mapping[str, Any]]
     """In OpenAI's shape, checked."""
     tools: Sequence[Mapping[str, Any]] | None = None
     model: str = ""
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    """0 is all tokens."""
-    seed: int | None = None
-    shaping: Mapping[str, float] = field(default_factory=dict)
-    """Min-p and penalties that were asked for, by name; an engine that does not have one is not asked."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Values for `SamplingParams`, checked. The session or the engine decides about all others."""
     stop: tuple[str, ...] = ()
-    """Texts at which the answer's content ends. The text itself is not part of the answer."""
+    """Texts at which the content ends. They are not part of it."""
     n: int = 1
     stream: bool = False
-    usage_in_stream: bool = False
-    logprobs: int | None = None
-    """How many alternatives are to be told beside each logprob; None for no logprobs at all."""
     continued: bool = False
-    """The last message is an assistant's, and is to be continued."""
-    calls_allowed: bool = True
-    """False for tool_choice "none": what the model writes as calls is content, as written."""
-    object_arguments: bool = False
-    """Whether a call's arguments have to be told as an object: what is not JSON is left out of them."""
+    """True if the last message is an assistant's, to be continued."""
     structure: Mapping[str, Any] | None = None
-    """What the content has to be: ``{"type": "json_object"}`` or ``{"type": "json_schema", "schema": {…}}``."""
+    """What the content must be: ``{"type": "json_object"}`` or ``{"type": "json_schema", "schema": {…}}``."""
     prompt_ids: Ids | None = None
-    """The prompt itself, where it is given as ids and not as messages."""
+    """The prompt itself, instead of messages."""
     stop_token_ids: tuple[int, ...] = ()
-    """Where the engine stops; the template's stop tokens where none are given."""
+    """Replaces the template's stop tokens."""
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Template variables for this request; a name that the template does not read is refused."""
+    """Template variables. One that the template does not read is refused."""
     hints: Mapping[str, Any] = field(default_factory=dict)
-    """Template variables that are set only where the template reads them (reasoning effort, thinking on or off)."""
+    """Template variables that are set only if the template reads them (reasoning effort, thinking on or off)."""
     previous: str | None = None
-    """The id of the response that this one goes on from: its conversation comes before `messages`."""
+    """The id of the response whose conversation comes before `messages`."""
     references: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Assistants' messages that are not there whole, by their number: the ids of the items that stand for the rest."""
+    """For incomplete assistant messages, by number: the ids of the stored items that they stand for."""
     instructions: int = 0
     """How many messages at the beginning are instructions for this request alone: 0 or 1."""
     stored: bool = True
-    """Whether `previous` of a later request may name the response."""
+    """True if a later request may name the response."""
     ignored: tuple[str, ...] = ()
-    """Fields that were sent and that nothing reads."""
     wishes: tuple[str, ...] = ()
-    """Fields that no engine can be made to keep to (tool_choice "required", say); the answer says so."""
-    echo: Mapping[str, Any] = field(default_factory=dict)
-    """What the dialect repeats in its answer, or needs to write it."""
-
-    @property
-    def token_ids(self) -> bool:
-        """Whether the answer carries the ids of prompt and completion, and the completion's logprobs."""
-        return bool(self.echo.get("token_fields"))
+    answer: AnswerOptions = field(default_factory=AnswerOptions)
 
 
-class Body:
-    """A request's body, or the object `within` a field of it, read field by field; what was not read is `unread`."""
-
-    def __init__(self, body: Any, within: str = "") -> None:
-        if not isinstance(body, Mapping):
-            problem = f"must be a JSON object, not {shown(body)}"
-            raise RequestError(problem, field=within) if within else RequestError(f"the body {problem}")
-        self._body, self._within = body, within
-        self._read: set[str] = set()
-
-    def wrong(self, name: str, problem: str, **more: Any) -> RequestError:
-        """The error for a field."""
-        return RequestError(problem, field=self._full(name), **more)
-
-    def _full(self, name: str) -> str:
-        return f"{self._within}.{name}" if self._within else name
-
-    def inside(self, name: str) -> Body:
-        """The object in a field, to be read field by field itself; an empty one where there is none."""
-        return Body(self.get(name, Mapping, "an object", {}), self._full(name))
-
-    def get(self, name: str, kind: type | tuple[type, ...], words: str, default: Any = None) -> Any:
-        """A field, of one of these types. None and a field that is not there are the default."""
-        self._read.add(name)
-        value = self._body.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self.wrong(name, f"must be {words}, not {shown(value)}")
-        return value
-
-    def number(self, name: str, least: float, most: float) -> float | None:
-        """A number within these bounds; None where there is none."""
-        value = self.get(name, (int, float), "a number")
-        if value is not None and not least <= value <= most:
-            raise self.wrong(name, f"must be a number from {least:g} to {most:g}, not {shown(value)}")
-        return value  # type: ignore[no-any-return]
-
-    def whole(self, name: str, least: int, most: int = 2**31 - 1) -> int | None:
-        """An integer within these bounds; None where there is none."""
-        value = self.get(name, int, "an integer")
-        if value is not None and not least <= value <= most:
-            raise self.wrong(name, f"must be an integer from {least} to {most}, not {shown(value)}")
-        return value  # type: ignore[no-any-return]
-
-    def sampling(self) -> dict[str, Any]:
-        """What is called the same in every API, as fields of a `Request`: the model, how to sample, what is streamed.
-
-        ``top_k``, ``seed`` and ``chat_template_kwargs`` are vLLM's.
-        """
-        given = self.get("chat_template_kwargs", Mapping, "an object", {})
-        with refusing():
-            variables = plain_json(given, Place(field="chat_template_kwargs"))
-        return {
-            "model": self.get("model", str, "a string", ""),
-            "temperature": self.temperature(),
-            "top_p": self.top_p(),
-            "top_k": self.top_k(),
-            "seed": self.whole("seed", 0, 2**63 - 1),
-            "stream": self.flag("stream"),
-            "variables": variables,
-        }
-
-    def temperature(self) -> float | None:
-        """The temperature: 0, or one that engines keep to."""
-        value = self.number("temperature", 0, 2)
-        if value is not None and 0 < value < COLDEST:
-            problem = f"must be 0, for greedy sampling, or at least {COLDEST}: engines do not keep to a lower one"
-            raise self.wrong("temperature", problem)
-        return value
-
-    def top_p(self) -> float | None:
-        """The share of the likeliest tokens that is sampled from."""
-        value = self.number("top_p", 0, 1)
-        if value == 0:
-            raise self.wrong("top_p", "must be above 0: no token would be left; temperature 0 is greedy")
-        return value
-
-    def top_k(self) -> int | None:
-        """How many of the likeliest tokens are sampled from; -1 and 0 are all."""
-        value = self.whole("top_k", -1)
-        return value if value is None else max(value, 0)
-
-    def shaping(self) -> dict[str, float]:
-        """Min-p and penalties, where they are not the value that does nothing."""
-        found = {name: self.number(name, *bounds) for name, bounds in _SHAPING.items()}
-        if found["repetition_penalty"] == 0:
-            raise self.wrong("repetition_penalty", "must be above 0: logits are divided by it; 1 changes nothing")
-        return {name: value for name, value in found.items() if value not in (None, PENALTIES.get(name, 0))}
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
-        return bool(self.get(name, bool, "true or false", default))
-
-    def texts(self, name: str, most: int) -> tuple[str, ...]:
-        """A string, or a list of strings."""
-        value = self.get(name, (str, list), "a string or a list of strings", ())
-        value = (value,) if isinstance(value, str) else tuple(value)
-        if len(value) > most or not all(isinstance(each, str) and each for each in value):
-            raise self.wrong(name, f"must be at most {most} strings, none of them empty")
-        return value
-
-    def refuse(self, name: str, harmless: Sequence[Any], why: str, details: Mapping[str, Any] | None = None) -> None:
-        """Refuse a field that would change what is sampled and cannot be served; harmless values are fine."""
-        self._read.add(name)
-        value = self._body.get(name)
-        if value is not None and value not in harmless:
-            raise self.wrong(name, f"{why}; leave it out", code="unsupported_parameter", details=details)
-
-    def refuse_unserved(self, served: Collection[str] = ()) -> None:
-        """Refuse every setting of other servers that is not `served` here."""
-        for name, harmless in UNSERVED.items():
-            if name not in served:
-                self.refuse(name, harmless, NOT_OFFERED)
-
-    def skip(self, *names: str) -> None:
-        """Fields that nothing has to read, because they change nothing that is sampled or recorded."""
-        self._read.update(names)
-
-    @property
-    def unread(self) -> tuple[str, ...]:
-        return tuple(sorted(self._full(str(name)[:80]) for name in self._body if name not in self._read))
+def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:
+    """The sampling parameters that a body sets. Raises RequestError for a value that `SamplingParams` refuses."""
+    values = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    if values.get("top_k") == -1:
+        values["top_k"] = 0  # vLLM's way to say all tokens
+    check_sampling(values, within)
+    return values
 
 
-def one_of(field: str, value: Any, options: Sequence[str]) -> str:
-    """A value that is one of a few words."""
-    if not isinstance(value, str) or value not in options:
-        raise RequestError(f"must be one of {', '.join(options)}, not {shown(value)}", field=field)
-    return value
+def check_sampling(values: Mapping[str, Any], within: str = "") -> None:
+    """Raise RequestError for the first value that `SamplingParams` refuses."""
+    for name, value in values.items():
+        try:
+            SamplingParams(**{"max_tokens": 1, name: value})
+        except EngineError as error:
+            raise RequestError(str(error), field=f"{within}{name}", code="invalid_value") from error
 
 
-def offered(field: str, name: Any, tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """The name of a function that is among the tools, which are in the shape of chat completions."""
-    if not isinstance(name, str) or all((tool.get("function") or tool).get("name") != name for tool in tools or ()):
-        raise RequestError(f"no function {shown(name)} is among the tools", field=field)
-    return name
+def shared_fields(body: AgentBody) -> dict[str, Any]:
+    """The fields of a `Request` that mean the same in every API for conversations."""
+    return {
+        "model": body.model or "",
+        "sampling": sampling_of(body),
+        "stream": bool(body.stream),
+        "variables": body.chat_template_kwargs or {},
+    }
+
+
+def wishes(conditions: Mapping[str, bool]) -> tuple[str, ...]:
+    """The names of the fields that are wishes."""
+    return tuple(name for name, is_wish in conditions.items() if is_wish)
+
+
+def refuse(body: Mapping[str, Any], refused: Refused) -> None:
+    """Raise RequestError for a field that would change what is sampled and cannot be served."""
+    for name in refused.keys() & body.keys():
+        harmless, why = refused[name]
+        if body[name] is not None and body[name] not in harmless:
+            raise RequestError(why, field=name, fix="leave it out", code="unsupported_parameter")
+
+
+def ignored_fields(body: Mapping[str, Any], read: Struct, *known: str, within: str = "") -> tuple[str, ...]:
+    """The names of fields that nothing reads: neither the struct, nor those that are `known` otherwise."""
+    names = read.__struct_fields__
+    ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in known]
+    for name in names:
+        inner, value = getattr(read, name), body.get(name)
+        if isinstance(inner, Struct) and isinstance(value, dict):
+            ignored += ignored_fields(value, inner, within=f"{within}{name}.")
+    return tuple(sorted(ignored))
+
+
+def requested_token_fields(
+    body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
+) -> tuple[TokenFields, ...]:
+    """How the answer carries ids; `default` is what ``return_token_ids`` means in the dialect.
+
+    Raises RequestError for a way that the dialect does not serve.
+    """
+    ways = {default} if body.return_token_ids else set()
+    if body.return_token_id_information:
+        ways.add(TokenFields.NEMO_GYM)
+    for word in headers.get(TOKEN_IDS_HEADER, "").lower().replace("-", "_").split(","):
+        match word.strip():
+            case "true" | "1":
+                ways.add(TokenFields.TOKENTRACE)
+            case "" | "false" | "0":
+                pass
+            case name if name in tuple(TokenFields):
+                ways.add(TokenFields(name))
+            case _:
+                choices = ", ".join(TokenFields)
+                raise RequestError(f"must be true, or some of {choices}", field=TOKEN_IDS_HEADER)
+    if unserved := ways.difference(served):
+        names, choices = ", ".join(unserved), ", ".join(served)
+        raise RequestError(
+            f"{names} is for another API", field=TOKEN_IDS_HEADER, fix=f"use {choices}", code="unsupported_parameter"
+        )
+    return tuple(way for way in TokenFields if way in ways)
+
+
+def stop_texts(value: str | list[str] | None, field: str, most: int) -> tuple[str, ...]:
+    """Stop texts, of which one may come alone."""
+    texts = (value,) if isinstance(value, str) else tuple(value or ())
+    if len(texts) > most or not all(texts):
+        raise RequestError(f"must be at most {most} strings, none of them empty", field=field)
+    return texts
 
 
 def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> Mapping[str, Any] | None:
-    """What content of a kind has to be, None for text: the kind is at ``type`` of the `field`, the schema `inside`."""
+    """What content of this kind must be; None for text. The kind is at ``type`` of the `field`."""
     match kind:
-        case "text":
+        case "text" | None:
             return None
         case "json_object":
             return {"type": "json_object"}
-        case "json_schema":
-            if not isinstance(schema, Mapping):
-                raise RequestError("must be a JSON schema (an object)", field=f"{field}.{inside}")
-            with refusing():
-                check_depth(schema, Place(field=f"{field}.{inside}"))
+        case "json_schema" if isinstance(schema, dict):
             return {"type": "json_schema", "schema": schema}
+        case "json_schema":
+            raise RequestError("must be a JSON schema (an object)", field=f"{field}.{inside}")
     problem = f"must be text, json_object or json_schema, not {shown(kind)}"
     raise RequestError(problem, field=f"{field}.type", code="unsupported_parameter")
 
 
 def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoning_effort") -> dict[str, Any]:
-    """The variables for thinking `on` or off (None: not said) and for an effort; RequestError names the `field`.
+    """Template variables for thinking on, off or unspecified (None), and for an effort.
 
-    Templates call the switch ``enable_thinking`` or ``thinking``, and the effort ``reasoning_effort``. An effort of
-    ``none`` is thinking off; any other is thinking on, unless it was said to be off.
+    Templates call the switch ``enable_thinking`` or ``thinking``, and the effort ``reasoning_effort``. The effort
+    ``none`` switches thinking off; any other switches it on, unless it is off explicitly.
     """
-    hints: dict[str, Any] = {}
-    if effort is not None and one_of(field, effort, EFFORTS) != "none":
-        hints["reasoning_effort"] = effort
+    if effort is not None and effort not in get_args(Effort):
+        choices = ", ".join(get_args(Effort))
+        raise RequestError(f"must be one of {choices}, not {shown(effort)}", field=field)
+    hints = {} if effort in (None, "none") else {"reasoning_effort": effort}
     if on is None and effort is not None:
         on = effort != "none"
     return hints if on is None else {**hints, "enable_thinking": on, "thinking": on}

@@ -1,58 +1,279 @@
 """OpenAI's Responses API. Pure.
 
-A response's id is ``resp_`` and `Head.id`; ids of its output items carry `Head.id` too (`conversation.responses`), so
-that items which come back say which turn they are from. An answer always has an item: where the model said nothing at
-all, a message without text, so that clients have something to repeat.
+Also reads ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``, as in chat completions.
 
-Reasoning is given whole, as ``reasoning_text``, and never summarised. Where ``reasoning.encrypted_content`` is asked
-for, it is there besides as an opaque string: clients that keep nothing else of it bring it back.
+The ids of responses and of their output items carry `Head.id`, so that items which come back say which turn they are
+from. An answer always has an item: if the model wrote nothing, an empty message, so that clients can repeat something.
+Reasoning is reported whole and never summarised. ``reasoning.encrypted_content`` adds it as an opaque string, for
+clients that keep nothing else of it.
 
-In a stream, logprobs come with the messages when they are done, which is at the end; deltas have none. Reasoning, text
-and the arguments of calls are told as they come.
-
-What an answer needs of its request beside messages and tools is in `Request.echo` too, so that a stored response can
-be given again.
+Functions in a namespace (Codex has the tools of MCP servers in such) are functions too: the model knows them by a name
+with the namespace in front, the client gets the two apart. Tools that OpenAI runs itself do not exist here: the model
+does not see them, and the answer says so. All others are refused.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from ..conversation.responses import item_id, sealed
+from msgspec import Meta, Struct
+
+from ..conversation.responses import from_responses, in_namespace, item_id, sealed
 from ..engines.protocol import Delta, FinishReason
-from ..parsing.events import Event
-from ..parsing.messages import CallId
-from ..parsing.response import Finish
-from .dialect import AgentDialect, Head, Replied, Telling, finish_reason, logprob_entries, openai_error, told, usage_of
-from .requests import RequestError
-from .responses_request import PREFIX, read_responses
-from .responses_sse import Item, ResponsesEvents
-from .shapes import ItemId, responses_items
-from .sse import encode_sse
-from .token_fields import TokenFields, carried
+from ..errors import shown
+from ..parsing.response import PartKind
+from . import requests as wire
+from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, logprob_entries, openai_error, token_fields, usage_of
+from .items import Change, Closed, Grew, Item, Opened, Waiting, changes_of, token_spans
+from .problems import RequestError, convert, naming_fields
+from .requests import AgentBody, AnswerOptions, Request, TokenFields
 
-_DEFAULTS: Final[Mapping[str, Any]] = {
-    "max_tool_calls": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "truncation": "disabled",
+PREFIX: Final = "resp_"
+"""What the ids of responses begin with. `Head.id` and `Request.previous` are without it."""
+
+_HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "access_programs", "image")
+_REFUSED: Final[wire.Refused] = {
+    **wire.REFUSED,
+    "background": ((False,), "responses are not made in the background"),
+    "conversation": ((), "conversations are not stored by name; send the input, or previous_response_id"),
+    "prompt": ((), "prompts are not stored here; send instructions and input"),
+    "context_management": (([],), "the gateway does not rewrite a conversation"),
+    "moderation": ((), "nothing is moderated"),
 }
-_IF_SAID: Final = ("prompt_cache_key", "safety_identifier", "user")
+_LOGPROBS: Final = "message.output_text.logprobs"
+_ENCRYPTED: Final = "reasoning.encrypted_content"
+_Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""What a request may include. Tools that are not served have nothing to include."""
+_Summary = Literal["auto", "concise", "detailed"]
+_NULLABLE: Final = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
+_OPTIONAL: Final = ("user", "safety_identifier", "prompt_cache_key")
+"""Fields that the answer repeats as they are: always, or only if they were sent."""
+_HOSTED: Final = re.compile(
+    r"web_search(_preview)?(_\d{4}_\d\d_\d\d)?|image_generation|code_interpreter|file_search|tool_search"
+)
+"""Tools that OpenAI runs itself, and the one by which its models find further tools."""
 
 
-def write_response(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
+class _Reasoning(Struct):
+    effort: str | None = None
+    summary: _Summary | None = None
+    generate_summary: _Summary | None = None
+
+
+class _Text(Struct):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class _Function(Struct):
+    """A tool of type function, or the function inside of it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Namespace(Struct):
+    name: str
+    tools: list[Any]
+    description: str | None = None
+
+
+class ResponsesBody(AgentBody):
+    """The body of ``POST /v1/responses``."""
+
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    include: list[_Included] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    reasoning: _Reasoning | None = None
+    text: _Text | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    stop: str | list[str] | None = None
+    stream_options: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+def bare_id(id: str) -> str | None:
+    """The `Head.id` of a response's id; None if it cannot be one of ours."""
+    bare = id.removeprefix(PREFIX)
+    return bare if bare != id and bare.isascii() and bare.isalnum() else None
+
+
+def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
+    """Read a body. Raises RequestError that names the field which cannot be served."""
+    body = convert(raw, ResponsesBody)
+    wire.refuse(raw, _REFUSED)
+    wishes: list[str] = []
+    references: dict[int, list[str]] = {}
+    previous = _previous(body)
+    if body.input is None:
+        raise RequestError("is missing", field="input", fix="send a string or a list of items")
+    with naming_fields("input"):
+        messages = from_responses(body.input, body.instructions, open_calls=previous is not None, references=references)
+    tools, namespaces = _tools(body.tools or [], wishes)
+    choice, reasoning, text = body.tool_choice or "auto", body.reasoning or _Reasoning(), body.text or _Text()
+    structure, form = _format(text)
+    wishes += wire.wishes(
+        {
+            "tool_choice": choice not in ("none", "auto"),
+            "reasoning.summary": reasoning.summary is not None,
+            "reasoning.generate_summary": reasoning.generate_summary is not None,
+            "text.verbosity": text.verbosity is not None,
+            "parallel_tool_calls": body.parallel_tool_calls is False and bool(tools),
+            "truncation": body.truncation == "auto",
+            "max_tool_calls": body.max_tool_calls is not None,
+        }
+    )
+    included = body.include or []
+    repeated: dict[str, Any] = {name: getattr(body, name) for name in _NULLABLE}
+    repeated |= {name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None}
+    repeated |= {
+        "top_logprobs": body.top_logprobs or 0,
+        "tool_choice": choice,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+        "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
+        "truncation": body.truncation or "disabled",
+        "metadata": _metadata(body),
+        "store": body.store is not False,
+    }
+    answer = AnswerOptions(
+        logprobs=body.top_logprobs or 0 if body.top_logprobs or _LOGPROBS in included else None,
+        calls_allowed=choice != "none",
+        token_fields=wire.requested_token_fields(
+            body, headers, TokenFields.NEMO_GYM, (TokenFields.TOKENTRACE, TokenFields.NEMO_GYM)
+        ),
+        encrypted=_ENCRYPTED in included,
+        namespaces=namespaces,
+        repeated=repeated,
+    )
+    return Request(
+        messages=messages,
+        tools=tools or None,
+        **wire.shared_fields(body),
+        max_tokens=body.max_output_tokens,
+        stop=wire.stop_texts(body.stop, "stop", 16),
+        structure=structure,
+        hints=wire.thinking_hints(None, reasoning.effort, field="reasoning.effort"),
+        previous=previous,
+        references={at: tuple(ids) for at, ids in references.items()},
+        instructions=1 if body.instructions else 0,
+        stored=body.store is not False,
+        ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
+        wishes=tuple(wishes),
+        answer=answer,
+    )
+
+
+def _previous(body: ResponsesBody) -> str | None:
+    id = body.previous_response_id
+    if id is None:
+        return None
+    bare = bare_id(id)
+    if bare is None:
+        problem = f"there is no response {shown(id)}; ids of responses begin with {PREFIX}"
+        raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
+    return bare
+
+
+def _tools(tools: Sequence[dict[str, Any]], wishes: list[str]) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
+    """The functions in the shape of chat completions, and namespaces by function.
+
+    Adds tools that the model does not see to `wishes`.
+    """
+    functions: list[dict[str, Any]] = []
+    namespaces: dict[str, list[str]] = {}
+    for at, tool in enumerate(tools):
+        path, kind = f"tools.{at}", tool.get("type")
+        if isinstance(kind, str) and _HOSTED.fullmatch(kind):
+            wishes.append(f"{path} ({kind})")
+        elif kind == "namespace":
+            space = convert(tool, _Namespace, path)
+            wishes += [f"{path}.description"] if space.description else []
+            for number, inner in enumerate(space.tools):
+                function = _function(inner, f"{path}.tools.{number}")
+                name = function["function"]["name"]
+                function["function"]["name"] = in_namespace(space.name, name)
+                namespaces[function["function"]["name"]] = [space.name, name]
+                functions.append(function)
+        else:
+            functions.append(_function(tool, path))
+    counts = Counter(function["function"]["name"] for function in functions)
+    for name in namespaces:
+        if counts[name] > 1:
+            raise RequestError(f"{shown(name)} is the name of two functions", field="tools")
+    return functions, namespaces
+
+
+def _function(tool: Any, path: str) -> dict[str, Any]:
+    """A function in the shape of chat completions. The model does not see whether it is ``strict``."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        kind = tool.get("type") if isinstance(tool, dict) else tool
+        raise RequestError(f"tools of type {shown(kind)} are not served; only functions are", field=f"{path}.type")
+    if tool.get("function") is not None:
+        tool, path = tool["function"], f"{path}.function"
+    function = convert(tool, _Function, path)
+    for name in ("defer_loading", "async"):
+        if tool.get(name):
+            raise RequestError("is not served", field=f"{path}.{name}", fix="leave it out")
+    fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
+
+
+def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+    """What the content must be, and the format as the answer repeats it."""
+    form = text.format or {}
+    kind, schema, name = form.get("type", "text"), form.get("schema"), form.get("name")
+    structure = wire.structure_of(kind, schema, "text.format")
+    if kind != "json_schema":
+        return structure, {"type": kind}
+    if not isinstance(name, str):
+        raise RequestError("must be a string", field="text.format.name")
+    return structure, {"type": kind, "name": name, "schema": schema, "strict": bool(form.get("strict"))}
+
+
+def _metadata(body: ResponsesBody) -> dict[str, str]:
+    metadata = body.metadata or {}
+    if len(metadata) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in metadata.items()):
+        raise RequestError(
+            "must be at most 16 strings, none longer than 512, under names of at most 64", field="metadata"
+        )
+    return metadata
+
+
+# -- answers
+
+
+def write_response(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """A ``response``, completed or incomplete."""
-    head, reply = _restored(head), replies[0]
+    [reply] = replies
     usage = usage_of(head, replies)
-    cut_off = finish_reason(head, reply) == "length"
+    cut_off = reply.finish_reason == "length"
     answer = _response(head, "incomplete" if cut_off else "completed") | {
-        "output": _output(head, reply),
+        "output": [_output_item(head, item, reply) for item in _items(reply)],
         "usage": {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
@@ -60,70 +281,22 @@ def write_response(head: Head, replies: Sequence[Replied]) -> dict[str, Any]:
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.completion,
         },
-        **carried(head, reply, TokenFields.TOKENTRACE),
+        **token_fields(head, reply, TokenFields.TOKENTRACE),
     }
+    answer["output"][-1] |= token_fields(head, reply, TokenFields.NEMO_GYM)
     if cut_off and reply.completion.finish_reason is FinishReason.LENGTH:
         answer["incomplete_details"] = {"reason": "max_output_tokens"}
     return answer
 
 
-class ResponsesFrames:
-    """The frames of one streamed response."""
-
-    def __init__(self, head: Head, call_ids: Sequence[CallId]) -> None:
-        self._head: Final = head
-        self._told: Final = Telling(head)
-        self._events: Final = ResponsesEvents(
-            call_id=call_ids[0],
-            item_id=_item_ids(head),
-            finished=lambda item: _finished(head, item),
-            hold_messages=head.request.logprobs is not None,
-        )
-
-    def open(self) -> list[str]:
-        begun = _response(self._head, "in_progress")
-        return self._frames(
-            [self._events.numbered(f"response.{name}", response=begun) for name in ("created", "in_progress")]
-        )
-
-    def feed(self, choice: int, events: Sequence[Event], delta: Delta | None) -> list[str]:
-        return self._frames(self._events.feed(self._told.feed(events)))
-
-    def close(self, replies: Sequence[Replied]) -> list[str]:
-        answer = write_response(self._head, replies)
-        said = self._events.close(answer["output"])
-        return self._frames([*said, self._events.numbered(f"response.{answer['status']}", response=answer)])
-
-    def fail(self, error: RequestError) -> list[str]:
-        """That it failed, in the response's own words and as an error: clients look for either."""
-        code = "invalid_prompt" if error.status < 500 else "server_error"
-        code = "rate_limit_exceeded" if error.status == 429 else code
-        failed = _response(self._head, "failed") | {"error": {"code": code, "message": str(error)}}
-        told = {"code": error.code or code, "message": str(error), "param": error.field}
-        return self._frames(
-            [self._events.numbered("response.failed", response=failed), self._events.numbered("error", **told)]
-        )
-
-    def _frames(self, events: Sequence[dict[str, Any]]) -> list[str]:
-        events = [{**each, "item": _named(self._head, each["item"])} if "item" in each else each for each in events]
-        return [encode_sse(event, event=event["type"]) for event in events]
-
-
-def _restored(head: Head) -> Head:
-    """With what a request asked of its answer, where that is left only in its echo."""
-    request, echo = head.request, head.request.echo
-    logprobs = echo.get("logprobs") if request.logprobs is None else request.logprobs
-    allowed = request.calls_allowed and echo.get("tool_choice") != "none"
-    return dataclasses.replace(head, request=dataclasses.replace(request, logprobs=logprobs, calls_allowed=allowed))
+def _items(reply: Reply) -> Sequence[Item]:
+    empty = Item(0, PartKind.CONTENT, cut_off=reply.finish_reason == "length")
+    return reply.items or [empty]
 
 
 def _response(head: Head, status: str) -> dict[str, Any]:
-    """A response that says nothing yet: the request's settings, as they were understood."""
-    request, echo = head.request, head.request.echo
-
-    def setting(name: str, value: Any) -> Any:
-        return echo.get(name) if value is None else value
-
+    """A response without output: the request's settings, as they were understood."""
+    request = head.request
     return {
         "id": PREFIX + head.id,
         "object": "response",
@@ -133,17 +306,11 @@ def _response(head: Head, status: str) -> dict[str, Any]:
         "error": None,
         "incomplete_details": None,
         "instructions": request.messages[0]["content"] if request.instructions else None,
-        "max_output_tokens": setting("max_output_tokens", request.max_tokens),
         "model": head.model,
         "output": [],
-        "store": request.stored,
-        "temperature": setting("temperature", request.temperature),
         "tools": [_flat(tool.get("function") or tool) for tool in request.tools or ()],
-        "top_logprobs": setting("logprobs", request.logprobs) or 0,
-        "top_p": setting("top_p", request.top_p),
         "usage": None,
-        **{name: echo.get(name, usual) for name, usual in _DEFAULTS.items()},
-        **{name: echo[name] for name in _IF_SAID if echo.get(name) is not None},
+        **head.options.repeated,
     }
 
 
@@ -153,42 +320,130 @@ def _flat(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "name": function["name"], **optional, "strict": False}
 
 
-def _output(head: Head, reply: Replied) -> list[Item]:
-    response = told(head, reply)
-    if reply.stopped_by is not None:
-        response = dataclasses.replace(response, finish=Finish.STOP)
-    entries: list[dict[str, Any]] = []
-    if head.request.logprobs is not None:
-        entries = logprob_entries(reply.completion, head.token_bytes, head.request.logprobs)
-    items = responses_items(
-        response,
-        call_id=reply.call_id,
-        item_id=_item_ids(head),
-        logprobs=None if head.request.logprobs is None else lambda span: entries[span.start : span.stop],
-        never_empty=True,
-    )
-    items = [_finished(head, item) for item in items]
-    items[-1] |= carried(head, reply, TokenFields.NEMO_GYM)
-    return items
+def _output_item(head: Head, item: Item, reply: Reply | None = None) -> dict[str, Any]:
+    """An output item. A message has the logprobs of its tokens if the reply is complete and they were requested."""
+    status = "incomplete" if item.cut_off else "completed"
+    match item.kind:
+        case PartKind.REASONING:
+            output = reasoning_item(item_id("rs", head.id, item.index), item.text)
+            return {**output, "encrypted_content": sealed(item.text)} if head.options.encrypted else output
+        case PartKind.TOOL_CALL:
+            namespace, name = head.options.namespaces.get(item.name) or (None, item.name)
+            output = call_item(item_id("fc", head.id, item.index), item.id, name, item.text, status)
+            return output if namespace is None else {**output, "namespace": namespace}
+    output = message_item(item_id("msg", head.id, item.index), item.text, status)
+    if reply is not None and head.options.logprobs is not None:
+        entries = logprob_entries(head, reply.completion)
+        spans = token_spans(reply.response, reply.items).get(item.index, ())
+        output["content"][0]["logprobs"] = [entry for span in spans for entry in entries[span.start : span.stop]]
+    return output
 
 
-def _item_ids(head: Head) -> ItemId:
-    return lambda kind, at: item_id(kind, head.id, at)
+def reasoning_item(id: str, text: str) -> dict[str, Any]:
+    """Reasoning as an output item, whole and without a summary."""
+    return {"type": "reasoning", "id": id, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
 
-def _finished(head: Head, item: Item) -> Item:
-    if item["type"] != "reasoning" or not head.request.echo.get("encrypted"):
-        return _named(head, item)
-    return {**item, "encrypted_content": sealed(item["content"][0]["text"])}
+def message_item(id: str, text: str, status: str = "completed") -> dict[str, Any]:
+    """Content as an output item."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "id": id, "role": "assistant", "status": status, "content": content}
 
 
-def _named(head: Head, item: Item) -> Item:
-    """A call as the client knows its function: by its namespace and its name there."""
-    spaced = head.request.echo.get("namespaces") or {}
-    if item["type"] != "function_call" or "namespace" in item or item["name"] not in spaced:
-        return item
-    namespace, name = spaced[item["name"]]
-    return {**item, "name": name, "namespace": namespace}
+def call_item(id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> dict[str, Any]:
+    """A call as an output item."""
+    call = {"call_id": call_id, "name": name, "arguments": arguments}
+    return {"type": "function_call", "id": id, **call, "status": status}
 
 
-RESPONSES: Final = AgentDialect("responses", read_responses, write_response, ResponsesFrames, openai_error)
+_TEXTS: Final = {PartKind.REASONING: "response.reasoning_text", PartKind.CONTENT: "response.output_text"}
+_ARGUMENTS: Final = "response.function_call_arguments"
+
+
+class ResponsesEncoder(Encoder):
+    """The events of one streamed response, numbered.
+
+    If logprobs are requested, messages are done only at the end: which tokens a text consists of is not certain before.
+    """
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head)
+        self._sent = 0
+        self._pending: Final[list[Item]] = []
+        """Messages that are complete but not done."""
+
+    def open(self) -> list[StreamEvent]:
+        response = _response(self.head, "in_progress")
+        return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+
+    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
+        return [event for change in changes for event in self._events(change)]
+
+    def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
+        [reply] = replies
+        events = [] if reply.items else self.feed(0, changes_of(_items(reply)), None)
+        for item in self._pending:
+            events += self._done(item, reply)
+        answer = write_response(self.head, replies)
+        return [*events, self._event(f"response.{answer['status']}", response=answer)]
+
+    def fail(self, error: RequestError) -> list[StreamEvent]:
+        """The failure as a response and as an error: clients look for either."""
+        code = "invalid_prompt" if error.status < 500 else "server_error"
+        code = "rate_limit_exceeded" if error.status == 429 else code
+        failed = _response(self.head, "failed") | {"error": {"code": code, "message": str(error)}}
+        fields = {"code": error.code or code, "message": str(error), "param": error.field}
+        return [self._event("response.failed", response=failed), self._event("error", **fields)]
+
+    def _events(self, change: Change) -> list[StreamEvent]:
+        match change:
+            case Opened(item):
+                return self._added(item)
+            case Grew(item, text) if item.kind is PartKind.TOOL_CALL:
+                return [self._about(item, f"{_ARGUMENTS}.delta", delta=text)]
+            case Grew(item, text):
+                logprobs: dict[str, Any] = {"logprobs": []} if item.kind is PartKind.CONTENT else {}
+                return [self._about(item, f"{_TEXTS[item.kind]}.delta", content_index=0, delta=text, **logprobs)]
+            case Closed(item) if item.kind is PartKind.CONTENT and self.head.options.logprobs is not None:
+                self._pending.append(item)
+                return []
+            case Closed(item):
+                return self._done(item)
+            case Waiting():
+                return []
+
+    def _added(self, item: Item) -> list[StreamEvent]:
+        empty = Item(item.index, item.kind, "", item.name, item.id)
+        output = _output_item(self.head, empty) | ({} if item.kind is PartKind.REASONING else {"status": "in_progress"})
+        output.pop("encrypted_content", None)
+        if item.kind is PartKind.TOOL_CALL:
+            return [self._event("response.output_item.added", output_index=item.index, item=output)]
+        added = {**output, "content": []}
+        return [
+            self._event("response.output_item.added", output_index=item.index, item=added),
+            self._about(item, "response.content_part.added", content_index=0, part=output["content"][0]),
+        ]
+
+    def _done(self, item: Item, reply: Reply | None = None) -> list[StreamEvent]:
+        output = _output_item(self.head, item, reply)
+        if item.kind is PartKind.TOOL_CALL:
+            events = [self._about(item, f"{_ARGUMENTS}.done", arguments=item.text)]
+        else:
+            part = output["content"][0]
+            logprobs = {"logprobs": part.get("logprobs", [])} if item.kind is PartKind.CONTENT else {}
+            events = [
+                self._about(item, f"{_TEXTS[item.kind]}.done", content_index=0, text=item.text, **logprobs),
+                self._about(item, "response.content_part.done", content_index=0, part=part),
+            ]
+        return [*events, self._event("response.output_item.done", output_index=item.index, item=output)]
+
+    def _about(self, item: Item, type: str, **fields: Any) -> StreamEvent:
+        prefix = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}[item.kind]
+        return self._event(type, item_id=item_id(prefix, self.head.id, item.index), output_index=item.index, **fields)
+
+    def _event(self, type: str, **fields: Any) -> StreamEvent:
+        self._sent += 1
+        return {"type": type, **fields, "sequence_number": self._sent - 1}
+
+
+RESPONSES: Final = Dialect("responses", read_responses, write_response, ResponsesEncoder, openai_error)

@@ -1,4 +1,4 @@
-"""Training rows of a session, with what a trainer wants to know of them beside their tokens. Pure.
+"""Training rows of a session, and what a trainer wants to know besides their tokens. Pure.
 
 docs/rows.md is the specification of the columns.
 """
@@ -23,7 +23,7 @@ from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .session import SessionRecord
-from .turns import Recorded
+from .turns import RecordedTurn
 
 LAYOUT: Final = Layout(parts=False, logprobs=True, rollout=True)
 REWARD: Final = "reward"
@@ -34,7 +34,7 @@ _TABLE_ROWS: Final = 256
 
 @dataclass(slots=True)
 class SessionRows:
-    """A session as it was read from a store: its record, and what was said of it."""
+    """A session as it was read from a store: its record and its labels."""
 
     info: SessionInfo
     labels: Sequence[Label] = ()
@@ -45,7 +45,7 @@ class SessionRows:
     """Packed, by the number of the turn."""
 
     def __post_init__(self) -> None:
-        # nobody looks for a turn here, so that messages need not be compared
+        # no request is placed here, so that messages need not be compared
         self.session = SessionRecord(Trajectory(name=self.info.id), lambda message: None)
 
     def add(self, record: TurnRecord) -> None:
@@ -64,42 +64,42 @@ class SessionRows:
         """The rows as Arrow tables of some rows each, in the order of branches."""
         if not self.session.trajectory.num_writes:
             return
-        found, problem = self._samples()
+        rows, problem = self._samples()
         samples: list[Sample] = []
-        tokens = made = 0
-        for sample in found:
+        tokens = count = 0
+        for sample in rows:
             samples.append(sample.replace(notes=(*sample.notes, problem)) if problem else sample)
             tokens += len(sample)
             if tokens >= _TABLE_TOKENS or len(samples) >= _TABLE_ROWS:
-                yield self._table(samples, made)
-                samples, tokens, made = [], 0, made + len(samples)
+                yield self._table(samples, count)
+                samples, tokens, count = [], 0, count + len(samples)
         if samples:
-            yield self._table(samples, made)
+            yield self._table(samples, count)
 
     def _samples(self) -> tuple[Iterator[Sample], str]:
-        """The rows with the session's reward; without it, and with what is wrong with it, where it is not a number."""
-        given = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
+        """The rows with the session's reward. If that is not a number, without it, and the problem."""
+        reward = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
         trajectory = self.session.trajectory
         try:
-            return each_trajectory_sample(trajectory, reward=given), ""
+            return each_trajectory_sample(trajectory, reward=reward), ""
         except SampleError:
-            problem = f"the session's reward is {shown(given)}, which is not a finite number: left out"
+            problem = f"the session's reward is {shown(reward)}, which is not a finite number: left out"
             return each_trajectory_sample(trajectory), problem
 
-    def _table(self, samples: Sequence[Sample], made: int) -> Any:
+    def _table(self, samples: Sequence[Sample], count: int) -> Any:
         id = self.info.id
         places = [
-            SampleOrigin(id, 1, made + at, int(sample.messages.max(initial=-1)) + 1)
+            SampleOrigin(id, 1, count + at, int(sample.messages.max(initial=-1)) + 1)
             for at, sample in enumerate(samples)
         ]
         table = samples_table(samples, places, LAYOUT)
         rows = [self._row(sample) for sample in samples]
         along = (self.session.trajectory.turns(sample.branch) for sample in samples)
-        told = channel_columns(
+        channels = channel_columns(
             [(len(sample), self._channels_of(turns, len(sample))) for sample, turns in zip(samples, along, strict=True)]
         )
         for each in session_fields():
-            column = told.get(each.name)
+            column = channels.get(each.name)
             if column is None:
                 column = pyarrow().array([row[each.name] for row in rows], each.type)
             table = table.append_column(each, column)
@@ -109,8 +109,8 @@ class SessionRows:
         trajectory = self.session.trajectory
         branch = trajectory.branches[sample.branch]
         along = trajectory.turns(sample.branch)
-        own = [self._recorded(turn) for turn in along if turn.branch == sample.branch]
-        cause, last = own[0].cause, own[-1]
+        turns = [self._recorded(turn) for turn in along if turn.branch == sample.branch]
+        cause, last = turns[0].cause, turns[-1]
         tools = self.session.roots[last.root][0]
         return {
             "session": self.info.id,
@@ -119,41 +119,42 @@ class SessionRows:
             "cause_detail": _utf8(cause.words) if cause is not None and branch.cause else "",
             "parent": branch.parent,
             "shared": branch.start,
-            "turns": [self._turn(recorded) for recorded in own],
+            "turns": [self._turn(recorded) for recorded in turns],
             "metadata": _text(self.info.metadata),
             "session_labels": _text([asdict(label) for label in self.labels]),
             "messages": _text(self.session.conversation(last.number)),
             "tools": None if tools is None else _text(tools),
-            "tokenizer": last.notes.get("tokenizer"),
-            "template": last.notes.get("template"),
+            "tokenizer": last.tokenizer,
+            "template": last.template,
         }
 
-    def _recorded(self, turn: Turn) -> Recorded:
+    def _recorded(self, turn: Turn) -> RecordedTurn:
         return self.session.turns[self._numbers[turn.write]]
 
-    def _turn(self, recorded: Recorded) -> dict[str, Any]:
-        notes = recorded.notes
+    def _turn(self, recorded: RecordedTurn) -> dict[str, Any]:
         reward = next(
             (each.value for each in self.labels if each.name == REWARD and each.turn == recorded.number), None
         )
         return {
-            **{name: getattr(recorded, name) for name in _OF_TURN},
+            **{name: _utf8(getattr(recorded, name)) for name in _TURN_FIELDS},
             "reward": as_float(reward) if is_number(reward) else None,
-            **{name: _utf8(notes.get(name)) for name in _NOTED},
-            **{name: [_utf8(str(each)) for each in notes.get(name) or ()] for name in _LISTS},
+            **{name: [_utf8(text) for text in getattr(recorded, name)] for name in _TURN_LISTS},
         }
 
     def _channels_of(self, along: Sequence[Turn], length: int) -> dict[str, Channel]:
-        """What engines said of the tokens of a row beside logprobs."""
+        """What engines reported about the tokens of a row besides logprobs."""
         pieces: dict[str, list[tuple[int, Any]]] = {}
         for turn in along:
             for name, values in unpack_channels(self._channels.get(self._numbers[turn.write]) or b"").items():
                 pieces.setdefault(name, []).append((turn.start, values[: len(turn)]))
-        return {name: Channel(length, tuple(found)) for name, found in pieces.items()}
+        return {name: Channel(length, tuple(spans)) for name, spans in pieces.items()}
 
 
-_OF_TURN: Final = {"number": "int32", "start": "int32", "stop": "int32", "finish_reason": "string"}
-_NOTED: Final = {
+_TURN_FIELDS: Final = {
+    "number": "int32",
+    "start": "int32",
+    "stop": "int32",
+    "finish_reason": "string",
     "dialect": "string",
     "model": "string",
     "response": "string",
@@ -163,12 +164,12 @@ _NOTED: Final = {
     "time": "float64",
     "seconds": "float64",
 }
-_LISTS: Final = ("calls", "repairs", "notes", "wishes")
-"""What a row says of each turn: of its place, of its notes, and of its notes that are lists of texts."""
+_TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
+"""The fields of a `RecordedTurn` that a row has: single values, and lists of texts."""
 
 
 def session_fields() -> list[Any]:
-    """The columns that rows of sessions have beside those of all trajectories, as fields of an Arrow schema."""
+    """The columns that rows of sessions have besides those of all trajectories, as fields of an Arrow schema."""
     pa = pyarrow()
 
     def columns(kinds: Mapping[str, str]) -> list[Any]:
@@ -177,8 +178,8 @@ def session_fields() -> list[Any]:
     def texts(*names: str) -> list[Any]:
         return columns(dict.fromkeys(names, "string"))
 
-    lists = [pa.field(name, pa.list_(pa.string())) for name in _LISTS]
-    turn = pa.struct([*columns(_OF_TURN), pa.field("reward", pa.float64()), *columns(_NOTED), *lists])
+    lists = [pa.field(name, pa.list_(pa.string())) for name in _TURN_LISTS]
+    turn = pa.struct([*columns(_TURN_FIELDS), pa.field("reward", pa.float64()), *lists])
     return [
         *texts("session", "state", "cause", "cause_detail"),
         *columns({"parent": "int32", "shared": "int32"}),
@@ -189,7 +190,7 @@ def session_fields() -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """JSON for people; with escapes where it has half of a surrogate pair, which UTF-8 cannot hold."""
+    """JSON for people; with escapes if it has half of a surrogate pair, which UTF-8 cannot encode."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()
@@ -199,5 +200,5 @@ def _text(value: Any) -> str:
 
 
 def _utf8(value: Any) -> Any:
-    """A text as columns can hold it: half surrogate pairs, which agents can send, are written as escapes."""
+    """A text for a column: half surrogate pairs, which agents can send, become escapes."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value

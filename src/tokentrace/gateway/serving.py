@@ -1,4 +1,4 @@
-"""Running a gateway: what `tokentrace serve` does, step by step."""
+"""Run a gateway: what `tokentrace serve` does."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..store.opening import open_store
 from .access import Access
+from .admission import Admission, Limits
 from .app import App
-from .gateway import Gateway, Limits
+from .gateway import Gateway
 from .keys import Keys
 from .metrics import Metrics
 from .sessions import Sessions
-from .telemetry import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -34,19 +34,19 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 is any that is free."""
+    """0 is any free port."""
     store: str | None = None
     keys: Path | None = None
     dev: bool = False
-    """No keys, this machine only, sessions made on first use."""
+    """No keys, this machine only, sessions created on first use."""
     create_sessions: bool = False
-    """Whether a request may make the session that it names."""
+    """True if a request may create the session that it names."""
     matcher: str | None = None
     model: str = "tokentrace"
     version: str | int | None = None
     public_health: bool = False
     patience: float = 30.0
-    """How many seconds requests under way have when the gateway is told to stop."""
+    """How many seconds requests under way have to end when the gateway stops."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -62,11 +62,8 @@ class ServeSettings:
 
 
 @contextlib.asynccontextmanager
-async def open_gateway(
-    engine: Engine, renderer: Renderer, settings: ServeSettings, *, tracing: Tracing | None = None
-) -> AsyncIterator[App]:
-    """A gateway with its store, warmed up; the store is closed at the end, the engine is not."""
-    tracing = tracing or configured_tracing()
+async def open_gateway(engine: Engine, renderer: Renderer, settings: ServeSettings) -> AsyncIterator[App]:
+    """A gateway with its store, warmed up. Closes the store at the end, not the engine."""
     keys = None if settings.keys is None else Keys(settings.keys)
     store = open_store(settings.store)
     try:
@@ -74,16 +71,15 @@ async def open_gateway(
         create = settings.dev or settings.create_sessions
         size = renderer.tokenizer.vocabulary.size
         sessions = Sessions(store, size, matcher=settings.matcher, create=create)
-        gateway = Gateway(
-            engine, renderer, store, sessions, Metrics(), tracing, settings.limits, settings.model, settings.version
-        )
+        admission = Admission(sessions, settings.limits)
+        gateway = Gateway(engine, renderer, store, sessions, Metrics(), admission, settings.model, settings.version)
         yield App(gateway, Access(store, keys), public_health=settings.public_health)
     finally:
         await store.close()
 
 
 def warm_up(renderer: Renderer) -> None:
-    """Load what encodes, and learn what there is to learn of the template: no request has to wait for it."""
+    """Load the tokenizer and study the template, so that no request has to wait for it."""
     silent = renderer.silent()
     silent.tokenizer.warm_up()
     schema = {"type": "object", "properties": {"b": {"type": "string"}}}
@@ -93,13 +89,13 @@ def warm_up(renderer: Renderer) -> None:
         (None, {"content": "b"}, {"role": "user", "content": "c"}),
         ([tool], {"content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": "c"}),
     ):
-        with contextlib.suppress(Exception):  # templates that know no tools say so when somebody brings some
-            asked = [{"role": "user", "content": "a"}]
-            prompt = silent.render_ids(asked, tools=tools, add_generation_prompt=True)
+        with contextlib.suppress(Exception):  # a template without tools refuses them when a request brings some
+            question = [{"role": "user", "content": "a"}]
+            prompt = silent.render_ids(question, tools=tools, add_generation_prompt=True)
             parser = silent.streaming_parser(tools=tools, prompt_ids=prompt)
             stops = silent.get_stop_token_ids()
             silent.bridge(prompt, stops[:1], [{"role": "user", "content": "b"}], tools=tools)
-            whole = silent.render_ids([*asked, {"role": "assistant", **reply}], tools=tools)
+            whole = silent.render_ids([*question, {"role": "assistant", **reply}], tools=tools)
             end = next(at for at in range(len(prompt), len(whole)) if whole[at] in stops) + 1
             parser.feed(whole[len(prompt) : end])
             parser.finish()
@@ -107,7 +103,7 @@ def warm_up(renderer: Renderer) -> None:
 
 
 async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], None]) -> None:
-    """Serve until the process is told to stop; `ready` is told the base URL. Requests under way are finished."""
+    """Serve until the process is to stop, and finish requests under way. Calls `ready` with the base URL."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,7 +131,7 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is ready, and that lets requests under way end before it stops."""
+    """Calls `ready`, and lets requests under way end before it stops."""
 
     ready: Callable[[], None]
 
@@ -145,7 +141,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at SIGTERM and Ctrl-C, at once at the second. uvicorn's own would end the process with the signal."""
+        """Stop at SIGTERM and Ctrl-C, at once at the second. uvicorn's own handlers would end the process."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -162,5 +158,5 @@ class _Server(uvicorn.Server):
             self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._gateway.drain(self._patience)
+        await self._gateway.admission.drain(self._patience)
         await super().shutdown(sockets)

@@ -1,35 +1,28 @@
 """One session: its trajectory, and which conversation each of its turns answered. Pure.
 
-A request says a whole conversation. `SessionRecord.place` finds the recorded turn that it goes on from, and makes the
-prompt: that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. Where no
-turn fits, the conversation is rendered whole, and what its tokens share with the record is shared in the record, too.
-`commit` then adds the turn: prompt and completion at once, or nothing.
+A request sends a whole conversation. `SessionRecord.place` finds the recorded turn that it continues and makes the
+prompt: that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. If no turn
+matches, the conversation is rendered whole and shares with the record whatever its tokens share.
+
+`SessionRecord.commit` then adds the turn, prompt and completion at once. `replay` adds a turn that was read from a
+store, and leads to the same record.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from ..conversation.messages import Messages
-from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause, text_of
+from ..diagnose import message_keys
+from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause
 from ..diagnose.finding import Cause, Finding
-from ..diagnose.message_keys import (
-    Key,
-    Meaning,
-    call_ids,
-    chain,
-    identical,
-    meaning,
-    next_key,
-    reasoning,
-    strict_meaning,
-    written_alike,
-)
+from ..diagnose.message_keys import Key, Meaning, chain, meaning, next_key, reasoning
 from ..engines.protocol import Completion
 from ..errors import InputError, TokentraceError
 from ..rendering.bridged import BridgedTokens
@@ -44,12 +37,11 @@ from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .broken_calls import readable_calls, render_readably
 from .matching import Matcher
-from .names import with_written_ids
-from .turns import Asked, Message, Placement, Recorded
+from .turns import Conversation, Message, Placement, RecordedTurn, TurnDetails
 
-_UNFINISHED = ("length", "abort")
-_FEW = 3
-"""Among so many recorded conversations the one is looked for that a request was made of."""
+_UNFINISHED: Final = ("length", "abort")
+_RECENT: Final = 3
+"""How many recorded conversations are candidates for the one that a request was made of."""
 
 
 @dataclass(slots=True)
@@ -59,129 +51,118 @@ class SessionRecord:
     trajectory: Trajectory
     means: Meaning = meaning
     matcher: str = Matcher.NORMAL
-    """What `means` is called: keys that were made by another one are made anew."""
-    turns: list[Recorded] = field(default_factory=list)
+    """The name of `means`. Keys that another matcher made are computed again."""
+    turns: list[RecordedTurn] = field(default_factory=list)
     roots: dict[Key, tuple[Any, Any]] = field(default_factory=dict)
     """Tools and template variables by their key."""
     _by_key: dict[Key, list[int]] = field(default_factory=dict)
-    _seen: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """For every message ever sent or replied: a turn, and how many messages of its conversation the key stands for."""
-    _spoken: set[Key] = field(default_factory=set)
-    """What the model said, each reply by itself."""
-    _thoughts: dict[str, set[Key]] = field(default_factory=dict)
-    """The replies by their reasoning."""
-    _alike: dict[Key, bool] = field(default_factory=dict)
-    """For recorded messages that were repeated with other fields: whether they have the same tokens."""
-    _recent: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
+    """The turns that end with a conversation of this key."""
+    _turn_of: dict[Key, int] = field(default_factory=dict)
+    """For the key of every prefix of every conversation: the first turn that had it."""
+    _replies: set[Key] = field(default_factory=set)
+    """The key of each reply alone."""
+    _prints_alike: dict[Key, bool] = field(default_factory=dict)
+    """For recorded messages that came again with other fields: whether they have the same tokens."""
+    _latest: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
+    """The conversations of the last requests, and their keys."""
 
-    # -- finding the turn
+    # -- a request becomes a prompt
 
-    def place(self, asked: Asked) -> Placement:
-        """The prompt for a request. Raises what `Renderer.render` raises for messages that cannot be rendered."""
-        if asked.prompt_ids is not None:
-            self._check_open_end(asked.prompt_ids, "token_ids")
-            return replace(_whole(asked, [asked.root], asked.prompt_ids, []), matcher=self.matcher)
-        sent = asked.messages
-        asked = replace(asked, messages=[self._with_thought(message) for message in sent])
-        keys = self._keys(asked)
-        ambiguous, refusal = False, ""
-        edit: Finding | None = None
-        for count in range(len(asked.messages), 0, -1):
-            numbers = self._by_key.get(keys[count]) if asked.messages[count - 1].get("role") == "assistant" else None
-            if not numbers or (edit is not None and edit.message is not None and count > edit.message):
-                continue
-            echo = asked.messages[:count]
-            changes = {number: self._first_edit(asked, self.turns[number], echo) for number in numbers}
-            fitting = [number for number, change in changes.items() if change is None]
-            if not fitting:
-                number, at = max(
-                    ((number, at) for number, at in changes.items() if at is not None), key=lambda one: one[1]
-                )
-                edit = changed_message(at, echo[at], self.conversation(number)[at])
-                continue
-            base = self._the_one(fitting, echo)
-            if base is None:
-                ambiguous = True
-                continue
-            placed = self._placed_after(asked, keys, base, count, ambiguous)
-            if isinstance(placed, Placement):
-                aloud = sent[count - 1] is not asked.messages[count - 1]
-                repairs = (f"message {count - 1}: reasoning repeated as words",) if aloud else ()
-                if edit is None and not repairs:
-                    return placed
-                return replace(placed, edit=edit, repairs=(*placed.repairs, *repairs))
-            refusal = placed
-            break
-        return replace(self._rendered(asked, keys, ambiguous, refusal), edit=edit, matcher=self.matcher)
+    def place(self, conversation: Conversation) -> Placement:
+        """The prompt for a request: the longest recorded conversation that it begins with, and what is new.
 
-    def _with_thought(self, message: Message) -> Message:
-        """A message of the assistant's whose first words, or all of them, are reasoning, with that in its own field.
-
-        Some agents repeat reasoning as if it had been said. It is taken for reasoning where the model, in this
-        session, thought exactly this and said exactly the rest.
+        Raises what `Renderer.render` raises for messages that cannot be rendered.
         """
-        content = message.get("content")
-        if not self._thoughts or message.get("role") != "assistant" or not content or reasoning(message):
-            return message
-        first, rest = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
-        replies = self._thoughts.get(str(first).strip(), ())
-        apart = {**message, "content": rest, "reasoning_content": first}
-        if not replies or next_key(b"", self.means(message)) in self._spoken:
-            return message
-        return apart if next_key(b"", self.means(apart)) in replies else message
+        if conversation.prompt_ids is not None:
+            self._check_unfinished(conversation.prompt_ids, "token_ids")
+            return _whole(conversation, [conversation.root], conversation.prompt_ids, [], self.matcher)
+        keys = self._keys(conversation)
+        ambiguous, refusal, edit = False, "", None
+        for count in range(len(conversation.messages), 0, -1):
+            if edit is not None and edit.message is not None and count > edit.message:
+                continue
+            echo = conversation.messages[:count]
+            numbers = self._by_key.get(keys[count], []) if echo[-1].get("role") == "assistant" else []
+            edits = {number: self._first_edit(conversation, self.turns[number], echo) for number in numbers}
+            matches = [number for number, at in edits.items() if at is None]
+            if numbers and not matches:
+                number, at = max(((number, at or 0) for number, at in edits.items()), key=lambda pair: pair[1])
+                edit = changed_message(at, echo[at], self.conversation(number)[at])
+            base = self._choose(matches, echo)
+            ambiguous = ambiguous or (bool(matches) and base is None)
+            if base is None:
+                continue
+            placed = self._extend(conversation, keys, base, count)
+            if isinstance(placed, str):
+                refusal = placed
+                break
+            return replace(placed, ambiguous=ambiguous, edit=edit)
+        return replace(self._render(conversation, keys), ambiguous=ambiguous, refusal=refusal, edit=edit)
 
-    def _keys(self, asked: Asked) -> list[Key]:
-        """The keys of a conversation. What it shares with one that was asked for lately is not hashed again."""
-        same, known = 0, [asked.root]
-        for messages, keys in reversed(self._recent):
-            if keys[0] == asked.root and (shared := _shared(messages, asked.messages)) > same:
-                same, known = shared, keys
-                if same == len(messages):
+    def _key_alone(self, message: Message) -> Key:
+        return next_key(b"", self.means(message))
+
+    def _keys(self, conversation: Conversation) -> list[Key]:
+        """The keys of a conversation. Does not hash again what it shares with one of the last requests."""
+        messages, same, reused = conversation.messages, 0, [conversation.root]
+        for earlier, keys in reversed(self._latest):
+            if keys[0] == conversation.root and (shared := _shared(earlier, messages)) > same:
+                same, reused = shared, keys
+                if same == len(earlier):
                     break
-        while same and asked.messages[same - 1].get("role") != "assistant":
+        while same and messages[same - 1].get("role") != "assistant":
             same -= 1
-        start = max(0, same - 1)  # an assistant's message: what comes after one is hashed by its calls
-        keys = [*known[:start], *chain(known[start], asked.messages[start:], self.means)]
-        self._recent.append((asked.messages, keys))
+        start = max(0, same - 1)  # an assistant's message: the results after it are hashed by its calls
+        keys = [*reused[:start], *chain(reused[start], messages[start:], self.means)]
+        self._latest.append((messages, keys))
         return keys
 
-    def _the_one(self, numbers: Sequence[int], echo: Messages) -> Recorded | None:
-        """The turn that the echo is of: by ids and reasoning, as far as it has any; None where tokens are in doubt."""
-        fitting = list(numbers)
-        if len(fitting) > 1:
-            fitting = [number for number in numbers if self._repeats(number, echo)] or fitting
-        if len(fitting) > 1 and len({self._stream(self.turns[number]).tobytes() for number in fitting}) > 1:
+    def _choose(self, numbers: Sequence[int], echo: Messages) -> RecordedTurn | None:
+        """The turn that the echo repeats, by call ids and reasoning if it has any; None if the tokens are in doubt."""
+        candidates = [number for number in numbers if self._repeats(number, echo)] if len(numbers) > 1 else numbers
+        turns = [self.turns[number] for number in reversed(candidates or numbers)]  # the last was probably heard
+        if not turns or (len(turns) > 1 and len({self._stream(turn).tobytes() for turn in turns}) > 1):
             return None
-        turns = [self.turns[number] for number in reversed(fitting)]  # of like tokens, what was told last was heard
-        return next((turn for turn in turns if turn.stop == self._tip(turn.branch)), turns[0])
+        return next((turn for turn in turns if self._is_tip(turn)), turns[0])
 
-    def _first_edit(self, asked: Asked, turn: Recorded, echo: Messages) -> int | None:
-        """The first message of an echo that is not what a turn's conversation has there, though its key is the same.
+    def _repeats(self, number: int, echo: Messages) -> bool:
+        for message, recorded in zip(echo, self.conversation(number), strict=True):
+            if message.get("role") == "assistant":
+                for part in (message_keys.call_ids, reasoning):
+                    if part(message) and part(message) != part(recorded):
+                        return False
+        return True
 
-        Of what the model said that is one with other reasoning than was sampled; left out and white space are fine.
-        What it once said in this session is its own wherever it stands, in a history that was rendered anew, too. Of
-        all other messages it is one with other tokens: a field that the template does not print changes nothing.
+    # -- edits that the keys do not show
+
+    def _first_edit(self, conversation: Conversation, turn: RecordedTurn, echo: Messages) -> int | None:
+        """The first message of an echo with other tokens than the recorded one, although its key is the same.
+
+        A reply of the model's is edited if its reasoning is not the recorded one; it may be missing, differ in white
+        space, or be the end of it (some clients keep only the last streamed piece). Any other message is edited if one
+        of its fields gives other tokens: a field that the template does not print changes nothing.
         """
         sampled = self._sampled(turn)
         doubtful: dict[int, Message] = {}
-        rethought: int | None = None
-        for at, (said, recorded) in enumerate(zip(echo, self.conversation(turn.number), strict=False)):
-            by_model = said.get("role") == "assistant"
-            if by_model and (at in sampled or next_key(b"", self.means(said)) in self._spoken):
-                thought = reasoning(said)
-                # some clients keep only the last piece of what was streamed
-                if thought and not " ".join(reasoning(recorded).split()).endswith(" ".join(thought.split())):
-                    rethought = at
+        rewritten: int | None = None
+        for at, (message, recorded) in enumerate(zip(echo, self.conversation(turn.number), strict=False)):
+            by_model = message.get("role") == "assistant"
+            if by_model and (at in sampled or self._key_alone(message) in self._replies):
+                repeated = " ".join(reasoning(message).split())
+                if not " ".join(reasoning(recorded).split()).endswith(repeated):
+                    rewritten = at
                     break
-            elif (by_model or self.means is meaning) and not written_alike(said, recorded):
-                doubtful[at] = said
-        reprinted = self._first_reprinted(asked, turn, doubtful)
-        return rethought if reprinted is None else reprinted
+            elif (by_model or self.means is meaning) and not message_keys.written_alike(message, recorded):
+                doubtful[at] = message
+        reprinted = self._first_reprinted(conversation, turn, doubtful)
+        return rewritten if reprinted is None else reprinted
 
-    def _first_reprinted(self, asked: Asked, turn: Recorded, doubtful: Mapping[int, Message]) -> int | None:
-        """The first of some messages, by number, that has other tokens than the one in a turn's conversation.
+    def _first_reprinted(
+        self, conversation: Conversation, turn: RecordedTurn, doubtful: Mapping[int, Message]
+    ) -> int | None:
+        """The first doubtful message, by number, that has other tokens than the one in the turn's conversation.
 
-        The prompt in which the recorded message came is made again with the other one. Its cost is that of the prompt.
+        Makes the prompt in which the recorded message came again, with the doubtful one.
         """
         path = [turn]
         while path[-1].base is not None:
@@ -189,139 +170,101 @@ class SessionRecord:
         key: Key = b""
         changed: dict[int, Message] = {}
         for at, message in doubtful.items():
-            while len(path) > 1 and at >= path[-2].kept:
+            while len(path) > 1 and at >= path[-2].shared:
                 path.pop()
             changed[at] = message
-            key = next_key(key, [path[-1].number, at, strict_meaning(message)])
-            if key not in self._alike:
-                self._alike[key] = self._has_prompt(asked, path[-1], changed)
-            if not self._alike[key]:
+            key = next_key(key, [path[-1].number, at, message_keys.strict_meaning(message)])
+            if key not in self._prints_alike:
+                self._prints_alike[key] = self._has_prompt(conversation, path[-1], changed)
+            if not self._prints_alike[key]:
                 return at
         return None
 
-    def _has_prompt(self, asked: Asked, turn: Recorded, changed: Mapping[int, Message]) -> bool:
-        """Whether a turn would have had the same prompt if these messages of its conversation had been others."""
+    def _has_prompt(self, conversation: Conversation, turn: RecordedTurn, changed: Mapping[int, Message]) -> bool:
+        """True if a turn has the same prompt with these messages in its conversation."""
         messages = [changed.get(at, message) for at, message in enumerate(self.conversation(turn.number)[:-1])]
-        before, recorded = None if turn.base is None else self.turns[turn.base], self._stream(turn)[: turn.start]
+        base, prompt = None if turn.base is None else self.turns[turn.base], self._stream(turn)[: turn.start]
         try:
-            if before is None:
-                ids = self._rendered(replace(asked, messages=messages, continued=False), [], False, "").ids
-                return np.array_equal(ids, recorded)
-            bridged = self._bridged(asked, before, messages[turn.kept :], messages[: before.depth - 1])
+            if base is None:
+                whole = self._render(replace(conversation, messages=messages, continued=False), [])
+                return np.array_equal(whole.ids, prompt)
+            bridged = self._bridge(conversation, base, messages[turn.shared :], messages[: base.depth - 1])
         except TokentraceError:
             return False
-        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, recorded[before.stop :])
+        return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, prompt[base.stop :])
 
-    def _sampled(self, turn: Recorded) -> set[int]:
+    def _sampled(self, turn: RecordedTurn) -> set[int]:
         """Which messages of a turn's conversation were sampled."""
-        places = {turn.depth - 1}
-        limit = turn.kept
+        sampled, limit = {turn.depth - 1}, turn.shared
         while turn.base is not None:
             turn = self.turns[turn.base]
             if turn.depth <= limit:
-                places.add(turn.depth - 1)
-            limit = min(limit, turn.kept)
-        return places
+                sampled.add(turn.depth - 1)
+            limit = min(limit, turn.shared)
+        return sampled
 
-    def _repeats(self, number: int, echo: Messages) -> bool:
-        for said, recorded in zip(echo, self.conversation(number), strict=True):
-            if said.get("role") == "assistant":
-                for part in (call_ids, reasoning):
-                    if part(said) and part(said) != part(recorded):
-                        return False
-        return True
+    # -- the prompt's tokens
 
-    def _stream(self, turn: Recorded) -> Ids:
-        return self.trajectory.stream(turn.branch)[: turn.stop]
-
-    def _tip(self, branch: int) -> int:
-        return self.trajectory.branches[branch].stop
-
-    def written(self, turn: Recorded) -> Turn:
-        """A turn, as the trajectory has it."""
-        return next(each for each in self.trajectory.turns(turn.branch) if each.start == turn.start)
-
-    def conversation(self, number: int) -> list[Message]:
-        """The messages that a turn answered, as they were recorded, and its reply."""
-        parts: list[Sequence[Message]] = []
-        at: int | None = number
-        limit: int | None = None
-        while at is not None:
-            turn = self.turns[at]
-            own = [*turn.messages, turn.reply]
-            parts.append(own if limit is None else own[: max(0, limit - turn.kept)])
-            limit = turn.kept if limit is None else min(limit, turn.kept)
-            at = turn.base
-        return [message for part in reversed(parts) for message in part]
-
-    # -- making the prompt
-
-    def _placed_after(
-        self, asked: Asked, keys: list[Key], base: Recorded, count: int, ambiguous: bool
-    ) -> Placement | str:
-        """The prompt after a recorded turn; why it cannot be had where the bridge is refused."""
-        new = asked.messages[count:]
-        stream = self._stream(base)
-        repairs = tuple(_differences(count - 1, asked.messages[count - 1], base.reply))
-        if asked.continued:
-            if new or base.finish_reason not in _UNFINISHED or base.notes.get("stopped_by"):
+    def _extend(self, conversation: Conversation, keys: list[Key], base: RecordedTurn, count: int) -> Placement | str:
+        """The prompt after a recorded turn, whose conversation is the first `count` messages; or why there is none."""
+        new, stream = conversation.messages[count:], self._stream(base)
+        repairs = tuple(_differences(count - 1, conversation.messages[count - 1], base.reply))
+        if conversation.continued:
+            if new or base.finish_reason not in _UNFINISHED or base.stopped_by:
                 return "the last message is to be continued: what came before it is rendered with it"
-            nothing = np.empty(0, np.int32)
-            wire = self._wire(base, nothing)
-            return Placement(
-                asked,
-                keys,
-                base,
-                stream,
-                nothing,
-                Kind.CONTEXT,
-                [],
-                wire,
-                True,
-                ambiguous,
-                repairs=repairs,
-                matcher=self.matcher,
-            )
-        bridged = self._bridged(asked, base, new, self.conversation(base.number)[:-1])
-        if isinstance(bridged, BridgeRefusal):
-            return str(bridged)
+            new_ids, kinds, spans, notes = np.empty(0, np.int32), np.empty(0, np.uint8), [], []
+        else:
+            bridged = self._bridge(conversation, base, new, self.conversation(base.number)[:-1])
+            if isinstance(bridged, BridgeRefusal):
+                return str(bridged)
+            new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
         return Placement(
-            asked,
+            conversation,
             keys,
             base,
-            np.concatenate([stream, bridged.new_ids]),
-            bridged.new_ids,
-            bridged.kinds,
-            bridged.new.message_spans(),
-            self._wire(base, bridged.new_ids),
-            ambiguous=ambiguous,
+            np.concatenate([stream, new_ids]),
+            new_ids,
+            kinds,
+            spans,
+            self._wire(base, new_ids),
+            conversation.continued,
             repairs=repairs,
-            notes=tuple(bridged.notes),
+            notes=tuple(notes),
             matcher=self.matcher,
         )
 
-    def _bridged(self, asked: Asked, base: Recorded, new: Messages, before: Messages) -> BridgedTokens | BridgeRefusal:
-        """What comes after a recorded turn; `before` is the conversation that the turn answered."""
-        stream = self._stream(base)
-        ids, new = (stream[: base.start], stream[base.start :]), with_written_ids(new, base.notes)
-        bridged = asked.renderer.bridge(*ids, new, tools=asked.tools)
+    def _bridge(
+        self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages
+    ) -> BridgedTokens | BridgeRefusal:
+        """What follows a recorded turn. `before` is the conversation that the turn answered."""
+        stream, renderer, tools = self._stream(base), conversation.renderer, conversation.tools
+        if base.late_ids:
+            new = [_with_late_id(message, base.late_ids) for message in new]
+        prompt, completion = stream[: base.start], stream[base.start :]
+        bridged = renderer.bridge(prompt, completion, new, tools=tools)
         if isinstance(bridged, BridgeRefusal):
-            bridged = asked.renderer.bridge(*ids, new, tools=asked.tools, messages=readable_calls(before))
+            bridged = renderer.bridge(prompt, completion, new, tools=tools, messages=readable_calls(before))
         return bridged
 
-    def _rendered(self, asked: Asked, keys: list[Key], ambiguous: bool, refusal: str) -> Placement:
-        """The prompt of a conversation that goes on from no recorded turn."""
-        how = {"add_generation_prompt": not asked.continued, "continue_final_message": asked.continued}
-        rendered, unread = render_readably(asked.renderer, asked.messages, tools=asked.tools, **how)
+    def _render(self, conversation: Conversation, keys: list[Key]) -> Placement:
+        """The prompt of a conversation that continues no recorded turn."""
+        continued = conversation.continued
+        rendered, unread = render_readably(
+            conversation.renderer,
+            conversation.messages,
+            tools=conversation.tools,
+            add_generation_prompt=not continued,
+            continue_final_message=continued,
+        )
         ids = np.asarray(rendered.ids, np.int32)
-        if asked.continued:
-            self._check_open_end(ids, "messages")
+        if continued:
+            self._check_unfinished(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        placed = _whole(asked, keys, ids, message_spans(rendered.messages))
-        return replace(placed, ambiguous=ambiguous, refusal=refusal, notes=notes)
+        spans = message_spans(rendered.messages)
+        return replace(_whole(conversation, keys, ids, spans, self.matcher), notes=notes)
 
-    def _check_open_end(self, ids: Ids, field: str) -> None:
-        """InputError for a prompt that is a recorded stream to its end, where the model had ended its turn itself."""
+    def _check_unfinished(self, ids: Ids, field: str) -> None:
+        """Raise InputError if a prompt ends with a recorded turn that the model ended itself."""
         if not self.turns:
             return
         branch = self.trajectory.shared_prefix(ids).extends
@@ -329,97 +272,168 @@ class SessionRecord:
             return
         last = self.trajectory.turns(branch)[-1]
         if len(last) and last.finish_reason not in _UNFINISHED:
-            raise InputError("is a recorded turn to its end, which the model ended itself: add a message", field=field)
+            raise InputError("ends with a recorded turn, which the model ended itself: add a message", field=field)
 
-    def _wire(self, base: Recorded, new_ids: Ids) -> tuple[bytes, ...]:
-        """The prompt as JSON text: the record keeps that of its stream, so that only what is new is written.
+    def _wire(self, base: RecordedTurn, new_ids: Ids) -> tuple[bytes, ...]:
+        """The prompt as JSON text. The trajectory has that of its stream, so that only new ids are written.
 
-        It is made at once: when an engine wants it, somebody else may be reading the record in another thread.
+        It is made at once: when an engine wants it, another thread may be reading the record.
         """
-        if base.stop != self._tip(base.branch):
+        if not self._is_tip(base):
             return (b"[", _numbers(np.concatenate([self._stream(base), new_ids])), b"]")
         *first, last = self.trajectory.wire_parts(base.branch)
         return (*first, last.removesuffix(b"]"), b"," if len(new_ids) else b"", _numbers(new_ids), b"]")
 
-    # -- why it branches
+    # -- reading the record
 
-    def _why(self, placed: Placement) -> Finding | None:
-        """Why a turn does not go on from the end of a branch; None where it does, or is the first."""
+    def conversation(self, number: int) -> list[Message]:
+        """The messages that a turn answered, as they were recorded, and its reply."""
+        parts: list[Sequence[Message]] = []
+        at: int | None = number
+        limit = self.turns[number].depth
+        while at is not None:
+            turn = self.turns[at]
+            parts.append([*turn.messages, turn.reply][: max(0, limit - turn.shared)])
+            limit = min(limit, turn.shared)
+            at = turn.base
+        return [message for part in reversed(parts) for message in part]
+
+    def sampled_turn(self, turn: RecordedTurn) -> Turn:
+        """A turn as the trajectory has it."""
+        return next(each for each in self.trajectory.turns(turn.branch) if each.start == turn.start)
+
+    def prompt_ids(self, turn: RecordedTurn) -> Ids:
+        """The prompt that a turn answered."""
+        return self._stream(turn)[: turn.start]
+
+    def _stream(self, turn: RecordedTurn) -> Ids:
+        return self.trajectory.stream(turn.branch)[: turn.stop]
+
+    def _tip(self, branch: int) -> int:
+        return self.trajectory.branches[branch].stop
+
+    def _is_tip(self, turn: RecordedTurn) -> bool:
+        """True if nothing follows the turn in its branch."""
+        return turn.stop == self._tip(turn.branch)
+
+    # -- why a turn begins a branch
+
+    def _cause(self, placed: Placement) -> Finding | None:
+        """Why a turn does not extend the end of a branch; None if it does, or is the first."""
         base, keys = placed.base, placed.keys
-        if not self.turns or (base is not None and base.stop == self._tip(base.branch)):
+        if not self.turns or (base is not None and self._is_tip(base)):
             return None
         if placed.choice:
             return Finding(Cause.RETRY, words=f"choice {placed.choice} of one request")
         if placed.ambiguous:
             return Finding(Cause.AMBIGUOUS, words="several recorded turns match the request; none of them was guessed")
-        if placed.asked.prompt_ids is not None:
+        if placed.conversation.prompt_ids is not None:
             shared = self.trajectory.shared_prefix(placed.ids).length
             return Finding(Cause.EDIT, words=f"its ids leave the record after the first {shared}")
         if placed.edit is not None:
             return placed.edit
         if placed.refusal:
             return Finding(Cause.TEMPLATE, words=f"no bridge from the recorded turn: {placed.refusal}")
-        asked, sent = placed.asked, placed.asked.messages
-        if asked.continued:  # what was begun for the model is no reply of its own
+        conversation, sent = placed.conversation, placed.conversation.messages
+        if conversation.continued:  # what the agent began for the model is not a reply
             sent, keys = sent[:-1], keys[:-1]
-        shared = self._known(keys)
-        if all(message.get("role") in INSTRUCTIONS for message in sent[:shared]):
-            for root, (tools, variables) in list(self.roots.items())[-_FEW:]:
-                other = chain(root, sent, self.means)
-                same = self._known(other) if root != asked.root else 0
-                if any(message.get("role") not in INSTRUCTIONS for message in sent[:same]):
-                    return changed_tools(asked.tools, tools, asked.variables, variables)
+        shared = self._shared_prefix(keys)
+        if _are_instructions(sent[:shared]):
+            for root, (tools, variables) in list(self.roots.items())[-_RECENT:]:
+                alternative = chain(root, sent, self.means)
+                same = self._shared_prefix(alternative) if root != conversation.root else 0
+                if not _are_instructions(sent[:same]):
+                    return changed_tools(conversation.tools, tools, conversation.variables, variables)
                 if same > shared:
-                    shared, keys = same, other
-        number = self._seen[keys[shared]][0] if keys[shared] in self._seen else 0
-        if (edited := self._first_edit(asked, self.turns[number], sent[:shared])) is not None:
+                    shared, keys = same, alternative
+        number = self._turn_of.get(keys[shared], 0)
+        if (edited := self._first_edit(conversation, self.turns[number], sent[:shared])) is not None:
             return changed_message(edited, sent[edited], self.conversation(number)[edited])
-        return find_cause(sent, self._longest(number), shared, others=self._latest())
+        return find_cause(sent, self._longest(number), shared, others=self._latest_conversations())
 
-    def _known(self, keys: Sequence[Key]) -> int:
+    def _shared_prefix(self, keys: Sequence[Key]) -> int:
         """How many messages a conversation shares with the record."""
-        return max(at for at, key in enumerate(keys) if at == 0 or key in self._seen)
+        return max(at for at, key in enumerate(keys) if at == 0 or key in self._turn_of)
 
-    def _latest(self) -> list[list[Message]]:
-        """The conversations that were continued last."""
+    def _latest_conversations(self) -> list[list[Message]]:
+        """The conversations that were continued last, one a branch."""
         tips: dict[int, int] = {}
         for turn in reversed(self.turns):
             tips.setdefault(turn.branch, turn.number)
-            if len(tips) == _FEW:
+            if len(tips) == _RECENT:
                 break
         return [self.conversation(number) for number in tips.values()]
 
     def _longest(self, number: int) -> list[Message]:
-        """The longest recorded conversation that goes on from a turn."""
+        """The longest recorded conversation that continues a turn."""
         last = number
         for turn in self.turns[number + 1 :]:
-            if turn.base == last and turn.kept == self.turns[last].depth:
+            if turn.base == last and turn.shared == self.turns[last].depth:
                 last = turn.number
         return self.conversation(last)
 
-    # -- recording the turn
+    # -- recording a turn
 
     def commit(
         self,
         placed: Placement,
         completion: Completion,
         reply: Message,
-        *,
-        notes: Mapping[str, Any],
+        details: TurnDetails,
         sampling: Mapping[str, Any],
-    ) -> tuple[Recorded, TurnRecord]:
-        """Add a turn to the trajectory; returns it, and what a store has to store of it."""
-        if placed.matcher != self.matcher:  # the session has got another one since
-            placed = replace(placed, keys=self._keys(placed.asked), matcher=self.matcher)
-        asked, first = placed.asked, self.trajectory.num_writes
+    ) -> tuple[RecordedTurn, TurnRecord]:
+        """Add a turn. Returns it, and what a store has to keep."""
+        if placed.matcher != self.matcher:  # the session's matcher changed since
+            placed = replace(placed, keys=self._keys(placed.conversation), matcher=self.matcher)
+        conversation, first = placed.conversation, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
-        at_tip = base is not None and base.stop == self._tip(base.branch)
+        sampled, cause = self._append(placed, base, completion, sampling)
+        answered = conversation.messages[:-1] if conversation.continued else conversation.messages
+        shared = 0 if base is None else min(base.depth, len(answered))
+        keys = placed.keys[shared : len(answered) + 1]
+        is_new_root = conversation.root not in self.roots
+        turn = RecordedTurn(
+            number=len(self.turns),
+            base=None if base is None else base.number,
+            shared=shared,
+            messages=[dict(message) for message in answered[shared:]],
+            reply=dict(reply),
+            root=conversation.root,
+            keys=[*keys, chain(keys[-1], [reply], self.means)[-1]],
+            matcher=self.matcher,
+            branch=sampled.branch,
+            start=sampled.start,
+            stop=sampled.stop,
+            finish_reason=str(sampled.finish_reason),
+            cause=cause,
+            tools=list(conversation.tools) if is_new_root and conversation.tools is not None else None,
+            variables=dict(conversation.variables) if is_new_root else {},
+            repairs=list(placed.repairs),
+            notes=list(placed.notes),
+            reused=placed.reused,
+            **{name: getattr(details, name) for name in TurnDetails.__struct_fields__},
+        )
+        self._index(turn)
+        return turn, TurnRecord(
+            turn.number,
+            first,
+            tuple(write_records(self.trajectory, first)),
+            msgspec.to_builtins(turn),
+            pack_channels(completion.channels),
+            sampled=len(completion.ids),
+            prompted=len(placed.ids),
+        )
+
+    def _append(
+        self, placed: Placement, base: RecordedTurn | None, completion: Completion, sampling: Mapping[str, Any]
+    ) -> tuple[Turn, Finding | None]:
+        """Write prompt and completion to the trajectory; returns the turn there and why it begins a branch."""
+        first = self.trajectory.num_writes
+        at_tip = base is not None and self._is_tip(base)
         extends = -1 if at_tip or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
-        cause = None if extends >= 0 else self._why(placed)
-        branch = self._open(placed, base, extends, "" if cause is None else cause.cause.value)
-        # a prompt that is all recorded ends with a completion: one that was cut off, or that was empty and is retried
-        goes_on = self.trajectory.num_writes == first
-        written = self.trajectory.append_completion(
+        cause = None if extends >= 0 else self._cause(placed)
+        branch = self._append_prompt(placed, base, extends, "" if cause is None else cause.cause.value)
+        turn = self.trajectory.append_completion(
             completion.ids,
             completion.logprobs,
             finish_reason=str(completion.finish_reason),
@@ -427,41 +441,19 @@ class SessionRecord:
             logprobs_kind=completion.logprobs_kind,
             cached_tokens=completion.cached_tokens,
             sampling=sampling,
-            continues=goes_on,
+            # without a new prompt the last completion goes on: it was cut off, or it was empty and is retried
+            continues=self.trajectory.num_writes == first,
             branch=branch,
         )
-        own = asked.messages[:-1] if asked.continued else asked.messages
-        kept = 0 if base is None else min(base.depth, len(own))
-        info: dict[str, Any] = {
-            "base": None if base is None else base.number,
-            "kept": kept,
-            "messages": [dict(message) for message in own[kept:]],
-            "reply": dict(reply),
-            "root": asked.root.hex(),
-            "branch": branch,
-            "start": written.start,
-            "stop": written.stop,
-            "finish_reason": written.finish_reason,
-            "cause": None if cause is None else asdict(cause),
-            "notes": {**notes, "repairs": list(placed.repairs), "notes": list(placed.notes), "reused": placed.reused},
-        }
-        if asked.root not in self.roots:
-            info |= {"tools": asked.tools, "variables": dict(asked.variables)}
-        keys = placed.keys[kept : len(own) + 1]
-        turn = self._add(len(self.turns), info, keys)
-        info |= {"matcher": self.matcher, "keys": [key.hex() for key in (*keys, turn.key)]}
-        records = tuple(write_records(self.trajectory, first))
-        channels = pack_channels(completion.channels)
-        sizes = {"sampled": len(completion.ids), "prompted": len(placed.ids)}
-        return turn, TurnRecord(turn.number, first, records, info, channels, **sizes)
+        return turn, cause
 
-    def _open(self, placed: Placement, base: Recorded | None, extends: int, cause: str) -> int:
-        """Write the prompt's new tokens; returns the branch they are in. `extends`: the branch that the prompt extends.
+    def _append_prompt(self, placed: Placement, base: RecordedTurn | None, extends: int, cause: str) -> int:
+        """Write the new tokens of a prompt; returns their branch. `extends` is the branch that the prompt extends.
 
-        A prompt that extends none shares with the record whatever its ids share with it, and branches there.
+        A prompt that extends none branches where its ids leave the record.
         """
-        trajectory, count = self.trajectory, len(placed.asked.messages)
-        if base is not None and base.stop == self._tip(base.branch):
+        trajectory, count = self.trajectory, len(placed.conversation.messages)
+        if base is not None and self._is_tip(base):
             if not placed.continues:
                 trajectory.append_context(
                     placed.new_ids,
@@ -479,84 +471,67 @@ class SessionRecord:
             spans = [(start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans]
             kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
             kinds[base.stop :] = placed.kinds
-        if extends >= 0:
-            if len(placed.ids) > self._tip(extends):
-                count = max(count, trajectory.message_count(extends))
-                trajectory.extend_to(placed.ids, kinds, message_spans=spans, messages=count, branch=extends)
-            return extends
-        total = None if placed.asked.prompt_ids is not None else count
-        return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=total, cause=cause)
+        if extends < 0:
+            total = None if placed.conversation.prompt_ids is not None else count
+            return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=total, cause=cause)
+        if len(placed.ids) > self._tip(extends):
+            count = max(count, trajectory.message_count(extends))
+            trajectory.extend_to(placed.ids, kinds, message_spans=spans, messages=count, branch=extends)
+        return extends
 
     def replay(self, record: TurnRecord) -> None:
         """Add a turn that was read from a store."""
         replay_records(self.trajectory, record.records)
-        info = record.info
-        base = None if info["base"] is None else self.turns[info["base"]]
-        if info["matcher"] == self.matcher:  # as they were when the agent's own ids were there
-            keys = [bytes.fromhex(key) for key in info["keys"][:-1]]
-        elif base is None or info["kept"] < base.depth - 1:
-            past = [] if base is None else self.conversation(base.number)[: info["kept"]]
-            keys = chain(bytes.fromhex(info["root"]), [*past, *info["messages"]], self.means)[len(past) :]
-        elif info["kept"] == base.depth:
-            keys = chain(base.before, [base.reply, *info["messages"]], self.means)[1:]
-        else:
-            keys = [base.before]
-        self._add(record.number, info, keys)
+        turn = msgspec.convert(record.info, RecordedTurn)
+        if turn.matcher != self.matcher:
+            past = [] if turn.base is None else self.conversation(turn.base)[: turn.shared]
+            keys = chain(turn.root, [*past, *turn.messages, turn.reply], self.means)[turn.shared :]
+            turn = msgspec.structs.replace(turn, keys=keys, matcher=self.matcher)
+        self._index(turn)
 
-    def _add(self, number: int, info: Mapping[str, Any], keys: Sequence[Key]) -> Recorded:
-        """Add a turn of which a store has this. `keys` are those of its own messages: before the first, after each."""
-        root, reply, cause = bytes.fromhex(info["root"]), info["reply"], info["cause"]
-        turn = Recorded(
-            number=number,
-            base=info["base"],
-            kept=info["kept"],
-            messages=tuple(info["messages"]),
-            reply=reply,
-            before=keys[-1],
-            key=chain(keys[-1], [reply], self.means)[-1],
-            root=root,
-            depth=info["kept"] + len(info["messages"]) + 1,
-            branch=info["branch"],
-            start=info["start"],
-            stop=info["stop"],
-            finish_reason=info["finish_reason"],
-            cause=None
-            if cause is None
-            else Finding(Cause(cause["cause"]), message=cause["message"], words=cause["words"]),
-            notes=info["notes"],
-        )
+    def _index(self, turn: RecordedTurn) -> None:
+        """Add a turn to what `place` looks up."""
         self.turns.append(turn)
-        self.roots.setdefault(root, (info.get("tools"), info.get("variables") or {}))
-        self._by_key.setdefault(turn.key, []).append(number)
-        said = next_key(b"", self.means(reply))
-        self._spoken.add(said)
-        if thought := reasoning(reply):
-            self._thoughts.setdefault(thought, set()).add(said)
-        for at, key in enumerate((*keys, turn.key), turn.kept):
-            self._seen.setdefault(key, (number, at))
-        return turn
+        self.roots.setdefault(turn.root, (turn.tools, turn.variables))
+        self._by_key.setdefault(turn.key, []).append(turn.number)
+        self._replies.add(self._key_alone(turn.reply))
+        for key in turn.keys:
+            self._turn_of.setdefault(key, turn.number)
 
 
 def _shared(one: Messages, other: Messages) -> int:
     """How many messages two conversations begin with alike."""
     count = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if not identical(mine, theirs):
+    for left, right in zip(one, other, strict=False):
+        if not message_keys.identical(left, right):
             break
         count += 1
     return count
 
 
-def _differences(at: int, said: Message, recorded: Message) -> Iterator[str]:
+def _are_instructions(messages: Messages) -> bool:
+    return all(message.get("role") in INSTRUCTIONS for message in messages)
+
+
+def _differences(at: int, echo: Message, recorded: Message) -> Iterator[str]:
     """How an echo of a reply differs from it, field by field. Both mean the same."""
-    for name in sorted({*said, *recorded}):
-        if said.get(name) != recorded.get(name) and (said.get(name) or recorded.get(name)):
-            yield f"message {at}: {name} {'written another way' if said.get(name) else 'left out'}"
+    for name in sorted({*echo, *recorded}):
+        if echo.get(name) != recorded.get(name) and (echo.get(name) or recorded.get(name)):
+            yield f"message {at}: {name} {'written another way' if echo.get(name) else 'left out'}"
 
 
-def _whole(asked: Asked, keys: list[Key], ids: Ids, spans: list[tuple[int, int, int]]) -> Placement:
-    """A prompt that goes on from no recorded turn."""
-    return Placement(asked, keys, None, ids, ids, Kind.PROMPT, spans, lambda: (b"[", _numbers(ids), b"]"))
+def _with_late_id(message: Message, late_ids: Mapping[str, str]) -> Message:
+    """A result that names its call by the id that the model wrote."""
+    id = late_ids.get(str(message.get("tool_call_id")))
+    return message if id is None else {**message, "tool_call_id": id}
+
+
+def _whole(
+    conversation: Conversation, keys: list[Key], ids: Ids, spans: list[tuple[int, int, int]], matcher: str
+) -> Placement:
+    """A prompt that extends no recorded turn."""
+    wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
+    return Placement(conversation, keys, None, ids, ids, Kind.PROMPT, spans, wire, matcher=matcher)
 
 
 def _numbers(ids: Ids) -> bytes:

@@ -1,10 +1,13 @@
-"""What a session consists of: what was asked, the prompt made of it, and the turn that was recorded. Pure."""
+"""What a session consists of: a conversation to continue, the prompt made of it, and the recorded turn. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct
 
 from ..conversation.messages import Messages
 from ..diagnose.finding import Finding
@@ -12,87 +15,139 @@ from ..diagnose.message_keys import Key
 from ..rendering.renderer import Renderer
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
+from .requests import AnswerOptions
 
-Message = Mapping[str, Any]
+Message: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request asks to be continued."""
+class Conversation:
+    """What a request wants to be continued."""
 
     messages: Messages
     tools: Sequence[Mapping[str, Any]] | None
     renderer: Renderer
-    """With the template variables of the request."""
+    """Has the template variables of the request."""
     root: Key
-    """The key of tools and template variables: conversations under another one share no turn."""
+    """The key of tools, template variables and template. Conversations with different roots share no turn."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
-    """The last message, an assistant's, is to be continued."""
+    """True if the last message is an assistant's, to be continued."""
     prompt_ids: Ids | None = None
-    """The prompt itself, where it is given as ids; there are no messages then."""
+    """The prompt itself, instead of messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A turn of the session: what it answered, and where its tokens are."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """A prompt, and the recorded turn that it extends."""
+
+    conversation: Conversation
+    keys: list[Key]
+    """The key after each message, the first for none."""
+    base: RecordedTurn | None
+    ids: Ids
+    new_ids: Ids
+    """What follows the base's stream; the whole prompt if there is no base."""
+    kinds: Kinds | Kind
+    spans: list[tuple[int, int, int]]
+    """Tokens of messages within `new_ids`: start, end and number of the message."""
+    wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
+    """The prompt as JSON text in pieces."""
+    continues: bool = False
+    """True if the base's own turn continues: it was cut off."""
+    ambiguous: bool = False
+    refusal: str = ""
+    """Why the bridge from a matching turn was refused."""
+    edit: Finding | None = None
+    """A message that means the same as the recorded one but has other tokens."""
+    repairs: tuple[str, ...] = ()
+    """How the agent's echo of the base's reply differs from the reply."""
+    notes: tuple[str, ...] = ()
+    choice: int = 0
+    """Its number among the completions of one request."""
+    matcher: str = ""
+    """The matcher that made the keys."""
+
+    @property
+    def reused(self) -> int:
+        """How many tokens of the prompt come from the record."""
+        return len(self.ids) - len(self.new_ids)
+
+
+class TurnDetails(Struct, frozen=True, kw_only=True):
+    """What a recorded turn says about its request and answer."""
+
+    response: str = ""
+    """The id of the answer, without a dialect's prefix."""
+    choice: int = 0
+    dialect: str = ""
+    model: str = ""
+    tokenizer: str = ""
+    template: str = ""
+    created: int = 0
+    time: float = 0.0
+    seconds: float = 0.0
+    """When the completion was finished, and how long it took."""
+    instructions: int = 0
+    """`Request.instructions`."""
+    stopped_by: str | None = None
+    calls: list[str] = []
+    """The status of each attempt at a call."""
+    ignored: list[str] = []
+    wishes: list[str] = []
+    late_ids: dict[str, str] = {}
+    """By the id that the agent knows: the id that the model wrote after a call's arguments."""
+    options: AnswerOptions = AnswerOptions()
+
+
+class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
+    """A turn of a session: what it answered, where its tokens are, and what else is recorded of it.
+
+    This is what a store keeps beside tokens, what the state and the page show, and what rows say about a turn.
+    """
 
     number: int
     base: int | None
-    """The turn that it went on from."""
-    kept: int
-    """How many messages of that turn's conversation it kept."""
-    messages: tuple[Message, ...]
-    """The messages that came after those."""
-    reply: Message
-    """As the agent was told it, in OpenAI's shape."""
-    before: Key
-    """The key of the conversation without the reply, and…"""
-    key: Key
-    """…with it."""
+    """The turn that it extends."""
+    shared: int
+    """How many messages of the base's conversation come before its own."""
+    messages: list[dict[str, Any]]
+    """Its own messages."""
+    reply: dict[str, Any]
+    """As the agent got it, in OpenAI's shape."""
     root: Key
-    depth: int
-    """How many messages the conversation has with the reply."""
+    keys: list[Key]
+    """The keys before its own messages, after each of them, and after the reply."""
+    matcher: str
+    """What made the keys."""
     branch: int
     start: int
     stop: int
     """Where the reply's tokens are in the stream of the branch."""
     finish_reason: str
     cause: Finding | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """What else is known of it: the dialect, what its echo needed repaired, how long it took."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """A prompt, and what it was made of."""
-
-    asked: Asked
-    keys: list[Key]
-    base: Recorded | None
-    ids: Ids
-    new_ids: Ids
-    """What comes after the base's stream; the whole prompt where there is no base."""
-    kinds: Kinds | Kind
-    spans: list[tuple[int, int, int]]
-    wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
-    """The prompt as JSON text in pieces."""
-    continues: bool = False
-    """The base's own turn goes on: it had been cut off."""
-    ambiguous: bool = False
-    refusal: str = ""
-    """Why the bridge from a turn that fits was refused."""
-    edit: Finding | None = None
-    """The message that is not what was recorded, though it means the same: by reasoning, or a printed field."""
-    repairs: tuple[str, ...] = ()
-    """How the agent's echo of the reply that it goes on from differs from it."""
-    notes: tuple[str, ...] = ()
-    choice: int = 0
-    """Which of several completions of one request it is."""
-    matcher: str = ""
-    """The matcher that made the keys."""
+    """Why it begins a branch."""
+    tools: list[Any] | None = None
+    variables: dict[str, Any] = {}
+    """Those of its root, in the first turn that has it."""
+    repairs: list[str] = []
+    notes: list[str] = []
+    reused: int = 0
 
     @property
-    def reused(self) -> int:
-        """How many tokens of the prompt came from the record."""
-        return len(self.ids) - len(self.new_ids)
+    def key(self) -> Key:
+        """The key of the conversation with the reply."""
+        return self.keys[-1]
+
+    @property
+    def depth(self) -> int:
+        """How many messages the conversation has with the reply."""
+        return self.shared + len(self.messages) + 1
+
+    def summary(self) -> dict[str, Any]:
+        """The turn as a session's state shows it: without messages, keys and tools."""
+        hidden = ("messages", "reply", "root", "keys", "matcher", "tools", "variables", "number", "base", "shared")
+        fields = {name: value for name, value in msgspec.to_builtins(self).items() if name not in hidden}
+        if self.cause is not None:
+            fields["cause"]["meaning"] = self.cause.cause.meaning
+        return {"turn": self.number, "goes_on_from": self.base, **fields}

@@ -43,17 +43,17 @@ class BackgroundLoop:
     def close(self) -> None:
         """Cancel what is under way and end the thread. A loop that is closed cannot be used again."""
         if not self._loop.is_closed():
-            self.run(_cancel_others())
+            self.run(_cancel_tasks())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
 
-async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
+async def _cancel_tasks() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
         task.cancel()
-    for task in others:
+    for task in tasks:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task

@@ -76,8 +76,8 @@ class GatewayAgent:
         name = _session_name(task.name)
         end, notes, reward = End.ANSWER, [], None
         about = {**task.metadata, "task": task.name}
-        made = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
-        session = Session(task, made["base_url"], made["openai_base_url"], made["key"])
+        created = json.loads(await gateway.ask("POST", "/sessions", id=name, metadata=about, settings=self._settings))
+        session = Session(task, created["base_url"], created["openai_base_url"], created["key"])
         try:
             reward = checked_reward(await called(self._client, session), "the reward")
         except Exception as error:
@@ -89,11 +89,11 @@ class GatewayAgent:
         table = pyarrow().ipc.open_stream(await gateway.ask("GET", f"/sessions/{name}/rows?format=arrow")).read_all()
         samples = list(table_samples(table))
         messages = json.loads(table.column("messages")[-1].as_py()) if samples else list(task.messages)
-        given = _given(samples[-1]) if samples else len(messages)
+        prompt = _prompt_length(samples[-1]) if samples else len(messages)
         if end is not End.FAILED and samples:
             reward = samples[0].reward
         metrics = {"end": str(end), "reward": reward, "samples": len(samples)}
-        return FinishedRollout(samples, messages, given, reward, metrics, notes)
+        return FinishedRollout(samples, messages, prompt, reward, metrics, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,6 @@ def _session_name(task: str) -> str:
     return f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
 
 
-def _given(row: Sample) -> int:
+def _prompt_length(row: Sample) -> int:
     """How many messages stand before the first that was sampled in a row."""
     return int(row.messages[row.completions[0].start])

@@ -55,7 +55,7 @@ class TokenStore:
         if not store or store == ":memory:":
             raise StoreError("the sink and the lineage store share what is stored: give a path or a postgresql:// URL")
         self._store = open_store(store)
-        self._known: dict[str, _ReadSoFar] = {}
+        self._lineages: dict[str, _ReadSoFar] = {}
 
     def __repr__(self) -> str:
         return f"TokenStore({self._store.where!r})"
@@ -113,7 +113,7 @@ class TokenStore:
             return False
         if len(await self._store.labels(rollout_id)) != version:
             return False
-        self._known.pop(rollout_id, None)
+        self._lineages.pop(rollout_id, None)
         await self._store.set_state(rollout_id, State.DROPPED)
         return True
 
@@ -149,15 +149,15 @@ class TokenStore:
 
     async def _refreshed(self, id: str) -> _ReadSoFar:
         """The lineage with all calls that are stored by now; of those it has already nothing is read again."""
-        known = self._known.pop(id, None) or _ReadSoFar()
-        self._known[id] = known  # the one used last is the last
-        while len(self._known) > _MOST_ROLLOUTS:
-            del self._known[next(iter(self._known))]
-        async for turn in self._store.turns(id, known.turns):
-            if turn.number == known.turns:  # another task may have read it meanwhile
-                known.lineage.add_entry(_entry(turn), store_tokens=False, entry_offset=turn.number)
-                known.turns += 1
-        return known
+        progress = self._lineages.pop(id, None) or _ReadSoFar()
+        self._lineages[id] = progress  # the one used last is the last
+        while len(self._lineages) > _MOST_ROLLOUTS:
+            del self._lineages[next(iter(self._lineages))]
+        async for turn in self._store.turns(id, progress.turns):
+            if turn.number == progress.turns:  # another task may have read it meanwhile
+                progress.lineage.add_entry(_entry(turn), store_tokens=False, entry_offset=turn.number)
+                progress.turns += 1
+        return progress
 
 
 def _entry(turn: TurnRecord) -> TokenEntry:

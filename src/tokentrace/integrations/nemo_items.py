@@ -13,7 +13,7 @@ from typing import Any
 
 from ..conversation.responses import item_id
 from ..errors import SampleError, TrajectoryError, shown
-from ..gateway.shapes import call_item, message_item, reasoning_item
+from ..gateway.responses import call_item, message_item, reasoning_item
 from ..trajectory.trajectory import Trajectory
 from .rows import only_sample
 
@@ -99,11 +99,11 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
     A prompt that does not go on from an earlier call is a branch; one that is all tokens of a call continues its turn.
     Calls that generated nothing are left out. The records say neither why a completion ended nor what its logprobs are
     of, so both are unknown; only of one that is continued is it clear that it was cut ("length"). `TrajectoryError`
-    where a prompt that is stored as a suffix cannot be made whole.
+    where a prompt that is stored as a suffix cannot be trajectory whole.
     """
     entries = list(entries)
     prompts = full_prompts(entries)
-    made = Trajectory(name=name)
+    trajectory = Trajectory(name=name)
     continued = {tuple(prompts[one.model_call_id]) for one in entries if _has_both(one, prompts)}
     for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
         prompt = prompts.get(entry.model_call_id)
@@ -112,17 +112,17 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
         if not entry.generation_token_ids:
             continue
         continues = False
-        if not made.num_branches:
-            made.begin(prompt)
-        elif (extends := made.shared_prefix(prompt).extends) >= 0:
-            continues = len(prompt) == len(made.stream(extends))
-            made.extend_to(prompt, branch=extends)
+        if not trajectory.num_branches:
+            trajectory.begin(prompt)
+        elif (extends := trajectory.shared_prefix(prompt).extends) >= 0:
+            continues = len(prompt) == len(trajectory.stream(extends))
+            trajectory.extend_to(prompt, branch=extends)
         else:
-            made.branch(prompt, cause="captured by NeMo Gym")
+            trajectory.branch(prompt, cause="captured by NeMo Gym")
         ids = entry.generation_token_ids
         reason = "length" if (*prompt, *ids) in continued else "unknown"
-        made.append_completion(ids, entry.generation_log_probs, finish_reason=reason, continues=continues)
-    return made
+        trajectory.append_completion(ids, entry.generation_log_probs, finish_reason=reason, continues=continues)
+    return trajectory
 
 
 def _has_both(entry: Any, prompts: Mapping[str, Sequence[int]]) -> bool:

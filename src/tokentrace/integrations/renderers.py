@@ -87,8 +87,8 @@ class TokentraceConfig(BaseRendererConfig):
 
     def settings(self) -> dict[str, Any]:
         """What `create_renderer` is called with."""
-        own = {name: getattr(self, name) for name in self._internal_fields - {"refuse_unknown_tools"}}
-        return {**own, "history": history_of(self), **(self.model_extra or {})}
+        settings = {name: getattr(self, name) for name in self._internal_fields - {"refuse_unknown_tools"}}
+        return {**settings, "history": history_of(self), **(self.model_extra or {})}
 
 
 _CONVERTED: Final[weakref.WeakKeyDictionary[Any, Tokenizer]] = weakref.WeakKeyDictionary()
@@ -180,13 +180,14 @@ class TokentraceRenderer:
 
     def _call(self, call: OurCall) -> Any:
         """An attempt. Arguments that cannot be read are the text that the model wrote, never no arguments at all."""
-        known = call.status is not CallStatus.UNKNOWN_TOOL or getattr(self.config, "refuse_unknown_tools", False)
+        refuses = getattr(self.config, "refuse_unknown_tools", False)
+        is_reported = refuses or call.status is not CallStatus.UNKNOWN_TOOL
         return ParsedToolCall(
             raw=call.raw,
             name=call.name,
             arguments=call.arguments_text if call.arguments is None else call.arguments,
             token_span=(call.span.start, call.span.stop),
-            status=STATUSES[call.status] if known else ToolCallParseStatus.OK,
+            status=STATUSES[call.status] if is_reported else ToolCallParseStatus.OK,
             id=call.id,
         )
 
@@ -201,8 +202,8 @@ class TokentraceRenderer:
         A template is a program, so this is no proof: False where one of them changes, True where none does. Those that
         the template does not take do not count; where it takes none, it is False.
         """
-        found = [self._extends(*case) for case in _conversations()]
-        return True in found and False not in found
+        outcomes = [self._extends(*case) for case in _conversations()]
+        return True in outcomes and False not in outcomes
 
     def _extends(self, before: Messages, after: Messages, tools: Any) -> bool | None:
         render = functools.partial(self.renderer.silent().render_ids, tools=tools)
@@ -252,7 +253,7 @@ def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
             yield [probes.USER, answer], more, None
     for fields in ({}, {"reasoning_content": "thought"}, {"content": "answer", "reasoning_content": "thought"}):
         calling = probes.calling(**fields)
-        for rest in ([], [probes.ANSWER], [probes.THOUGHT, probes.USER]):
-            yield [probes.USER, calling], [probes.RESULT, *rest], [probes.STAND_IN_TOOL]
+        for following in ([], [probes.ANSWER], [probes.THOUGHT, probes.USER]):
+            yield [probes.USER, calling], [probes.RESULT, *following], [probes.STAND_IN_TOOL]
         done: Messages = [probes.USER, calling, probes.RESULT, probes.THOUGHT]
         yield done, [probes.USER, calling, probes.RESULT], [probes.STAND_IN_TOOL]

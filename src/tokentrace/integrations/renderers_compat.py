@@ -40,10 +40,10 @@ class ConfiguredRenderer(TokentraceRenderer):
         values = {name: getattr(config, name) for name in fields if name not in _SHARED | set(parsers)}
         changed = {name: value for name, value in values.items() if value != fields[name]}
         extra = getattr(config, "model_extra", None) or {}
-        made = create_ours(converted(tokenizer), history=history_of(config), **parsers, **changed, **extra)
-        read = made.study().template.reads
+        renderer = create_ours(converted(tokenizer), history=history_of(config), **parsers, **changed, **extra)
+        read = renderer.study().template.reads
         defaults = {name: value for name, value in values.items() if value is not None and name in read}
-        return made.with_variables(defaults) if defaults else made
+        return renderer.with_variables(defaults) if defaults else renderer
 
 
 def _renderer_class(name: str) -> type[ConfiguredRenderer]:
@@ -72,18 +72,18 @@ def create_renderer(
     if config is None or isinstance(config, renderers.AutoRendererConfig):
         config = _resolved(tokenizer, getattr(config, "thinking_retention", None))
     config = renderers.merge_chat_template_kwargs(config, chat_template_kwargs)
-    made = TokentraceRenderer if isinstance(config, TokentraceConfig) else _BY_CONFIG.get(type(config))
-    if made is None:
+    kind = TokentraceRenderer if isinstance(config, TokentraceConfig) else _BY_CONFIG.get(type(config))
+    if kind is None:
         raise RendererError(f"{type(config).__name__} is not a configuration of one of renderers' own classes")
-    return made(tokenizer, config)
+    return kind(tokenizer, config)
 
 
 def _resolved(tokenizer: Any, thinking_retention: str | None) -> Any:
     """The configuration of the class that renderers has for this model, by its name; else ours, which needs none."""
     from renderers.base import MODEL_RENDERER_MAP
 
-    known = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
-    kind = TokentraceConfig if known is None else type(renderers.config_from_name(known))
+    name = MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""))
+    kind = TokentraceConfig if name is None else type(renderers.config_from_name(name))
     return kind(thinking_retention=thinking_retention)
 
 

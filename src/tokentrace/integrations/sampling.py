@@ -36,18 +36,18 @@ _OBJECT: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "stop_t
 """What is read off vLLM's own object: what changes what is sampled."""
 
 
-def sampling_of(given: Any, *, max_tokens: int | None = None) -> SamplingParams:
+def sampling_of(params: Any, *, max_tokens: int | None = None) -> SamplingParams:
     """Sampling parameters of vLLM or SGLang, a mapping or vLLM's own object.
 
     `max_tokens` is how long a turn may be where they do not say. InputError names what cannot be honoured, such as stop
     texts.
     """
-    if not isinstance(given, Mapping):
-        fields = {name: getattr(given, name) for name in _OBJECT if hasattr(given, name)}
+    if not isinstance(params, Mapping):
+        fields = {name: getattr(params, name) for name in _OBJECT if hasattr(params, name)}
         if "temperature" not in fields:
-            raise InputError(f"sampling parameters are a mapping of names to values, not {shown(given)}")
-        given = fields
-    left = {name: value for name, value in given.items() if name not in _NOT_READ}
+            raise InputError(f"sampling parameters are a mapping of names to values, not {shown(params)}")
+        params = fields
+    left = {name: value for name, value in params.items() if name not in _NOT_READ}
     limits = [left.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
     seeds = [left.pop(name, None) for name in ("seed", "sampling_seed")]
     values = {name: left.pop(name) for name in ("temperature", "top_p", "top_k") if left.get(name) is not None}

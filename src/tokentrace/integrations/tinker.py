@@ -65,14 +65,14 @@ class TracedRenderer(Renderer):
         A template is a program, so this is no proof: False where one of them changes its past, True where none does.
         Those that the template does not take do not count.
         """
-        found = [self._extends(*case) for case in _conversations()]
-        return True in found and False not in found
+        outcomes = [self._extends(*case) for case in _conversations()]
+        return True in outcomes and False not in outcomes
 
     def _extends(self, messages: Sequence[Message], tools: Any) -> bool | None:
         renderer = self.renderer.silent()
-        own = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
         try:
-            for at, following in itertools.pairwise(own):
+            for at, following in itertools.pairwise(turns):
                 row = renderer.render(messages[: at + 1], tools=tools)
                 stream = row.ids[: np.flatnonzero(row.mask)[-1] + 1].tolist()
                 prompts = [
@@ -98,8 +98,8 @@ class TracedRenderer(Renderer):
         """The prompt for the model's next turn; `prefill` is encoded by itself and put after it."""
         if role != "assistant":
             raise InputError(f"a template prompts for the assistant, not for {shown(role)}")
-        said, tools = conversation(messages)
-        ids = self.renderer.render_ids(said, tools=tools, add_generation_prompt=True)
+        chat, tools = conversation(messages)
+        ids = self.renderer.render_ids(chat, tools=tools, add_generation_prompt=True)
         return tinker.ModelInput.from_ints(
             [*ids, *self.tokenizer.encode(prefill, add_special_tokens=False)] if prefill else ids
         )
@@ -121,11 +121,11 @@ class TracedRenderer(Renderer):
             if ("trainable" in message) is not custom:
                 problem = "every message needs 'trainable'" if custom else "'trainable' is for CUSTOMIZED alone"
                 raise InputError(f"train_on_what is {what.name}: {problem}", message=at)
-        said, tools = conversation(messages)
-        last_user = max((at for at, message in enumerate(said) if message["role"] == "user"), default=-1)
-        roles = sorted({message["role"] for message in said})
+        chat, tools = conversation(messages)
+        last_user = max((at for at, message in enumerate(chat) if message["role"] == "user"), default=-1)
+        roles = sorted({message["role"] for message in chat})
         settings: dict[TrainOnWhat, dict[str, Any]] = {
-            TrainOnWhat.LAST_ASSISTANT_MESSAGE: {"since": max(len(said) - 1, 0)},
+            TrainOnWhat.LAST_ASSISTANT_MESSAGE: {"since": max(len(chat) - 1, 0)},
             TrainOnWhat.LAST_ASSISTANT_TURN: {"since": last_user + 1},
             TrainOnWhat.ALL_ASSISTANT_MESSAGES: {},
             TrainOnWhat.ALL_MESSAGES: {"roles": roles},
@@ -133,7 +133,7 @@ class TracedRenderer(Renderer):
             TrainOnWhat.ALL_USER_AND_SYSTEM_MESSAGES: {"roles": ("user", "system")},
             TrainOnWhat.CUSTOMIZED: {"roles": roles, "turns": "flagged"},
         }
-        build = functools.partial(build_supervised_samples, self.renderer, said, tools=tools, final_stop=True)
+        build = functools.partial(build_supervised_samples, self.renderer, chat, tools=tools, final_stop=True)
         rows = build(past="expand", **settings[what]) if what in _ONE_TURN else []
         (sample,) = rows if len(rows) == 1 else build(**settings[what])
         weights = np.ones(len(sample.ids)) if what is TrainOnWhat.ALL_TOKENS else sample.mask
@@ -175,7 +175,7 @@ def _conversations() -> list[tuple[probes.Probe, Any]]:
 def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """tinker-cookbook's messages as OpenAI's, and the tools that one of them carries."""
     tools: list[dict[str, Any]] | None = None
-    said = []
+    chat = []
     for at, message in enumerate(messages):
         if _TOOLS in message:
             if tools is not None:
@@ -183,8 +183,8 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
             tools = [{"type": "function", "function": dict(spec)} for spec in message[_TOOLS]] or None
             if not message.get("content"):
                 continue
-        said.append(chat_message(at, message))
-    return said, tools
+        chat.append(chat_message(at, message))
+    return chat, tools
 
 
 def chat_message(at: int, message: Message) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
         raise InputError(f"a message has a role and a content, text or a list of parts: {shown(message)}", message=at)
-    made: dict[str, Any] = {"role": role, "content": content}
+    converted: dict[str, Any] = {"role": role, "content": content}
     parts = [] if isinstance(content, str) else content
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -207,16 +207,16 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
     if thinking:
         if role != "assistant" or len(thinking) > 1 or parts[0]["type"] != "thinking":
             raise InputError("a template takes one thinking part, first in an assistant's message", message=at)
-        made["reasoning_content"] = thinking[0]
+        converted["reasoning_content"] = thinking[0]
     if parts:
-        made["content"] = "".join(part["text"] for part in parts if part["type"] == "text")
+        converted["content"] = "".join(part["text"] for part in parts if part["type"] == "text")
     elif not isinstance(content, str):
-        made["content"] = ""
-    made["content"] += "".join(call.raw_text for call in message.get("unparsed_tool_calls") or ())
+        converted["content"] = ""
+    converted["content"] += "".join(call.raw_text for call in message.get("unparsed_tool_calls") or ())
     if calls := message.get("tool_calls"):
-        made["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]
-    made |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
-    return made | ({"train": message["trainable"]} if "trainable" in message else {})
+        converted["tool_calls"] = [call.model_dump(exclude_none=True) for call in calls]
+    converted |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+    return converted | ({"train": message["trainable"]} if "trainable" in message else {})
 
 
 def sampled_message(parsed: ParsedResponse) -> Message:
@@ -225,11 +225,11 @@ def sampled_message(parsed: ParsedResponse) -> Message:
     if parsed.reasoning_content:
         text = [{"type": "text", "text": parsed.content}] if parsed.content else []
         content = [{"type": "thinking", "thinking": parsed.reasoning_content}, *text]
-    made: Message = {"role": "assistant", "content": content}
+    message: Message = {"role": "assistant", "content": content}
     calls = [
         ToolCall(id=call.id, function=ToolCall.FunctionBody(name=str(call.name), arguments=call.arguments_text))
         for call in parsed.tool_calls
         if call.ok
     ]
     unread = [UnparsedToolCall(raw_text=call.raw, error=call.problem) for call in parsed.tool_calls if not call.ok]
-    return made | ({"tool_calls": calls} if calls else {}) | ({"unparsed_tool_calls": unread} if unread else {})
+    return message | ({"tool_calls": calls} if calls else {}) | ({"unparsed_tool_calls": unread} if unread else {})

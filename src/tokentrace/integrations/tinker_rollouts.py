@@ -41,20 +41,22 @@ class TinkerEngine(CallbackEngine):
         max_length: int | None = None,
         version: str | int | None = None,
     ) -> None:
-        known = Capabilities("tinker", vocab_size=vocab_size, max_length=max_length, versions=version is not None)
-        super().__init__(self._ask, known)
+        capabilities = Capabilities(
+            "tinker", vocab_size=vocab_size, max_length=max_length, versions=version is not None
+        )
+        super().__init__(self._ask, capabilities)
         self._client = client
         self._version = version
 
     async def _ask(self, request: GenerateRequest) -> EngineReply:
-        asked = request.sampling
+        sampling = request.sampling
         params = tinker.SamplingParams(
-            max_tokens=asked.max_tokens,
-            seed=asked.seed,
-            stop=list(asked.stop_token_ids) or None,
-            temperature=asked.temperature,
-            top_k=asked.top_k or -1,
-            top_p=asked.top_p,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed,
+            stop=list(sampling.stop_token_ids) or None,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k or -1,
+            top_p=sampling.top_p,
         )
         prompt = tinker.ModelInput.from_ints(np.asarray(request.prompt_ids).tolist())
         try:
@@ -64,7 +66,7 @@ class TinkerEngine(CallbackEngine):
         except tinker.APIStatusError as error:
             raise EngineRefusal(f"tinker: {error}", status=error.status_code) from error
         if len(answer.sequences) != 1:
-            raise EngineAnswerError(f"tinker returned {len(answer.sequences)} sequences, and one was asked for")
+            raise EngineAnswerError(f"tinker returned {len(answer.sequences)} sequences, and one was sampling for")
         [sampled] = answer.sequences
         count = len(sampled.tokens)
         versions = () if self._version is None or not count else (VersionSpan(self._version, 0, count),)

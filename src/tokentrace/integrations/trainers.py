@@ -1,4 +1,4 @@
-"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF, ms-swift and prime-rl, and the engines of two of them.
+"""Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, and the engines of two of them.
 
 In all of them every sampled token carries loss exactly once, next to the logprob that the engine returned. What a
 trainer cannot take is a `SampleError`. Nothing of a trainer is imported but where its types are made. How each trainer
@@ -21,7 +21,7 @@ from ..rollout.ends import FAILED_ENDS, End
 from ..rollout.record import Rollout, Task
 from ..samples.sample import Sample
 from ..samples.trajectories import Advantage, trajectory_samples
-from ..tokens.ids import common_prefix, runs
+from ..tokens.ids import runs
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .rows import (
@@ -57,13 +57,13 @@ def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = 
     if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
         metadata = {**like.metadata, "tokentrace": "; ".join(rollout.notes)}
         return [_slime_sample(like, failed, rollout, reward=failed_reward, remove_sample=True, metadata=metadata)]
-    made = []
+    samples = []
     for sample in trajectory_samples(rollout.trajectory):
         versions = [str(span.version) for span in sample.versions if span.version is not None]
         more = {"response": rollout.answer, "weight_versions": versions, "reward": rollout.reward}
         metadata = {**like.metadata, "branch": sample.branch}
-        made.append(_slime_sample(like, _row(sample), rollout, metadata=metadata, **more))
-    return made
+        samples.append(_slime_sample(like, _row(sample), rollout, metadata=metadata, **more))
+    return samples
 
 
 def _slime_sample(like: Any, row: PromptResponse, rollout: Rollout, **more: Any) -> Any:
@@ -132,11 +132,11 @@ def skyrl_output(
         failed = failed_row(rollout, failed_reward, "SkyRL")
         if failed is None:
             samples = trajectory_samples(rollout.trajectory) if step_wise else [only_sample(rollout.trajectory)]
-            made, reward = [_row(sample) for sample in samples], reward_of(rollout)
+            parts, reward = [_row(sample) for sample in samples], reward_of(rollout)
         else:
-            made, reward = [failed], failed_reward  # type: ignore[assignment]
+            parts, reward = [failed], failed_reward  # type: ignore[assignment]
         cut = failed is None and rollout.per_turn[-1].finish_reason == "length"
-        for row in made:
+        for row in parts:
             rows.append(
                 {
                     "prompt_token_ids": row.prompt_ids,
@@ -147,7 +147,7 @@ def skyrl_output(
                     "stop_reasons": "length" if cut else "stop",
                     "trajectory_generation_times": rollout.seconds,
                     "trajectory_ids": None if trajectory_ids is None else trajectory_ids[at],
-                    "is_last_step": row is made[-1],
+                    "is_last_step": row is parts[-1],
                 }
             )
     columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _SKYRL_COLUMNS}
@@ -198,10 +198,10 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
         raise SampleError(f"{trajectory.name or 'the trajectory'}: nothing was sampled, so there is no row")
 
     def padded(rows: Sequence[Any], dtype: Any, filler: int = 0) -> Any:
-        made = torch.full((len(rows), max(map(len, rows))), filler, dtype=dtype)
+        tensor = torch.full((len(rows), max(map(len, rows))), filler, dtype=dtype)
         for at, row in enumerate(rows):
-            made[at, : len(row)] = torch.from_numpy(np.array(row)).to(dtype)
-        return made
+            tensor[at, : len(row)] = torch.from_numpy(np.array(row)).to(dtype)
+        return tensor
 
     return {
         "input_ids": padded([sample.ids for sample in samples], torch.int32),
@@ -214,12 +214,12 @@ def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
 
 
 def _areal_versions(sample: Sample) -> Any:
-    made = np.full(len(sample), -1)
+    versions = np.full(len(sample), -1)
     for span in sample.versions:
         if isinstance(span.version, str):
             raise SampleError(f"{sample!r}: AReaL numbers weights, and tokens are of version {shown(span.version)}")
-        made[span.start : span.stop] = -1 if span.version is None else span.version
-    return made
+        versions[span.start : span.stop] = -1 if span.version is None else span.version
+    return versions
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
@@ -230,15 +230,15 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
-        asked, prompt = request.sampling, np.asarray(request.prompt_ids).tolist()
+        sampling, prompt = request.sampling, np.asarray(request.prompt_ids).tolist()
         config = settings.new(
             n_samples=1,
-            max_new_tokens=asked.max_tokens,
-            greedy=asked.temperature == 0,
-            temperature=asked.temperature or 1.0,
-            top_p=asked.top_p,
-            top_k=asked.top_k or int(1e8),
-            stop_token_ids=list(asked.stop_token_ids),
+            max_new_tokens=sampling.max_tokens,
+            greedy=sampling.temperature == 0,
+            temperature=sampling.temperature or 1.0,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or int(1e8),
+            stop_token_ids=list(sampling.stop_token_ids),
         )
         answer = await engine.agenerate(ModelRequest(input_ids=prompt, gconfig=config))
         if list(answer.input_tokens) != prompt:
@@ -251,8 +251,13 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         finish = "stop" if answer.stop_reason == "tool_calls" else answer.stop_reason
         return EngineReply(answer.output_tokens, answer.output_logprobs, finish, versions)
 
-    known: dict[str, Any] = {"max_length": settings.max_tokens, "logprobs": kind, "versions": True, "seeds": False}
-    return CallbackEngine(sample, Capabilities("areal", **known))
+    capabilities: dict[str, Any] = {
+        "max_length": settings.max_tokens,
+        "logprobs": kind,
+        "versions": True,
+        "seeds": False,
+    }
+    return CallbackEngine(sample, Capabilities("areal", **capabilities))
 
 
 # -- OpenRLHF
@@ -296,73 +301,20 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
         raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
 
     async def sample(request: GenerateRequest) -> EngineReply:
-        asked, own = request.sampling, copy.deepcopy(params)
-        own.max_tokens, own.min_tokens, own.seed = asked.max_tokens, 0, asked.seed
-        own.temperature, own.top_p, own.top_k = asked.temperature, asked.top_p, asked.top_k or -1
-        own.stop_token_ids = list(asked.stop_token_ids)
+        sampling, vllm_params = request.sampling, copy.deepcopy(params)
+        for name in ("max_tokens", "seed", "temperature", "top_p"):
+            setattr(vllm_params, name, getattr(sampling, name))
+        vllm_params.min_tokens, vllm_params.top_k = 0, sampling.top_k or -1
+        vllm_params.stop_token_ids = list(sampling.stop_token_ids)
         prompt = np.asarray(request.prompt_ids).tolist()
-        [output] = (await engine.generate(prompt, own, multi_modal_data=None)).outputs
-        ids, told = list(output.token_ids), output.logprobs or []
-        if len(told) != len(ids) or not all(id in one for id, one in zip(ids, told, strict=True)):
+        [output] = (await engine.generate(prompt, vllm_params, multi_modal_data=None)).outputs
+        ids, reported = list(output.token_ids), output.logprobs or []
+        if len(reported) != len(ids) or not all(id in one for id, one in zip(ids, reported, strict=True)):
             raise EngineAnswerError("vLLM did not tell the logprob of each id that it sampled")
-        logprobs = [one[id].logprob for id, one in zip(ids, told, strict=True)]
+        logprobs = [one[id].logprob for id, one in zip(ids, reported, strict=True)]
         return EngineReply(ids, logprobs, output.finish_reason or "abort")
 
     return CallbackEngine(sample, Capabilities("openrlhf", max_length=max_length))
-
-
-# -- ms-swift
-
-
-def swift_output(rollout: Rollout, *, model: str = "policy") -> Any:
-    """A rollout as swift's `RolloutOutput`, with the whole conversation and the reward in ``rollout_infos``.
-
-    swift encodes the conversation again for training, and puts given ids in the place of assistant messages. Given one
-    by one, what stands between them (tool results, the template's tokens) would still be its own encoding. So
-    everything after the first prompt is given as one assistant message. What swift still encodes itself is that prompt:
-    `check_swift_prompt` compares it with the one that the model saw. `SampleError` for a rollout that failed, one
-    without logprobs, and one with several rows, as swift takes one.
-    """
-    from swift.infer_engine.protocol import (
-        ChatCompletionResponse,
-        ChatCompletionResponseChoice,
-        ChatMessage,
-        RolloutOutput,
-        UsageInfo,
-    )
-
-    if rollout.end in FAILED_ENDS:
-        raise SampleError(f"rollout {rollout.task.name!r} failed ({rollout.end}: {'; '.join(rollout.notes)})")
-    row, text, finish = _row(only_sample(rollout.trajectory)), rollout.answer, rollout.per_turn[-1].finish_reason
-    choice = ChatCompletionResponseChoice(
-        index=0,
-        message=ChatMessage(role="assistant", content=text),
-        finish_reason=finish if finish in ("stop", "length") else None,
-        token_ids=row.response_ids,
-    )
-    size = len(row.prompt_ids), len(row.response_ids)
-    return RolloutOutput(
-        response=ChatCompletionResponse(model=model, choices=[choice], usage=UsageInfo(*size, sum(size))),
-        messages=[*map(dict, rollout.task.messages), {"role": "assistant", "content": text}],
-        response_token_ids=[row.response_ids],
-        response_loss_mask=[row.response_mask],
-        rollout_logprobs=[row.response_logprobs],
-        rollout_infos={
-            "messages": [dict(message) for message in rollout.messages],
-            "reward": rollout.reward,
-            "num_turns": rollout.turns,
-            "prompt_ids": row.prompt_ids,
-        },
-    )
-
-
-def check_swift_prompt(output: Any, encoded: Sequence[int]) -> None:
-    """`SampleError` where what swift encoded for training does not begin with the prompt and the ids of a rollout."""
-    expected = [*output.rollout_infos["prompt_ids"], *output.response_token_ids[0]]
-    at = common_prefix(np.asarray(expected), np.asarray(encoded))
-    if at < len(expected):
-        part = "prompt" if at < len(output.rollout_infos["prompt_ids"]) else "response"
-        raise SampleError(f"swift trains other ids than the model saw: the first at token {at}, in the {part}")
 
 
 # -- prime-rl

@@ -210,13 +210,13 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
         raise InputError(f"unless_failed takes a reward function, not {shown(reward)}")
 
     def judged(rewards: Sequence[Any], rollout: Sequence[FinishedRollout]) -> list[Any]:
-        return [None if one.failed else said for one, said in zip(rollout, rewards, strict=True)]
+        return [None if one.failed else score for one, score in zip(rollout, rewards, strict=True)]
 
-    async def awaited(*, rollout: Sequence[FinishedRollout], **told: Any) -> list[Any]:
-        return judged(await reward(rollout=rollout, **told), rollout)
+    async def awaited(*, rollout: Sequence[FinishedRollout], **arguments: Any) -> list[Any]:
+        return judged(await reward(rollout=rollout, **arguments), rollout)
 
-    def plain(*, rollout: Sequence[FinishedRollout], **told: Any) -> list[Any]:
-        return judged(reward(rollout=rollout, **told), rollout)
+    def plain(*, rollout: Sequence[FinishedRollout], **arguments: Any) -> list[Any]:
+        return judged(reward(rollout=rollout, **arguments), rollout)
 
     waits = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
     scored: Callable[..., Any] = awaited if waits else plain

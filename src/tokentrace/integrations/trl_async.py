@@ -196,16 +196,16 @@ def rollout_samples(
     scored = rewards[~np.isnan(rewards)]
     mean, deviation = (scored.mean(), scored.std()) if len(scored) else (np.nan, np.nan)
     advantages = np.nan_to_num((rewards - mean) / (deviation + 1e-8), nan=0.0)
-    made = []
+    samples = []
     for one, reward, advantage in zip(finished, rewards, advantages, strict=True):
         for row in one.samples:
             check_temperature(row, temperature)
             if row.logprobs is None:
                 raise SampleError(f"{row!r} has no logprobs: the engine has to tell them")
             versions = np.asarray([version]) if version is not None else _versions(row)
-            said = {"reward": reward, "reward_std": deviation, "rollout/rows": len(one.samples)}
-            said |= {"version/newest": versions.max(), "version/older_tokens": (versions < versions.max()).mean()}
-            made.append(
+            metrics = {"reward": reward, "reward_std": deviation, "rollout/rows": len(one.samples)}
+            metrics |= {"version/newest": versions.max(), "version/older_tokens": (versions < versions.max()).mean()}
+            samples.append(
                 RolloutSample(
                     prompt=[dict(message) for message in one.messages[: one.prompt]],
                     completion=[dict(message) for message in one.messages[one.prompt :]],
@@ -215,20 +215,20 @@ def rollout_samples(
                     advantage=float(advantage),
                     model_version=int(versions.min()),
                     group_id=group,
-                    metrics={name: float(value) for name, value in said.items()},
+                    metrics={name: float(value) for name, value in metrics.items()},
                     enqueued_at=time.time(),
                 )
             )
-    return made
+    return samples
 
 
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
     """Which weights sampled each of the tokens that carry loss."""
-    found = np.full(len(row), -1, np.int64)
+    versions = np.full(len(row), -1, np.int64)
     for span in row.versions:
         if isinstance(span.version, int):
-            found[span.start : span.stop] = span.version
-    trained = found[row.mask]
+            versions[span.start : span.stop] = span.version
+    trained = versions[row.mask]
     if (trained < 0).any():
         raise SampleError(f"{row!r}: the engine does not say by a number which weights sampled its tokens")
     return trained

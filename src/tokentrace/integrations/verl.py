@@ -47,7 +47,7 @@ from .rows import only_sample, prompt_response
 from .verl_engine import ServerEngine, logprob_kind, sampling_of, seed_field
 from .verl_parser import plain, renderer_of
 
-OWN_REWARD: Final = "rollout"
+ROLLOUT_REWARD: Final = "rollout"
 """The setting by which the tools' and the simulated user's rewards are verl's reward."""
 _NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
@@ -102,10 +102,10 @@ class TokentraceAgentLoop(AgentLoopBase):
         self._reward = reward
         self._budget = plain(budget)
         self._allow_raw = allow_raw_logprobs
-        known = [one.name for one in fields(Budget)]
+        names = [one.name for one in fields(Budget)]
         for key in self._budget:
-            if key not in known:
-                raise InputError(f"the agent loop {name!r}: budget has no {key!r}; {nearest(key, known)}")
+            if key not in names:
+                raise InputError(f"the agent loop {name!r}: budget has no {key!r}; {nearest(key, names)}")
 
     @rollout_trace_op
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
@@ -121,7 +121,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             seed_field=seed_field(settings),
         )
         task = self._task(request_id, kwargs)
-        judge = self._reward if self._reward != OWN_REWARD else None
+        judge = self._reward if self._reward != ROLLOUT_REWARD else None
         agent = Agent(
             engine,
             self.renderer,
@@ -151,7 +151,7 @@ class TokentraceAgentLoop(AgentLoopBase):
                 tool_calls=rollout.use.seconds,
                 num_preempted=engine.num_preempted,
             ),
-            extra_fields={**engine.extra_fields(), **_told(rollout)},
+            extra_fields={**engine.extra_fields(), **_extra_fields(rollout)},
         )
         if experts is not None:
             output.routed_experts = experts[: len(output.prompt_ids) + len(output.response_ids)]
@@ -163,22 +163,22 @@ class TokentraceAgentLoop(AgentLoopBase):
         for at, message in enumerate(messages):
             _check_text(at, message.get("content"))
         chosen = plain((row.get("extra_info") or {}).get("tool_selection"))
-        rest = {key: plain(value) for key, value in row.items() if key not in _NOT_METADATA}
+        metadata = {key: plain(value) for key, value in row.items() if key not in _NOT_METADATA}
         return Task(
             messages,
             name=name,
             tools=self._chosen(chosen),
             tool_settings=without_nulls(plain(row.get("tools_kwargs"))),
             interaction_settings=without_nulls(plain(row.get("interaction_kwargs"))),
-            metadata=json.loads(json.dumps(rest, default=str)),
+            metadata=json.loads(json.dumps(metadata, default=str)),
         )
 
     def _chosen(self, names: Sequence[str]) -> list[BaseTool] | None:
-        """The tools that a row names as its own; None: all of them."""
-        own = {tool.name: tool for tool in self.tools}
-        if missing := [name for name in names if name not in own]:
-            raise InputError(f"there is no tool {missing[0]!r}; {nearest(missing[0], own)}", field="tool_selection")
-        return [own[name] for name in names] or None
+        """The tools that a row names as its tools; None: all of them."""
+        tools = {tool.name: tool for tool in self.tools}
+        if missing := [name for name in names if name not in tools]:
+            raise InputError(f"there is no tool {missing[0]!r}; {nearest(missing[0], tools)}", field="tool_selection")
+        return [tools[name] for name in names] or None
 
     def _limits(self, task: Task) -> Budget:
         """verl's limits as a budget: nothing is sampled that its rows have no room for, so nothing is cut off."""
@@ -234,7 +234,7 @@ def _check_text(at: int, content: Any) -> None:
             raise InputError("only text is supported", message=at, field=f"content part of type {kind}")
 
 
-def _told(rollout: Rollout) -> dict[str, Any]:
+def _extra_fields(rollout: Rollout) -> dict[str, Any]:
     """What verl's reward functions and logs are told beside the row, by the keys that verl has in every batch."""
     return {
         "turn_scores": [turn.reward for turn in rollout.per_turn if not turn.tool_calls],

@@ -17,12 +17,12 @@ _OPTIONAL: Final = ("min_p", *PENALTIES)
 _READ: Final = ("temperature", "top_p", "top_k", "seed", "logprobs", *_OPTIONAL)
 
 
-def sampling_of(given: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> SamplingParams:
+def sampling_of(params: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> SamplingParams:
     """The sampling parameters that verl hands to an agent loop. InputError for one that is not known here."""
-    for name in given:
+    for name in params:
         if name not in _READ:
             raise InputError(f"the sampling parameter {name!r} of verl is not known here; {nearest(name, _READ)}")
-    numbers: dict[str, Any] = {name: value for name, value in given.items() if name != "logprobs"}
+    numbers: dict[str, Any] = {name: value for name, value in params.items() if name != "logprobs"}
     if numbers.get("top_k") == -1:  # all tokens, in verl
         numbers["top_k"] = 0
     return SamplingParams(max_tokens, allow_raw_logprobs=allow_raw_logprobs, **numbers)
@@ -56,9 +56,9 @@ class ServerEngine(CallbackEngine):
         priority: int = 0,
         seed_field: str = "seed",
     ) -> None:
-        own = frozenset(_OPTIONAL)
-        known = Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=own)
-        super().__init__(self._ask, known)
+        optional = frozenset(_OPTIONAL)
+        capabilities = Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=optional)
+        super().__init__(self._ask, capabilities)
         self.answers: list[Any] = []
         """verl's ``TokenOutput`` of each request."""
         self._servers = server_manager
@@ -93,25 +93,25 @@ class ServerEngine(CallbackEngine):
     @property
     def num_preempted(self) -> int:
         """How often the requests were preempted, or -1 where no server says."""
-        told = [answer.num_preempted for answer in self.answers if answer.num_preempted is not None]
-        return sum(told) if told else -1
+        reported = [answer.num_preempted for answer in self.answers if answer.num_preempted is not None]
+        return sum(reported) if reported else -1
 
     @property
     def routed_experts(self) -> Any:
-        """The experts of every position that was read, as the server told with the last request that tells them."""
-        told = [answer.routed_experts for answer in self.answers if answer.routed_experts is not None]
-        return told[-1] if told else None
+        """The experts of every position that was read, as the server reported with the last request that tells them."""
+        reported = [answer.routed_experts for answer in self.answers if answer.routed_experts is not None]
+        return reported[-1] if reported else None
 
     def extra_fields(self) -> dict[str, Any]:
-        """What the servers told beside: of the first request, with the last version of the weights, and sums."""
+        """What the servers fields beside: of the first request, with the last version of the weights, and sums."""
         if not self.answers:
             return {}
-        told = [answer.extra_fields for answer in self.answers]
-        found = dict(told[0])
-        if (last := told[-1].get("max_global_steps")) is not None:
-            found["max_global_steps"] = last
-        found |= {key: sum(int(one.get(key, 0)) for one in told) for key in _ADDED_UP if key in found}
-        return found
+        fields = [answer.extra_fields for answer in self.answers]
+        merged = dict(fields[0])
+        if (last := fields[-1].get("max_global_steps")) is not None:
+            merged["max_global_steps"] = last
+        merged |= {key: sum(int(one.get(key, 0)) for one in fields) for key in _ADDED_UP if key in merged}
+        return merged
 
 
 def _finish(answer: Any, sampling: SamplingParams) -> FinishReason:
@@ -127,9 +127,9 @@ def _finish(answer: Any, sampling: SamplingParams) -> FinishReason:
 
 def _versions(answer: Any) -> tuple[VersionSpan, ...]:
     """The global step whose weights sampled it; none where there were several, since nobody says where they changed."""
-    told = answer.extra_fields
-    first = told.get("min_global_steps", told.get("global_steps"))
-    last = told.get("max_global_steps", told.get("global_steps"))
+    fields = answer.extra_fields
+    first = fields.get("min_global_steps", fields.get("global_steps"))
+    last = fields.get("max_global_steps", fields.get("global_steps"))
     if first is None or first != last or not len(answer.token_ids):
         return ()
     return (VersionSpan(int(first), 0, len(answer.token_ids)),)

@@ -59,10 +59,10 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         self._media = [settings.get("image_key", "images"), settings.get("video_key", "videos")]
         self._thinking = settings.get("enable_thinking_key", "enable_thinking")
         default = settings.get("enable_thinking_default")
-        self._thinking_default = None if default == "none" else _switch(default)  # "none" is verl's own default
-        own = plain(settings.get("tokentrace"))
-        self._sample = {key: own.pop(key) for key in _SAMPLE if key in own}
-        self._renderer = {**own, **plain(settings.get("apply_chat_template_kwargs"))}
+        self._thinking_default = None if default == "none" else _switch(default)  # "none" is verl's ours default
+        ours = plain(settings.get("tokentrace"))
+        self._sample = {key: ours.pop(key) for key in _SAMPLE if key in ours}
+        self._renderer = {**ours, **plain(settings.get("apply_chat_template_kwargs"))}
         self.rows = _rows(parquet_files, max_samples, bool(settings.get("shuffle", False)), settings.get("seed"))
 
     def __len__(self) -> int:
@@ -77,14 +77,14 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         if not any(columns["loss_mask"]):
             what = "nothing that carries loss is left of it" if any(mask) else "nothing in it carries loss"
             warnings.warn(f"row {item}: {what}", stacklevel=2)
-        found = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
+        tensors = {name: torch.tensor(values, dtype=torch.int64) for name, values in columns.items()}
         if self.pad_mode == "no_padding":
-            return found
-        found["attention_mask"] = torch.ones_like(found["input_ids"])
-        pad, missing = self.tokenizer.pad_token_id or 0, self.max_length - len(found["input_ids"])
+            return tensors
+        tensors["attention_mask"] = torch.ones_like(tensors["input_ids"])
+        pad, missing = self.tokenizer.pad_token_id or 0, self.max_length - len(tensors["input_ids"])
         return {
             name: torch.nn.functional.pad(value, (0, missing), value=pad if name == "input_ids" else 0)
-            for name, value in found.items()
+            for name, value in tensors.items()
         }
 
     def _built(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
@@ -99,9 +99,9 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         if self._messages not in row:
             raise InputError("the row has none; data.messages_key names the column", field=self._messages)
         named = Columns(messages=self._messages, tools=self._tools if self._tools in row else None)
-        found = conversation_of(row, named)
+        conversation = conversation_of(row, named)
         renderer = renderer_of(self.tokenizer, {**self._renderer, **variables})
-        sample = build_supervised_sample(renderer, found.messages, tools=found.tools, **self._sample)
+        sample = build_supervised_sample(renderer, conversation.messages, tools=conversation.tools, **self._sample)
         return sample.ids.tolist(), sample.mask.astype(int).tolist()
 
     def _recorded(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:

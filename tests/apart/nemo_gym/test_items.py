@@ -28,9 +28,9 @@ from pydantic import TypeAdapter
 
 from tests.guides import run_guide
 from tokentrace import Trajectory, create_renderer, trajectory_samples
-from tokentrace.audit.inspect import inspect_rollouts
-from tokentrace.audit.inspect_calls import Relation
 from tokentrace.demo.calculator import calculate
+from tokentrace.diagnose.rollout_report import check_rollouts
+from tokentrace.diagnose.rollouts import Relation
 from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.errors import SampleError, TrajectoryError
 from tokentrace.integrations.nemo_gym import TokenStore
@@ -292,7 +292,7 @@ def test_captured_calls_are_inspected_as_they_are_written(tmp_path: Path) -> Non
     linked = {"parent_call_id": "a", "parent_resolution": ParentResolutionStatus.RESOLVED, "prompt_is_delta": True}
     calls = [call("a", [1, 2], [3]), call("b", [5], [6], **linked), call("c", [1, 9, 3, 5, 6, 7], [8])]
     (tmp_path / "tokens.jsonl").write_text("".join(one.model_dump_json() + "\n" for one in calls))
-    report = inspect_rollouts([str(tmp_path / "tokens.jsonl")])
+    report = check_rollouts([str(tmp_path / "tokens.jsonl")])
     assert not report.unreadable
     assert [(step, report.steps[step]) for step in Relation if report.steps[step]] == [
         (Relation.FIRST, 1),

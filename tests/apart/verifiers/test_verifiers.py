@@ -18,8 +18,8 @@ from verifiers.v1.types import AssistantMessage, SamplingConfig, SystemMessage, 
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.guides import run_guide
 from tokentrace import create_renderer
-from tokentrace.audit.inspect import inspect_rollouts
 from tokentrace.demo.calculator import calculate
+from tokentrace.diagnose.rollout_report import check_rollouts
 from tokentrace.pocket import POCKET
 
 TOOL = Tool(name="compute", description="Computes a formula.", parameters=TOOLS[0]["function"]["parameters"])
@@ -143,7 +143,7 @@ def test_records_of_traces_are_inspected(served: Served, tmp_path: Path) -> None
     asyncio.run(twice())
     nodes = [node.model_dump(mode="json") for node in trace.nodes]
     (tmp_path / "traces.jsonl").write_text(json.dumps({"version": 1, "id": "one", "nodes": nodes}) + "\n")
-    report = inspect_rollouts([str(tmp_path / "traces.jsonl")], create_renderer(POCKET))
+    report = check_rollouts([str(tmp_path / "traces.jsonl")], create_renderer(POCKET))
     assert not report.unreadable
     assert not report.faults
     assert (report.samples, report.breaks) == (len(trace.branches), 1)

@@ -1,4 +1,4 @@
-// What the gateway is asked. Answers that have not changed come back as null.
+// Requests to the gateway.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -7,27 +7,29 @@ export class Refused extends Error {
   }
 }
 
-const tags = new Map();
+const last = new Map();
 
-async function ask(path, headers, signal) {
+async function ask(path, signal) {
   const url = new URL(path, location.origin); // the page's own address may have a password in it
-  const response = await fetch(url, { headers, signal, cache: "no-store" });
-  if (response.status === 304) return { response, value: null };
-  const value = await response.json().catch(() => null);
-  if (!response.ok) throw new Refused(response.status, value?.error?.message ?? `status ${response.status}`);
-  return { response, value };
+  const response = await fetch(url, { signal, cache: "no-store" });
+  const text = await response.text();
+  if (response.ok) return text;
+  let message = `status ${response.status}`;
+  try {
+    message = JSON.parse(text).error.message;
+  } catch {} // a proxy's page
+  throw new Refused(response.status, message);
 }
 
 /** The value at a path. */
-export const get = async (path, signal) => (await ask(path, {}, signal)).value;
+export const get = async (path, signal) => JSON.parse(await ask(path, signal));
 
-/** The value at a path, or null where it is the one that came last time. `slot` is what it is asked for. */
+/** The value at a path; null if it is the same as last time. `slot` names the use. */
 export async function changed(slot, path) {
-  const known = tags.get(slot);
-  const headers = known?.path === path ? { "if-none-match": known.tag } : {};
-  const { response, value } = await ask(path, headers);
-  if (value !== null) tags.set(slot, { path, tag: response.headers.get("etag") ?? "" });
-  return value;
+  const text = `${path} ${await ask(path)}`;
+  if (last.get(slot) === text) return null;
+  last.set(slot, text);
+  return JSON.parse(text.slice(path.length + 1));
 }
 
 export const sessionPath = (id, rest = "") => `/sessions/${encodeURIComponent(id)}${rest}`;

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 from collections import Counter
 from importlib import resources
 from typing import Any, Final
@@ -20,8 +19,8 @@ from ...errors import shown
 from ...show.page import SHARED, asset
 from ...store.store import SessionInfo, State
 from ..gateway import Gateway
-from ..reading import Endpoint, json_response, read_state
-from ..requests import RequestError
+from ..http import Endpoint, json_response, read_state
+from ..problems import RequestError
 from .views import TOKENS, brief_metadata, tokens_view, turn_view
 
 POLICY: Final = (
@@ -43,13 +42,13 @@ _MOST: Final = 5_000
 
 
 class PageRoutes:
-    """What the page asks of a gateway."""
+    """Serves the page of a gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def routes(self) -> dict[str, dict[str, Endpoint]]:
-        """Paths, methods and what answers them."""
+        """Endpoints by path and method."""
         return {
             "/": {"GET": self._index},
             "/page/sessions": {"GET": self._sessions},
@@ -61,20 +60,20 @@ class PageRoutes:
     # -- files
 
     async def _index(self, request: HTTPRequest) -> Response:
-        return _served(request, "index.html")
+        return _served("index.html")
 
     async def _file(self, request: HTTPRequest) -> Response:
         name = request.path_params["file"]
         if name not in page_files():
             raise RequestError(f"the page has no file {shown(name)}", status=404, code="not_found")
-        return _served(request, name)
+        return _served(name)
 
     # -- what it shows
 
     async def _sessions(self, request: HTTPRequest) -> Response:
-        """The newest sessions, and how the gateway is. ``session`` names one whose numbers are wanted in any case."""
+        """The newest sessions, and how the gateway is. ``session`` names one that is always included."""
         query, store = request.query_params, self._gateway.store
-        state = read_state(query.get("state") or None)
+        state = read_state(request)
         limit = _whole(query.get("limit", str(_LISTED)), "limit", _MOST)
         infos: list[SessionInfo] = []
         async for info in store.sessions(state=state, search=query.get("search", "")):
@@ -84,18 +83,18 @@ class PageRoutes:
         more = len(infos) > limit
         infos = infos[:limit]
         chosen = await self._gateway.sessions.find(query.get("session", ""))
-        known = [*infos, *([] if chosen is None else [chosen])]
-        rewards = await store.values("reward", [info.id for info in known])
-        under_way = Counter(claim.session for claim in self._gateway.claims)
-        listed = [self._glance(info, rewards.get(info.id), under_way[info.id]) for info in known]
+        visible = [*infos, *([] if chosen is None else [chosen])]
+        rewards = await store.values("reward", [info.id for info in visible])
+        under_way = Counter(claim.session for claim in self._gateway.admission.claims)
+        listed = [self._glance(info, rewards.get(info.id), under_way[info.id]) for info in visible]
         value = {
             "sessions": listed[: len(infos)],
             "more": more,
             "chosen": None if chosen is None else await self._counters(chosen, listed[-1]),
             "counts": {str(each): await store.count(each) for each in State},
-            "gateway": self._standing(),
+            "gateway": self._state(),
         }
-        return _unless_known(request, json_response(value, headers={"x-content-type-options": "nosniff"}))
+        return json_response(value, headers={"x-content-type-options": "nosniff"})
 
     async def _counters(self, info: SessionInfo, glance: dict[str, Any]) -> dict[str, Any]:
         """Numbers that change when there is something new to show of a session."""
@@ -123,19 +122,19 @@ class PageRoutes:
                 "tokens": trajectory.num_tokens,
                 "rows": trajectory.num_samples,
                 "branches": trajectory.num_branches,
-                "last": live.session.turns[-1].notes.get("time"),
+                "last": live.session.turns[-1].time,
             }
         return {**glance, **live.numbers}
 
-    def _standing(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         gateway = self._gateway
         about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
-        return {**gateway.standing(), **about, "store": gateway.store.where, "temporary": gateway.store.temporary}
+        return {**gateway.state(), **about, "store": gateway.store.where, "temporary": gateway.store.temporary}
 
     async def _tokens(self, request: HTTPRequest) -> Response:
-        id = (await self._gateway.sessions.known(request.path_params["session"])).id
+        id = (await self._gateway.sessions.existing(request.path_params["session"])).id
         query, most = request.query_params, 2**53
-        async with self._gateway.sessions.held(id) as live:
+        async with self._gateway.sessions.locked(id) as live:
             session = live.session
             branches = session.trajectory.num_branches if session.turns else 0
             branch = _whole(query.get("branch", "0"), "branch", most)
@@ -148,9 +147,9 @@ class PageRoutes:
         return json_response(view, headers={"x-content-type-options": "nosniff"})
 
     async def _turn(self, request: HTTPRequest) -> Response:
-        id = (await self._gateway.sessions.known(request.path_params["session"])).id
+        id = (await self._gateway.sessions.existing(request.path_params["session"])).id
         labels = await self._gateway.store.labels(id)
-        async with self._gateway.sessions.held(id) as live:
+        async with self._gateway.sessions.locked(id) as live:
             turns = len(live.session.turns)
             number = _whole(request.path_params["turn"], "turn", 2**53)
             if number >= turns:
@@ -161,26 +160,15 @@ class PageRoutes:
 
 @functools.cache
 def page_files() -> dict[str, bytes]:
-    """The files of the page by their names: its own, and those of the viewer that shows its tokens."""
-    own = resources.files(__package__).iterdir()
-    files = {file.name: file.read_bytes() for file in own if file.name.rpartition(".")[2] in _TYPES}
+    """The files of the page by name: its own, and those of the viewer that shows its tokens."""
+    folder = resources.files(__package__).iterdir()
+    files = {file.name: file.read_bytes() for file in folder if file.name.rpartition(".")[2] in _TYPES}
     return files | {name: asset(name).encode() for name in SHARED}
 
 
-def _served(request: HTTPRequest, name: str) -> Response:
+def _served(name: str) -> Response:
     kind = _TYPES[name.rpartition(".")[2]]
-    return _unless_known(request, Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8"))
-
-
-def _unless_known(request: HTTPRequest, response: Response) -> Response:
-    """The response, or word that it is what the browser has already."""
-    tag = f'"{hashlib.blake2b(bytes(response.body), digest_size=12).hexdigest()}"'
-    if tag in request.headers.get("if-none-match", ""):
-        headers = {name: value for name, value in response.headers.items() if name != "content-length"}
-        return Response(status_code=304, headers={**headers, "etag": tag})
-    response.headers["etag"] = tag
-    response.headers["cache-control"] = "no-cache"
-    return response
+    return Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8")
 
 
 def _whole(value: str, field: str, most: int) -> int:

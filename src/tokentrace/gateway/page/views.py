@@ -1,4 +1,4 @@
-"""What the page is told: the tokens of a branch, some at a time, and one turn with all that is known of it. Pure."""
+"""Data for the page: the tokens of a branch, some at a time, and everything about one turn. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Ids, Tokenizer
 from ...tokens.visible import visible
-from ..gateway import described
 from ..session import SessionRecord
 
 TOKENS: Final = 4_000
 """The most tokens of one answer."""
 _AROUND: Final = 4
-"""How many tokens beyond either end are read: a character may be spelled by some before and some after it."""
+"""How many tokens beyond either end are decoded: a character may need several tokens."""
 
 
 def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
@@ -42,13 +41,13 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start
     for number, first, last in _turn_spans(session, branch):
         turns[max(0, first - start) : max(0, last - start)] = number
     logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(kinds)
-    own, counts = trajectory.branches[branch], np.bincount(all_kinds, minlength=len(Kind))
+    counts = np.bincount(all_kinds, minlength=len(Kind))
     return {
         "branch": branch,
         "start": start,
         "stop": stop,
         "total": len(ids),
-        "own": own.start,
+        "own": trajectory.branches[branch].start,
         "counts": {kind.name.lower(): count for kind, count in zip(Kind, counts.tolist(), strict=True)},
         "ids": ids[start:stop].tolist(),
         "texts": token_texts(tokenizer, ids, start, stop),
@@ -88,34 +87,34 @@ def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[
 
 
 def _roles(session: SessionRecord, branch: int, messages: Any) -> dict[str, str]:
-    """The role of each message that has one of these tokens, as the last turn of the branch had it."""
+    """The role of each message with one of these tokens, in the last turn of the branch."""
     last = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
     if last is None:
         return {}
-    said = session.conversation(last.number)
-    wanted = sorted({int(message) for message in np.unique(messages)} & set(range(len(said))))
-    return {str(message): visible(str(said[message].get("role"))) for message in wanted}
+    conversation = session.conversation(last.number)
+    numbers = sorted({int(message) for message in np.unique(messages)} & set(range(len(conversation))))
+    return {str(number): visible(str(conversation[number].get("role"))) for number in numbers}
 
 
 def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> dict[str, Any]:
-    """One turn: what was new, the reply, why it branched, how it was sampled and how long that took."""
+    """One turn: new messages, reply, cause of a branch, sampling, time."""
     recorded = session.turns[number]
-    written = session.written(recorded)
+    sampled = session.sampled_turn(recorded)
     logprobs = []
     if session.trajectory.has_logprobs:
-        logprobs = session.trajectory.completion_logprobs(written).tolist()
+        logprobs = session.trajectory.completion_logprobs(sampled).tolist()
     tools = session.roots[recorded.root][0]
     return {
-        **described(recorded),
-        "kept": recorded.kept,
-        "messages": [dict(message) for message in recorded.messages],
-        "reply": dict(recorded.reply),
+        **recorded.summary(),
+        "kept": recorded.shared,
+        "messages": recorded.messages,
+        "reply": recorded.reply,
         "prompt_tokens": recorded.start,
         "sampled_tokens": recorded.stop - recorded.start,
-        "cached_tokens": written.cached_tokens,
-        "versions": [list(span) for span in written.versions],
-        "sampling": written.sampling,
-        "logprobs_kind": str(written.logprobs_kind),
+        "cached_tokens": sampled.cached_tokens,
+        "versions": [list(span) for span in sampled.versions],
+        "sampling": sampled.sampling,
+        "logprobs_kind": str(sampled.logprobs_kind),
         "mean_logprob": _number(math.fsum(logprobs) / len(logprobs)) if logprobs else None,
         "tools": list(_tool_names(tools or ())),
         "continued_by": [turn.number for turn in session.turns if turn.base == number],
@@ -130,7 +129,7 @@ def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
 
 
 def _number(value: float | None) -> float | None:
-    """A number that JSON can hold; None for those that it cannot."""
+    """A number for JSON; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else round(value, 4)
 
 

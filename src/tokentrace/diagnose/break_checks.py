@@ -1,0 +1,549 @@
+"""The checks of `explain_break`: each looks at one difference and returns its cause with what shows it, or None."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import TokentraceError
+from ..formats.dialects import REASONING
+from ..formats.grammar import Channels
+from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..study.turns import common_prefix as shared_text
+from ..tokens.alignment import Hunk
+from ..tokens.ids import common_prefix, runs
+from ..tokens.tokenizer import Ids, Tokenizer
+from .finding import Cause
+from .resync import next_hunk, up_to_shared_end
+from .token_text import READ, quoted, spelled_alike, text_of, window
+from .turn_heads import TurnHeads
+
+_ALIKE: Final = 12
+"""Characters that texts must share to go on alike."""
+_HARMONY: Final = Channels()
+REASONING_TAGS: Final[tuple[tuple[str, str], ...]] = (
+    *((frame.open, frame.close) for frame in REASONING.values() if frame is not None),
+    (_HARMONY.opening(_HARMONY.reasoning), f"{_HARMONY.end}{_HARMONY.start}assistant"),
+    ("◁think▷", "◁/think▷"),
+    ("<reasoning>", "</reasoning>"),
+    ("<thinking>", "</thinking>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("<unused94>thought\n", "<unused95>"),
+)
+"""Texts that open and close reasoning."""
+_TOOL_SECTIONS: Final = (
+    ("<tools>", "</tools>"),
+    ("tool_declare<|im_middle|>", "<|im_end|>"),
+    ("namespace functions {", "} // namespace functions"),
+    ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    ("<functions>", "</functions>"),
+    ("Calls to these tools must go to the commentary channel", "<|end|>"),
+    ("\n## Tools\n", "<｜User｜>"),
+)
+"""Texts between which templates declare tools."""
+
+
+class Match(NamedTuple):
+    """A cause and what shows it; `hunk` corrects the range, and nothing before token `covered` is looked at again."""
+
+    cause: Cause
+    words: str
+    hunk: Hunk | None = None
+    covered: int = 0
+
+
+class Region(NamedTuple):
+    """The part of a stream that a token lies in, the completion if it lies in one, and the last completion."""
+
+    name: str
+    completion: tuple[int, int] | None
+    last: tuple[int, int] | None
+
+
+def find_region(mask: npt.NDArray[np.bool_] | None, position: int) -> Region | None:
+    """The region of a token; None if it is not known what was sampled."""
+    if mask is None:
+        return None
+    completions = runs(mask)
+    number = sum(start <= position for start, _ in completions)
+    last = completions[-1] if completions else None
+    if not number:
+        return Region("first prompt", None, last)
+    if position < completions[number - 1][1]:
+        return Region(f"completion {number}", completions[number - 1], last)
+    return Region(f"context after completion {number}", None, last)
+
+
+class Case:
+    """One difference between a stream and the next prompt, as tokens and as text."""
+
+    def __init__(
+        self,
+        stream: Ids,
+        prompt: Ids,
+        known: Any,
+        hunk: Hunk,
+        mask: npt.NDArray[np.bool_] | None,
+        back: int = READ,
+        forward: int = READ,
+    ) -> None:
+        self.stream, self.prompt, self.known, self.hunk = stream, prompt, known, hunk
+        self.tokenizer: Tokenizer = known if isinstance(known, Tokenizer) else known.tokenizer
+        self.vocabulary = self.tokenizer.vocabulary
+        self.region = find_region(mask, hunk.start)
+        self.lead, ours, theirs = window(self.vocabulary, stream, prompt, hunk, back, forward)
+        self.ours, self.theirs = self.lead + ours, self.lead + theirs
+        self.at = len(self.lead) + shared_text(ours, theirs)
+        """The first character that differs."""
+        self.ended = hunk.start + forward >= len(stream)
+
+    @property
+    def in_completion(self) -> bool | None:
+        return None if self.region is None else self.region.completion is not None
+
+    @cached_property
+    def heads(self) -> TurnHeads:
+        return TurnHeads.of(self.vocabulary, {tag for pair in self.reasoning for tag in pair})
+
+    @cached_property
+    def reasoning(self) -> tuple[tuple[str, str], ...]:
+        """The tags of the renderer's grammar, then those in use."""
+        try:
+            frame = None if self.known is self.tokenizer else self.known.grammar().reasoning
+        except TokentraceError:
+            frame = None
+        return (*(((frame.open, frame.close),) if frame is not None and frame.open else ()), *REASONING_TAGS)
+
+    def hunk_texts(self) -> tuple[str, str]:
+        """The text of the difference itself, of a long one its beginning."""
+        ours, theirs = self.hunk.sides(self.stream, self.prompt)
+        return text_of(self.vocabulary, ours[:4096]), text_of(self.vocabulary, theirs[:4096])
+
+    def token_at(self, character: int) -> int:
+        """The stream's token at a character of `ours`."""
+        size, seen, at = len(self.ours[len(self.lead) : character].encode("utf-8", "surrogatepass")), 0, self.hunk.start
+        while seen < size and at < len(self.stream):
+            seen += len(self.vocabulary.token_bytes(int(self.stream[at])))
+            at += 1
+        return at
+
+    def parsed_turns(self) -> tuple[ParsedResponse, ParsedResponse] | None:
+        """The completion that the difference lies in, and what the prompt has in its place, parsed."""
+        if self.known is self.tokenizer or self.region is None or self.region.completion is None:
+            return None
+        start, stop = self.region.completion
+        stops = np.isin(self.prompt[self.hunk.other_start :], [*self.known.get_stop_token_ids()])
+        end = self.hunk.other_start + (int(stops.argmax()) + 1 if stops.any() else len(stops))
+        try:
+            sides = self.stream[start:stop], self.prompt[start:end]
+            ours, theirs = (self.known.parse_response(side, prompt_ids=self.stream[:start]) for side in sides)
+        except TokentraceError:
+            return None
+        return ours, theirs
+
+
+# -- ids
+
+
+def no_token(case: Case) -> Match | None:
+    """An id outside the vocabulary."""
+    size = case.vocabulary.size
+    for name, ids in zip(("stream", "next prompt"), case.hunk.sides(case.stream, case.prompt), strict=True):
+        outside = ids[ids >= size]
+        if len(outside):
+            return Match(Cause.NO_TOKEN, f"the {name} has id {int(outside[0])}, and the vocabulary {size:,} tokens")
+    return None
+
+
+def first_token(case: Case) -> Match | None:
+    """The first control token on one side only, with the same tokens after it."""
+    if case.hunk.start > 1 or min(len(case.stream), len(case.prompt)) < 2:
+        return None
+    sides = (
+        (case.stream, case.prompt, "stream", Cause.BOS_MISSING),
+        (case.prompt, case.stream, "next prompt", Cause.BOS_ADDED),
+    )
+    for one, other, name, cause in sides:
+        same = common_prefix(one[1:], other)
+        if int(one[0]) in case.vocabulary.added and same >= min(len(one) - 1, len(other), 8):
+            text = quoted(text_of(case.vocabulary, one[:1]))
+            return Match(cause, f"the {name} begins with {text}, and the other side with the token after it")
+    return None
+
+
+def remerge(case: Case) -> Match | None:
+    """Other tokens that spell the same bytes."""
+    hunk = spelled_alike(case.vocabulary, case.stream, case.prompt, case.hunk)
+    if hunk is None:
+        return None
+    ours, theirs = (side.tolist() for side in hunk.sides(case.stream, case.prompt))
+    sizes = [f"{len(side):,} tokens" if len(side) > 1 else "one token" for side in (ours, theirs)]
+    text = quoted(text_of(case.vocabulary, case.stream[hunk.start : hunk.stop]))
+    words = f"the same text {text} is {sizes[0]} in the stream and {sizes[1]} in the next prompt: "
+    for one, other, where in ((ours, theirs, "stream"), (theirs, ours, "next prompt")):
+        control = [index for index in one if index in case.vocabulary.added and index not in other]
+        if control:
+            name = case.vocabulary.added[control[0]].text
+            words += f"{name} is a control token in the {where} and plain text in the other"
+            return Match(Cause.BPE_REMERGE, words, hunk)
+    return Match(Cause.BPE_REMERGE, f"{words}it was decoded and encoded again", hunk)
+
+
+# -- reasoning and endings
+
+
+def stripped_reasoning(case: Case) -> Match | None:
+    """A block of reasoning on one side, after which both sides go on alike."""
+    at = len(case.lead)
+    for opening, closing in case.reasoning:
+        for one, other, lost in ((case.ours, case.theirs, True), (case.theirs, case.ours, False)):
+            block = _block(one, other, at, opening, closing, case.ended or not lost)
+            if block is None:
+                continue
+            body, end = block
+            where = "is in the stream and not in the next prompt" if lost else "is in the next prompt only"
+            size = f"reasoning of {len(body.strip()):,} characters" if body.strip() else "an empty block of reasoning"
+            words = f"{size} ({quoted(opening + body + closing)}) {where}"
+            return Match(Cause.STRIPPED_REASONING, words, _after_block(case, end) if lost else None)
+    return None
+
+
+def _block(one: str, other: str, at: int, opening: str, closing: str, whole: bool) -> tuple[str, int] | None:
+    """The reasoning that `one` has around character `at` and `other` lacks: its body and its end.
+
+    Only the tags of emptied reasoning may be left in `other`. `whole` says that `one` ends with the text, and
+    may leave its reasoning open.
+    """
+    begin = one.find(opening, max(0, at - len(opening) + 1), at + len(opening) + 8)
+    if begin < 0 or one[at:begin].strip():
+        begin = one.rfind(opening, 0, at)
+        if begin < 0 or closing in one[begin:at]:
+            return None
+    start = begin + len(opening)
+    close = one.find(closing, start)
+    if close < 0 and not whole:
+        return None
+    body, end = (one[start:close], close + len(closing)) if close >= 0 else (one[start:], len(one))
+    if close < 0 and len(body.strip()) >= _ALIKE and body.strip()[:_ALIKE] in other[at:]:
+        return None  # both have the text: only the tag differs
+    after = one[end:].lstrip()
+    if start <= at and other.startswith(opening, begin):
+        stop = other.find(closing, start)
+        if not body.strip() or stop < 0 or other[start:stop].strip():
+            return None
+        following = other[stop + len(closing) :]
+        end = close if close >= 0 else end
+    else:
+        following = other[min(begin, at) :].lstrip().removeprefix(closing)
+    if following.startswith(opening):
+        return None
+    return (body, end) if shared_text(after, following.lstrip()) >= min(_ALIKE, len(after)) else None
+
+
+def _after_block(case: Case, end: int) -> Hunk:
+    """The difference without what follows a block of reasoning that ends at this character of `ours`."""
+    at, after = case.hunk.other_start, case.token_at(end)
+    solid = len(case.ours) - len(case.ours[end:].lstrip())
+    for stop in (after, case.token_at(solid)):
+        for shared in range(4):  # what follows may begin before the difference: <|channel|>
+            met = stop + shared
+            if shared > at or at >= len(case.prompt) or met >= len(case.stream):
+                break
+            begins = np.array_equal(case.stream[stop:met], case.prompt[at - shared : at])
+            if begins and case.stream[met] == case.prompt[at]:
+                return Hunk(case.hunk.start, met, at, at)
+    return next_hunk(case.stream, case.prompt, case.hunk.start, at, beyond=after)
+
+
+def lost_completion(case: Case) -> Match | None:
+    """An empty stream, zeros instead of ids, or the last completion missing whole."""
+    if not len(case.stream):
+        return Match(Cause.ZEROED_ANCHOR, "the stream is empty, though there was a request before")
+    at, region = case.hunk.start, case.region
+    following = case.prompt[case.hunk.other_start : case.hunk.other_start + 8]
+    if len(following) >= 4 and not following[:4].any() and case.stream[at : at + 4].all():
+        return Match(Cause.ZEROED_ANCHOR, "the next prompt has zeros where the stream has ids")
+    if region is None or region.last is None or region.last[0] < at:
+        return None
+    opened = text_of(case.vocabulary, case.stream[at : min(region.last[0], at + 64)]).strip()
+    if opened and opened not in {opening for opening, _ in case.reasoning}:  # which the prompt may have opened
+        return None
+    completion = case.stream[region.last[0] : region.last[1]].tolist()
+    solid = next((index for index in following.tolist() if case.vocabulary.token_bytes(index).strip()), None)
+    if solid is None or solid not in case.heads.structural or solid in completion[:-1] or len(completion) < 2:
+        return None
+    name = case.vocabulary.token_bytes(solid).decode("utf-8", "replace")
+    words = f"the last completion, {len(completion):,} tokens, is missing whole: the next prompt has {name} there"
+    return Match(Cause.ZEROED_ANCHOR, words)
+
+
+def stop_token(case: Case) -> Match | None:
+    """Another control token where a completion ends."""
+    at, other, region = case.hunk.start, case.hunk.other_start, case.region
+    end = len(case.stream) if region is None else region.completion[1] if region.completion is not None else -1
+    if at != end - 1 or other == len(case.prompt):
+        return None
+    tokens = int(case.stream[at]), int(case.prompt[other])
+    if not case.heads.structural.issuperset(tokens):
+        return None
+    ours, theirs = (case.vocabulary.added[index].text for index in tokens)
+    hunk = Hunk(at, at + 1, other, other + 1) if at + 1 == len(case.stream) else None
+    return Match(Cause.STOP_TOKEN, f"the turn ended with {ours}, and the next prompt has {theirs} there", hunk)
+
+
+# -- the context: messages, tools, system text
+
+
+def compaction(case: Case) -> Match | None:
+    """Turns that are gone: up to what the stream ends with, or in this difference; or a text that was cut."""
+    heads = np.flatnonzero(np.isin(case.stream, case.heads.heads))
+    past = case.stream[: heads[-1]] if len(heads) else case.stream  # the last turn may be rendered another way
+    ends = [up_to_shared_end(stream, case.prompt, case.hunk.start) for stream in (case.stream, past)]
+    for hunk, least in ((ends[0], 1), (ends[1], 1), (case.hunk, 2)):
+        if hunk is not None and (match := _fewer_turns(case, hunk, least)) is not None:
+            return match
+    ours, theirs = case.hunk.sides(case.stream, case.prompt)
+    between = case.region is not None and case.region.name.startswith("context") and case.hunk.stop < len(case.stream)
+    if between and not case.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs)):
+        role = case.heads.role(case.stream, case.hunk.start) or "context"
+        words = f"{len(ours):,} tokens became {len(theirs):,}: text of the {role} was cut or cleared"
+        return Match(Cause.COMPACTION, words)
+    return None
+
+
+def cut_short(case: Case) -> Match | None:
+    """A prompt that is much shorter from here on."""
+    return _fewer_turns(case, Hunk(case.hunk.start, len(case.stream), case.hunk.other_start, len(case.prompt)), 2)
+
+
+def _fewer_turns(case: Case, hunk: Hunk, least: int) -> Match | None:
+    ours, theirs = hunk.sides(case.stream, case.prompt)
+    turns = case.heads.count(ours)
+    if turns < least or turns <= case.heads.count(theirs) or len(ours) < 2 * len(theirs):
+        return None
+    if turns == 1 and case.heads.role(case.stream, hunk.start) in ("system", "developer"):
+        return None
+    words = f"{len(ours):,} tokens of history became {len(theirs):,}: messages are missing, or fewer replace them"
+    return Match(Cause.COMPACTION, words, hunk)
+
+
+def changed_tools(case: Case) -> Match | None:
+    """Other tools, or none, where a template declares them."""
+    roles = {case.heads.role(case.stream, case.hunk.start), case.heads.role(case.prompt, case.hunk.other_start)}
+    if case.in_completion or not {"system", "developer", None} & roles:  # anybody may write about tools
+        return None
+    ours, theirs = case.hunk_texts()
+    for opening, closing in _TOOL_SECTIONS:
+        start = case.lead.rfind(opening)
+        if start >= 0 and closing not in case.lead[start:]:
+            words = f"the declared tools differ: the stream has {quoted(ours)}, the next prompt {quoted(theirs)}"
+            return Match(Cause.CHANGED_TOOLS, words)
+        if (opening in ours) != (opening in theirs):
+            if opening in case.ours and opening in case.theirs:
+                return Match(Cause.UNKNOWN, "the template declares the tools at another place in the next prompt")
+            one, other = ("stream", "next prompt") if opening in ours else ("next prompt", "stream")
+            return Match(Cause.CHANGED_TOOLS, f"the {one} declares tools here, the {other} does not")
+    return None
+
+
+def changed_system(case: Case) -> Match | None:
+    """A difference in text of the system or the developer."""
+    one, other = case.heads.role(case.stream, case.hunk.start), case.heads.role(case.prompt, case.hunk.other_start)
+    if case.in_completion or not {"system", "developer"} & {one, other}:
+        return None
+    if one != other and one and other:
+        return Match(
+            Cause.CHANGED_SYSTEM, f"the stream has a {one} message where the next prompt has a {other} message"
+        )
+    ours, theirs = case.hunk_texts()
+    words = f"the {one or other} text differs: the stream has {quoted(ours)}, the next prompt {quoted(theirs)}"
+    return Match(Cause.CHANGED_SYSTEM, words)
+
+
+# -- values
+
+_NAMES_OF_VALUES: Final = {frozenset(pair) for pair in (("true", "True"), ("false", "False"), ("null", "None"))}
+_WORD: Final = re.compile(r"[A-Za-z]*")
+_VALUE_FOLLOWS: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)\Z")
+_VALUE_ENDS: Final = re.compile(r"\s*(?:[<,\]})]|\Z)|[ \t]*\n")
+_DECODER: Final = json.JSONDecoder()
+_OPENERS: Final = 64
+"""Braces and brackets before a difference that are tried as the start of a JSON value."""
+
+
+def boolean(case: Case) -> Match | None:
+    """A word of JSON on one side and one of Python on the other, in the place of a value."""
+    start = case.at
+    while start > max(0, case.at - 16) and case.ours[start - 1].isascii() and case.ours[start - 1].isalpha():
+        start -= 1
+    one, other = (_WORD.match(text, start) for text in (case.ours, case.theirs))
+    if one is None or other is None or frozenset((one[0], other[0])) not in _NAMES_OF_VALUES:
+        return None
+    ends = _VALUE_ENDS.match(case.ours, one.end()) and _VALUE_ENDS.match(case.theirs, other.end())
+    if not ends or not _VALUE_FOLLOWS.search(case.ours[max(0, start - 64) : start]):
+        return None
+    how = "the value went through Python's str()" if other[0][0].isupper() else "the value went through JSON"
+    return Match(Cause.BOOLEAN_CASE, f"the stream has `{one[0]}`, the next prompt `{other[0]}`: {how}")
+
+
+def json_format(case: Case) -> Match | None:
+    """A JSON value around the difference that is whole and the same on both sides."""
+    places = (at for at in range(min(case.at, len(case.ours) - 1), -1, -1) if case.ours[at] in "{[")
+    for start in islice(places, _OPENERS):
+        one, other = _value_at(case.ours, start), _value_at(case.theirs, start)
+        if one is None or other is None or one[1] <= case.at or other[1] <= case.at:
+            continue
+        if not _same_value(one[0], other[0]):
+            return None
+        ours, theirs = case.ours[start : one[1]], case.theirs[start : other[1]]
+        words = f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}"
+        how = _how_json_differs(ours, theirs)
+        return Match(Cause.JSON_FORMAT, f"the same JSON is written {how}: {words}", covered=case.token_at(one[1]))
+    return None
+
+
+def _value_at(text: str, start: int) -> tuple[Any, int] | None:
+    """The JSON value that begins here and its end, also as Python's repr() writes it."""
+    try:
+        return _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        pass
+    part = text[start : start + 4096]
+    stop = max(part.find("}\n"), part.find("}<"), part.find("]\n"), part.find("]<")) + 1
+    part = part[: stop or None]
+    if "'" not in part or "\\" in part:  # literal_eval warns about escapes
+        return None
+    try:
+        return ast.literal_eval(part), start + len(part)
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        return None
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """True if two JSON values are equal. 1 equals 1.0, not true; a string equals the value whose JSON it holds."""
+    pairs = [(one, other)]
+    while pairs:
+        a, b = pairs.pop()
+        if isinstance(a, str) != isinstance(b, str):
+            text, value = (a, b) if isinstance(a, str) else (b, a)
+            parsed = _value_at(text, 0) if isinstance(value, (dict, list)) else None
+            if parsed is None or parsed[1] != len(text):
+                return False
+            pairs.append((parsed[0], value))
+        elif isinstance(a, dict) and isinstance(b, dict):
+            if a.keys() != b.keys():
+                return False
+            pairs += [(a[key], b[key]) for key in a]
+        elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            if len(a) != len(b):
+                return False
+            pairs += zip(a, b, strict=True)
+        elif isinstance(a, bool) != isinstance(b, bool) or a != b:
+            return False
+    return True
+
+
+def _how_json_differs(ours: str, theirs: str) -> str:
+    if "".join(ours.split()) == "".join(theirs.split()):
+        return "with other spacing"
+    if ("'" in theirs) != ("'" in ours):
+        return "as Python writes it"
+    if sorted("".join(ours.split())) == sorted("".join(theirs.split())):
+        return "with its keys in another order"
+    return "with its values spelled another way"
+
+
+def changed_call(case: Case) -> Match | None:
+    """A call of the completion that the prompt has in another form, or lacks."""
+    turns = case.parsed_turns()
+    if turns is None:
+        return None
+    ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
+    pairs = zip(ours, theirs, strict=False)
+    match = next((match for one, other in pairs if (match := _compare_calls(one, other)) is not None), None)
+    if match is None and len(ours) > len(theirs):
+        name = ours[len(theirs)].name
+        match = Match(Cause.REWRITTEN_CALL, f"the model called `{name}`, and the next prompt has no such call")
+    completion = case.region.completion if case.region is not None else None
+    return None if match is None else match._replace(covered=completion[1] if completion else 0)
+
+
+def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
+    name = one.name
+    if name != other.name:
+        words = f"the model called `{name}`, the next prompt has a call of `{other.name}`"
+        return Match(Cause.REWRITTEN_CALL, words)
+    ours, theirs = (dict(call.raw_arguments or call.arguments or {}) for call in (one, other))
+    for key in ours.keys() & theirs.keys():
+        if not _same_value(ours[key], theirs[key]):
+            return _changed_value(f"argument `{key}` of `{name}`", ours[key], theirs[key])
+    for some, rest, has, lacks in ((ours, theirs, "stream", "next prompt"), (theirs, ours, "next prompt", "stream")):
+        for key in some:
+            if key not in rest:
+                empty = "empty " if _spelled(some[key]).strip() in ("", "null", "None", "{}", "[]") else ""
+                words = f"the {has} gives `{name}` the {empty}argument `{key}`, the {lacks} does not"
+                return Match(Cause.EMPTY_PARAMETER, words)
+    if (one.arguments is None) != (other.arguments is None):
+        has = "stream" if other.arguments is None else "next prompt"
+        return Match(Cause.EMPTY_PARAMETER, f"only the {has} writes out that `{name}` takes no arguments")
+    if list(ours) != list(theirs):
+        return Match(Cause.JSON_FORMAT, f"the arguments of `{name}` are the same, with their keys in another order")
+    if "".join(one.raw.split()) != "".join(other.raw.split()):
+        return Match(Cause.EMPTY_PARAMETER, f"the same call of `{name}` has other markup")
+    return None
+
+
+def _changed_value(what: str, one: Any, other: Any) -> Match:
+    words = f"{what} is {quoted(_spelled(one).strip())} in the stream and {quoted(_spelled(other).strip())}"
+    words += " in the next prompt"
+    if isinstance(one, bool) != isinstance(other, bool) and str(one).lower() == str(other).lower():
+        return Match(Cause.BOOLEAN_CASE, f"{words}: a boolean became a string, or a string a boolean")
+    if isinstance(one, str) and isinstance(other, str) and one.split() == other.split():
+        return Match(Cause.WHITESPACE, f"{words}: only white space differs")
+    return Match(Cause.REWRITTEN_CALL, words)
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def whitespace(case: Case) -> Match | None:
+    """White space alone, as far as the next few characters tell."""
+    one, other = case.ours[case.at :], case.theirs[case.at :]
+    ours, theirs = one.lstrip(), other.lstrip()
+    if len(ours) == len(one) and len(theirs) == len(other):
+        return None
+    solid, other_solid = ("".join(text[:256].split()) for text in (ours, theirs))
+    size = min(8, len(solid)) if case.ended else 8
+    if solid[:size] != other_solid[:size]:
+        return None
+    a, b = quoted(one[: len(one) - len(ours)]), quoted(other[: len(other) - len(theirs)])
+    return Match(Cause.WHITESPACE, f"only white space differs: the stream has {a}, the next prompt {b}")
+
+
+CHECKS: Final[tuple[Callable[[Case], Match | None], ...]] = (
+    no_token,
+    first_token,
+    remerge,
+    stripped_reasoning,
+    lost_completion,
+    stop_token,
+    compaction,
+    boolean,
+    json_format,
+    changed_call,
+    whitespace,
+    changed_tools,
+    changed_system,
+    cut_short,
+)
+"""The most specific first."""

@@ -1,0 +1,331 @@
+"""From names to rollouts: trajectory files and folders of them, stores of sessions, and files of lines or rows.
+
+One rollout is in memory at a time. Lines of one rollout may be anywhere in a JSON Lines file: a first pass notes
+where they are, a second reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..data.rows import Row as FileRow
+from ..data.rows import read_rows
+from ..data.sources import Format, Source, find_sources
+from ..data.tables import read_metadata
+from ..errors import InputError, TrajectoryError
+from ..samples.trajectories import owned_turns
+from ..trajectory.storage import MAGIC, load_trajectory, replay_records
+from ..trajectory.trajectory import Trajectory
+from ..trajectory.turns import Turn
+from .record_shapes import IDS, Shape, complete_prompts, shape_of
+from .records import Call, Fields, Request, Rollout, Unreadable
+from .row_columns import has_conversation
+
+ROW_BYTES: Final = 1 << 30
+"""Longer lines are not read."""
+_FIRST_LINES: Final = 100
+"""A file is refused if none of so many lines has a known shape."""
+_SQLITE: Final = b"SQLite format 3\0"
+
+Progress = Callable[[float, float], None]
+"""Gets how much is done, and of how much."""
+
+
+def read_rollouts(
+    inputs: Sequence[str], *, progress: Progress | None = None, note: Callable[[str], None] | None = None
+) -> Iterator[Rollout | Unreadable]:
+    """All rollouts in `inputs`, and what could not be read.
+
+    Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``, a store of sessions (a
+    file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet. `note` gets what each of them is. Raises
+    InputError if an input is missing or none of these.
+    """
+    progress, note = progress or (lambda *_: None), note or (lambda _: None)
+    for name in inputs:
+        path = Path(name).expanduser()
+        if _is_store(name, path):
+            yield from _read_store(name, note)
+        elif files := _trajectories(path):
+            note(f"{name}: {'trajectories' if path.is_dir() else 'a trajectory'}")
+            for done, file in enumerate(files, 1):
+                where = f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}" if path.is_dir() else name
+                yield _read_trajectory(file, where)
+                progress(done, len(files))
+        else:
+            with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+                for source in find_sources([name], Path(spool)):
+                    yield from _read_source(source, progress, note)
+
+
+def holds_rollouts(name: str) -> bool:
+    """True if a file holds what engines sampled, False if it holds rows made of conversations.
+
+    Trajectories, stores and calls hold rollouts; rows do if they have logprobs, or if their file says that a rollout or
+    a gateway wrote it. Raises InputError for conversations, which are not tokens.
+    """
+    path = Path(name).expanduser()
+    if _is_store(name, path) or _trajectories(path):
+        return True
+    if name == "-" or not path.exists():
+        return False
+    metadata = read_metadata(path) if path.is_file() else {}
+    if "store" in metadata or "engine" in metadata.get("settings", {}):
+        return True
+    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+        for source in find_sources([name], Path(spool)):
+            for row in read_rows(source, row_bytes=ROW_BYTES):
+                if row.problem is None and isinstance(row.value, Mapping):
+                    return _is_sampled(row.value, name)
+    return False
+
+
+def _is_sampled(line: Mapping[str, Any], name: str) -> bool:
+    try:
+        shape = shape_of(line)
+    except InputError:
+        if not any(column in line for column in IDS) and has_conversation(line):
+            raise InputError(
+                f"{name} holds conversations, not ids: tokentrace render {name} shows one, tokentrace tokenize makes "
+                "rows of them, tokentrace audit --on compares what production, rollout and training see of one"
+            ) from None
+        return False
+    return "logprobs" in line or shape.name != "rows of ids"
+
+
+def highest_id(inputs: Sequence[str]) -> int:
+    """The highest id of the first readable rollout, or -1."""
+    for rollout in read_rollouts(inputs):
+        if isinstance(rollout, Rollout):
+            arrays = [*(call.stream for call in rollout.calls), *(row.ids for row in rollout.rows)]
+            return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
+    return -1
+
+
+# -- trajectories
+
+
+def _starts_with(path: Path, magic: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def is_trajectory(path: Path) -> bool:
+    return path.is_file() and _starts_with(path, MAGIC)
+
+
+def _trajectories(path: Path) -> list[Path]:
+    """A trajectory file, or those in a folder; unfinished ones (.partial.tt) are left out."""
+    if not path.is_dir():
+        return [path] if is_trajectory(path) else []
+    return sorted(file for file in path.rglob("*.tt") if file.is_file() and not file.name.endswith(".partial.tt"))
+
+
+def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
+    """A trajectory file. One that was cut off is read as far as it goes."""
+    try:
+        loaded = load_trajectory(path)
+    except (TrajectoryError, OSError) as error:
+        return Unreadable(where, str(error).removeprefix(f"{path}: "))
+    trajectory = loaded.trajectory
+    if not trajectory.num_branches:
+        return Unreadable(where, "nothing is recorded in it")
+    notes = [f"{where}: {loaded.problem}"] if loaded.truncated else []
+    calls = [_turn_call(trajectory, turn, where) for turn in owned_turns(trajectory)]
+    return Rollout(trajectory.name or path.stem, where, calls, notes=notes)
+
+
+def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request | None = None, cause: str = "") -> Call:
+    branch = trajectory.branches[turn.branch]
+    first = next(one for one in trajectory.turns(turn.branch) if one.branch == turn.branch)
+    temperature = (turn.sampling or {}).get("temperature")
+    return Call(
+        trajectory.stream(turn.branch)[: turn.stop],
+        turn.start,
+        f"{where}, turn {turn.message}" + (f" of branch {turn.branch}" if turn.branch else ""),
+        np.asarray(trajectory.completion_logprobs(turn), np.float64) if trajectory.has_logprobs else None,
+        None,
+        request,
+        (cause or branch.cause) if first.write == turn.write else "",
+        float(temperature) if isinstance(temperature, (int, float)) else None,
+    )
+
+
+# -- stores of sessions
+
+
+def _is_store(name: str, path: Path) -> bool:
+    return "://" in name or (path.is_file() and _starts_with(path, _SQLITE))
+
+
+def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
+    """The sessions of a store, the newest first."""
+    with asyncio.Runner() as runner:
+        sessions = _sessions(name, note)
+        try:
+            while (session := runner.run(_next(sessions))) is not None:
+                yield session
+        finally:
+            runner.run(sessions.aclose())
+
+
+async def _next(sessions: AsyncGenerator[Any]) -> Any:
+    return await anext(sessions, None)
+
+
+async def _sessions(name: str, note: Callable[[str], None]) -> AsyncGenerator[Rollout | Unreadable]:
+    from ..store.opening import open_store
+    from ..store.store import State, StoreError
+
+    store = open_store(name)
+    note(f"{store.where}: a gateway's store")
+    try:
+        async for info in store.sessions():
+            where = f"{store.where}, session {info.id}"
+            if info.state is State.DROPPED:
+                continue
+            try:
+                turns = [turn async for turn in store.turns(info.id)]
+                if turns:
+                    yield _session(info.id, turns, where)
+            except (TrajectoryError, StoreError, KeyError, TypeError, ValueError) as error:
+                yield Unreadable(where, f"its record cannot be read: {error}")
+    finally:
+        await store.close()
+
+
+def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
+    """A session with the conversation of each turn: what its base had, what was new, and the reply."""
+    trajectory = Trajectory(name=name)
+    conversations: list[list[Any]] = []
+    tools: dict[str, Any] = {}
+    for record in records:
+        replay_records(trajectory, record.records)
+        info = record.info
+        base = [] if info["base"] is None else conversations[info["base"]][: info["kept"]]
+        conversations.append([*base, *info["messages"], info["reply"]])
+        tools.setdefault(info["root"], info.get("tools"))
+    turns = {(turn.branch, turn.start): turn for turn in owned_turns(trajectory)}
+    calls = []
+    for record, messages in zip(records, conversations, strict=True):
+        info, cause = record.info, record.info["cause"]
+        request = Request(messages[:-1], tools[info["root"]], messages[-1])
+        words = f"{cause['cause']}: {cause['words']}" if cause else ""
+        calls.append(_turn_call(trajectory, turns[info["branch"], info["start"]], where, request, words))
+    tokenizer = records[-1].info["notes"].get("tokenizer")
+    return Rollout(name, where, calls, tokenizer=tokenizer if isinstance(tokenizer, str) else None)
+
+
+# -- lines and rows
+
+
+def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
+    shape = _recognise(source)
+    note(f"{source.name}: {shape}")
+    for rows in _line_groups(source, shape) if source.format is Format.LINES else _neighbours(source, shape):
+        yield from _read_rows(source, shape, rows)
+        progress(min(rows[-1].end, source.size), source.size)
+    progress(source.size, source.size)
+
+
+def _recognise(source: Source) -> Shape:
+    """The shape of the first line that has one."""
+    problem = ""
+    for at, row in enumerate(read_rows(source, row_bytes=ROW_BYTES), 1):
+        reason = row.problem
+        if reason is None:
+            try:
+                return shape_of(row.value)
+            except InputError as error:
+                reason = str(error)
+        problem = problem or f"{_place(source, row)}: {reason}"
+        if at == _FIRST_LINES:
+            break
+    raise InputError(problem or f"{source.name} holds no rows")
+
+
+def _neighbours(source: Source, shape: Shape) -> Iterator[list[FileRow]]:
+    """The rows of each rollout in a table, where they follow one another."""
+    group: list[FileRow] = []
+    last: str | None = None
+    for row in read_rows(source, row_bytes=ROW_BYTES):
+        key = shape.key(row.value) if isinstance(row.value, Mapping) else None
+        if group and (key is None or key != last):
+            yield group
+            group = []
+        group.append(row)
+        last = key
+    if group:
+        yield group
+
+
+def _line_groups(source: Source, shape: Shape) -> Iterator[list[FileRow]]:
+    """The lines of each rollout, wherever in the file they are."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    with open(source.path, "rb") as file:
+        offset = 0
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                value = _parse(line, number).value
+                key = shape.key(value) if isinstance(value, Mapping) else None
+                places.setdefault(f"\0{number}" if key is None else key, []).append((number, offset))
+            offset += len(line)
+        for group in places.values():
+            rows = []
+            for number, offset in group:
+                file.seek(offset)
+                rows.append(_parse(file.readline(), number))
+            yield rows
+
+
+def _parse(line: bytes, number: int) -> FileRow:
+    try:
+        return FileRow(number, number, json.loads(line.removeprefix(b"\xef\xbb\xbf")))
+    except (ValueError, RecursionError) as error:
+        return FileRow(number, number, problem=f"not valid JSON: {error}")
+
+
+def _read_rows(source: Source, shape: Shape, rows: Sequence[FileRow]) -> Iterator[Rollout | Unreadable]:
+    """The rollouts of some rows. One that cannot be read is reported, and the others are read."""
+    lines: list[Fields] = []
+    for row in rows:
+        place = _place(source, row)
+        if row.problem is not None:
+            yield Unreadable(place, row.problem)
+        elif not isinstance(row.value, Mapping) or not shape.fits(row.value):
+            yield Unreadable(place, f"this is not like the other lines, which are {shape}: {_shape_name(row.value)}")
+        else:
+            lines.append(Fields(row.value, place))
+    rollouts: dict[str, list[Rollout]] = {}
+    captured = any(line.value.get("prompt_is_delta") or "model_call_id" in line.value for line in lines)
+    for line in complete_prompts(lines) if captured else lines:
+        if isinstance(line, Unreadable):
+            yield line
+            continue
+        try:
+            for rollout in shape.read(line):
+                named = shape.key(line.value) is not None
+                rollouts.setdefault("" if named else f"{len(rollouts)}", []).append(rollout)
+        except InputError as error:
+            yield Unreadable(line.where, str(error))
+    yield from map(Rollout.join, rollouts.values())
+
+
+def _shape_name(value: Any) -> str:
+    try:
+        return f"it is {shape_of(value)}"
+    except InputError as error:
+        return str(error)
+
+
+def _place(source: Source, row: FileRow) -> str:
+    return f"{source.name}, line {row.line}" if row.line is not None else f"{source.name}, row {row.number}"

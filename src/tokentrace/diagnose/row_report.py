@@ -1,0 +1,297 @@
+"""`check_dataset`: compare rows of ids with what the template gives for their conversations, and report counts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..data.rows import BATCH_ROWS, ROW_BYTES, read_rows
+from ..data.sources import Format, Source, find_sources
+from ..data.tables import read_metadata
+from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
+from ..errors import InputError
+from ..settings import whole
+from ..show.document import Card, Cell, Contrasts, Document, Table
+from ..showing import ShowsItself
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.visible import counted
+from .finding import Cause
+from .row_columns import RowColumns
+from .row_sources import RecordedSources
+from .rows import CheckedRow, Outcome, RowChecker
+
+_EXAMPLES: Final = 5
+"""Rows kept of each outcome."""
+_ROW_BYTES: Final = 1 << 28
+"""A longer row is bad. Ids take more room than their text."""
+_TONES: Final = {Outcome.SAME: "good", Outcome.CUT: "poor", Outcome.UNCHECKED: "poor"}
+
+Progress = Callable[[int, int], None]
+"""Gets how much is done, and of how much, in the units of `Source.size`."""
+
+
+@dataclass(slots=True)
+class CheckReport(ShowsItself):
+    """Counts over all rows, and the first few rows of each outcome."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the rows were compared with: tokenizer, template, settings."""
+    notes: list[str] = field(default_factory=list)
+    """About the dataset as a whole: it was made with another template, say."""
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    causes: Counter[Cause] = field(default_factory=Counter)
+    """Rows for each cause; a row may have several."""
+    mask: dict[tuple[str, str, Cause], Counter[str]] = field(default_factory=dict)
+    """Tokens and rows with a wrong mask, by role, part, and whether they are trained or not."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why rows are bad or unchecked."""
+    examples: dict[Outcome, list[CheckedRow]] = field(default_factory=dict)
+    rows: int = 0
+    masks: int = 0
+    """Rows with a mask."""
+    tokens: int = 0
+    trained: int = 0
+    expected_tokens: int = 0
+    expected_trained: int = 0
+    compared: int = 0
+    """Rows that were compared with their conversation."""
+    padding: int = 0
+    stopped: bool = False
+    """True if a limit left rows unchecked."""
+
+    def add(self, row: CheckedRow) -> None:
+        """Count a row."""
+        self.rows += 1
+        self.outcomes[row.outcome] += 1
+        self.causes.update(row.causes)
+        self.masks += row.trained is not None
+        self.compared += row.expected_tokens is not None
+        for name in ("tokens", "padding", "trained", "expected_tokens", "expected_trained"):
+            setattr(self, name, getattr(self, name) + (getattr(row, name) or 0))
+        for one in row.mask:
+            count = self.mask.setdefault((one.where, one.field, one.cause), Counter())
+            count.update(tokens=one.tokens, rows=1)
+        if row.reason is not None and (row.reason in self.reasons or len(self.reasons) < 1000):
+            self.reasons[row.reason] += 1
+        examples = self.examples.setdefault(row.outcome, [])
+        examples += [row] if len(examples) < _EXAMPLES else []
+
+    @property
+    def differing(self) -> int:
+        """Rows that are neither the same nor unchecked."""
+        return self.rows - self.outcomes[Outcome.SAME] - self.outcomes[Outcome.UNCHECKED]
+
+    @property
+    def clean(self) -> bool:
+        """True if every row is the one that its conversation gives."""
+        return self.rows == self.outcomes[Outcome.SAME]
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        unchecked, same = self.outcomes[Outcome.UNCHECKED], self.outcomes[Outcome.SAME]
+        what = "ids and mask" if self.masks == self.rows else "ids" if self.masks else "ids (there is no mask)"
+        if not self.rows:
+            return "there are no rows"
+        if self.clean:
+            return f"all {self.rows:,} rows are what the template gives: {what}"
+        if not self.differing:
+            more = f", {same:,} are the same" if same else ""
+            return f"{unchecked:,} of {self.rows:,} rows have no conversation to compare them with{more}"
+        more = f"; {unchecked:,} have no conversation" if unchecked else ""
+        return f"{self.differing:,} of {self.rows:,} rows are not what the template gives{more}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        names = (
+            *("verdict", "clean", "rows", "masks", "compared", "tokens", "trained", "expected_tokens"),
+            *("expected_trained", "padding", "stopped", "outcomes", "causes", "notes", "settings"),
+        )
+        return {
+            **{name: getattr(self, name) for name in names},
+            "mask": [{"role": role, "part": part, "cause": why, **n} for (role, part, why), n in self.mask.items()],
+            "reasons": dict(self.reasons.most_common(20)),
+            "examples": {one: [asdict(row) for row in rows] for one, rows in self.examples.items()},
+        }
+
+    def document(self, tokenizer: Tokenizer | None = None) -> Document:
+        """The document of the report: counts, and the rows that differ."""
+        contrasts = Contrasts()
+        differing: list[list[str | Cell]] = []
+        for one in Outcome:
+            for row in self.examples.get(one, ()) if one not in (Outcome.SAME, Outcome.UNCHECKED) else ():
+                name = f"{row.source}, row {row.row}"
+                links = [
+                    contrasts.add_parts(f"{name}: {finding.cause}", parts, ("expected", "found"), str(finding))
+                    for finding, parts in zip(row.findings, row.contrasts, strict=False)
+                ]
+                mask = (f"token {finding.position:,}: {finding.words}" for finding in row.mask)
+                words = row.reason or "; ".join([*map(str, row.findings[: len(links)]), *mask])
+                differing.append([Cell(name, link=links[0] if links else ""), Cell(str(one), _tone(one)), words])
+        outcomes = [(one, self.outcomes[one]) for one in Outcome if self.outcomes[one]]
+        masks = sorted(self.mask.items(), key=lambda item: -item[1]["tokens"])
+        tables = [
+            Table(
+                "Outcomes",
+                ["outcome", "rows", ""],
+                [[Cell(str(one), _tone(one)), f"{n:,}", f"{100 * n / self.rows:.1f} %"] for one, n in outcomes],
+            ),
+            Table("Why", ["", "rows"], [[str(cause), f"{n:,}"] for cause, n in self.causes.most_common()]),
+            Table(
+                "Masks",
+                ["role", "part", "mask", "tokens", "rows"],
+                [[role, part, str(why), f"{n['tokens']:,}", f"{n['rows']:,}"] for (role, part, why), n in masks],
+                words=3,
+            ),
+            Table("Remarks", ["", "rows"], [[why, f"{n:,}"] for why, n in self.reasons.most_common(20)]),
+            Table("Rows that differ", ["row", "outcome", "what"], differing, "A few of each outcome.", words=3),
+        ]
+        expected = [f"{n:,} expected" if self.compared else "" for n in (self.expected_tokens, self.expected_trained)]
+        return Document(
+            "Rows against their template",
+            "tokentrace check",
+            summary=[self.verdict],
+            tone="good" if self.rows and self.clean else "bad" if self.differing else "poor",
+            cards=[
+                Card("Tokens", f"{self.tokens:,}", expected[0]),
+                Card("Trained", f"{self.trained:,}" if self.masks else "–", expected[1]),
+                *([Card("Padding", f"{self.padding:,}")] if self.padding else ()),
+            ],
+            notes=[*self.notes, *([f"stopped after {counted(self.rows, 'row')}"] if self.stopped else [])],
+            tables=[table for table in tables if table.rows],
+            **contrasts.content(),
+        )
+
+
+def _tone(outcome: Outcome) -> str:
+    return _TONES.get(outcome, "bad")
+
+
+def check_dataset(
+    inputs: Sequence[str],
+    settings: TokenizeSettings | None = None,
+    *,
+    tokenizer: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    sources: Sequence[str] = (),
+    columns: RowColumns = RowColumns(),  # noqa: B008 (frozen)
+    pad_token: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+    assumed: bool = False,
+) -> CheckReport:
+    """Compare rows of ids with what the template gives for their conversations.
+
+    - `inputs`: files, folders and datasets as `find_sources` takes them.
+    - `settings`: what the rows should have been made with. None uses what our files say of themselves, else the
+      defaults; it needs `tokenizer`, and `changes` (named as in `TokenizeSettings.described`) override both.
+    - `sources`: the files that rows name in their columns ``source`` and ``row``, unless the rows' file says where they
+      are. The notes list files that are missing or have changed.
+    - `columns`: where rows hold ids and mask. `pad_token`: what they are padded with; by default the tokenizer's own.
+    - `limit`: stop after so many rows.
+    - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
+
+    Memory does not grow with the number of rows. Raises InputError if nothing can be read, TokentraceError without a
+    working template; what is wrong with a row is in the report.
+    """
+    limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
+    with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
+        files = find_sources(inputs, Path(spool) / "rows", split=split)
+        described = [(source, metadata) for source in files if (metadata := _metadata(source))]
+        settings = settings or _settings(described, tokenizer, changes or {})
+        recorded = [RecordedSources(source, metadata) for source, metadata in described]
+        origins, missing = _origins(sources, recorded, Path(spool))
+        checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
+        report = CheckReport(settings=checker.tokenizer.described())
+        others = list(_made_otherwise(described, report.settings))
+        if assumed and others:
+            raise InputError(f"{others[0]}: name the one they were made with (--tokenizer, -t)")
+        changed = [words for one in recorded for words in one.changed(origins)]
+        report.notes += [*others, *_other_settings(described, report.settings), *missing, *changed]
+        complete = len(files) == len(recorded) == 1 and "counts" in described[0][1] and not missing and not changed
+        in_order = _samples_of(checker.tokenizer, origins) if complete else None
+        done, total = 0, sum(source.size for source in files)
+        for source in files:
+            for row in read_rows(source, row_bytes=_ROW_BYTES):
+                if limit is not None and report.rows >= limit:
+                    report.stopped = True
+                    return report
+                # files for trainers do not name their sources: their rows are compared in order
+                names_source = isinstance(row.value, Mapping) and "source" in row.value
+                made = None if in_order is None or names_source else next(in_order, None)
+                report.add(checker.check(row, source.name, source.format, made))
+                if progress is not None and not report.rows % BATCH_ROWS:
+                    progress(done + row.end, total)
+            done += source.size
+            if progress is not None:
+                progress(done, total)
+    return report
+
+
+_Described = Sequence[tuple[Source, Mapping[str, Any]]]
+
+
+def _metadata(source: Source) -> dict[str, Any]:
+    """What a file of rows says of how it was made."""
+    if source.format is Format.PARQUET:
+        return read_metadata(source.path)
+    return read_metadata(source.origin) if source.format is Format.LINES and source.origin else {}
+
+
+def _settings(described: _Described, tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
+    if tokenizer is None:
+        raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
+    made = described[0][1].get("settings") if described else None
+    if not made or "engine" in made:  # rows of others, or of rollouts
+        made = {"lost": "ignore"}
+    return TokenizeSettings.read({**made, **changes}, tokenizer)
+
+
+def _origins(
+    sources: Sequence[str], recorded: Sequence[RecordedSources], spool: Path
+) -> tuple[list[Source], list[str]]:
+    """The files of conversations, and sentences about those that are missing."""
+    origins = find_sources(sources, spool / "sources") if sources else []
+    names = {name for one in recorded for name in one.names}
+    if len(origins) == len(names) == 1:  # the only source, whatever its name is now
+        return [replace(origins[0], name=names.pop())], []
+    missing: list[str] = []
+    for at, one in enumerate(recorded if not sources else ()):
+        present, gone = one.find(spool / f"recorded-{at}")
+        origins += [origin for origin in present if origin not in origins]
+        missing += gone
+    return origins, missing
+
+
+def _samples_of(tokenizer: RowTokenizer, sources: Sequence[Source]) -> Iterator[RowResult]:
+    """Each sample that the files give, in order."""
+    for source in sources:
+        for row in read_rows(source, row_bytes=ROW_BYTES):
+            made = tokenizer.tokenize(row, source.name, source.format)
+            yield from (replace(made, samples=(sample,)) for sample in made.samples)
+
+
+def _made_otherwise(described: _Described, now: Mapping[str, Any]) -> Iterator[str]:
+    for source, metadata in described:
+        for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "template")):
+            if key in metadata and metadata[key] != now[key]:
+                yield f"{source.name} was made with another {what} ({_digest(metadata[key])}, here {_digest(now[key])})"
+
+
+def _other_settings(described: _Described, now: Mapping[str, Any]) -> Iterator[str]:
+    for source, metadata in described:
+        before, current = metadata.get("settings", {}), now["settings"]
+        other = sorted(name for name in before if name in current and before[name] != current[name])
+        if other:
+            yield f"{source.name} was made with other settings: {', '.join(other)}"
+
+
+def _digest(value: Any) -> str:
+    text = value if isinstance(value, str) else next(iter(value.values()), "") if len(value) == 1 else json.dumps(value)
+    return text[:12]

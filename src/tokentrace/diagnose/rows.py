@@ -1,0 +1,514 @@
+"""Compare a row of ids with the one that the template gives for its conversation: ids, and mask.
+
+What the expected rendering knows about its tokens comes first (message, field, stop tokens, declared tools); what is
+left is explained as breaks are. Without a conversation the row is checked by itself, and its mask against the turns
+that its ids show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..data.rows import ROW_BYTES, Row
+from ..data.sources import Format, Source
+from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
+from ..errors import InputError
+from ..rendering.renderer import Renderer
+from ..samples.sample import Sample
+from ..samples.supervised import TRAINED_PARTS, Turns
+from ..show.document import Tokens
+from ..tokens.alignment import Hunk
+from ..tokens.ids import common_prefix
+from ..tokens.kinds import Kind, Part
+from ..tokens.tokenizer import Ids
+from .break_checks import Case
+from .breaks import explain
+from .finding import Cause, Finding
+from .read_turns import TurnMarks
+from .records import Mask
+from .resync import hunks, next_hunk
+from .row_columns import IdsRow, RowColumns, has_conversation, read_ids_row
+from .row_sources import SourceRows
+from .token_text import quoted, text_of, token_text
+from .turn_heads import TurnHeads
+
+_MOST: Final = 8
+"""Differences of a row that are explained."""
+_AROUND: Final = 6
+_LIMIT: Final = 24
+"""Tokens shown around a difference, and of it."""
+_PROMPT: Final = len(Part)
+"""The code of a generation prompt among parts."""
+_PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
+_OURS: Final = frozenset({"source", "row", "sample"})
+"""Columns by which our rows name where they come from."""
+
+
+class Outcome(StrEnum):
+    """What a row came to."""
+
+    SAME = "same"
+    IDS = "ids differ"
+    MASK = "mask differs"
+    BOTH = "ids and mask differ"
+    CUT = "cut"
+    """The beginning or the end of the expected row, with its mask."""
+    UNCHECKED = "unchecked"
+    """It has no conversation, and nothing else is wrong with it."""
+    BAD = "bad"
+    """It cannot be read, contradicts itself, or its conversation gives no row."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    """What one row came to. `findings` are in ids first, then in its mask; `contrasts` show those in ids."""
+
+    source: str
+    row: int
+    line: int | None
+    outcome: Outcome = Outcome.SAME
+    reason: str | None = None
+    findings: tuple[Finding, ...] = ()
+    contrasts: tuple[tuple[tuple[Tokens, Tokens | None], ...], ...] = ()
+    tokens: int = 0
+    trained: int | None = None
+    expected_tokens: int | None = None
+    expected_trained: int | None = None
+    padding: int = 0
+
+    @property
+    def causes(self) -> list[Cause]:
+        """Why ids differ, or that the mask is shifted; each cause once."""
+        return list(dict.fromkeys(one.cause for one in self.findings if one.cause not in MASK_CAUSES))
+
+    @property
+    def mask(self) -> list[Finding]:
+        return [one for one in self.findings if one.cause in MASK_CAUSES]
+
+    @property
+    def position(self) -> int | None:
+        """The first token at which ids or mask differ."""
+        return min((one.position for one in self.findings if one.position is not None), default=None)
+
+
+MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
+
+
+class Expected:
+    """The row that a conversation gives, with the rendering that it comes from."""
+
+    def __init__(self, sample: Sample) -> None:
+        assert sample.rendered is not None
+        self.sample, self.ids, self.mask, self.messages = sample, sample.ids, sample.mask, sample.messages
+        self._rendered, self._offset = sample.rendered, sample.offset
+
+    @cached_property
+    def parts(self) -> npt.NDArray[np.uint8]:
+        """What each token says: a `Part`, or `_PROMPT` before a turn."""
+        parts = self.sample.parts
+        codes = np.zeros(len(self.ids), np.uint8) if parts is None else parts.copy()
+        for turn in self._rendered.turns:
+            before = slice(0, max(0, turn.start - self._offset))
+            scaffold = (self.messages[before] == turn.message) & (codes[before] == Part.SCAFFOLD)
+            codes[before][scaffold] = _PROMPT
+        return codes
+
+    def role(self, message: int) -> str:
+        return self._rendered.role(message) or "template"
+
+    @cached_property
+    def has_system(self) -> bool:
+        return any(self.role(at) in ("system", "developer") for at in np.unique(self.messages).tolist())
+
+    def place(self, at: int) -> tuple[int | None, str]:
+        """The message of a token and its field, as ``message 2 (user), content``."""
+        if at >= len(self.ids):
+            return None, "after the end"
+        message, fields = int(self.messages[at]), self._rendered.fields
+        if message < 0:
+            return None, "the template's own text"
+        field = fields[at + self._offset] if at + self._offset < len(fields) else "scaffold"
+        field = _PARTS[int(self.parts[at])] if field == "scaffold" else field
+        return message, f"message {message} ({self.role(message)}), {field}"
+
+
+class RowChecker:
+    """Checks rows, one at a time. Raises only for a bad setting; what is wrong with a row is in the result."""
+
+    def __init__(
+        self,
+        settings: TokenizeSettings,
+        *,
+        sources: Sequence[Source] = (),
+        columns: RowColumns = RowColumns(),  # noqa: B008 (frozen)
+        pad_token: str | None = None,
+    ) -> None:
+        self.tokenizer = RowTokenizer(settings)
+        renderer = self.tokenizer.renderer
+        self.marks = TurnMarks(renderer)
+        self._ids = _IdsChecker(renderer, self.marks)
+        self._columns = columns
+        self._sources = SourceRows(sources, row_bytes=max(settings.row_bytes, ROW_BYTES))
+        self._pad = renderer.tokenizer.token_id(pad_token or renderer.tokenizer.variables.get("pad_token", ""))
+        if pad_token and self._pad is None:
+            raise InputError(f"{pad_token!r} is not a control token of {renderer.tokenizer.name or 'the tokenizer'}")
+
+    def check(
+        self, row: Row, source: str = "rows", form: Format = Format.LINES, made: RowResult | None = None
+    ) -> CheckedRow:
+        """What a row came to. `made` is what its conversation gives, if the row does not name it."""
+        checked = CheckedRow(source, row.number, row.line)
+        try:
+            if row.problem is not None:
+                raise InputError(row.problem)
+            actual = read_ids_row(row.value, self._columns)
+        except InputError as error:
+            return replace(checked, outcome=Outcome.BAD, reason=" ".join(str(error).split()))
+        trained = None if actual.mask is None else int(actual.mask.sum())
+        checked = replace(checked, tokens=len(actual.ids), trained=trained, padding=actual.padding)
+        expected = made or self._conversation(row, actual, source, form)
+        if isinstance(expected, str):
+            return self._alone(actual, expected, checked)
+        if expected.bad is not None:
+            return replace(checked, outcome=Outcome.BAD, reason=f"its conversation gives no row: {expected.bad.reason}")
+        return self._compare(actual, expected, checked)
+
+    def _conversation(self, row: Row, actual: IdsRow, source: str, form: Format) -> RowResult | str:
+        """What the row's conversation gives, or why there is none."""
+        columns = actual.columns
+        if has_conversation(columns, self.tokenizer.settings.columns):
+            return self.tokenizer.tokenize(Row(row.number, row.line, dict(columns)), source, form)
+        if not (columns.keys() >= _OURS and isinstance(columns["source"], str) and isinstance(columns["row"], int)):
+            return "the row holds no conversation and does not say where it is"
+        origin = self._sources.row(columns["source"], columns["row"])
+        return (
+            origin if isinstance(origin, str) else self.tokenizer.tokenize(origin[1], origin[0].name, origin[0].format)
+        )
+
+    def _compare(self, actual: IdsRow, made: RowResult, checked: CheckedRow) -> CheckedRow:
+        expected, reason = self._best(actual, made)
+        row = actual.without_padding(self._pad, expected.ids)
+        differing = list(hunks(expected.ids, row.ids))
+        findings, contrasts = self._ids.check(expected, row.ids, row.start) if differing else ([], [])
+        wrong: list[Finding] = []
+        if row.mask is not None:
+            wrong = _count(_wrong_mask(expected, row.ids, row.mask, differing), row.start)
+            wrong += _count((("template", "padding", True, at, -1) for at in row.trained_padding), 0)
+            if not differing and (moved := _shift(expected.mask, row.mask)):
+                words = f"the mask is moved by one token to the {'right' if moved > 0 else 'left'}"
+                findings.append(Finding(Cause.MASK_SHIFTED, words=words))
+        cut = {one.cause for one in findings} == {Cause.CUT}
+        ids = Outcome.CUT if cut and not wrong else Outcome.BOTH if wrong else Outcome.IDS
+        return replace(
+            checked,
+            outcome=ids if differing else Outcome.MASK if wrong else Outcome.SAME,
+            reason=reason,
+            findings=(*findings, *wrong),
+            contrasts=tuple(contrasts),
+            tokens=len(row.ids),
+            padding=row.padding,
+            expected_tokens=len(expected.ids),
+            expected_trained=expected.sample.trained,
+        )
+
+    @staticmethod
+    def _best(actual: IdsRow, made: RowResult) -> tuple[Expected, str | None]:
+        """The sample that the row names, or the one that it shares most with."""
+        samples, columns = made.samples, actual.columns
+        number = columns.get("sample") if columns.keys() >= _OURS else None
+        if isinstance(number, int) and 0 <= number < len(samples):
+            return Expected(samples[number]), None
+        best = max(samples, key=lambda one: (common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))))
+        count = f"{len(samples)} sample{'s' if len(samples) > 1 else ''}"
+        words = f"it is sample {number} of its conversation, which gives {count} with these settings"
+        return Expected(best), words if isinstance(number, int) else None
+
+    def _alone(self, row: IdsRow, reason: str, checked: CheckedRow) -> CheckedRow:
+        """Check a row without its conversation."""
+        size = self.tokenizer.renderer.tokenizer.vocabulary.size
+        outside = np.flatnonzero((row.ids < 0) | (row.ids >= size))
+        if len(outside):
+            at = int(outside[0])
+            words = f"token {row.start + at} is {row.ids[at]}, and the vocabulary has {size:,} ids"
+            return replace(checked, outcome=Outcome.BAD, reason=words)
+        if row.mask is None:
+            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
+        if problem := self._unreadable(row):
+            reason = f"{reason}; its mask cannot be read from the ids either: {problem}"
+            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
+        last = self.tokenizer.settings.samples.turns is Turns.LAST
+        wrong = _count(_wrong_turns(self.marks, row.ids, row.mask, last), row.start)
+        wrong += _count((("template", "padding", True, at, -1) for at in row.trained_padding), 0)
+        reason = f"{reason}; its mask was compared with the turns that its ids show"
+        return replace(
+            checked, outcome=Outcome.MASK if wrong else Outcome.UNCHECKED, reason=reason, findings=tuple(wrong)
+        )
+
+    def _unreadable(self, row: IdsRow) -> str | None:
+        """Why the mask cannot be read from the ids, or None."""
+        chosen = self.tokenizer.settings.samples
+        if chosen.turns is Turns.FLAGGED:
+            return "they do not show which turns are flagged"
+        if chosen.parts != frozenset(TRAINED_PARTS) or chosen.roles != {"assistant"}:
+            return "they do not show parts of turns, or which other roles are trained"
+        return self.marks.problem or (None if any(self.marks.turns(row.ids)) else "they show no assistant's turn")
+
+
+# -- masks
+
+_Wrong = tuple[str, str, bool, int, int]
+"""A token with a wrong mask: role, part, whether it is trained, position, message."""
+
+
+def _wrong_mask(expected: Expected, ids: Ids, mask: Mask, differing: Sequence[Hunk]) -> Iterator[_Wrong]:
+    """Tokens with another mask than the expected one where ids agree.
+
+    Where ids differ, only a stretch counts that is trained in place of one that is not, or the other way round.
+    """
+    at = other = 0
+    for hunk in (*differing, Hunk(len(expected.ids), len(expected.ids), len(ids), len(ids))):
+        size = min(hunk.start - at, hunk.other_start - other)
+        for offset in np.flatnonzero(expected.mask[at : at + size] != mask[other : other + size]).tolist():
+            message, part = int(expected.messages[at + offset]), _PARTS[int(expected.parts[at + offset])]
+            yield expected.role(message), part, not expected.mask[at + offset], other + offset, message
+        at, other = hunk.stop, hunk.other_stop
+    for hunk in differing:
+        theirs, ours = hunk.sides(expected.mask, mask)
+        if len(ours) and bool(theirs.any()) != bool(ours.any()):
+            message = int(expected.messages[hunk.start]) if len(theirs) else -1
+            role = expected.role(message) if len(theirs) else "template"
+            part = _PARTS[int(expected.parts[hunk.start])] if len(theirs) else "added tokens"
+            for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
+                yield role, part, bool(ours.any()), hunk.other_start + position, message
+
+
+def _wrong_turns(marks: TurnMarks, ids: Ids, mask: Mask, last: bool) -> Iterator[_Wrong]:
+    """The same by the turns that the ids show; `last`: only the last turn is to be trained."""
+    turns = list(marks.turns(ids))
+    wanted = np.zeros(len(ids), np.bool_)
+    parts = np.full(len(ids), "context", dtype=object)
+    numbers = np.full(len(ids), -1, np.int32)
+    for number, turn in enumerate(turns):
+        wanted[turn.start : turn.stop] = not last or number == len(turns) - 1
+        numbers[turn.mark : turn.stop] = number
+        parts[turn.mark : turn.start] = _PARTS[_PROMPT]
+        parts[turn.start : turn.stop] = "turn"
+        if turn.ended:
+            parts[turn.stop - 1] = "stop"
+    for at in np.flatnonzero(wanted != mask).tolist():
+        role = "assistant" if numbers[at] >= 0 else "template"
+        yield role, str(parts[at]), not wanted[at], at, int(numbers[at])
+
+
+def _count(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
+    """One finding for the tokens of each role and part."""
+    groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
+    for role, part, trained, at, message in wrong:
+        groups.setdefault((role, part, trained), []).append((at, message))
+    out = []
+    for (role, part, trained), places in groups.items():
+        turns = len({message for _, message in places if message >= 0})
+        name = {"stop": "stop token", "content": "text"}.get(part, part)
+        of = f" of {turns:,} {role} turn{'' if turns == 1 else 's'}" if turns and role != "template" else ""
+        count = f"{len(places):,} token{'' if len(places) == 1 else 's'}"
+        cause = Cause.MASK_ADDED if trained else Cause.MASK_MISSING
+        words = f"{name}{of} {'trained' if trained else 'not trained'} ({count})"
+        position = start + min(places)[0]
+        out.append(Finding(cause, role, field=part, words=words, position=position, tokens=len(places)))
+    return sorted(out, key=lambda finding: finding.position or 0)
+
+
+def _shift(expected: Mask, actual: Mask) -> int:
+    """1 or -1 if a mask is the expected one moved by one token, else 0."""
+    if len(expected) != len(actual) or np.array_equal(expected, actual) or not expected.any():
+        return 0
+    if np.array_equal(expected[:-1], actual[1:]) and not actual[0]:
+        return 1
+    return -1 if np.array_equal(expected[1:], actual[:-1]) and not actual[-1] else 0
+
+
+# -- ids
+
+
+class _IdsChecker:
+    """Says why the ids of rows differ, with what one renderer knows about its template."""
+
+    def __init__(self, renderer: Renderer, marks: TurnMarks) -> None:
+        tokenizer = renderer.tokenizer
+        self._renderer, self._marks, self._vocabulary = renderer, marks, tokenizer.vocabulary
+        self._heads = TurnHeads.of(tokenizer.vocabulary, ())
+        self._bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
+        self._ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
+
+    def check(
+        self, expected: Expected, ids: Ids, start: int
+    ) -> tuple[list[Finding], list[tuple[tuple[Tokens, Tokens | None], ...]]]:
+        """The first few differences, each as a finding and as tokens; `start` tokens came before the ids."""
+        whole = self._cut_before(expected, ids)
+        differences = [] if whole is None else [whole]
+        at = other = 0
+        while whole is None and len(differences) < _MOST:
+            hunk = next(hunks(expected.ids, ids, at, other), None)
+            if hunk is None:
+                break
+            cause, hunk = self._explain(expected, ids, hunk)
+            differences.append((cause, hunk))
+            at, other = hunk.stop, hunk.other_stop
+        findings = [self._finding(cause, hunk, expected, ids, start) for cause, hunk in differences]
+        return findings, [self._contrast(hunk, expected, ids) for _, hunk in differences]
+
+    def _explain(self, expected: Expected, ids: Ids, hunk: Hunk) -> tuple[Cause, Hunk]:
+        """The cause of a difference, and its corrected range."""
+        for check in (self._unknown_id, self._beginning, self._reasoning, self._ending, self._tools, self._system):
+            cause = check(expected, ids, hunk)
+            if cause is not None:
+                return cause, hunk
+        at, other = hunk.start, hunk.other_start
+        if at == len(expected.ids):
+            return Cause.UNKNOWN, hunk
+        aligned = np.concatenate((expected.ids[:at], ids[other:]))
+        sampled = expected.sample.kinds == Kind.SAMPLED
+        case = Case(expected.ids, aligned, self._renderer, next_hunk(expected.ids, aligned, at, at), sampled)
+        match = explain(case)
+        better = match.hunk or case.hunk
+        better = Hunk(at, better.stop, other, better.other_stop - at + other)
+        return self._row_cause(match.cause, expected, ids, better), better
+
+    def _row_cause(self, cause: Cause, expected: Expected, ids: Ids, hunk: Hunk) -> Cause:
+        """What a cause of breaks is called in rows."""
+        ours, theirs = hunk.sides(expected.ids, ids)
+        if cause is Cause.BPE_REMERGE:
+            control = self._vocabulary.is_control
+            here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
+            return Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL if there - here else cause
+        if cause is Cause.STRIPPED_REASONING and len(ours) <= len(theirs):
+            return Cause.REASONING_KEPT
+        if cause is Cause.CHANGED_SYSTEM and not expected.has_system:
+            one, other = self._heads.role(expected.ids, hunk.start), self._heads.role(ids, hunk.other_start)
+            if one != other and "system" in (one, other):
+                return Cause.SYSTEM_MISSING if one == "system" else Cause.SYSTEM_ADDED
+        if cause is Cause.EMPTY_PARAMETER:
+            return Cause.REWRITTEN_CALL
+        return Cause.UNKNOWN if cause is Cause.ZEROED_ANCHOR else cause
+
+    def _unknown_id(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+        theirs = ids[hunk.other_start : hunk.other_stop]
+        return Cause.NO_TOKEN if ((theirs < 0) | (theirs >= self._vocabulary.size)).any() else None
+
+    def _beginning(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+        ours, theirs = hunk.sides(expected.ids, ids)
+        if self._bos is None or hunk.start > 1 or hunk.other_start > 1:
+            return None
+        if not len(ours) and len(theirs) and (theirs == self._bos).all():
+            return Cause.BOS_DOUBLED if expected.ids[0] == self._bos else Cause.BOS_ADDED
+        return Cause.BOS_MISSING if ours.tolist() == [self._bos] and not len(theirs) else None
+
+    def _reasoning(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+        """Reasoning with its tags, and nothing instead."""
+        parts = expected.parts[hunk.start : hunk.stop]
+        gone = len(parts) and hunk.other_stop == hunk.other_start and (parts == Part.REASONING).all()
+        return Cause.STRIPPED_REASONING if gone else None
+
+    def _ending(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+        ours, theirs = hunk.sides(expected.ids, ids)
+        last = hunk.stop == len(expected.ids) and hunk.other_stop == len(ids)
+        if last and not len(ours) and self._marks.is_prompt(theirs):
+            return Cause.GENERATION_PROMPT
+        lost, new = self._is_ending(ours), self._is_ending(theirs)
+        if lost is None or new is None:
+            return Cause.CUT if last and not len(theirs) else None
+        if lost or new:
+            return Cause.STOP_TOKEN if lost and new else Cause.END_MISSING if lost else Cause.END_ADDED
+        return Cause.LAST_WHITESPACE if last else None
+
+    def _is_ending(self, ids: Ids) -> bool | None:
+        """True if ids end a turn, False if they are white space; None if there is anything else."""
+        ends = [index in self._ends for index in ids.tolist()]
+        texts = [self._vocabulary.token_bytes(index).strip() for index in ids.tolist()]
+        return any(ends) if all(end or not text for end, text in zip(ends, texts, strict=True)) else None
+
+    def _tools(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+        """All declared tools with little instead, or some with nothing instead."""
+        declared = expected.parts == Part.TOOLS
+        inside, instead = int(declared[hunk.start : hunk.stop].sum()), hunk.other_stop - hunk.other_start
+        if inside and inside == int(declared.sum()) and 2 * instead < inside:
+            return Cause.TOOLS_MISSING
+        return Cause.CHANGED_TOOLS if inside and not instead else None
+
+    def _system(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+        """A system prompt on one side that the conversation does not have."""
+        ours, theirs = hunk.sides(expected.ids, ids)
+        if expected.has_system or bool(len(ours)) == bool(len(theirs)):
+            return None
+        if len(theirs):
+            first = not (expected.messages[: hunk.start] > 0).any()
+            turn = self._heads.role(ids, hunk.other_start) in ("system", "developer") and self._heads.count(theirs)
+            return Cause.SYSTEM_ADDED if first and turn and len(theirs) > 3 else None
+        if not (expected.parts[hunk.start : hunk.stop] == Part.SCAFFOLD).all():
+            return None
+        nobody = expected.messages[hunk.start : hunk.stop] < 0
+        turn = self._heads.role(expected.ids, hunk.start) == "system" and self._heads.count(ours) and len(ours) > 3
+        return Cause.SYSTEM_MISSING if turn or 2 * int(nobody.sum()) > len(nobody) else None
+
+    def _cut_before(self, expected: Expected, ids: Ids) -> tuple[Cause, Hunk] | None:
+        """A row that is the end of the expected one."""
+        lost = len(expected.ids) - len(ids)
+        if lost <= 0 or not np.array_equal(expected.ids[lost:], ids):
+            return None
+        hunk = Hunk(0, lost, 0, 0)
+        cause = self._beginning(expected, ids, hunk)
+        if cause is None and not (expected.messages[:lost] >= 0).any() and expected.messages[lost] >= 0:
+            cause = Cause.TOOLS_MISSING if (expected.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
+        return cause or Cause.CUT, hunk
+
+    # -- in words and tokens
+
+    def _finding(self, cause: Cause, hunk: Hunk, expected: Expected, ids: Ids, start: int) -> Finding:
+        message, place = expected.place(hunk.start)
+        ours, theirs = hunk.sides(expected.ids, ids)
+        if cause is Cause.CUT:
+            words = self._cut_words(expected, hunk)
+        else:
+            one, other = (quoted(text_of(self._vocabulary, side[:256])) for side in (ours, theirs))
+            if cause is Cause.NO_TOKEN:
+                wrong = (theirs < 0) | (theirs >= self._vocabulary.size)
+                other = f"id {int(theirs[wrong.argmax()])}"
+            words = f"{place}: expected {one}, found {other}"
+        field = place.rpartition(", ")[2]
+        return Finding(cause, "", message, field, words, start + hunk.other_start, len(ours))
+
+    def _cut_words(self, expected: Expected, hunk: Hunk) -> str:
+        total, lost = len(expected.ids), hunk.stop - hunk.start
+        cut = hunk.stop if hunk.start == 0 else hunk.start
+        which = "last" if hunk.start == 0 else "first"
+        words = f"the {which} {total - lost:,} of {total:,} tokens are there, {lost:,} are missing"
+        if not 0 < cut < total or expected.messages[cut - 1] != expected.messages[cut]:
+            return f"{words}; the cut falls between messages"
+        words += f"; the cut falls into {expected.place(cut)[1]}"
+        before, after = expected.parts[cut - 1], expected.parts[cut]
+        if before in (Part.SCAFFOLD, _PROMPT) and after in (Part.SCAFFOLD, _PROMPT):
+            return f"{words} and leaves half of what the template writes there"
+        unclosed = before == after and after in (Part.TOOL_CALLS, Part.REASONING)
+        return f"{words}, which is left unclosed" if unclosed else words
+
+    def _contrast(self, hunk: Hunk, expected: Expected, ids: Ids) -> tuple[tuple[Tokens, Tokens | None], ...]:
+        after = ids[hunk.other_stop : hunk.other_stop + _AROUND]
+        same = after[: common_prefix(after, expected.ids[hunk.stop :])]
+        ours, theirs = hunk.sides(expected.ids, ids)
+        lead = ids[max(0, hunk.other_start - _AROUND) : hunk.other_start]
+        return (
+            (self._tokens(lead), None),
+            (self._tokens(ours), self._tokens(theirs)),
+            (self._tokens(same), None),
+        )
+
+    def _tokens(self, ids: Ids) -> Tokens:
+        tokens = [(index, token_text(self._vocabulary, index)) for index in ids[:_LIMIT].tolist()]
+        return [*tokens, (-1, f"… {len(ids) - _LIMIT:,} more")] if len(ids) > _LIMIT else tokens

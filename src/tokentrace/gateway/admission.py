@@ -1,0 +1,180 @@
+"""Which requests may run: places, budgets of sessions, pausing, and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..store.store import State
+from .dialect import Head, Reply
+from .problems import RequestError
+from .sessions import Live, Sessions
+
+Answered: TypeAlias = tuple[Head, Sequence[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a gateway takes on."""
+
+    body_bytes: int = 64 * 2**20
+    max_tokens: int = 32_768
+    """Of one completion."""
+    turns: int = 100_000
+    """Of one session."""
+    concurrent: int = 512
+    """Requests that are sampled at once."""
+    waiting: int = 2_048
+    """Requests that may wait for that. More are refused with 429."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """An admitted request, until it is answered or given up. Whoever gets a claim must `end` it."""
+
+    admission: Admission
+    session: str
+    key: tuple[str, str] | None = None
+    """The session and name under which repeated requests wait for its answer."""
+
+    def take(self, name: str) -> None:
+        """Answer the request of this name: whoever repeats it waits for this answer."""
+        self.key = (self.session, name)
+        self.admission.under_way[self.key] = asyncio.get_running_loop().create_future()
+
+    def end(self, answered: Answered | None = None) -> None:
+        """Give the answer to those who wait. Without one, one of them samples anew. Only the first end counts."""
+        self.admission.claims.discard(self)
+        self.admission.ended.set()
+        if self.key is not None:
+            self.admission.under_way.pop(self.key).set_result(answered)
+            self.key = None
+
+
+@dataclass(slots=True)
+class Admission:
+    """The requests of one gateway."""
+
+    sessions: Sessions
+    limits: Limits
+    draining: bool = False
+    in_flight: int = 0
+    """How many requests are being sampled."""
+    claims: set[Claim] = field(default_factory=set)
+    under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
+    """Answers to named requests, by session and name; None for one that was given up."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a request has ended."""
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not set while the gateway is paused."""
+    _slots: asyncio.Semaphore = field(init=False)
+    _turns: Counter[str] = field(default_factory=Counter)
+    _tokens: Counter[str] = field(default_factory=Counter)
+    """What requests under way may still add to each session."""
+
+    def __post_init__(self) -> None:
+        self._slots = asyncio.Semaphore(self.limits.concurrent)
+        self.running.set()
+
+    @property
+    def waiting(self) -> int:
+        """How many admitted requests are not being sampled yet."""
+        return len(self.claims) - self.in_flight
+
+    @property
+    def paused(self) -> bool:
+        return not self.running.is_set()
+
+    def admit(self, session: str) -> Claim:
+        """Take on a request. Raises RequestError if too many wait, or if the gateway is shutting down."""
+        if self.draining:
+            raise RequestError("the gateway is shutting down", status=503, code="draining", retry_after=5)
+        if len(self.claims) >= self.limits.concurrent + self.limits.waiting:
+            raise RequestError("too many requests are waiting", status=429, code="overloaded", retry_after=1)
+        claim = Claim(self, session)
+        self.claims.add(claim)
+        return claim
+
+    @contextlib.asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a place among the requests that are sampled at once, and until the gateway is not paused."""
+        while True:
+            await self.running.wait()
+            await self._slots.acquire()
+            if not self.paused:
+                break
+            self._slots.release()  # the gateway was paused while this request waited for a place
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self._slots.release()
+            self.ended.set()
+
+    @contextlib.asynccontextmanager
+    async def budget(self, id: str, turns: int, max_tokens: int) -> AsyncIterator[int]:
+        """Reserve turns and tokens of a session; yields how many tokens each turn may sample.
+
+        Waits while requests under way have reserved what is left: what they do not use becomes free again. Raises
+        RequestError if the budget is used up.
+        """
+        while True:
+            live = self.sessions.peek(id) or await self.sessions.get(id)
+            self.check_open(live, turns)
+            tokens, limit = max_tokens, live.settings.max_sampled_tokens
+            if limit is not None:
+                tokens = min(tokens, (limit - live.info.sampled - self._tokens[id]) // turns)
+            if tokens > 0 and live.info.turns + self._turns[id] + turns <= self._max_turns(live):
+                break
+            self.ended.clear()
+            await self.ended.wait()
+        self._turns[id] += turns
+        self._tokens[id] += turns * tokens
+        try:
+            yield tokens
+        finally:
+            self._turns[id] -= turns
+            self._tokens[id] -= turns * tokens
+            if not self._turns[id]:
+                del self._turns[id], self._tokens[id]
+
+    def check_open(self, live: Live, turns: int = 1) -> None:
+        """Raise RequestError if a session is closed, or if its budget has no room for so many turns.
+
+        Ignores what requests under way have reserved: it may become free again.
+        """
+        info, limit = live.info, live.settings.max_sampled_tokens
+        if info.state is not State.OPEN:
+            raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
+        budgets = {"turns": (self._max_turns(live), info.turns)}
+        if limit is not None:
+            budgets["sampled tokens"] = (limit, info.sampled)
+        for what, (most, used) in budgets.items():
+            if most - used < turns:
+                problem = f"session {info.id} has used its {most} {what}"
+                if most > used:
+                    problem = f"n={turns} is more than the {most - used} {what} that session {info.id} has left"
+                raise RequestError(problem, status=403, code="budget_exhausted")
+
+    def _max_turns(self, live: Live) -> int:
+        most = live.settings.max_turns
+        return self.limits.turns if most is None else min(self.limits.turns, most)
+
+    async def drain(self, seconds: float | None = None) -> bool:
+        """Admit no more requests; True when those admitted have ended. While paused, waiting ones cannot begin."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.until(lambda: not self.in_flight and (self.paused or not self.claims))
+        return not self.in_flight
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition that the end of a request can bring about."""
+        while not condition():
+            self.ended.clear()
+            await self.ended.wait()

@@ -1,0 +1,84 @@
+"""Bodies in and out: refuses what is too long, too deep or not JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..conversation.values import MAX_DEPTH, finite, no_constant
+from ..errors import shown
+from ..store.store import State
+from .problems import RequestError
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+"""Answers a route for administrators."""
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The whole body. Raises RequestError if it is longer than `most` bytes."""
+    too_long = RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and (len(length) > 18 or int(length) > most):
+        raise too_long
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            raise too_long
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def read_json(request: Request, most: int) -> Any:
+    """The value of a body; an empty object if it is empty."""
+    raw = await read_body(request, most)
+    return parse_json(raw) if raw.strip() else {}
+
+
+def parse_json(raw: bytes) -> Any:
+    """The value of JSON text. Raises RequestError if it is not valid, or nested too deeply."""
+    try:
+        value = _decode(raw)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH):
+        inner = [item for each in level for item in (each.values() if type(each) is dict else each)]
+        level = [item for item in inner if type(item) is dict or type(item) is list]
+        if not level:
+            return value
+    raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
+
+
+def _decode(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, which agents send, is not an error
+        return json.loads(raw, parse_constant=no_constant, parse_float=finite)
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A value as JSON. Escapes half surrogate pairs, which UTF-8 cannot encode."""
+    try:
+        raw = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    return Response(raw, status, dict(headers or {}), "application/json")
+
+
+def read_state(request: Request) -> State | None:
+    """The state that the address names, if any."""
+    value = request.query_params.get("state")
+    if not value:
+        return None
+    if value not in tuple(State):
+        raise RequestError(f"must be one of {', '.join(State)}, not {shown(value)}", field="state")
+    return State(value)

@@ -1,0 +1,139 @@
+"""Our own records are inspected like any other: trajectories, folders, exported rows, and stores of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.diagnose.planted import Told, clean, rollouts
+from tests.diagnose.two_requests import renderer_of
+from tests.gateway.recorded import Recording, user
+from tokentrace import Trajectory, create_renderer, save_trajectory
+from tokentrace.data.tables import write_samples
+from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.rollout_report import check_rollouts, recorded_tokenizer
+from tokentrace.diagnose.rollouts import Relation
+from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.pocket import POCKET
+from tokentrace.samples import trajectory_samples
+from tokentrace.store.opening import open_store
+
+BROKEN = next(one for one in rollouts("pocket") if one.cause is Cause.JSON_FORMAT)
+
+
+def recorded(told: Told, scores: Any = None) -> Trajectory:
+    """A rollout as a trajectory: prompts that do not extend are branches."""
+    made = Trajectory(name=told.name)
+    for one in told.calls:
+        if not made.num_branches:
+            made.begin(one.prompt)
+        elif (extends := made.shared_prefix(one.prompt).extends) >= 0:
+            made.extend_to(one.prompt, branch=extends)
+        else:
+            made.branch(one.prompt, cause="rendered again")
+        logprobs = one.logprobs if scores is None else scores([*one.prompt, *one.completion])[len(one.prompt) :]
+        made.append_completion(one.completion, logprobs, finish_reason="stop", sampling={"temperature": 1.0})
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    where = tmp_path / "run"
+    (where / "trajectories").mkdir(parents=True)
+    for told in (*clean("pocket"), BROKEN):
+        save_trajectory(recorded(told), where / "trajectories" / f"{told.name}.tt")
+    (where / "run.json").write_text(json.dumps({"engine": {"kind": "embedded"}}), encoding="utf-8")
+    (where / "trajectories" / "under-way.partial.tt").write_bytes(b"half of one")
+    return where
+
+
+def found(*inputs: Any, **more: Any) -> Any:
+    return check_rollouts([str(one) for one in inputs], renderer_of("pocket"), **more)
+
+
+def test_trajectories_of_a_run_are_inspected_with_the_tokenizer_that_it_names(folder: Path) -> None:
+    assert recorded_tokenizer([str(folder)]) == str(POCKET)
+    report = found(folder)
+    assert (report.rollouts, report.broken, report.unreadable) == (4, 1, 0)
+    assert list(report.causes) == [Cause.JSON_FORMAT]
+    assert report.recorded == {"rendered again": 1}
+    assert report.steps[Relation.REPEATS] == 1
+    one = found(folder / "trajectories" / "clean.tt")
+    assert (one.rollouts, one.calls, one.breaks) == (1, 4, 0)
+
+
+def test_a_trajectory_that_was_cut_off_is_read_as_far_as_it_goes(folder: Path) -> None:
+    path = folder / "trajectories" / "clean.tt"
+    path.write_bytes(path.read_bytes()[:-20])
+    report = found(path)
+    assert report.calls == 3
+    assert any("clean.tt" in note for note in report.notes)
+    path.write_bytes(path.read_bytes()[:12])
+    assert found(path).unreadable == 1
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name: str) -> None:
+    samples = [row for told in (*clean("pocket"), BROKEN) for row in trajectory_samples(recorded(told))]
+    write_samples(tmp_path / name, samples)
+    report = found(tmp_path / name)
+    assert (report.rollouts, report.broken, report.samples) == (4, 1, 6)
+    assert list(report.causes) == [Cause.JSON_FORMAT]
+    assert report.trained == report.sampled == sum(sample.trained for sample in samples)
+    assert not report.faults
+    wrong = samples[0].replace(mask=np.ones(len(samples[0]), np.bool_))
+    write_samples(tmp_path / f"wrong-{name}", [wrong])
+    report = found(tmp_path / f"wrong-{name}")
+    assert report.faults[Cause.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
+
+
+def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -> None:
+    where = tmp_path / "store.db"
+    renderer = create_renderer(POCKET).silent()
+    hello = renderer.tokenizer.encode("Hello there.").tolist()
+
+    async def fill() -> None:
+        store = open_store(str(where))
+        try:
+            for name in ("plain", "compacted"):
+                recording = await Recording(store, name, renderer).begin()
+                rows = [user("a question, which is the first one"), {"role": "assistant", "content": "Hello there."}]
+                await recording.turn(rows[:1], hello, tokenizer=renderer.tokenizer.digest[:16])
+                await recording.turn([*rows, user("and then?")], hello, tokenizer=renderer.tokenizer.digest[:16])
+                if name == "compacted":
+                    summary = [user("Summary of the conversation so far: one question, two answers. Go on.")]
+                    await recording.turn(summary, hello, tokenizer=renderer.tokenizer.digest[:16])
+        finally:
+            await store.close()
+
+    asyncio.run(fill())
+    report = found(where)
+    assert (report.rollouts, report.calls, report.breaks) == (2, 5, 1)
+    assert report.histories == {"compaction": 1}
+    assert report.recorded == {"compaction": 1}
+    assert report.notes == [f"{where}: a gateway's store"]
+    other = check_rollouts([str(where)], renderer_of("qwen3").tokenizer)
+    assert any("another tokenizer" in note for note in other.notes)
+
+
+def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
+    engine = EmbeddedEngine()
+    told = clean("pocket")[1]
+
+    def scores(ids: list[int]) -> list[float]:
+        return asyncio.run(engine.score(ids)).tolist()
+
+    save_trajectory(recorded(told, scores), tmp_path / "same.tt")
+    report = found(tmp_path / "same.tt", engine=EmbeddedEngine)
+    assert report.scores.completions == 5
+    assert report.scores.to_json()["tokens"] == sum(len(one.completion) for one in told.calls)
+    assert report.scores.to_json()["most"] < 1e-4
+    save_trajectory(recorded(told, lambda ids: [one - 0.5 for one in scores(ids)]), tmp_path / "off.tt")
+    apart = found(tmp_path / "off.tt", engine=EmbeddedEngine).scores.to_json()
+    assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
+    assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)

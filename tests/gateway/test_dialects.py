@@ -1,0 +1,492 @@
+"""One law for every dialect: its stream, put together by the real client, is its whole answer.
+
+Both are what the model wrote: attempts with a name are calls, all others text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conversations import user
+from tests.gateway.answers import (
+    CALL,
+    COMPLETIONS,
+    CUT_OFF,
+    FAMILIES,
+    LOOK,
+    Sampled,
+    as_sse,
+    expected_message,
+    head_of,
+    pocket,
+    renderer,
+    sampled,
+    serve,
+    streamed,
+    written,
+)
+from tests.parsing.forms import families
+from tests.support import examples
+from tokentrace.conversation.responses import from_responses, unsealed
+from tokentrace.conversation.shapes import from_anthropic
+from tokentrace.engines.protocol import FinishReason
+from tokentrace.gateway.chat import CHAT
+from tokentrace.gateway.dialect import Dialect, Head, encode_sse
+from tokentrace.gateway.items import QUIET
+from tokentrace.gateway.messages import MESSAGES, signature
+from tokentrace.gateway.problems import RequestError
+from tokentrace.gateway.requests import AnswerOptions
+from tokentrace.gateway.responses import RESPONSES
+
+HI: Any = [user("x")]
+
+
+# -- real clients
+
+
+def openai_client(body: str, kind: str = "text/event-stream", status: int = 200) -> Any:
+    import openai
+
+    return openai.OpenAI(api_key="k", base_url="http://localhost", http_client=serve(body, kind, status), max_retries=0)
+
+
+def anthropic_client(body: str, kind: str = "text/event-stream", status: int = 200) -> Any:
+    import anthropic
+
+    http = serve(body, kind, status)
+    return anthropic.Anthropic(api_key="k", base_url="http://localhost", http_client=http, max_retries=0)
+
+
+def chat_whole(answer: dict[str, Any]) -> Any:
+    from openai.types.chat import ChatCompletion
+
+    ChatCompletion.model_validate(answer, strict=True)
+    with openai_client(json.dumps(answer), "application/json") as client:
+        return _choices(client.chat.completions.create(model="m", messages=HI).to_dict())
+
+
+def chat_together(sse: str) -> Any:
+    from openai.types.chat import ChatCompletionChunk
+
+    for frame in sse.split("\n\n")[:-2]:  # not the end, nor an error
+        ChatCompletionChunk.model_validate(json.loads(frame.removeprefix("data: ")), strict=True)
+    with openai_client(sse) as client, client.chat.completions.stream(model="m", messages=HI) as stream:
+        return _choices(stream.until_done().current_completion_snapshot.to_dict())
+
+
+def _choices(completion: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices, without what only one of the two ways has."""
+    choices = []
+    for choice in completion["choices"]:
+        message = {key: value for key, value in choice["message"].items() if value is not None}
+        for call in message.get("tool_calls", []):
+            call.pop("index", None)
+            call["function"].pop("parsed_arguments", None)
+        logprobs = (choice.get("logprobs") or {}).get("content") or None
+        choices.append({**choice, "message": message, "logprobs": logprobs})
+        choices[-1].pop("token_ids", None)  # OpenAI's client does not add these up
+    return choices
+
+
+def messages_whole(answer: dict[str, Any]) -> Any:
+    from anthropic.types import Message
+
+    Message.model_validate(answer, strict=True)
+    with anthropic_client(json.dumps(answer), "application/json") as client:
+        return _filled(client.messages.create(model="m", max_tokens=9, messages=HI).to_dict())
+
+
+def messages_together(sse: str) -> Any:
+    from anthropic.types import RawMessageStreamEvent
+    from pydantic import TypeAdapter
+
+    event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+    for frame in sse.split("\n\n")[:-1]:
+        data = json.loads(frame.split("\ndata: ")[1])
+        if data["type"] not in ("ping", "error"):
+            event.validate_python(data, strict=True)
+    with anthropic_client(sse) as client, client.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
+        return _filled(stream.get_final_message().to_dict())
+
+
+def _filled(message: dict[str, Any]) -> dict[str, Any]:
+    blocks = [{key: value for key, value in block.items() if value is not None} for block in message["content"]]
+    fields = {key: value for key, value in message.items() if value is not None}
+    return {**fields, "content": blocks}
+
+
+def responses_whole(answer: dict[str, Any]) -> Any:
+    from openai.types.responses import Response
+
+    Response.model_validate(answer, strict=True)
+    with openai_client(json.dumps(answer), "application/json") as client:
+        assert client.responses.create(model="m", input="x").to_dict() == answer
+    return answer
+
+
+def responses_together(sse: str) -> Any:
+    """The last event has the whole answer; the others must add up to its items."""
+    from openai.types.responses import ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    events = [json.loads(frame.split("\ndata: ")[1]) for frame in sse.split("\n\n")[:-1]]
+    for event in events:
+        adapter.validate_python(event, strict=True)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    answer = events[-1]["response"]
+    begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    begun.pop("tokentrace", None)
+    assert [event["response"] for event in events[:2]] == [begun, begun]
+    texts: dict[int, str] = {}
+    done: dict[int, Any] = {}
+    for event in events[2:-1]:
+        at, kind = event["output_index"], event["type"]
+        assert at not in done
+        if kind == "response.output_item.added":
+            assert at == len(texts)
+            texts[at] = ""
+        elif kind.endswith(".delta"):
+            texts[at] += event["delta"]
+        elif kind == "response.output_item.done":
+            done[at] = event["item"]
+    output = [_without_tokens(item) for item in answer["output"]]
+    assert [_without_tokens(done[at]) for at in sorted(done)] == output
+    assert [texts[at] for at in sorted(texts)] == [_text(item) for item in output]
+    if answer["status"] == "completed":
+        with openai_client(sse) as client, client.responses.stream(model="m", input="x") as stream:
+            assert [item.id for item in stream.get_final_response().output] == [item["id"] for item in output]
+    return answer
+
+
+def _without_tokens(item: dict[str, Any]) -> dict[str, Any]:
+    """An item without ids, which it gets after it is done."""
+    return {key: value for key, value in item.items() if "token" not in key and "log_probs" not in key}
+
+
+def _text(item: dict[str, Any]) -> str:
+    return str(item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+
+
+@dataclass(frozen=True)
+class Client:
+    """How a real client takes a dialect's answers."""
+
+    dialect: Dialect
+    whole: Callable[[dict[str, Any]], Any]
+    together: Callable[[str], Any]
+    message: Callable[[dict[str, Any]], dict[str, Any]]
+    """The answer as a message in OpenAI's shape, with empty content as an empty string."""
+    options: dict[str, Any]
+
+    def check(self, head: Head, *choices: Sampled) -> dict[str, Any]:
+        """The answer, which is what its stream adds up to."""
+        answer = self.dialect.answer(head, [choice.reply for choice in choices])
+        sse = as_sse(self.dialect, streamed(self.dialect, head, choices))
+        assert self.together(sse) == self.whole(answer)
+        return answer
+
+
+def _from_chat(answer: dict[str, Any]) -> dict[str, Any]:
+    message = answer["choices"][0]["message"]
+    return {**message, "content": message["content"] or ""}
+
+
+def _from_messages(answer: dict[str, Any]) -> dict[str, Any]:
+    [message] = from_anthropic([{"role": "assistant", "content": answer["content"]}]) or [{}]
+    return dict(message)
+
+
+def _from_responses(answer: dict[str, Any]) -> dict[str, Any]:
+    [message] = from_responses(answer["output"])
+    return dict(message)
+
+
+REPEATED = RESPONSES.read({"input": "Hi."}, {}).answer.repeated
+CLIENTS = {
+    "chat": Client(CHAT, chat_whole, chat_together, _from_chat, {}),
+    "messages": Client(MESSAGES, messages_whole, messages_together, _from_messages, {"object_arguments": True}),
+    "responses": Client(RESPONSES, responses_whole, responses_together, _from_responses, {"repeated": REPEATED}),
+}
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest) -> Client:
+    return CLIENTS[request.param]
+
+
+# -- the law
+
+LOOKED = {"place": "Zürich"}
+INPUTS: dict[str, list[dict[str, Any]]] = {
+    "a broken call": [{}],
+    "a broken call between others": [LOOKED, {}, LOOKED],
+    "a quote that is not escaped": [{"day": 1}, LOOKED],
+    "an argument twice": [{"place": "b"}],
+    "arguments that are no object": [],
+    "no arguments": [],
+    "in a call": [{}],
+    "after a call": [LOOKED],
+    "in a list": [{"place": [1, {"a": [2.5]}]}],
+    "after a call's name": [],
+}
+"""The inputs of Anthropic's tool uses where something is wrong with a call."""
+
+
+def check_message(client: Client, name: str, message: dict[str, Any], expected: dict[str, Any]) -> None:
+    if client.dialect is MESSAGES:
+        inputs = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+        if name in INPUTS:
+            assert inputs == INPUTS[name]
+            return
+        for call in expected.get("tool_calls", []):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    assert message == {**expected, "content": expected["content"] or ""}
+
+
+@pytest.mark.parametrize("name", [*COMPLETIONS, *CUT_OFF])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_stream_is_the_answer(client: Client, name: str, allowed: bool) -> None:
+    text = COMPLETIONS.get(name, CUT_OFF.get(name, ""))
+    options = AnswerOptions(calls_allowed=allowed, **client.options)
+    head = head_of(pocket(), calls_allowed=allowed, **client.options)
+    for size in (1, 7):
+        choice = written(pocket(), text, options, size=size, stops=name in COMPLETIONS)
+        answer = client.check(head, choice)
+        if not answer.get("content", True):
+            continue
+        message = client.message(answer)
+        if allowed:
+            check_message(client, name, message, expected_message(choice))
+        else:
+            assert "tool_calls" not in message
+            if name in COMPLETIONS:
+                assert message["content"] == text.rpartition("</think>\n\n")[2]
+    reason = choice.reply.finish_reason
+    assert reason == ("length" if name in CUT_OFF else "tool_calls" if message_has_calls(choice) else "stop")
+
+
+def message_has_calls(choice: Sampled) -> bool:
+    return any(item.name for item in choice.reply.items)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 4095), max_size=40),
+    size=st.integers(1, 9),
+    allowed=st.booleans(),
+    stops=st.booleans(),
+    logprobs=st.sampled_from([None, 1]),
+)
+def test_whatever_ids_are_sampled(ids: list[int], size: int, allowed: bool, stops: bool, logprobs: int | None) -> None:
+    end = pocket().get_stop_token_ids()
+    ids = [*(id for id in ids if id not in end), *end[:stops]]
+    for client in CLIENTS.values():
+        options = AnswerOptions(calls_allowed=allowed, **client.options)
+        head = head_of(pocket(), calls_allowed=allowed, logprobs=logprobs, **client.options)
+        client.check(head, sampled(pocket(), ids, options, size=size))
+
+
+@families(["gpt-oss"])
+def test_streams_of_real_families_are_the_answers(any_family: str) -> None:
+    made = renderer(any_family)
+    for text, client in itertools.product(FAMILIES[any_family], CLIENTS.values()):
+        options = AnswerOptions(**client.options)
+        choice = written(made, text, options, stops=not text.endswith(("<|call|>", "<|return|>")))
+        answer = client.check(head_of(made, **client.options), choice)
+        if client.dialect is not MESSAGES:
+            check_message(client, text, client.message(answer), expected_message(choice))
+
+
+def test_text_and_arguments_come_as_they_are_sampled(client: Client) -> None:
+    text = f"<think>\nHm.\n</think>\n\nYes, I do.\n{CALL.replace('Zürich', '1234567890' * 20)}"
+    choice = written(pocket(), text, AnswerOptions(**client.options))
+    encoder = client.dialect.stream(head_of(pocket(), **client.options))
+    encoder.open()
+    fed = [json.dumps(encoder.feed(0, *piece)) for piece in choice.pieces]
+    assert any(events != "[]" for events in fed[:6])
+    sent = [at for at, events in enumerate(fed) if "arguments" in events or "partial_json" in events]
+    assert len(sent) > 20
+    assert sent[1] < len(fed) // 2
+
+
+def test_a_call_that_is_silent_keeps_the_stream_alive(client: Client) -> None:
+    """Its name comes after its arguments."""
+    if client.dialect is RESPONSES:
+        pytest.skip("Responses has no event for it")
+    text = f'<tool_call>\n{{"arguments": {{"place": "{"1" * 200}"}}, "name": "look"}}\n</tool_call>'
+    choice = written(pocket(), text, AnswerOptions(**client.options))
+    encoder = client.dialect.stream(head_of(pocket(), **client.options))
+    silent = [not encoder.feed(0, *piece) for piece in choice.pieces[:-2]]
+    assert max(sum(1 for _ in group) for quiet, group in itertools.groupby(silent) if quiet) <= QUIET + 4
+    client.check(head_of(pocket(), **client.options), choice)
+
+
+@pytest.mark.parametrize("stop", ["three", "x", "\n"])
+def test_a_stop_text_ends_the_content(client: Client, stop: str) -> None:
+    options = AnswerOptions(**client.options)
+    for size in (1, 3, 50):
+        choice = written(pocket(), f"One two th{stop} four", options, stop=[stop, "zz"], stops=False, size=size)
+        answer = client.check(head_of(pocket(), **client.options), choice)
+        assert client.message(answer)["content"] == "One two th"
+        assert (choice.reply.stopped_by, choice.reply.finish_reason) == (stop, "stop")
+    if client.dialect is MESSAGES:
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
+
+
+def test_a_stream_that_fails_ends_with_the_error(client: Client) -> None:
+    encoder = client.dialect.stream(head_of(pocket(), **client.options))
+    choice = written(pocket(), "Yes.")
+    events = [*encoder.open(), *encoder.feed(0, *choice.pieces[0])]
+    events += encoder.fail(RequestError("it is gone", status=503, code="engine"))
+    assert "it is gone" in json.dumps(events[-1])
+    if client.dialect is not RESPONSES:
+        with pytest.raises(Exception, match="gone"):
+            client.together(b"".join(map(encode_sse, events)).decode())
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 429, 500, 503])
+def test_clients_know_the_errors(client: Client, status: int) -> None:
+    import anthropic
+    import openai
+
+    error = RequestError("no", field="n", status=status, code="c")
+    body = json.dumps(client.dialect.error(error))
+    if client.dialect is MESSAGES:
+        with (
+            anthropic_client(body, "application/json", status) as sdk,
+            pytest.raises(anthropic.APIStatusError) as raised,
+        ):
+            sdk.messages.create(model="m", max_tokens=9, messages=HI)
+        assert raised.value.body["error"] == {"type": error.kind, "message": "n: no"}  # type: ignore[index]
+        return
+    with openai_client(body, "application/json", status) as sdk, pytest.raises(openai.APIStatusError) as failed:
+        sdk.responses.create(model="m", input="x")
+    assert (failed.value.status_code, failed.value.param, failed.value.code) == (status, "n", "c")
+
+
+# -- ids, logprobs, usage
+
+
+def test_every_dialect_carries_ids(client: Client) -> None:
+    choice = written(pocket(), COMPLETIONS["everything"], AnswerOptions(**client.options))
+    head = head_of(pocket(), token_fields=("tokentrace",), **client.options)
+    fields = {
+        "prompt_token_ids": head.prompt_ids.tolist(),
+        "completion_token_ids": choice.reply.completion.ids.tolist(),
+        "logprobs": choice.reply.completion.logprobs.tolist(),
+    }
+    answer = client.dialect.answer(head, [choice.reply])
+    holder = answer["choices"][0] if client.dialect is CHAT else answer
+    assert holder["tokentrace"] == fields
+    sent = json.dumps(fields, separators=(",", ":"))
+    assert sent in as_sse(client.dialect, streamed(client.dialect, head, [choice]))
+    assert "token_ids" not in json.dumps(client.dialect.answer(head_of(pocket()), [choice.reply]))
+
+
+def test_chat_carries_ids_as_vllm_and_nemo_gym() -> None:
+    choice, ids = written(pocket(), COMPLETIONS["everything"], size=2), head_of(pocket()).prompt_ids.tolist()
+    sampled_ids = choice.reply.completion.ids.tolist()
+    head = head_of(pocket(), token_fields=("vllm",))
+    answer = CLIENTS["chat"].check(head, choice)
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == (ids, sampled_ids)
+    chunks = streamed(CHAT, head, [choice])
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [ids] + [None] * (len(chunks) - 1)
+    assert [one for chunk in chunks for one in chunk["choices"][0].get("token_ids", [])] == sampled_ids
+    head = head_of(pocket(), token_fields=("nemo_gym",))
+    fields = {"prompt_token_ids": ids, "generation_token_ids": sampled_ids}
+    assert fields.items() <= CHAT.answer(head, [choice.reply])["choices"][0]["message"].items()
+    output = RESPONSES.answer(head, [choice.reply])["output"]
+    assert fields.items() <= output[-1].items()
+    assert not any("generation_token_ids" in item for item in output[:-1])
+
+
+@pytest.mark.parametrize("name", ["content", "everything", "a broken call"])
+def test_logprobs_are_of_every_token_in_chat_and_of_the_text_in_responses(name: str) -> None:
+    choice = written(pocket(), COMPLETIONS[name], size=3)
+    entries = CLIENTS["chat"].check(head_of(pocket(), logprobs=1), choice)["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in entries] == choice.reply.completion.logprobs.tolist()
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode().startswith(COMPLETIONS[name])
+    output = CLIENTS["responses"].check(head_of(pocket(), logprobs=1, repeated=REPEATED), choice)["output"]
+    for item in (item for item in output if item["type"] == "message"):
+        part = item["content"][0]
+        assert b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode().strip() == part["text"].strip()
+        for entry in part["logprobs"]:
+            assert entry["top_logprobs"] == [{key: entry[key] for key in ("token", "logprob", "bytes")}]
+    named = CHAT.answer(head_of(pocket(), logprobs=0, tokens_as_ids=True), [choice.reply])
+    tokens = [entry["token"] for entry in named["choices"][0]["logprobs"]["content"]]
+    assert tokens == [f"token_id:{id}" for id in choice.reply.completion.ids]
+
+
+def test_several_choices_and_usage() -> None:
+    head = head_of(pocket(), n=2, usage_in_stream=True)
+    choices = [written(pocket(), COMPLETIONS["everything"], turn="x"), written(pocket(), "Nô.", turn="y", cached=3)]
+    answer = CLIENTS["chat"].check(head, *choices)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["tool_calls", "stop"]
+    assert [call["id"] for call in answer["choices"][0]["message"]["tool_calls"]] == ["callx0", "callx1"]
+    chunks = streamed(CHAT, head, choices)
+    assert [chunk["usage"] for chunk in chunks] == [None] * (len(chunks) - 1) + [answer["usage"]]
+    count = sum(len(choice.reply.completion.ids) for choice in choices)
+    assert answer["usage"]["completion_tokens"] == count
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    usage = MESSAGES.answer(head, [choices[1].reply])["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (len(head.prompt_ids) - 3, 3)
+    assert RESPONSES.answer(head, [choices[1].reply])["usage"]["input_tokens"] == len(head.prompt_ids)
+
+
+# -- what one dialect has alone
+
+
+def test_thinking_is_signed_and_its_echo_is_read() -> None:
+    answer = CLIENTS["messages"].check(head_of(pocket()), written(pocket(), COMPLETIONS["reasoning"]))
+    assert answer["content"][0] == {"type": "thinking", "thinking": "Hm. 🧮", "signature": signature("a1b2")}
+    assert signature("a1b2") != signature("a1b3")
+    message = _from_messages(answer)
+    assert message == {"role": "assistant", "content": "So it is.", "reasoning_content": "Hm. 🧮"}
+
+
+def test_a_response_repeats_its_request_and_has_opaque_reasoning() -> None:
+    fields = {
+        "instructions": "Be brief.",
+        "temperature": 0.5,
+        "max_output_tokens": 99,
+        "previous_response_id": "resp_x1",
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "truncation": "auto",
+        "user": "me",
+        "metadata": {"a": "b"},
+    }
+    more = {
+        "include": ["reasoning.encrypted_content"],
+        "store": False,
+        "tools": [{"type": "function", **LOOK["function"]}],
+    }
+    head = head_of(pocket(), RESPONSES.read({"model": "m", "input": "Hi.", **fields, **more}, {}))
+    answer = CLIENTS["responses"].check(head, written(pocket(), COMPLETIONS["everything"]))
+    assert fields.items() <= answer.items()
+    assert (answer["id"], answer["status"], answer["store"]) == ("resp_a1b2", "completed", False)
+    assert unsealed(answer["output"][0]["encrypted_content"]) == "Which?"
+    emptied = [{**answer["output"][0], "content": []}, *answer["output"][1:]]
+    assert from_responses(emptied) == from_responses(answer["output"])
+
+
+def test_an_aborted_response_is_incomplete_without_a_reason() -> None:
+    reply = sampled(pocket(), [300, 301], ended=FinishReason.ABORT).reply
+    answer = RESPONSES.answer(head_of(pocket()), [reply])
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", None)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\u2028\u2029\x85", "née\r\n\x00"])
+def test_a_frame_is_one_line_of_json(text: str) -> None:
+    frame = encode_sse({"type": "t", "text": text}).decode()
+    name, data, *end = frame.split("\n")
+    assert (name, end, len(data.splitlines())) == ("event: t", ["", ""], 1)
+    assert json.loads(data.removeprefix("data: "))["text"] == text
