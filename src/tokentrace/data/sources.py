@@ -157,7 +157,7 @@ def _source(path: Path, name: str, copy: Path) -> Source:
         return Source(name, str(path), _text_format(path, name), path.stat().st_size, str(path))
 
 
-def _unpacked(stream: IO[bytes], name: str, origin: str, copy: Path) -> Source:
+def _unpacked(stream: IO[bytes] | gzip.GzipFile, name: str, origin: str, copy: Path) -> Source:
     with writing(copy):
         copy.parent.mkdir(parents=True, exist_ok=True)
         with copy.open("wb") as file:

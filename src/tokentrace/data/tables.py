@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -268,7 +268,8 @@ def sample_writer(
     try:
         with contextlib.ExitStack() as stack:
             with writing(path):
-                file = stack.enter_context(open(draft, "wb", opener=owned if private else None))
+                file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
+                stack.callback(_close, file)
                 out = table_writer(path.name, file, schema)
             stack.callback(out.abandon)
 
@@ -289,6 +290,12 @@ def sample_writer(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _close(file: IO[bytes]) -> None:
+    """Close a file. After success it is flushed already; after an error its contents do not matter."""
+    with contextlib.suppress(OSError):
+        file.close()
 
 
 def draft_path(path: Path) -> Path:

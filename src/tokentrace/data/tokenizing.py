@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import check_tools
-from ..errors import InputError, SampleError, TemplateError, TokentraceError, place, shown
+from ..errors import InputError, SampleError, TokentraceError, place, shown
 from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
@@ -82,7 +82,7 @@ class TokenizeSettings:
         if isinstance(self.tokenizer, os.PathLike):
             object.__setattr__(self, "tokenizer", os.fspath(self.tokenizer))
         for name, kinds in _TYPES.items():
-            instance(name, getattr(self, name), kinds, SampleError)  # type: ignore[arg-type]
+            instance(name, getattr(self, name), kinds, SampleError)
         choose(LostPolicy, "lost", self.lost, SampleError)
         if self.tools is not None:
             object.__setattr__(self, "tools", tuple(check_tools(self.tools) or ()))
