@@ -254,8 +254,8 @@ def test_families_as_json() -> None:
 def test_one_family_shows_its_grammar() -> None:
     for family in FAMILIES:
         result = run("families", family.name, COLUMNS="400")
-        assert family.title in result.stdout
-        assert family.turn.split("\n")[0] in result.stdout
+        assert family.models in result.stdout
+        assert family.answer.split("\n")[0] in result.stdout
     result = run("families", "nobody")
     assert result.exit_code == 2
     assert "error: there is no family 'nobody'" in result.stderr

@@ -16,14 +16,8 @@ from .output import print_result
 if TYPE_CHECKING:
     from ..formats.families import Family
 
-COLUMNS: Final = {
-    "name": "Family",
-    "models": "Models",
-    "reasoning": "Reasoning",
-    "tool_calls": "Tool calls",
-    "ends": "A turn ends",
-}
-DETAILS: Final = {**COLUMNS, "notes": "Notes", "turn": "An assistant's turn", "tool": "A tool result"}
+COLUMNS: Final = {"name": "Family", "models": "Models"}
+DETAILS: Final = {**COLUMNS, "answer": "An answer", "call": "A call", "result": "A tool result"}
 
 
 @command
@@ -54,11 +48,10 @@ def families(*, name: str | None, as_json: bool) -> None:
         table = Table("Families", list(COLUMNS.values()), cells, words=len(COLUMNS))
         print_result(Document("Families", tables=[table]), fold=True)
     else:
-        click.secho(f"{rows[0]['name']}  {rows[0]['title']}", bold=True)
         for key, label in DETAILS.items():
             if rows[0][key]:
                 click.echo(f"{label}:\n" + "".join(f"  {line}\n" for line in rows[0][key].splitlines()), nl=False)
 
 
 def _row(family: Family) -> dict[str, str]:
-    return {key: str(getattr(family, key, "") or "") for key in ("title", *DETAILS)}
+    return {key: str(getattr(family, key, "") or "") for key in DETAILS}

@@ -1,14 +1,14 @@
-"""Families: what is known of each. `study.outline` recognises a template as one of them by what it does.
+"""Families: names for templates that behave alike. `study.outline` recognises them by the outline of their turns.
 
-A family is data. To add one: a row here (its outline as `study.outline` gives it), a row in the
-tests' asset list, a golden file. A template of no known family is rendered just as well: nothing below decides how
-anything is rendered, except for the formats that have no template at all.
+To add one: a row here (its outline as `study.outline` returns it), a row in the tests' asset list, a golden file. A
+template of no known family is rendered just as well: nothing here decides how anything is rendered, except for the
+formats that have no template at all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final
 
 from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
@@ -28,242 +28,173 @@ _KIMI_CALL: Final = (
 _KIMI_RESULT: Final = "<|im_system|>⟨name⟩<|im_middle|>## Return of ⟨tool_call_id⟩\n⟨content⟩<|im_end|>"
 _LLAMA: Final = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
-_BY_CLOSE: Final = "a close token, then a separator that the model does not sample"
-_BY_CLOSE_ALONE: Final = "a close token"
-_BY_HEAD: Final = "nothing: the model samples the head of the next turn"
-_STRIPPED: Final = "in <think> tags; dropped from turns before the last user message"
-
-
-class Outline(Protocol):
-    """The scaffold of a template's turns, as `study.outline` reads it."""
-
-    @property
-    def answer(self) -> str: ...
-    @property
-    def call(self) -> str: ...
-    @property
-    def result(self) -> str: ...
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def image(self) -> str: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is known of a family, and the outline by which it is recognised."""
+    """A family, and the outline of its turns by which it is recognised. docs/families.md says more about each."""
 
     name: str
-    title: str
     models: str
     answer: str
     call: str
     result: str
-    reasoning: str
-    tool_calls: str
-    ends: str
-    notes: str = ""
     prompt: str | None = None
-    """The generation prompt, where it tells the family from another with the same turns."""
+    """The generation prompt, if it distinguishes the family from another with the same turns."""
     image: str | None = None
-    """What stands for an image, where that tells it."""
+    """The placeholder of an image, if that distinguishes it."""
     format: PythonFormat | None = None
-    """Its format, where it has no Jinja template."""
+    """Its format, if it has no Jinja template."""
     tool_parser: str | None = None
-    """The dialect of its calls, where the template does not show them, or not as they are."""
+    """The dialect of its calls, if the template does not show them, or shows them wrong."""
 
-    @property
-    def turn(self) -> str:
-        """An assistant's turn, as written with a tool call where there are any."""
-        return self.call or self.answer
-
-    @property
-    def tool(self) -> str:
-        return self.result
-
-    def differs(self, outline: Outline) -> str:
-        """Why a template with this outline is not of the family; ``""`` if it is."""
+    def differs(self, outline: Any) -> str:
+        """Why a template with this `study.outline` does not belong to the family; ``""`` if it does."""
         for name in ("answer", "call", "result", "prompt", "image"):
-            expected = getattr(self, name)
-            if expected is not None and expected != (found := getattr(outline, name)):
-                return f"its {name} is {found!r}, where the family's is {expected!r}"
+            expected, actual = getattr(self, name), getattr(outline, name)
+            if expected is not None and expected != actual:
+                return f"its {name} is {actual!r}, where the family's is {expected!r}"
         return ""
 
 
 FAMILIES: Final[tuple[Family, ...]] = (
     Family(
-        "qwen3", "Qwen3", "Qwen3 hybrid and Qwen3-Thinking-2507",
+        "qwen3", "Qwen3 hybrid and Qwen3-Thinking-2507",
         answer=_CHATML + _THOUGHT + "⟨content⟩" + _CLOSE,
         call=_CHATML + _THOUGHT + "⟨content⟩" + _HERMES + _CLOSE,
         result=_RESULT + _CLOSE,
-        reasoning=_STRIPPED, tool_calls="hermes JSON", ends=_BY_CLOSE,
-        notes="an empty think block appears on the last turn only; enable_thinking=False prefills one",
     ),
     Family(
-        "qwen3_vl", "Qwen3-VL", "Qwen3-VL instruct",
+        "qwen3_vl", "Qwen3-VL instruct",
         answer=_CHATML + "⟨content⟩" + _CLOSE,
         call=_CHATML + "⟨content⟩" + _HERMES + _CLOSE,
         result=_RESULT + _CLOSE,
         image="<|vision_start|><|image_pad|><|vision_end|>",
-        reasoning="never shown", tool_calls="hermes JSON", ends=_BY_CLOSE,
     ),
     Family(
-        "qwq", "QwQ", "QwQ-32B",
+        "qwq", "QwQ-32B",
         answer=_CHATML + "⟨content⟩" + _CLOSE,
         call=_CHATML + "⟨content⟩" + _HERMES + _CLOSE,
         result=_RESULT + _CLOSE,
         prompt=_CHATML + "<think>\n", image="",
-        reasoning="inline in content; dropped from all turns but the last", tool_calls="hermes JSON", ends=_BY_CLOSE,
     ),
     Family(
-        "qwen2.5", "Qwen2.5", "Qwen2.5, Qwen3-Instruct-2507 and others that write hermes calls in ChatML",
+        "qwen2.5", "Qwen2.5, Qwen3-Instruct-2507 and others that write hermes calls in ChatML",
         answer=_CHATML + "⟨content⟩" + _CLOSE,
         call=_CHATML + "⟨content⟩" + _HERMES + _CLOSE,
         result=_RESULT + _CLOSE,
         prompt=_CHATML, image="",
-        reasoning="never shown", tool_calls="hermes JSON", ends=_BY_CLOSE,
     ),
     Family(
-        "qwen3_coder", "Qwen3-Coder", "Qwen3-Coder",
+        "qwen3_coder", "Qwen3-Coder",
         answer=_CHATML + "⟨content⟩" + _CLOSE,
         call=_CHATML + "⟨content⟩\n\n" + _QWEN_XML + _CLOSE,
         result=_RESULT + "\n" + _CLOSE,
-        reasoning="never shown", tool_calls="qwen XML", ends=_BY_CLOSE,
-        notes="booleans and None in arguments are written as Python spells them",
     ),
     Family(
-        "qwen3.5", "Qwen3.5", "Qwen3.5 and Qwen3.6",
+        "qwen3.5", "Qwen3.5 and Qwen3.6",
         answer=_CHATML + _THOUGHT + "⟨content⟩" + _CLOSE,
         call=_CHATML + _THOUGHT + "⟨content⟩\n\n" + _QWEN_XML + _CLOSE,
         result=_RESULT + _CLOSE,
-        reasoning=_STRIPPED, tool_calls="qwen XML", ends=_BY_CLOSE,
-        notes="small sizes prefill an empty think block by default",
     ),
     Family(
-        "glm4.5", "GLM-4.5", "GLM-4.5 and GLM-4.6",
+        "glm4.5", "GLM-4.5 and GLM-4.6",
         answer="<|assistant|>\n<think>⟨reasoning⟩</think>\n⟨content⟩",
         call="<|assistant|>\n<think>⟨reasoning⟩</think>\n⟨content⟩\n<tool_call>⟨name⟩\n<arg_key>⟨key⟩</arg_key>\n"
         "<arg_value>⟨value⟩</arg_value>\n</tool_call>",
         result="<|observation|>\n<tool_response>\n⟨content⟩\n</tool_response>",
-        reasoning=_STRIPPED, tool_calls="glm XML", ends=_BY_HEAD,
-        notes="<|user|> or <|observation|> is sampled and carries loss",
     ),
     Family(
-        "glm5", "GLM-5", "GLM-4.7 and GLM-5",
+        "glm5", "GLM-4.7 and GLM-5",
         answer="<|assistant|><think>⟨reasoning⟩</think>⟨content⟩",
         call="<|assistant|><think>⟨reasoning⟩</think>⟨content⟩<tool_call>⟨name⟩<arg_key>⟨key⟩</arg_key>"
         "<arg_value>⟨value⟩</arg_value></tool_call>",
         result="<|observation|><tool_response>⟨content⟩</tool_response>",
-        reasoning=_STRIPPED + "; clear_thinking=False keeps it", tool_calls="glm XML", ends=_BY_HEAD,
-        notes="<|user|> or <|observation|> is sampled and carries loss",
     ),
     Family(
-        "minimax-m2", "MiniMax-M2", "MiniMax-M2",
+        "minimax-m2", "MiniMax-M2",
         answer="]~b]ai\n" + _THOUGHT + "⟨content⟩[e~[\n",
         call="]~b]ai\n" + _THOUGHT + '⟨content⟩\n<minimax:tool_call>\n<invoke name="⟨name⟩">\n'
         '<parameter name="⟨key⟩">⟨value⟩</parameter>\n</invoke>\n</minimax:tool_call>[e~[\n',
         result="]~b]tool\n<response>⟨content⟩</response>[e~[\n",
-        reasoning=_STRIPPED, tool_calls="minimax XML", ends=_BY_CLOSE,
     ),
     Family(
-        "minimax-m3", "MiniMax-M3", "MiniMax-M3",
+        "minimax-m3", "MiniMax-M3",
         answer="]~b]ai\n<mm:think>⟨reasoning⟩</mm:think>⟨content⟩[e~[\n",
         call="]~b]ai\n<mm:think>⟨reasoning⟩</mm:think>⟨content⟩]<]minimax[>[<tool_call>\n"
         ']<]minimax[>[<invoke name="⟨name⟩">]<]minimax[>[<⟨key⟩>⟨value⟩]<]minimax[>[</⟨key⟩>]<]minimax[>[</invoke>\n'
         "]<]minimax[>[</tool_call>[e~[\n",
         result="]~b]tool\n<response>⟨content⟩</response>[e~[\n",
-        reasoning=_STRIPPED.replace("<think>", "<mm:think>"), tool_calls="tags named after the keys", ends=_BY_CLOSE,
     ),
     Family(
-        "deepseek_v3", "DeepSeek V3", "DeepSeek V3",
+        "deepseek_v3", "DeepSeek V3",
         answer="<｜Assistant｜>⟨content⟩" + EOS,
         call="<｜Assistant｜>⟨content⟩" + EOS,
         result="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
-        reasoning="never shown", tool_calls="dropped by the template where there is content", ends=_BY_CLOSE_ALONE,
-        notes="a single call is not closed; a second exchange lacks its header: the template's own mistakes",
         tool_parser="deepseek",
     ),
     Family(
-        "deepseek_r1", "DeepSeek R1", "DeepSeek R1",
+        "deepseek_r1", "DeepSeek R1",
         answer="<｜Assistant｜>⟨content⟩" + EOS,
         call="<｜Assistant｜>⟨content⟩<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>⟨type⟩<｜tool▁sep｜>⟨name⟩\n```json\n"
         "⟨arguments⟩\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + EOS,
         result="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
-        reasoning="never shown", tool_calls="deepseek, arguments as a JSON string", ends=_BY_CLOSE_ALONE,
     ),
     Family(
-        "deepseek_v3.1", "DeepSeek V3.1", "DeepSeek V3.1",
+        "deepseek_v3.1", "DeepSeek V3.1",
         answer="<｜Assistant｜></think>⟨content⟩" + EOS,
         call="<｜Assistant｜></think>⟨content⟩<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>⟨name⟩<｜tool▁sep｜>⟨arguments⟩"
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + EOS,
         result="<｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
-        reasoning="never shown", tool_calls="deepseek, arguments as a JSON string", ends=_BY_CLOSE_ALONE,
     ),
     Family(
-        "deepseek_v3.2", "DeepSeek V3.2", "DeepSeek V3.2",
+        "deepseek_v3.2", "DeepSeek V3.2",
         answer="", call="", result="", format=DEEPSEEK_V32,
-        reasoning="with thinking=True; dropped before the last user message", tool_calls="DSML", ends=_BY_CLOSE_ALONE,
-        notes="no Jinja template exists; written in Python after the reference encoder",
     ),
     Family(
-        "deepseek_v4", "DeepSeek V4", "DeepSeek V4",
+        "deepseek_v4", "DeepSeek V4",
         answer="", call="", result="", format=DEEPSEEK_V4,
-        reasoning="with thinking=True; dropped before the last user message unless there are tools",
-        tool_calls="DSML", ends=_BY_CLOSE_ALONE,
-        notes="no Jinja template exists; written in Python after the reference encoder",
     ),
     Family(
-        "kimi_k2", "Kimi K2", "Kimi K2 instruct",
+        "kimi_k2", "Kimi K2 instruct",
         answer=_KIMI + "⟨content⟩<|im_end|>",
         call=_KIMI + "⟨content⟩" + _KIMI_CALL,
         result=_KIMI_RESULT,
-        reasoning="never shown", tool_calls="kimi", ends=_BY_CLOSE_ALONE,
     ),
     Family(
-        "kimi_k25", "Kimi K2.5", "Kimi K2.5",
+        "kimi_k25", "Kimi K2.5",
         answer=_KIMI + "<think></think>⟨content⟩<|im_end|>",
         call=_KIMI + "<think>⟨reasoning⟩</think>⟨content⟩" + _KIMI_CALL,
         result=_KIMI_RESULT,
-        reasoning="kept while a tool exchange is under way, emptied otherwise", tool_calls="kimi", ends=_BY_CLOSE_ALONE,
     ),
     Family(
-        "nemotron3", "Nemotron 3", "Nemotron 3 nano",
+        "nemotron3", "Nemotron 3 nano",
         answer=_CHATML + "<think>\n⟨reasoning⟩\n</think>\n⟨content⟩" + _CLOSE,
         call=_CHATML + "<think>\n⟨reasoning⟩\n</think>\n⟨content⟩\n" + _QWEN_XML + "\n" + _CLOSE,
         result=_RESULT + "\n" + _CLOSE,
-        reasoning=_STRIPPED, tool_calls="qwen XML", ends=_BY_CLOSE,
-        notes="booleans and None in arguments are written as Python spells them",
     ),
     Family(
-        "gpt_oss", "gpt-oss", "gpt-oss 20b and 120b",
+        "gpt_oss", "gpt-oss 20b and 120b",
         answer="<|start|>assistant<|channel|>analysis<|message|>⟨reasoning⟩<|end|><|start|>assistant<|channel|>final"
         "<|message|>⟨content⟩<|return|>",
         call="<|start|>assistant to=functions.⟨name⟩<|channel|>commentary json<|message|>⟨arguments⟩<|call|>",
         result='<|start|>functions.⟨name⟩ to=assistant<|channel|>commentary<|message|>"⟨content⟩"<|end|>',
-        reasoning="on the analysis channel; dropped once a final answer follows", tool_calls="harmony",
-        ends="<|return|> at the very end, <|end|> in history, <|call|> after a call",
-        notes="docs/gpt-oss.md lists where the template differs from openai-harmony",
     ),
     Family(
-        "llama3", "Llama 3.1", "Llama 3.1 and 3.2",
+        "llama3", "Llama 3.1 and 3.2",
         answer=_LLAMA + "⟨content⟩<|eot_id|>",
         call=_LLAMA + '{"name": "⟨name⟩", "parameters": ⟨arguments⟩}<|eot_id|>',
         result='<|start_header_id|>ipython<|end_header_id|>\n\n"⟨content⟩"<|eot_id|>',
-        reasoning="never shown", tool_calls="llama JSON, one call a turn", ends=_BY_CLOSE_ALONE,
     ),
     Family(
-        "mistral", "Mistral Nemo", "Mistral-Nemo instruct",
+        "mistral", "Mistral-Nemo instruct",
         answer="⟨content⟩</s>",
         call='[TOOL_CALLS][{"name": "⟨name⟩", "arguments": ⟨arguments⟩, "id": "⟨id⟩"}]</s>',
         result='[TOOL_RESULTS]{"content": ⟨content⟩, "call_id": "⟨tool_call_id⟩"}[/TOOL_RESULTS]',
-        reasoning="never shown", tool_calls="mistral", ends=_BY_CLOSE_ALONE,
-        notes="there is no generation prompt: [/INST] ends the user's turn",
     ),
     Family(
-        "gemma3", "Gemma 3", "Gemma 3",
+        "gemma3", "Gemma 3",
         answer="<start_of_turn>model\n⟨content⟩<end_of_turn>\n",
         call="", result="",
-        reasoning="never shown", tool_calls="none", ends=_BY_CLOSE,
     ),
 )  # fmt: skip
 
@@ -271,7 +202,7 @@ BY_NAME: Final = {family.name: family for family in FAMILIES}
 
 
 def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
-    """The format of a family that has no template: by name, or by its vocabulary where the tokenizer has none."""
+    """The format of a family that has no template: by name, or by its vocabulary if the tokenizer has no template."""
     family = BY_NAME.get(renderer)
     if family is not None:
         return family.format
@@ -281,5 +212,5 @@ def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
 
 
 def tool_parser_of(family: str) -> str | None:
-    """The dialect of a family's calls, where its template does not show them."""
+    """The dialect of a family's calls, if its template does not show them."""
     return BY_NAME[family].tool_parser if family in BY_NAME else None
