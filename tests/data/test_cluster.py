@@ -6,11 +6,9 @@ import gzip
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,8 @@ from tests.data.generate import conversations, write_conversations
 from tests.ray_cluster import children_of, local_ray
 from tokentrace.data import cluster as on_ray
 from tokentrace.data.job import Finished, Progress, tokenize_files
-from tokentrace.data.rows import Batch, Row, read_batches
-from tokentrace.data.sources import Format, find_sources
+from tokentrace.data.rows import Batch, Row
+from tokentrace.data.sources import Format
 from tokentrace.data.tables import Layout, schema
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.errors import InputError, SampleError
@@ -40,14 +38,6 @@ pytestmark = [
 SETTINGS = TokenizeSettings(str(POCKET))
 WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scale-out.md"
-
-
-@pytest.fixture
-def short_folder() -> Iterator[str]:
-    """A folder with a short path: Ray's sockets are in it."""
-    folder = tempfile.mkdtemp(prefix="tt-", dir="/tmp")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -155,12 +145,6 @@ class Unreadable(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         return eval, ("1 / 0",)
-
-
-def batches_of(tmp_path: Path) -> Iterator[Batch]:
-    source = tmp_path / "rows.jsonl"
-    write_conversations(source, 5)
-    return read_batches(find_sources([str(source)], tmp_path))
 
 
 # -- rows

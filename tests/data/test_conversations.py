@@ -19,13 +19,9 @@ from tests.conversation.test_shapes import (
     HOSTILE,
     JSON,
     OPENAI_TOOL,
-    assistant,
     attempt,
     call,
-    result,
-    text,
     turn,
-    use,
 )
 from tests.support import examples
 from tokentrace import InputError
@@ -68,29 +64,6 @@ def test_a_row_that_is_a_list_is_messages() -> None:
     assert conversation_of(TALK) == conversation_of(TURNS) == Conversation(TALK, None)
 
 
-def test_llama_factorys_rows() -> None:
-    row = {
-        "conversations": [
-            turn("human", "hi"),
-            turn("function_call", '{"name": "f", "arguments": {"city": "Bern"}}'),
-            turn("observation", "rain"),
-            turn("gpt", "hello"),
-        ],
-        "system": "be nice",
-        "tools": json.dumps([BARE]),
-    }
-    assert conversation_of(row) == Conversation(
-        [
-            SYSTEM,
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": [call("f", {"city": "Bern"})]},
-            {"role": "tool", "content": "rain"},
-            ANSWER,
-        ],
-        [OPENAI_TOOL],
-    )
-
-
 @pytest.mark.parametrize("row", [None, 3, "hi", json.dumps(TALK), b"x"])
 def test_what_is_no_row(row: Any) -> None:
     assert "a row must be a mapping of columns or a list of messages" in refusal(row).problem
@@ -122,33 +95,6 @@ def test_prompt_and_completion(column: str, prompt: Any, completion: Any) -> Non
     assert made == Conversation(TALK, None, completion_from=1)
 
 
-def test_the_completion_begins_after_all_that_the_prompt_became() -> None:
-    row = {
-        "system": "be nice",
-        "prompt": [USER, assistant(use("a", "f")), {"role": "user", "content": [result("a", "r"), text("and?")]}],
-        "completion": [assistant(text("so")), USER, ANSWER],
-    }
-    made = conversation_of(row)
-    assert [message["role"] for message in made.messages] == [
-        *("system", "user", "assistant", "tool", "user"),
-        *("assistant", "user", "assistant"),
-    ]
-    assert made.completion_from == 5
-    assert made.messages[3]["name"] == "f"
-
-
-def test_text_is_said_even_if_it_looks_like_json() -> None:
-    made = conversation_of({"prompt": "[]", "completion": json.dumps(TALK)})
-    assert [message["content"] for message in made.messages] == ["[]", json.dumps(TALK)]
-
-
-def test_a_completion_that_begins_inside_a_message_is_refused() -> None:
-    calls = turn("function_call", '{"name": "f", "arguments": {"x": NaN}}')
-    row = {"prompt": [turn("human", "hi"), turn("gpt", "see")], "completion": [calls]}
-    assert refusal(row).field == "completion"
-    assert conversation_of({"prompt": [turn("human", "hi"), calls], "completion": [calls]}).completion_from == 2
-
-
 # -- tools, system, variables
 
 
@@ -177,19 +123,6 @@ def test_template_variables_of_a_row(value: Any) -> None:
 
 
 # -- columns by name
-
-
-def test_named_columns_are_read_and_usual_ones_are_not() -> None:
-    row = {
-        "chat": TURNS,
-        "messages": "ignored",
-        "schemas": [OPENAI_TOOL],
-        "tools": "ignored",
-        "persona": "be nice",
-        "system": "ignored",
-    }
-    made = conversation_of(row, Columns(messages="chat", tools="schemas", system="persona"))
-    assert made == Conversation([SYSTEM, *TALK], [OPENAI_TOOL])
 
 
 @pytest.mark.parametrize("role", [field.name for field in dataclasses.fields(Columns)])
@@ -277,18 +210,6 @@ def without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: inner for key, one in value.items() if (inner := without_empty(one)) != {}}
-
-
-def test_columns_that_no_table_makes_keep_their_nulls() -> None:
-    schema = {"type": "object", "properties": {"a": {"default": None}}}
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", {"a": None})]}]
-    row = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
-    made, notes = table_row(row)
-    assert made["messages"] == messages
-    assert made["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {"a": {}}}
-    assert notes == (NULLS_REMOVED,)
-    assert table_row({"messages": TALK, "x": None}) == ({"messages": TALK, "x": None}, ())
-    assert table_row(messages) == (messages, ())
 
 
 def test_a_dataset_trains_no_argument_that_nobody_wrote() -> None:

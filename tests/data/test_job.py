@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from tests.data.generate import conversations
 from tests.data.job import SETTINGS, write_lines
@@ -19,8 +18,6 @@ from tokentrace.data.job import tokenize_files
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
 from tokentrace.pocket import POCKET
-from tokentrace.samples.supervised import SampleSettings
-from tokentrace.samples.truncation import Overlong
 
 # -- what the rows are
 
@@ -59,23 +56,6 @@ def test_metadata_says_what_made_the_rows(tmp_path: Path) -> None:
     assert [source["name"] for source in told["sources"]] == [str(path)]
 
 
-def test_settings_reach_the_rows(tmp_path: Path) -> None:
-    rows = list(conversations(20, seed=4, fewest=6))
-    path = write_lines(tmp_path / "x.jsonl", rows)
-    last = TokenizeSettings(str(POCKET), samples=SampleSettings(turns="last", parts=["content"]))
-    done = tokenize_files([str(path)], tmp_path / "last.parquet", last, workers=1)
-    renderer = create_renderer(POCKET)
-    for row, sample in zip(rows, read_samples(done.output), strict=True):
-        assert renderer.tokenizer.decode(sample.ids[sample.mask]) == row["messages"][-1]["content"]
-    cut = TokenizeSettings(str(POCKET), max_length=200, overlong=Overlong.TURNS)
-    done = tokenize_files([str(path)], tmp_path / "cut.parquet", cut, workers=1)
-    samples = list(read_samples(done.output))
-    assert max(map(len, samples)) <= 200
-    assert all(sample.trained for sample in samples)
-    assert done.counts.samples + done.counts.bad_rows == 20
-    assert done.counts.notes["cut to fit"] > 0
-
-
 def test_rows_bring_their_own_tools_and_template_variables(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "look_up", "description": "Find.", "parameters": {}}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -91,27 +71,6 @@ def test_rows_bring_their_own_tools_and_template_variables(tmp_path: Path) -> No
     (shared,) = tokenize_rows(TokenizeSettings(str(POCKET), tools=(tool,)), [{"messages": messages}])
     assert "look_up" in decode(with_tools.samples[0].ids)
     np.testing.assert_array_equal(with_tools.samples[0].ids, shared.samples[0].ids)
-
-
-def test_a_datasets_dataset_can_be_iterated() -> None:
-    datasets = pytest.importorskip("datasets")
-    rows = list(conversations(5, seed=8))
-    found = list(tokenize_rows(SETTINGS, datasets.Dataset.from_list([{"messages": r["messages"][:1]} for r in rows])))
-    assert {one.bad.kind for one in found if one.bad} == {"SampleError"}, "they have no assistant turn"
-    simple = [{"prompt": "2+2?", "completion": "4"}]
-    (one,) = tokenize_rows(SETTINGS, datasets.Dataset.from_list(simple))
-    assert one.samples[0].trained == 2
-
-
-def test_completions_carry_loss_and_prompts_do_not(tmp_path: Path) -> None:
-    earlier = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
-    (one,) = tokenize_rows(SETTINGS, [{"prompt": earlier, "completion": [{"role": "assistant", "content": "d"}]}])
-    sample = one.samples[0]
-    assert create_renderer(POCKET).tokenizer.decode(sample.ids[sample.mask]) == "d<|end|>"
 
 
 # -- malformed rows of every kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -13,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
 from tokentrace import InputError, Sample
-from tokentrace.data import job, rows, tables, writers
-from tokentrace.data.job import Progress, bad_rows_path, tokenize_files
-from tokentrace.data.sources import Format
+from tokentrace.data import rows, tables, writers
+from tokentrace.data.job import Progress, tokenize_files
 from tokentrace.data.statistics import statistics
-from tokentrace.data.tables import read_metadata, read_samples
-from tokentrace.data.tokenizing import TokenizeSettings
-from tokentrace.errors import SampleError, WriteError
+from tokentrace.data.tables import read_samples
+from tokentrace.errors import WriteError
 from tokentrace.pocket import POCKET
 
 
@@ -88,30 +84,6 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 
 
 # -- JSON Lines
-
-
-@pytest.mark.usefixtures("small_batches")
-def test_lines_are_the_rows_of_parquet(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "x.jsonl", [*conversations(30, seed=7), "nonsense"])
-    settings = TokenizeSettings(str(POCKET), labels=True)
-    table = tokenize_files([str(path)], tmp_path / "rows.parquet", settings, workers=1)
-    output = tmp_path / "lines.jsonl"
-    done = tokenize_files([str(path)], output, settings, workers=1)
-    read = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert read == pq.read_table(table.output).to_pylist()
-    assert read_metadata(output) == read_metadata(table.output)
-    assert statistics(output) == statistics(table.output)
-    for one, two in zip(read_samples(output), read_samples(table.output), strict=True):
-        np.testing.assert_array_equal(one.ids, two.ids)
-        np.testing.assert_array_equal(one.mask, two.mask)
-        np.testing.assert_array_equal(one.parts, two.parts)
-        assert (one.notes, one.name) == (two.notes, two.name)
-    assert done.bad_rows == tmp_path / "lines.bad.jsonl"
-    assert done.bad_rows.read_bytes() == bad_rows_path(table.output).read_bytes()
-    from datasets import load_dataset
-
-    loaded = load_dataset("json", data_files=str(output), split="train", cache_dir=str(tmp_path / "cache"))
-    assert loaded["input_ids"][3] == read[3]["input_ids"]
 
 
 def test_samples_of_trajectories_survive_lines(tmp_path: Path) -> None:
@@ -233,20 +205,6 @@ class Deadly:
     def decode(self, _: str) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
         return ""
-
-
-def test_a_worker_that_dies_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deadly(*_: Any, **__: Any) -> Any:
-        row: Any = rows.Row(1, 1, text=Deadly())  # type: ignore[arg-type]
-        yield rows.Batch("x", Format.LINES, (row,), 1)
-
-    path = write_lines(tmp_path / "x.jsonl", list(conversations(4, seed=7)))
-    monkeypatch.setattr(job, "read_batches", deadly)
-    with pytest.raises(SampleError, match="a worker died"):
-        tokenize_files([str(path)], tmp_path / "o.parquet", SETTINGS, workers=2)
-    assert [one.name for one in tmp_path.iterdir()] == ["x.jsonl"]
-    monkeypatch.undo()
-    assert tokenize_files([str(path)], tmp_path / "o.parquet", SETTINGS, workers=2).counts.samples == 4
 
 
 # -- large

@@ -20,10 +20,9 @@ from tokentrace.data.job import tokenize_files
 from tokentrace.data.rows import read_rows
 from tokentrace.data.sources import find_sources
 from tokentrace.data.statistics import statistics
-from tokentrace.data.tables import read_metadata, read_samples
+from tokentrace.data.tables import read_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
 from tokentrace.diagnose import check_dataset
-from tokentrace.errors import SampleError
 from tokentrace.pocket import POCKET
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
@@ -114,32 +113,6 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_rows_of_no_samples_are_named_by_file_and_row(tmp_path: Path) -> None:
-    parquet_of(tmp_path / "other.parquet", a=[1, 2])
-    with pytest.raises(TokentraceError, match=r"other\.parquet.*'input_ids'"):
-        list(read_samples(tmp_path / "other.parquet"))
-    lines = {
-        "text": b"nonsense\n",
-        "list": b"[1]\n",
-        "types": json.dumps({"input_ids": "ab", "loss_mask": 1, "message_indices": [], "kinds": []}).encode(),
-        "range": json.dumps({"input_ids": [10**30]}).encode(),
-        "bytes": b"\xff\xfe{}\n",
-        "deep": b"[" * 100_000,
-        "lengths": json.dumps(
-            {"input_ids": [1], "loss_mask": [], "message_indices": [], "kinds": [], "source": "", "notes": []}
-        ).encode(),
-        "nothing": json.dumps({"a": 1}).encode(),
-    }
-    for name, data in lines.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_bytes(data)
-        with pytest.raises(TokentraceError, match=name):
-            list(read_samples(path))
-    (tmp_path / "deep.jsonl.metadata").write_text("{")
-    with pytest.raises(TokentraceError, match="metadata"):
-        read_metadata(tmp_path / "deep.jsonl")
-
-
 @pytest.mark.parametrize("name", TokenizeSettings.__dataclass_fields__)
 def test_settings_are_made_or_refused_by_name(name: str) -> None:
     refused = [said for junk in JUNK if (said := refusal(name, junk)) is not None]
@@ -153,10 +126,6 @@ def refusal(name: str, junk: Any) -> str | None:
     except TokentraceError as error:
         return str(error)
     return None
-
-
-def _refuse() -> None:
-    raise SampleError("a file that says nothing of itself")
 
 
 def test_rows_of_junk_are_bad_rows_or_samples() -> None:

@@ -156,21 +156,6 @@ def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
         find_sources([str(tmp_path / "empty")], tmp_path)
 
 
-def test_a_name_on_the_hub_is_fetched_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    (tmp_path / "train.jsonl").write_bytes(lines(ROWS))
-    asked: list[Any] = []
-
-    def fetched(name: str, **options: Any) -> str:
-        asked.append((name, options["repo_type"]))
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
-    assert values(rows_of("someone/chats", spool=tmp_path / "spool")) == ROWS
-    assert asked == [("someone/chats", "dataset")]
-
-
 # -- bad rows are one row each
 
 
@@ -205,17 +190,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-
-
-def _line_of(text: str, element: int) -> int:
-    """The line on which an element begins, found with the reference decoder."""
-    decoder, at = json.JSONDecoder(), 1
-    for _ in range(element + 1):
-        while text[at] in " \n,":
-            at += 1
-        begin = at
-        _, at = decoder.raw_decode(text, at)
-    return text.count("\n", 0, begin) + 1
 
 
 # -- batches
