@@ -225,7 +225,7 @@ LOOKED: Final = [("look_up", {"place": "Rome"}, CallStatus.OK)]
 
 @pytest.mark.parametrize(
     "parser",
-    ["hermes", "qwen25", DIALECTS["hermes"], DIALECTS["hermes"].calls, Dialect("mine", "", DIALECTS["hermes"].calls)],
+    ["hermes", "qwen25", DIALECTS["hermes"], DIALECTS["hermes"].calls, Dialect("mine", DIALECTS["hermes"].calls)],
     ids=["name", "server's name", "dialect", "calls", "own dialect"],
 )
 def test_a_dialect_is_chosen_by_name_or_by_itself(parser: Any) -> None:

@@ -247,7 +247,7 @@ def test_what_a_grammar_of_one_s_own_writes_is_read_back(name: str) -> None:
             {"name": "look_up", "arguments": first, "id": "call00001"},
             {"name": "stop", "arguments": second, "id": "call00002"},
         ]
-        read_back(Dialect("mine", "", OWN[name]), calls, "I look.")
+        read_back(Dialect("mine", OWN[name]), calls, "I look.")
 
     law()
 

@@ -72,7 +72,7 @@ def find_writing(renderer: Renderer) -> Writing:
     return Writing(
         dialect_of(grammar.calls, grammar.channels),
         None if frame is None else (frame.open, frame.close),
-        "channels" if grammar.channels is not None else "" if grammar.calls is None else grammar.calls.shown,
+        "channels" if grammar.channels is not None else "" if grammar.calls is None else grammar.calls.outline,
         grammar.notes,
         tried,
         tuple(losses),
