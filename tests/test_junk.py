@@ -27,7 +27,7 @@ from tokentrace.errors import shown
 from tokentrace.formats import DIALECTS
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.loading import load_tools
-from tokentrace.samples import build_prompt_response_sample, flatten, report_rollouts, unpack
+from tokentrace.samples import build_prompt_response_sample, flatten, unpack
 from tokentrace.template import ChatTemplate
 from tokentrace.trajectory import from_bytes, to_bytes
 
@@ -305,7 +305,6 @@ DOORS: list[Door] = [
     ("stream", RECORD.stream, {"branch": 0}),
     ("load_trajectory", loaded, {"content": RECORD_BYTES}),
     ("trajectory_samples", lambda **given: tt.trajectory_samples(RECORD, **given), {"reward": 1.0, "advantage": 0.5}),
-    ("report_rollouts", report_rollouts, {"trajectories": [RECORD]}),
     (
         "collate",
         tt.collate,

@@ -86,20 +86,6 @@ def test_json_says_the_same(poor: Path) -> None:
     assert report["examples"]["ids differ"][0]["findings"][0]["position"] == 1
 
 
-def test_a_file_of_ours_is_checked_with_its_own_settings(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    write_conversations(tmp_path / "chats.jsonl", 5)
-    out = tmp_path / "rows.parquet"
-    made = ["tokenize", str(tmp_path / "chats.jsonl"), "-o", str(out), "-t", str(POCKET), "-q", "--turns", "last"]
-    assert CliRunner().invoke(main, made).exit_code == 0
-    given = (out, "-t", POCKET, "--source", tmp_path / "chats.jsonl")
-    assert run(*given).exit_code == 0
-    other = run(*given, "--turns", "all")
-    assert other.exit_code == 1
-    assert "made with other settings: turns" in other.stdout
-    assert "mask differs" in other.stdout
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_file_of_ours_finds_its_own_source(
@@ -146,19 +132,6 @@ def test_a_source_that_is_gone_or_changed_is_told(tmp_path: Path) -> None:
     assert run(out, "-t", POCKET, "--source", tmp_path / "elsewhere" / "chats.jsonl").exit_code == 0
 
 
-def test_rows_of_stdin_say_that_their_source_is_no_file(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    out = tmp_path / "rows.jsonl"
-    text = json.dumps({"messages": MESSAGES}) + "\n"
-    made = CliRunner().invoke(main, ["tokenize", "-", "-o", str(out), "-t", str(POCKET), "-q"], input=text)
-    assert made.exit_code == 0, made.output
-    result = run(out, "-t", POCKET)
-    assert result.exit_code == 1
-    assert "made of stdin, which is not a file: give it with --source" in " ".join(result.stdout.split())
-    chats = lines(tmp_path / "any name.jsonl", {"messages": MESSAGES})
-    assert run(out, "-t", POCKET, "--source", chats).exit_code == 0
-
-
 def test_rows_of_another_template_are_refused_where_no_tokenizer_is_named(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     chats, out = lines(tmp_path / "chats.jsonl", {"messages": MESSAGES}), tmp_path / "rows.parquet"
@@ -172,7 +145,6 @@ def test_rows_of_another_template_are_refused_where_no_tokenizer_is_named(tmp_pa
     assert "rows.parquet was made with another template" in refused.stderr
     assert "-t" in refused.stderr
     assert run(out, "-t", POCKET).exit_code == 0
-    assert f"did you mean '{out}'?" in run(tmp_path / "row.parquet", "-t", POCKET).stderr
 
 
 def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Path) -> None:
@@ -181,8 +153,6 @@ def test_rows_that_cannot_be_checked_are_1_unless_they_are_allowed(tmp_path: Pat
     assert result.exit_code == 1
     assert result.stdout.startswith("• 1 of 1 rows have no conversation to compare them with\n")
     assert run(path, "-t", POCKET, "--allow", "unchecked").exit_code == 0
-    wrong = lines(tmp_path / "wrong.jsonl", {"input_ids": SAMPLE.token_ids, "loss_mask": [1] * len(SAMPLE)})
-    assert run(wrong, "-t", POCKET, "--allow", "unchecked").exit_code == 1
 
 
 def test_options_reach_the_check(tmp_path: Path) -> None:
@@ -228,7 +198,7 @@ def test_no_rows_are_1(tmp_path: Path) -> None:
 # -- rollouts
 
 
-def dump(folder: Path, told: Any, shape: str = "verl calls") -> Path:
+def dump(folder: Path, told: Any, shape: str = "calls lines") -> Path:
     file = folder / "dump.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in SHAPES[shape](told, False)), encoding="utf-8")
     return file
@@ -243,7 +213,6 @@ def test_breaks_are_listed_with_cause_place_diff_and_share(tmp_path: Path) -> No
     for words in ("boolean or None case", "6.2 %", "│⟦ true│}}⟧"):
         assert words in said
     assert "tokens read again" in said
-    assert "the same text in other tokens" in said
     assert "\x1b" not in said
 
 
@@ -267,7 +236,6 @@ def test_json_says_all_of_rollouts(tmp_path: Path) -> None:
     assert (report["rollouts"], report["breaks"], report["samples"]) == (16, 13, 30)
     first = report["causes"][0]["examples"][0]
     assert {"where", "position", "explained", "reprefilled", "lost"} <= first.keys()
-    assert report["lengths"]["calls a rollout"]["most"] == 5
 
 
 def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
@@ -278,23 +246,12 @@ def test_rollouts_of_an_unknown_model_are_not_explained(tmp_path: Path) -> None:
     assert "without --tokenizer, breaks are counted and not explained" in result.stderr
 
 
-def test_logprobs_beside_the_embedded_engine(tmp_path: Path) -> None:
-    result = run(dump(tmp_path, clean("pocket")[:1]), "-t", POCKET, "--engine", "embedded")
-    assert "logprobs beside an engine's" in result.stdout, result.output
-    assert "of 4 completions" in result.stdout
-
-
 def test_quiet_says_nothing_but_what_failed(tmp_path: Path) -> None:
     fine = run(dump(tmp_path, clean("pocket")), "-t", POCKET, "-q")
     assert (fine.exit_code, fine.stdout, fine.stderr) == (0, "", "")
     broken = run(dump(tmp_path, rollouts("pocket")), "-t", POCKET, "-q")
     assert (broken.exit_code, broken.stdout) == (1, "")
     assert broken.stderr == "13 of 16 rollouts break (81.2 %), 13 times\n"
-
-
-def test_one_rollout_breaks(tmp_path: Path) -> None:
-    said = run(dump(tmp_path, [one for one in rollouts("pocket") if one.name == "json_format"]), "-t", POCKET).stdout
-    assert "1 of 1 rollout breaks (100.0 %)" in said
 
 
 # -- a prompt against a stream
@@ -340,27 +297,9 @@ def test_a_prompt_that_extends_the_stream_is_no_break(record: Path, tmp_path: Pa
     assert f"{len(bridged.new_ids)} new ones" in result.output
 
 
-def test_one_file_may_hold_both(tmp_path: Path) -> None:
-    given = {"stream": PROMPT + SAMPLED, "next_prompt": AGAIN, "prompt_length": len(PROMPT)}
-    result = run(written(tmp_path / "both.json", given), "--json")
+def test_a_break_as_json(tmp_path: Path) -> None:
+    stream, prompt = written(tmp_path / "stream.json", PROMPT + SAMPLED), written(tmp_path / "next.json", AGAIN)
+    result = run(stream, "--prompt", prompt, "--json")
     row = json.loads(result.stdout)
     assert result.exit_code == 1
     assert (row["cause"], row["position"], row["extends"]) == ("bpe_remerge", FIRST, False)
-    assert "completion" in row["region"]
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"stream": "x", "next_prompt": [1]}', "must hold a list of token ids"),
-        ('{"stream": [1, -2], "next_prompt": [1]}', "not a token id"),
-        ('{"stream": [1, "a"], "next_prompt": [1]}', "list of token ids"),
-    ],
-)
-def test_what_is_wrong_with_a_stream_is_said_in_one_line(tmp_path: Path, content: str, said: str) -> None:
-    path = tmp_path / "given.json"
-    path.write_text(content, encoding="utf-8")
-    result = run(path)
-    assert result.exit_code == 2
-    assert said in result.output
-    assert "Traceback" not in result.output

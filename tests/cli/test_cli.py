@@ -65,26 +65,9 @@ def test_the_pocket_model_is_the_default_and_says_so_on_stderr(chat: Path) -> No
     assert json.loads(result.stdout)["text"].startswith("<|bos|>")
 
 
-def test_text_to_a_pipe_has_no_colour_codes(chat: Path) -> None:
-    result = run("render", chat)
-    assert result.exit_code == 0
-    assert "\x1b" not in result.output
-    assert "content" in result.stdout
-
-
 def test_a_terminal_gets_colours(chat: Path) -> None:
     result = run("render", chat, FORCE_COLOR="1", TERM="xterm-256color", COLUMNS="90")
     assert "sampled by the model" in result.stdout
-
-
-def test_html_goes_to_stdout_or_to_a_file(chat: Path, tmp_path: Path) -> None:
-    shown = run("render", chat, "-f", "html")
-    assert_only_its_own_code_runs(shown.stdout)
-    out = tmp_path / "report.html"
-    result = run("render", chat, "-f", "html", "-o", out)
-    assert result.stdout == ""
-    assert str(out) in result.stderr.replace("\n", "")
-    assert out.read_text(encoding="utf-8") == shown.stdout
 
 
 def test_open_shows_the_page(chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,17 +97,6 @@ def test_messages_come_from_an_object_from_stdin_and_from_lines(tmp_path: Path) 
         assert json.loads(result.stdout)["token_ids"] == expected
 
 
-def test_tools_come_from_a_file(chat: Path, tmp_path: Path) -> None:
-    tools = json.loads(EXAMPLE.read_text(encoding="utf-8"))["tools"]
-    expected = create_renderer(POCKET).render(MESSAGES, tools=tools).text
-    for given in (tools, {"tools": tools}):
-        path = written(tmp_path, given, "tools.json")
-        assert json.loads(run("render", chat, "--tools", path, "-f", "json").stdout)["text"] == expected
-    single = json.loads(run("render", chat, "--tools", written(tmp_path, tools[0]), "-f", "json").stdout)["text"]
-    assert '"lookup"' in single
-    assert '"calculator"' not in single
-
-
 def test_options_reach_the_renderer(chat: Path, tmp_path: Path) -> None:
     prompted = run("render", chat, "-g", "--kwargs", "enable_thinking=false", "-f", "json")
     assert json.loads(prompted.stdout)["text"].endswith("<|turn|>assistant\n<think>\n\n</think>\n\n")
@@ -145,25 +117,6 @@ def test_kwargs_are_json_where_they_can_be() -> None:
     }  # fmt: skip
 
 
-def test_kwargs_that_the_template_does_not_read_are_refused_with_the_nearest_name(chat: Path) -> None:
-    result = run("render", chat, "-g", "--kwargs", "enable_thinkin=False")
-    assert result.exit_code != 0
-    assert "did you mean enable_thinking?" in result.stderr
-    silent = run("render", chat, "-g", "--kwargs", "enable_thinking=False", "-f", "json")
-    assert json.loads(silent.stdout)["text"].endswith("<think>\n\n</think>\n\n")
-
-
-@pytest.mark.parametrize(
-    "given", ["enable_thinking", "=1", "{", "messages=[]", "tokenizer=x", "control_tokens=reject", '{"tools": 1}']
-)
-def test_kwargs_that_are_none_are_refused(given: str, chat: Path) -> None:
-    with pytest.raises(InputError, match="--kwargs"):
-        parse_kwargs([given])
-    result = run("render", chat, "--kwargs", given)
-    assert result.exit_code == 2
-    assert "error: --kwargs" in result.stderr
-
-
 # -- errors
 
 
@@ -182,16 +135,6 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     for args in (("--debug", "render", path), ("render", path, "--debug")):
         result = run(*args)
         assert isinstance(result.exception, InputError)
-
-
-def test_forged_control_tokens_are_refused_on_request(tmp_path: Path) -> None:
-    path = written(tmp_path, [{"role": "user", "content": "Hi<|end|>"}])
-    result = run("render", path, "--control-tokens", "reject", "-t", POCKET)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: message 0, content: holds the control token '<|end|>' at character 2")
-    compat = json.loads(run("render", path, "--control-tokens", "hf_compat", "-f", "json").stdout)
-    literal = json.loads(run("render", path, "-f", "json").stdout)
-    assert len(compat["token_ids"]) < len(literal["token_ids"])
 
 
 @pytest.mark.parametrize(
@@ -228,13 +171,6 @@ def test_what_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
     assert read_conversation(str(EXAMPLE))[0][0]["role"] == "system"
 
 
-def test_output_that_cannot_be_written_is_one_line(chat: Path, tmp_path: Path) -> None:
-    result = run("render", chat, "-f", "json", "-o", tmp_path / "no" / "folder.json")
-    assert result.exit_code == 2
-    assert "error: " in result.stderr
-    assert "Traceback" not in result.output
-
-
 # -- families, demo, help
 
 
@@ -255,7 +191,7 @@ def test_one_family_shows_its_grammar() -> None:
     for family in FAMILIES:
         result = run("families", family.name, COLUMNS="400")
         assert family.models in result.stdout
-        assert family.answer.split("\n")[0] in result.stdout
+        assert family.turn.split("\n")[0] in result.stdout
     result = run("families", "nobody")
     assert result.exit_code == 2
     assert "error: there is no family 'nobody'" in result.stderr
@@ -338,19 +274,3 @@ def test_examples_run_and_are_short(path: Path, capsys: pytest.CaptureFixture[st
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out
     assert len(path.read_text(encoding="utf-8").splitlines()) < 60
-
-
-def test_two_forms_of_a_rendering_are_one_too_many(tmp_path: Path) -> None:
-    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "Hi!"}]')
-    both = CliRunner().invoke(main, ["render", str(tmp_path / "chat.json"), "--json", "--format", "html"])
-    assert both.exit_code == 2
-    assert "--json and --format html exclude each other" in both.output
-
-
-def test_a_file_without_a_template_is_named(tmp_path: Path) -> None:
-    (tmp_path / "empty.jinja").write_text("Hello")
-    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "Hi!"}]')
-    words = ["render", str(tmp_path / "chat.json"), "--chat-template", str(tmp_path / "empty.jinja")]
-    done = CliRunner().invoke(main, words)
-    assert done.exit_code == 2
-    assert "empty.jinja is not a chat template" in done.output

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import stat
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -76,26 +74,6 @@ def states(where: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("trainer", ["axolotl", "llama-factory"])
-def test_rows_can_be_written_for_a_trainer(store: Path, tmp_path: Path, trainer: str) -> None:
-    name = "rows.parquet"
-    assert run(store, "-o", tmp_path / "all.parquet", "--keep-state").exit_code == 0
-    samples = list(read_samples(tmp_path / "all.parquet"))
-    result = run(store, "-o", tmp_path / name, "--for", trainer)
-    assert result.exit_code == 0, result.output
-    assert str(max(map(len, samples))) in result.stdout.partition("for ")[2]
-    table = pq.read_table(tmp_path / name)
-    assert table.column_names == ["input_ids", "attention_mask", "labels"]
-    assert table["labels"].to_pylist() == [sample.labels.tolist() for sample in samples]
-    assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
-    assert run(store, "-o", tmp_path / "x", "--for", trainer).exit_code == 2
-    again = run(store, "-o", tmp_path / name, "--for", trainer)
-    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
-    none = run(store, "-o", tmp_path / f"none-{name}", "--for", trainer, "--search", "nobody")
-    assert (none.exit_code, "no session matches" in none.stderr) == (2, True)
-    assert not list(tmp_path.glob("none-*"))
-
-
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_rows_of_all_sessions_are_written_and_sealed_ones_are_marked(store: Path, tmp_path: Path, name: str) -> None:
     result = run(store, "-o", tmp_path / name)
@@ -127,21 +105,6 @@ def test_sessions_are_chosen_by_id_state_and_text(store: Path, tmp_path: Path) -
     assert states(store)["run-2"] == "sealed"
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_rows_are_replaced_only_if_asked_for_and_never_by_none(store: Path, tmp_path: Path, name: str) -> None:
-    """The same command twice: the second time nothing is sealed any more."""
-    command = (store, "-o", tmp_path / name, "--state", "sealed")
-    assert run(*command).exit_code == 0
-    rows = (tmp_path / name).read_bytes()
-    for options, words in (([], "--overwrite"), (["--overwrite"], "no session matches")):
-        again = run(*command, *options)
-        assert (again.exit_code, words in " ".join(again.stderr.split())) == (2, True)
-        assert (tmp_path / name).read_bytes() == rows
-    assert run(store, "-o", tmp_path / name, "--overwrite").exit_code == 0
-    assert (tmp_path / name).read_bytes() != rows
-    assert not list(tmp_path.glob("*.unfinished"))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -167,18 +130,6 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     assert words in " ".join(result.stderr.split())
     assert not list(tmp_path.glob("rows*"))
     assert states(store)["idle"] == "sealed"
-
-
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    result = run(tmp_path / "nowhere.db", "-o", tmp_path / "rows.jsonl")
-    assert result.exit_code == 2
-    assert "is not there" in result.stderr
-    other = tmp_path / "other.db"
-    other.write_text("not a store at all, but long enough to be looked at", encoding="utf-8")
-    result = run(other, "-o", tmp_path / "rows.jsonl")
-    assert result.exit_code == 2
-    assert "not a store" in result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.db"]
 
 
 def test_a_store_can_be_read_while_another_writes_to_it(store: Path, tmp_path: Path) -> None:

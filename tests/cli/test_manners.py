@@ -41,11 +41,6 @@ def test_a_command_that_is_not_there_has_a_hint(typed: str, meant: str) -> None:
     assert f"there is no command {typed!r}; did you mean {meant!r}?" in result.stderr
 
 
-def test_a_command_like_no_other_has_a_list() -> None:
-    stderr = " ".join(run("zzz").stderr.split())
-    assert f"there are {', '.join(COMMANDS)}" in stderr
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -137,12 +132,3 @@ def test_every_table_can_be_had_as_json(tmp_path: Path, dump: Path) -> None:
         result = run(*args, "--json")
         assert result.exit_code in (0, 1), (name, result.output)
         assert json.loads(result.stdout), name
-
-
-def test_the_json_of_tokenize_and_its_statistics(tmp_path: Path, dump: Path) -> None:
-    args = tables(tmp_path, dump)["tokenize"]
-    found = json.loads(run(*args, "--json").stdout)
-    assert (found["rows"], found["samples"], found["output"]) == (1, 1, str(args[3]))
-    assert found["statistics"]["lengths"]["1.0"] == found["tokens"] == found["longest"]
-    assert "advice" in json.loads(run(*args[:-1], "--for", "trl", "--json").stdout)
-    assert run("tokenize", args[1], "--show", 1, "--json").exit_code == 2

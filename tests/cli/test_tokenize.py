@@ -14,7 +14,6 @@ from tests.data.generate import conversations
 from tests.pages import read_page
 from tokentrace import build_supervised_sample, create_renderer
 from tokentrace.cli import main
-from tokentrace.data import tables
 from tokentrace.data.tables import read_metadata, read_samples
 from tokentrace.pocket import POCKET
 
@@ -41,14 +40,6 @@ def test_it_writes_rows_and_says_what_they_come_to(chats: Path, tmp_path: Path) 
     assert not (tmp_path / "rows.bad.jsonl").exists()
 
 
-def test_rows_are_never_written_in_a_vocabulary_that_nobody_chose(chats: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(tmp_path / "rows.parquet")])
-    assert done.exit_code == 2
-    assert "-t pocket" in done.stderr
-    assert not list(tmp_path.glob("rows*"))
-    assert CliRunner().invoke(main, ["tokenize", str(chats), "--show", "1"]).exit_code == 0
-
-
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_rows_are_replaced_only_if_asked_for_and_never_by_none(chats: Path, tmp_path: Path, name: str) -> None:
     output = tmp_path / name
@@ -69,14 +60,6 @@ def test_rows_are_replaced_only_if_asked_for_and_never_by_none(chats: Path, tmp_
     assert [path.name for path in tmp_path.glob("none*")] == ["none-rows.bad.jsonl"]
     assert invoke(chats, "-o", output, "--overwrite", "--turns", "last").exit_code == 0
     assert output.read_bytes() != before
-
-
-@pytest.mark.parametrize("wrap", [lambda messages: messages, lambda messages: {"messages": messages}])
-def test_a_file_of_one_conversation_is_one_row(tmp_path: Path, wrap: Any) -> None:
-    (tmp_path / "chat.json").write_text(json.dumps(wrap(GOOD["messages"]), indent=1), encoding="utf-8")
-    done = invoke(tmp_path / "chat.json", "-o", tmp_path / "rows.parquet")
-    assert done.exit_code == 0, done.output
-    assert "1 sample of 1 row" in done.stdout
 
 
 def test_bad_rows_are_beside_it_and_in_the_exit_code(chats: Path, tmp_path: Path) -> None:
@@ -127,15 +110,6 @@ def test_show_is_what_render_shows(chats: Path) -> None:
     assert done.stdout.count("## ") == 2
 
 
-def test_show_marks_what_carries_loss(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps([GOOD, {"messages": []}, GOOD]))
-    done = invoke(path, "--show", "5", "--parts", "stop")
-    marked = [line.split() for line in done.stdout.splitlines() if " * " in line]
-    assert [row[-1] for row in marked] == ["<|end|>", "<|end|>"]
-    assert "row 2: InputError" in done.stderr
-
-
 def test_rows_make_a_page_of_their_own(chats: Path, tmp_path: Path) -> None:
     with chats.open("a") as file:
         file.write(json.dumps({"messages": [{"role": "user", "content": "<script>x"}, *GOOD["messages"][1:]]}) + "\n")
@@ -144,72 +118,6 @@ def test_rows_make_a_page_of_their_own(chats: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert [track["means"] for track in read_page(text)["tracks"]] == ["trained"] * 13
     assert "<script>x" not in text
-
-
-def test_notes_of_rows_are_summed_up_with_the_options_that_help(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}<|turn|>{{ m.role }}\n"
-        "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
-    )
-    (tmp_path / "t.jinja").write_text(template)
-    thought = {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
-    rows = [{"messages": [GOOD["messages"][0], thought] * 2}] * 3
-    (tmp_path / "x.json").write_text(json.dumps(rows))
-    arguments = [tmp_path / "x.json", "-o", tmp_path / "o.parquet", "--chat-template", tmp_path / "t.jinja"]
-    done = invoke(*arguments)
-    assert done.exit_code == 0
-    assert "3 samples: trained without the reasoning" in done.stdout
-    assert "--past 'expand'" in done.stdout
-    done = invoke(*arguments, "--overwrite", "--past", "expand")
-    assert "trained without" not in done.stdout
-    assert "6 samples of 3 rows" in done.stdout
-    (tmp_path / "t.jinja").write_text(template.replace("{{ m.content }}", "{{ m.content | upper }}"))
-    assert "3 samples: text is not written as in the message" in invoke(*arguments, "--overwrite").stdout
-
-
-def test_turns_that_inference_never_starts_are_counted_with_the_option_that_helps(tmp_path: Path) -> None:
-    template = (
-        "{% for m in messages %}<|turn|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>"
-        "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|turn|>assistant\n<think>{{ '</think>' if quiet else '\n' }}{% endif %}"
-    )
-    (tmp_path / "t.jinja").write_text(template)
-    (tmp_path / "x.json").write_text(json.dumps([GOOD] * 3))
-    arguments = [tmp_path / "x.json", "-o", tmp_path / "o.parquet", "--chat-template", tmp_path / "t.jinja"]
-    done = invoke(*arguments, "--stats")
-    assert done.exit_code == 0, done.output
-    told = " ".join(done.stdout.split())
-    assert "3 samples: the prompt for such a turn ends in " in told
-    assert "Set --kwargs quiet=true, or leave them out: --turns 'flagged'" in told
-    assert told.count("3 samples: the prompt for such a turn") == 2, "in the summary, and in the statistics"
-    done = invoke(*arguments, "--overwrite", "--kwargs", "quiet=true")
-    assert "the prompt for such a turn" not in done.stdout
-
-
-def test_lines_are_written_and_other_names_are_refused(chats: Path, tmp_path: Path) -> None:
-    done = invoke(chats, "-o", tmp_path / "rows.jsonl", "--stats")
-    assert done.exit_code == 0, done.output
-    assert len([json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]) == 12
-    assert "median" in done.stdout
-    refused = invoke(chats, "-o", tmp_path / "rows.csv")
-    assert refused.exit_code == 2
-    assert "'rows.csv' is neither" in refused.stderr
-    assert not (tmp_path / "rows.csv").exists()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_one_line_that_names_the_file(
-    chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "draft").symlink_to("/dev/full")
-    with monkeypatch.context() as patch:
-        patch.setattr(tables, "draft_path", lambda _: tmp_path / "draft")
-        done = invoke(chats, "-o", tmp_path / "rows.parquet")
-    assert done.exit_code == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert f"{tmp_path / 'rows.parquet'} cannot be written: No space left on device" in line
-    assert not (tmp_path / "rows.parquet").exists()
 
 
 def test_errors_are_one_line_and_name_the_option_that_helps(chats: Path, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tokentrace.cli import main
 from tokentrace.data.tables import write_samples
 from tokentrace.pocket import POCKET
 from tokentrace.store.opening import open_store
-from tokentrace.trajectory import Trajectory
 
 
 def run(*arguments: object) -> Result:
@@ -81,32 +80,6 @@ def test_ids_of_another_tokenizer_are_not_spelled_with_the_embedded_one(tmp_path
     assert (done.exit_code, "the texts on the page may be wrong" in done.output) == (0, True)
 
 
-def test_an_id_that_the_embedded_model_has_not_is_refused_too(tmp_path: Path) -> None:
-    record = Trajectory()
-    record.begin([1, 151_645])
-    save_trajectory(record, tmp_path / "one.tt")
-    done = run("view", tmp_path / "one.tt", "--html", tmp_path / "page.html")
-    assert (done.exit_code, "one.tt holds the id 151645" in done.output) == (2, True)
-    save_trajectory(trajectory(), tmp_path / "one.tt")
-    assert run("view", tmp_path / "one.tt", "--html", tmp_path / "page.html").exit_code == 0
-
-
-def test_what_is_neither_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("nothing")
-    done = run("view", tmp_path / "notes.txt", "--html", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert done.output.splitlines()[-1].startswith("error: ")
-
-
-@pytest.mark.parametrize("name", ["chats.jsonl", "chat.json"])
-@pytest.mark.parametrize("command", ["view", "check"])
-def test_conversations_are_not_ids_and_what_shows_them_is_said(tmp_path: Path, name: str, command: str) -> None:
-    (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "Hi!"}]}\n')
-    done = run(command, tmp_path / name, "--html", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert "holds conversations, not ids: tokentrace render" in done.output
-
-
 def test_rows_of_others_are_viewed(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"input_ids": [1, 2], "labels": [-100, 2]}\n')
     assert run("view", tmp_path / "rows.jsonl", "--html", tmp_path / "page.html").exit_code == 0
@@ -147,10 +120,3 @@ def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
     save_trajectory(trajectory(), tmp_path / "one.tt")
     assert run("check", tmp_path / "one.tt", "-t", POCKET, "--html", tmp_path / "inspect.html").exit_code == 1
     assert len(page(tmp_path / "inspect.html")["contrasts"]) == 1
-
-
-def test_a_choice_that_was_mistyped_is_guessed_and_a_page_that_cannot_be_written_refused(tmp_path: Path) -> None:
-    (tmp_path / "calls.jsonl").write_text("{}\n", encoding="utf-8")
-    assert "did you mean 'breaks'?" in run("check", tmp_path / "calls.jsonl", "--allow", "brakes").output
-    done = run("check", tmp_path / "calls.jsonl", "--html", tmp_path / "nowhere" / "page.html")
-    assert (done.exit_code, f"there is no folder {tmp_path / 'nowhere'}" in done.output) == (2, True)

@@ -38,10 +38,8 @@ def section(report: AuditReport) -> list[str]:
     stops = " ".join(f"`{one.text}`" for one in report.stops.tokens if one.from_template)
     prefill = report.prompting.prefill
     facts = f"Stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
-    facts += (
-        f"; calls are {report.writing.dialect or ('in no known dialect' if report.reading.calls else 'not written')}"
-    )
-    facts += "; holds the date of the day" if report.defaults.changes.clock else ""
+    facts += f"; calls are {report.dialect or ('in no known dialect' if report.reading.calls else 'not written')}"
+    facts += "; holds the date of the day" if report.changes.clock else ""
     findings = [f"- {escaped(flat(one.why))}" for one in report.findings]
     return [f"{facts}.", "", *(findings or ["- Nothing goes wrong."])]
 

@@ -162,31 +162,6 @@ def stopped(family: str, end: str) -> list[Asked]:
     return two(family, text.removesuffix(end) + other, *called("get_weather", {"city": "Paris"}))
 
 
-def glm_plants(family: str = "glm-4.5") -> dict[Cause, list[Asked]]:
-    """Some causes in a family that writes calls in tags, and whose turns end with the head of the next."""
-
-    def told(body: str) -> str:
-        return f"\n<think>I look.</think>\n<tool_call>{body}</tool_call><|observation|>"
-
-    def arg(name: str, value: str) -> str:
-        return f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n"
-
-    def call_of(body: str, name: str, arguments: dict[str, Any]) -> list[Asked]:
-        return two(family, told(body), *called(name, arguments))
-
-    return {
-        Cause.BOOLEAN_CASE: call_of(
-            "remove\n" + arg("path", "x") + arg("dry_run", "False"), "remove", {"path": "x", "dry_run": False}
-        ),
-        Cause.EMPTY_PARAMETER: call_of("remove\n" + arg("path", "x"), "remove", {"path": "x", "dry_run": True}),
-        Cause.REWRITTEN_CALL: call_of("Bash\n" + arg("command", "ls"), "invalid", {"tool": "Bash"}),
-        Cause.STRIPPED_REASONING: two(
-            family, f"\n<think>{THOUGHT}</think>\n{HELLO}<|user|>", assistant(HELLO, reasoning=THOUGHT), user("Bye")
-        ),
-        Cause.CHANGED_SYSTEM: rewritten(family, [system("You are careless."), *history()[1:], ANSWER, AND]),
-    }
-
-
 @functools.cache
 def clean(family: str) -> list[Told]:
     """Rollouts whose every prompt extends the stream, or asks for another answer; one has a conversation beside it."""
@@ -209,9 +184,8 @@ def clean(family: str) -> list[Told]:
 @functools.cache
 def rollouts(family: str) -> list[Told]:
     """A rollout for each cause, among clean ones."""
-    plants = glm_plants(family) if family == "glm-4.5" else hermes_plants(family)
-    broken = [Told(cause.name.lower(), calls, cause) for cause, calls in plants.items()]
-    return broken if family == "glm-4.5" else [*clean(family)[:1], *broken, *clean(family)[1:]]
+    broken = [Told(cause.name.lower(), calls, cause) for cause, calls in hermes_plants(family).items()]
+    return [*clean(family)[:1], *broken, *clean(family)[1:]]
 
 
 # -- shapes
@@ -317,12 +291,6 @@ def trace_entry(one: Asked, messages: bool) -> dict[str, Any]:
     return entry
 
 
-def openenv_entries(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for one in told.calls:
-            yield {"session_id": told.name, **trace_entry(one, messages)}
-
-
 def openenv_traces(rollouts: list[Told], messages: bool) -> Iterator[Any]:
     for told in rollouts:
         turns = [trace_entry(one, messages) for one in told.calls]
@@ -392,12 +360,6 @@ def trl_rollouts(rollouts: list[Told], messages: bool) -> Iterator[Any]:
         yield {"rollout_id": told.name, "turns": turns, "samples": samples}
 
 
-def trl_turns(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for one in told.calls:
-            yield {"rollout_id": told.name, **turn_record(one, messages)}
-
-
 def trl_rows(rollouts: list[Told], messages: bool) -> Iterator[Any]:
     for told in rollouts:
         for path in paths(told):
@@ -418,13 +380,6 @@ def verl_outputs(rollouts: list[Told], messages: bool) -> Iterator[Any]:
                 "response_logprobs": logprobs[first:],
                 "num_turns": 2 * len(path),
             }
-
-
-def verl_calls(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for one in told.calls:
-            call = {"request_id": told.name, "prompt_ids": one.prompt, "token_ids": one.completion}
-            yield call | {"log_probs": one.logprobs} | said(one, messages)
 
 
 def verl_traced(rollouts: list[Told], messages: bool) -> Iterator[Any]:
@@ -448,11 +403,6 @@ def plain_calls(rollouts: list[Told], messages: bool) -> Iterator[Any]:
             }
 
 
-def plain_rollouts(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        yield {"rollout_id": told.name, "calls": list(plain_calls([told], messages))}
-
-
 def plain_rows(rollouts: list[Told], messages: bool) -> Iterator[Any]:
     for told in rollouts:
         for path in paths(told):
@@ -466,17 +416,13 @@ SHAPES: dict[str, Writer] = {
     "verifiers steps": verifiers_steps,
     "nemo-gym rollout": nemo_rollouts,
     "nemo-gym captured": nemo_entries,
-    "openenv entries": openenv_entries,
     "openenv training": openenv_traces,
     "openenv document": openenv_documents,
     "trl rollout": trl_rollouts,
-    "trl turns": trl_turns,
     "trl rows": trl_rows,
     "verl outputs": verl_outputs,
-    "verl calls": verl_calls,
     "verl traced": verl_traced,
     "calls lines": plain_calls,
-    "calls rollout": plain_rollouts,
     "rows lines": plain_rows,
 }
 """Every foreign shape that is read, by whose it is and what a line is."""

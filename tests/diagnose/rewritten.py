@@ -118,11 +118,6 @@ CASES: dict[str, Case] = {
         C.COMPACTION,
         0,
     ),
-    "a summary in the system prompt, the task kept": Case(
-        [system(SYSTEM + "\n\n## Conversation Summary\nThe parser was read."), *RECORDED[1:2], *RECORDED[8:10]],
-        C.COMPACTION,
-        0,
-    ),
     "a summary in one word": Case([system(), user("Summary: the parser was read.")], C.COMPACTION, 1, "replaced by 1"),
     "words of its own after the task": Case(
         [*RECORDED[:2], user("All of it was read. Go on with the second half.")], C.COMPACTION, 2
@@ -142,12 +137,6 @@ CASES: dict[str, Case] = {
         3,
         recorded=[*RECORDED[:4], call("b"), result(LISTING), call("c"), result(LISTING), reply("Done.")],
     ),
-    "a window without a system prompt": Case(
-        RECORDED[4:10],
-        C.COMPACTION,
-        0,
-        recorded=RECORDED[1:],
-    ),
     "openai-agents drops the oldest turns after the task": Case([*RECORDED[:2], *RECORDED[8:10]], C.COMPACTION, 2),
     "autogen keeps head and tail": Case(
         [*RECORDED[:2], user("Skipped 6 messages."), *RECORDED[8:10]],
@@ -160,21 +149,6 @@ CASES: dict[str, Case] = {
             user(TASK),
             user("Another language model started to solve this and produced a summary of its thinking: …"),
         ],
-        C.COMPACTION,
-        2,
-    ),
-    "gemini takes a snapshot": Case(
-        [
-            system(),
-            user("<state_snapshot><overall_goal>Fix it</overall_goal></state_snapshot>"),
-            reply("Got it. Thanks!"),
-            user("Go on."),
-        ],
-        C.COMPACTION,
-        1,
-    ),
-    "opencode's summary is an assistant's": Case(
-        [*RECORDED[:2], reply("Summary of our work: the parser was read and changed."), user("Continue.")],
         C.COMPACTION,
         2,
     ),
@@ -199,7 +173,6 @@ CASES: dict[str, Case] = {
     "Claude Code clears a result": Case(
         with_text(3, "[Old tool result content cleared]"), C.TRIMMED_RESULTS, 3, "characters became 33"
     ),
-    "a short result is cleared": Case(with_text(7, "[Old tool result content cleared]"), C.TRIMMED_RESULTS, 7),
     "a result is emptied": Case(with_text(5, ""), C.TRIMMED_RESULTS, 5),
     "a result is cut in the middle": Case(
         with_text(3, LISTING[:500] + "\n… truncated …\n" + LISTING[-300:]), C.TRIMMED_RESULTS, 3
@@ -210,12 +183,6 @@ CASES: dict[str, Case] = {
         C.TRIMMED_RESULTS,
         3,
         "and 1 more after it",
-    ),
-    "a result of digits in one word is cut": Case(
-        [*RECORDED[:3], result("a1" * 500), RECORDED[4]],
-        C.TRIMMED_RESULTS,
-        3,
-        recorded=[*RECORDED[:3], result("a1" * 2000), RECORDED[4], result("x")],
     ),
     # sub-agents
     "a sub-agent with a prompt of its own": Case(
@@ -256,12 +223,6 @@ CASES: dict[str, Case] = {
             reply("Parser fails on empty input"),
         ],
     ),
-    "opencode asks for a title, without instructions": Case(
-        [user("Hello there, this is a question."), user(TASK)],
-        C.SUB_AGENT,
-        0,
-        recorded=[user("Generate a title for this:"), user("Be brief."), user(TASK), reply("Parser fails")],
-    ),
     "a window under other instructions that begins with a reply": Case(
         [system("You are a reviewer. Be strict."), *RECORDED[2:10]],
         C.COMPACTION,
@@ -275,12 +236,6 @@ CASES: dict[str, Case] = {
         C.RETRY,
         10,
         "the reply before it was left out",
-    ),
-    "a reply with a call is dropped, and asked for anew": Case(
-        [*RECORDED[:2], user("Error: the call could not be parsed.")],
-        C.RETRY,
-        2,
-        recorded=RECORDED[:3],
     ),
     "several turns dropped for another instruction": Case(
         [*RECORDED[:4], user("No, look at the lexer.")], C.RETRY, 4, "goes back"
@@ -358,7 +313,6 @@ CASES: dict[str, Case] = {
     "another system prompt": Case(
         with_text(0, "You are a reviewer. Be strict, and look at style first of all."), C.CHANGED_SYSTEM, 0
     ),
-    "a line more in the system prompt": Case(with_text(0, SYSTEM + "\nThe user prefers tabs."), C.CHANGED_SYSTEM, 0),
     "a system prompt put in": Case([system(), *RECORDED[1:-1]], C.CHANGED_SYSTEM, 0, recorded=RECORDED[1:]),
     "a system prompt left out": Case(RECORDED[1:-1], C.CHANGED_SYSTEM, 0),
     "a system message in the middle": Case(
@@ -370,18 +324,6 @@ CASES: dict[str, Case] = {
     # nonces
     "the time in the system prompt": Case(
         [system(SYSTEM_AT.replace("10:31", "10:32")), *RECORDED[1:-1]],
-        C.NONCE,
-        0,
-        recorded=[system(SYSTEM_AT), *RECORDED[1:]],
-    ),
-    "the day in the system prompt": Case(
-        [system(SYSTEM_AT.replace("Monday, 16", "Tuesday, 17")), user(TASK)],
-        C.NONCE,
-        0,
-        recorded=[system(SYSTEM_AT), *RECORDED[1:]],
-    ),
-    "a session id": Case(
-        [system(SYSTEM_AT.replace("4f1c-9a2b", "bead-77aa")), user(TASK)],
         C.NONCE,
         0,
         recorded=[system(SYSTEM_AT), *RECORDED[1:]],
@@ -399,9 +341,6 @@ CASES: dict[str, Case] = {
         recorded=[system(), user("[10:31] " + TASK), *RECORDED[2:]],
     ),
     "the time that a test took": Case(with_text(9, "12 passed in 0.47 seconds"), C.NONCE, 9),
-    "a number for a result": Case(
-        [*RECORDED[:9], result("13")], C.NONCE, 9, recorded=[*RECORDED[:9], result("12"), reply("Done.")]
-    ),
     # edits
     "another question": Case(
         [*RECORDED, user("Now fix the lexer.")],
@@ -414,12 +353,6 @@ CASES: dict[str, Case] = {
         C.EDIT,
         2,
         recorded=[system(), reply("Hi."), user("Solve task 12"), reply("Done.")],
-    ),
-    "an earlier question edited, later turns gone": Case(
-        [*RECORDED, user("And the lexer?")],
-        C.EDIT,
-        11,
-        recorded=[*RECORDED, user("And the docs?"), reply("Fine."), user("And the tests?"), reply("Fine.")],
     ),
     "the task itself": Case(
         with_text(1, TASK.replace("empty", "very long")), C.EDIT, 1, "before: 'very long' in place of 'empty'"
@@ -440,10 +373,6 @@ CASES: dict[str, Case] = {
         2,
         "the model's calls are in another message now, in message 3",
     ),
-    "many messages in another order": Case(
-        [*RECORDED[:2], RECORDED[10], *RECORDED[2:10], user("Thanks!")], C.EDIT, 2, "in another order"
-    ),
-    "another result": Case(with_text(7, "nothing to change in it"), C.EDIT, 7),
     "results in another order": Case(
         [*RECORDED[:2], RECORDED[2], result("second one of the two results"), result("first one of the two results")],
         C.EDIT,

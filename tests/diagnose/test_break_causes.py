@@ -67,25 +67,6 @@ def test_boolean_written_by_str(family: str) -> None:
     assert found.later == ()
 
 
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_null_written_by_str_and_further_booleans(family: str) -> None:
-    told = xml("remove", parameter("path", "null") + "".join(parameter(f"flag_{n}", "true") for n in range(3)))
-    flags = {f"flag_{n}": True for n in range(3)}
-    found = Rollout(family, told, called("remove", {"path": None, **flags})).explain()
-    assert found.cause is Cause.BOOLEAN_CASE
-    assert "`null`" in found.words
-    assert "`None`" in found.words
-    assert "true][" not in str(found)
-
-
-@pytest.mark.parametrize("family", ["glm-4.5"])
-def test_boolean_written_by_json(family: str) -> None:
-    told = glm("remove\n" + arg("path", "x") + arg("dry_run", "False"))
-    found = Rollout(family, told, called("remove", {"path": "x", "dry_run": False})).explain()
-    assert found.cause is Cause.BOOLEAN_CASE
-    assert "through JSON" in found.words
-
-
 @pytest.mark.parametrize("family", HERMES)
 def test_boolean_that_became_a_string(family: str) -> None:
     told = weather('{"city": "Paris", "now": true}', family=family)
@@ -119,23 +100,6 @@ def test_remerge(family: str) -> None:
     assert decode(stream[slice(*found.stream_range)]) == decode(after[slice(*found.prompt_range)])
 
 
-def test_remerge_of_one_word_into_bytes() -> None:
-    renderer = renderer_of("pocket")
-    vocabulary = renderer.tokenizer.vocabulary
-    whole = renderer.tokenizer.encode("Give the arguments please, and thank you.")
-    place = next(n for n, index in enumerate(whole.tolist()) if len(vocabulary.token_bytes(index)) > 6)
-    letters = [int(renderer.tokenizer.encode(chr(byte))[0]) for byte in vocabulary.token_bytes(int(whole[place]))]
-    stream = np.asarray([*whole[:place], *letters, *whole[place + 1 :]], np.int32)
-    found = explain_break(stream, whole, renderer)
-    assert found is not None
-    consistent(found, stream, whole)
-    assert found.cause is Cause.BPE_REMERGE
-    assert found.position == place
-    assert found.stream_range == (place, place + len(letters))
-    assert found.prompt_range == (place, place + 1)
-    assert f"{len(letters)} tokens in the stream and one token in the next prompt" in found.words
-
-
 def test_control_token_that_became_text() -> None:
     tokenizer = renderer_of("pocket").tokenizer
     stream = tokenizer.encode("Say <tool_call> aloud")
@@ -150,46 +114,20 @@ def test_control_token_that_became_text() -> None:
 
 
 FORMATS = {
-    "spacing": ('{"city":"Paris","unit":"c"}', {"city": "Paris", "unit": "c"}, "with other spacing"),
-    "newlines": ('{\n  "city": "Paris"\n}', {"city": "Paris"}, "with other spacing"),
-    "order": ('{"unit": "c", "city": "Paris"}', {"city": "Paris", "unit": "c"}, "keys in another order"),
-    "escapes": ('{"city": "Orl\\u00e9ans"}', {"city": "Orléans"}, "spelled another way"),
-    "numbers": ('{"city": "Paris", "days": 1.0}', {"city": "Paris", "days": 1}, "spelled another way"),
-    "exponent": ('{"city": "Paris", "days": 1e3}', {"city": "Paris", "days": 1000.0}, "spelled another way"),
-    "string": (json.dumps('{"city": "Paris"}'), {"city": "Paris"}, "spelled another way"),
+    "spacing": ('{"city":"Paris","unit":"c"}', {"city": "Paris", "unit": "c"}),
+    "order": ('{"unit": "c", "city": "Paris"}', {"city": "Paris", "unit": "c"}),
+    "escapes": ('{"city": "Orl\\u00e9ans"}', {"city": "Orléans"}),
+    "numbers": ('{"city": "Paris", "days": 1.0}', {"city": "Paris", "days": 1}),
+    "string": (json.dumps('{"city": "Paris"}'), {"city": "Paris"}),
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("family", HERMES)
 def test_json_format(family: str, name: str) -> None:
-    told, arguments, said = FORMATS[name]
+    told, arguments = FORMATS[name]
     found = Rollout(family, weather(told, family=family), called("get_weather", arguments)).explain()
     assert found.cause is Cause.JSON_FORMAT
-    assert said in found.words
-    assert found.later == ()
-
-
-def test_json_that_python_wrote() -> None:
-    told = weather('{"city": "Paris", "days": [1, true]}', family="pocket")
-    found = Rollout("pocket", told, called("get_weather", "{'city': 'Paris', 'days': [1, True]}")).explain()
-    assert found.cause is Cause.JSON_FORMAT
-
-
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_parameter_that_python_wrote(family: str) -> None:
-    told = xml("remove", parameter("path", '{"name": "a.txt"}'))
-    found = Rollout(family, told, called("remove", {"path": "{'name': 'a.txt'}"})).explain()
-    assert found.cause is Cause.JSON_FORMAT
-    assert "as Python writes it" in found.words
-
-
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_order_of_parameters(family: str) -> None:
-    told = xml("remove", parameter("path", "a.txt") + parameter("dry_run", "no"))
-    found = Rollout(family, told, called("remove", {"dry_run": "no", "path": "a.txt"})).explain()
-    assert found.cause is Cause.JSON_FORMAT
-    assert "another order" in found.words
     assert found.later == ()
 
 
@@ -223,26 +161,6 @@ def test_empty_parameter_that_vanished(family: str) -> None:
     found = Rollout(family, told, called("remove", {"path": "a.txt"})).explain()
     assert found.cause is Cause.EMPTY_PARAMETER
     assert found.words == "the stream gives `remove` the empty argument `dry_run`, the next prompt does not"
-
-
-@pytest.mark.parametrize("family", HERMES)
-def test_null_argument_that_vanished_or_appeared(family: str) -> None:
-    told = weather('{"city": "Paris", "unit": null}', family=family)
-    found = Rollout(family, told, called("get_weather", {"city": "Paris"})).explain()
-    assert found.cause is Cause.EMPTY_PARAMETER
-    assert "empty argument `unit`" in found.words
-    told = weather('{"city": "Paris"}', family=family)
-    found = Rollout(family, told, called("get_weather", {"city": "Paris", "unit": ""})).explain()
-    assert found.cause is Cause.EMPTY_PARAMETER
-    assert found.words.startswith("the next prompt gives")
-
-
-@pytest.mark.parametrize("family", ["glm-4.5"])
-def test_default_that_a_client_filled_in(family: str) -> None:
-    told = glm("remove\n" + arg("path", "x"))
-    found = Rollout(family, told, called("remove", {"path": "x", "dry_run": True})).explain()
-    assert found.cause is Cause.EMPTY_PARAMETER
-    assert "`dry_run`" in found.words
 
 
 def test_arguments_left_out() -> None:
@@ -283,14 +201,6 @@ def test_stripped_reasoning(family: str, told: str) -> None:
     assert decode(made.stream[found.stream_range[1] :]).count("Hello") == 1
     assert found.prompt_range == (found.position, found.position)
     assert "nothing" in str(found)
-
-
-@pytest.mark.parametrize("family", ["qwen3"])
-def test_empty_block_that_vanished(family: str) -> None:
-    told = f"<think>\n\n</think>\n\n{HELLO}<|im_end|>"
-    found = Rollout(family, told, (assistant(HELLO), user("Bye"))).explain()
-    assert found.cause is Cause.STRIPPED_REASONING
-    assert "an empty block of reasoning" in found.words
 
 
 @pytest.mark.parametrize("family", ["glm-4.5"])
@@ -382,15 +292,6 @@ def test_repaired_call(family: str, told: str) -> None:
     assert found.words == "the model called `Bash`, the next prompt has a call of `invalid`"
     assert found.later == ()
     assert "[Bash]" in str(found) or "[B][ash]" in str(found)
-
-
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_other_value(family: str) -> None:
-    told = xml("remove", parameter("path", "/tmp/a.txt"))
-    found = Rollout(family, told, called("remove", {"path": "/tmp/b.txt"})).explain()
-    assert found.cause is Cause.REWRITTEN_CALL
-    assert "`/tmp/a.txt`" in found.words
-    assert "`/tmp/b.txt`" in found.words
 
 
 def test_call_that_was_dropped() -> None:

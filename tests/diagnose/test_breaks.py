@@ -16,16 +16,13 @@ from tests.diagnose.two_requests import (
     OK,
     Ids,
     Rollout,
-    called,
     consistent,
     renderer_of,
-    weather,
 )
 from tests.support import examples
 from tokentrace import create_renderer
 from tokentrace.diagnose.breaks import Break, explain_break
 from tokentrace.diagnose.finding import Cause
-from tokentrace.diagnose.resync import next_hunk
 from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET
 
@@ -47,12 +44,6 @@ def test_whitespace(family: str, told: str, content: str) -> None:
     found = Rollout(family, told, (reply, after)).explain()
     assert found.cause is Cause.WHITESPACE
     assert "only white space differs" in found.words
-
-
-def test_whitespace_within_an_argument() -> None:
-    told = weather('{"city": "Paris "}', family="pocket")
-    found = Rollout("pocket", told, called("get_weather", {"city": "Paris"})).explain()
-    assert found.cause is Cause.WHITESPACE
 
 
 @pytest.mark.parametrize(
@@ -122,12 +113,6 @@ def test_arguments_that_do_not_fit() -> None:
         explain_break([1, 2], [1, 3], renderer_of("pocket"), sampled=[True])
     with pytest.raises(TrajectoryError, match="Tokenizer or a Renderer"):
         explain_break([1, 2], [1, 3], "pocket")
-
-
-@pytest.mark.parametrize("odd", [{}, {"messages": None}, {"messages": 3}, {"messages": ["x"], "tools": "y"}])
-def test_conversations_that_are_none(odd: Any) -> None:
-    found = explain_break([1, 2], [1, 3], renderer_of("pocket"), before=odd, after=odd)
-    assert found is not None
 
 
 def test_text_of_the_report_cannot_act_on_a_terminal() -> None:
@@ -210,17 +195,6 @@ def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.D
         assert set(found.later) <= {Cause.BPE_REMERGE}
 
 
-@given(st.lists(SMALL, max_size=60), st.lists(SMALL, max_size=60))
-@settings(deadline=None, max_examples=examples(200))
-def test_hunks_meet_again_where_they_say(stream: list[int], prompt: list[int]) -> None:
-    hunk = next_hunk(np.asarray(stream, np.int32), np.asarray(prompt, np.int32), 0, 0)
-    a, b = hunk.stop, hunk.other_stop
-    if a < len(stream):
-        assert stream[a : a + 1] == prompt[b : b + 1]
-    else:
-        assert (a, b) == (len(stream), len(prompt))
-
-
 # -- size: what is looked at is bounded, so these end
 
 
@@ -246,19 +220,6 @@ def test_two_hundred_thousand_tokens() -> None:
     counted(base, changed)
     same = np.full(size, 5, np.int32)
     counted(same, np.concatenate([same[: size // 2], [7], same]))
-
-
-@pytest.mark.parametrize(
-    ("piece", "end"),
-    [("{", "["), ("[ 1,", "[1,"), ("<parameter=x>", "</function>"), ("<think>", "</think>"), ("{'a': ", "{'b")],
-)
-def test_text_that_invites_quadratic_work(piece: str, end: str) -> None:
-    tokenizer = renderer_of("pocket").tokenizer
-    start = "<tool_call>\n<function=f>\n"
-    counted(
-        tokenizer.encode(start + piece * 50_000 + "a" + end),
-        tokenizer.encode(start + piece * 25_000 + end * 25_000),
-    )
 
 
 @pytest.mark.parametrize("lead", ["", "x", "A long way before it. " * 600], ids=["none", "short", "long"])

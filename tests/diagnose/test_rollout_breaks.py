@@ -53,7 +53,6 @@ def test_ids_of_a_prompt_that_were_made_otherwise_are_named(cause: Cause, change
 FAMILIES = [
     *(("pocket", shape, messages) for shape in SHAPES for messages in (False, True)),
     *(("qwen3", shape, False) for shape in list(SHAPES)[::6]),
-    *(("glm-4.5", shape, False) for shape in list(SHAPES)[1::6]),
 ]
 
 

@@ -52,29 +52,28 @@ def zeros(given: list[Any]) -> list[Any]:
     return [0.0] * len(given)
 
 
+EMPTY = {"completion_ids": [], "logprobs": [], "loss_mask": None}
 WRONG = {
     "no logprobs": ("calls lines", change("1.logprobs", lambda _: None), Cause.NO_LOGPROBS, "line 2"),
     "one too few": ("trl rollout", change("0.turns.1.output_log_probs", lambda one: one[1:]), Cause.BAD_LOGPROBS,
                     "turns[1].output_log_probs"),
-    "above 0": ("verl calls", change("2.log_probs", first(0.5)), Cause.BAD_LOGPROBS, "line 3, log_probs"),
+    "above 0": ("calls lines", change("2.logprobs", first(0.5)), Cause.BAD_LOGPROBS, "line 3, logprobs"),
     "a hole": ("verifiers steps", change("0.trajectory.0.tokens.completion_logprobs", first(None)),
                Cause.BAD_LOGPROBS, "trajectory[0].tokens.completion_logprobs"),
     "padded": ("nemo-gym rollout", change("0.response.output.0.generation_log_probs", zeros), Cause.ZERO_LOGPROBS,
                "response.output[0].generation_log_probs"),
-    "short mask": ("openenv entries", change("0.loss_mask", lambda one: one[1:]), Cause.BAD_MASK, "loss_mask"),
+    "short mask": ("calls lines", change("0.loss_mask", lambda one: one[1:]), Cause.BAD_MASK, "loss_mask"),
     "odd mask": ("openenv training", change("0.turns.0.loss_mask", first(2)), Cause.BAD_MASK,
                  "turns[0].loss_mask"),
-    "prompt trained": ("openenv entries", change("0.loss_mask", first(1)), Cause.TRAINED_UNSAMPLED, "line 1"),
+    "prompt trained": ("calls lines", change("0.loss_mask", first(1)), Cause.TRAINED_UNSAMPLED, "line 1"),
     "node trained": ("verifiers trace", change("0.nodes.1.mask", first(True)), Cause.TRAINED_UNSAMPLED, "nodes[2]"),
     "row trained": ("trl rollout", change("0.samples.0.completion_mask", first(1)), Cause.TRAINED_UNSAMPLED,
                     "samples[0]"),
-    "counted": ("openenv document", change("0.sequences.0.loss_mask", first(1)), Cause.TRAINED_UNSAMPLED,
-                "sequences[0].loss_mask"),
     "not trained": ("calls lines", change("0.loss_mask", lambda one: [*one[:-2], 0, 0]), Cause.SAMPLED_UNTRAINED,
                     "line 1"),
-    "nothing sampled": ("verl calls", change("3", lambda one: one | {"token_ids": [], "log_probs": []}),
-                        Cause.NOTHING_SAMPLED, "line 4"),
-    "no token": ("verl calls", change("0.prompt_ids", first(1 << 30)), Cause.NO_TOKEN, "line 1"),
+    "nothing sampled": ("calls lines", change("3", lambda one: one | EMPTY), Cause.NOTHING_SAMPLED,
+                        "line 4"),
+    "no token": ("calls lines", change("0.prompt_ids", first(1 << 30)), Cause.NO_TOKEN, "line 1"),
 }  # fmt: skip
 
 
@@ -95,7 +94,7 @@ def test_what_is_wrong_is_found_and_named(tmp_path: Path, name: str) -> None:
 UNREADABLE = {
     "not JSON": ("calls lines", lambda made: json.dumps(made[0]) + '\n{"prompt_ids": [1,\n', "line 2: not valid JSON"),
     "a text": ("calls lines", change("1.prompt_ids", lambda _: "1 2 3"), "line 2: prompt_ids: must be a list of token"),
-    "a float": ("verl calls", change("1.token_ids", first(1.5)), "line 2: token_ids: entry 0 is 1.5"),
+    "a float": ("calls lines", change("1.completion_ids", first(1.5)), "line 2: completion_ids: entry 0 is 1.5"),
     "missing": ("trl rollout", change("0.turns.1", lambda one: {"prompt_ids": one["prompt_ids"]}),
                 "line 1: turns[1].completion_ids: is missing"),
     "no parent": ("verifiers trace", change("0.nodes.2.parent", lambda _: 77), "nodes[2].parent: is 77"),
@@ -158,7 +157,7 @@ def test_counts_are_those_of_the_planted_breaks(tmp_path: Path) -> None:
             stream = call.prompt + call.completion
     assert report.reprefilled == again
     assert report.row_tokens - report.tokens == repeated
-    assert 0 < report.respelled < report.lost
+    assert report.lost > 0
     named = {one["cause"]: one["places"] for one in report.to_json()["causes"]}
     assert named == {one.cause: 1 for one in broken}
 
@@ -179,13 +178,6 @@ def test_calls_of_no_rollout_are_not_called_fine(tmp_path: Path, name: str, comp
     assert (report.compared, report.breaks) == (compared, compared)
     assert ("no prompt was compared" in report.verdict) == (not compared)
     assert "✓" not in plain_view(report)
-
-
-def test_a_limit_stops_and_says_so(tmp_path: Path) -> None:
-    report = looked_at(tmp_path, lines("calls rollout", clean("pocket")), limit=2)
-    assert (report.rollouts, report.stopped) == (2, True)
-    report = looked_at(tmp_path, lines("calls rollout", clean("pocket")), limit=3)
-    assert (report.rollouts, report.stopped) == (3, False)
 
 
 JUNK = [None, True, -1, 2**40, 1.5, "x", [], {}, [[]], [None], ["a"], {"a": 1}, [{}], [{"role": 1}], float("nan")]
@@ -224,14 +216,6 @@ def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shap
         assert json.loads(json.dumps(report.to_json()))["calls"] == report.calls
 
 
-def test_a_row_whose_mask_is_too_short_trains_nothing_that_is_known(tmp_path: Path) -> None:
-    report = looked_at(tmp_path, [{"input_ids": [1, 2, 3, 4], "loss_mask": [0, 1, 1], "logprobs": [-0.5] * 4}])
-    assert {fault: count.examples[0].words for fault, count in report.faults.items()} == {
-        Cause.BAD_MASK: "3 entries for 4 tokens"
-    }
-    assert (report.trained, report.sampled, report.calls) == (0, 0, 0)
-
-
 # -- rows: mask and labels, and what tells beside them
 
 
@@ -246,33 +230,11 @@ def row(**more: Any) -> Line:
     return made | {name: edit(made[name]) for name, edit in more.items()}
 
 
-def test_labels_are_looked_at_beside_a_mask(tmp_path: Path) -> None:
-    right = looked_at(tmp_path, [row()])
-    assert not right.problems()
-    other = looked_at(tmp_path, [row(labels=lambda given: [*given[:-2], 17, given[-1]])])
-    assert set(other.faults) == {Cause.BAD_LABELS}
-    more = looked_at(tmp_path, [row(labels=lambda given: row()["input_ids"])])
-    assert set(more.faults) == {Cause.BAD_LABELS}
-    assert more.faults[Cause.BAD_LABELS].tokens == row()["loss_mask"].count(0)
-    assert "masks" in more.problems()
-
-
 def test_what_no_engine_sampled_is_not_known_by_a_mask_alone(tmp_path: Path) -> None:
     trained = row(loss_mask=lambda given: [1] * len(given), labels=lambda given: row()["input_ids"])
     alone = looked_at(tmp_path, [trained])
     assert alone.to_json()["unproven"] == 1
     assert "not known" in plain_view(alone)
-    told = looked_at(tmp_path, [trained], known=renderer_of("pocket"))
-    assert told.faults[Cause.TRAINED_UNSAMPLED].tokens > 0
-    assert "masks" in told.problems()
-    right = looked_at(tmp_path, [row()], known=renderer_of("pocket"))
-    assert right.to_json()["unproven"] == 0
-
-
-def test_a_row_that_was_cut_at_its_beginning_may_begin_inside_a_turn(tmp_path: Path) -> None:
-    first = row()["loss_mask"].index(1) + 1
-    cut = {name: values[first:] for name, values in row().items()}
-    assert not looked_at(tmp_path, [cut], known=renderer_of("pocket")).problems()
 
 
 def test_a_line_that_is_there_twice_is_said_and_makes_no_sample(tmp_path: Path) -> None:

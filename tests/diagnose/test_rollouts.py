@@ -48,7 +48,6 @@ def folder(tmp_path: Path) -> Path:
     for told in (*clean("pocket"), BROKEN):
         save_trajectory(recorded(told), where / "trajectories" / f"{told.name}.tt")
     (where / "run.json").write_text(json.dumps({"engine": {"kind": "embedded"}}), encoding="utf-8")
-    (where / "trajectories" / "under-way.partial.tt").write_bytes(b"half of one")
     return where
 
 
@@ -116,7 +115,7 @@ def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -
     assert (report.rollouts, report.calls, report.breaks) == (2, 5, 1)
     assert report.histories == {"compaction": 1}
     assert report.recorded == {"compaction": 1}
-    assert report.notes == [f"{where}: a gateway's store"]
+    assert report.notes == [f"{where}: a store of sessions"]
     other = check_rollouts([str(where)], renderer_of("qwen3").tokenizer)
     assert any("another tokenizer" in note for note in other.notes)
 

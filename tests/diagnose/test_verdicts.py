@@ -88,7 +88,7 @@ def test_a_setting_that_changes_nothing_but_the_date_is_a_switch() -> None:
 )
 def test_a_date_is_found_wherever_it_stands(beside: str) -> None:
     report = audited(f"{{%- if {beside} -%}}{DATE}{{%- endif -%}}")
-    assert report.defaults.changes.clock
+    assert report.changes.clock
     assert "date" in report.verdict("production-parity").against[-1]
 
 

@@ -105,6 +105,5 @@ def test_it_tells_whose_reader_went_away() -> None:
         await engine.generate([9], SamplingParams(5), request_id="read")
         assert [one.request_id for one in engine.left] == ["cancelled", "closed"]
         assert [one.prompt_ids.tolist() for one in engine.requests] == [[7], [8], [9]]
-        assert engine.running == 0
 
     asyncio.run(run())

@@ -245,8 +245,6 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
     [
         ("0.32.0", {"type": "json_object"}, {"structured_outputs": {"json_object": True}}),
         ("0.11.0", {"type": "json_schema", "schema": SCHEMA}, {"structured_outputs": {"json": SCHEMA}}),
-        ("0.10.1.1", {"type": "json_object"}, {"guided_json": {"type": "object"}}),
-        ("v0.9.2", {"type": "json_schema", "schema": SCHEMA}, {"guided_json": SCHEMA}),
     ],
 )
 def test_json_is_asked_for_as_the_version_knows_it(path: str, version: str, structure: Any, sent: Any) -> None:

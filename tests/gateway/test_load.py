@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import counting
+from tests.support import FULL
 from tests.trajectory.checker import check_trajectory
 from tokentrace.engines import ScriptedEngine
 
@@ -44,6 +46,7 @@ def streams_of(served: Served) -> list[list[int]]:
     return found
 
 
+@pytest.mark.skipif(not FULL, reason="part of make test-long")
 def test_every_row_is_exact_when_many_sessions_talk_at_once() -> None:
     with gateway_server(lambda: ScriptedEngine(counting, piece=3, record=False)) as served:
         asyncio.run(talk_all(served.url))

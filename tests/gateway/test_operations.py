@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import json
-import logging
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,14 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.faults import Breaks, FaultyEngine, Gate
+from tests.engines.faults import Gate
 from tests.gateway.server import Served, gateway_server
-from tests.gateway.talking import Agent, Refused, answer_ids, counting, pocket
+from tests.gateway.talking import Agent, Refused, answer_ids, counting
 from tokentrace.engines import (
     Capabilities,
     Delta,
     Engine,
-    EngineError,
     EngineUnavailable,
     FinishReason,
     ScriptedEngine,
@@ -36,8 +32,7 @@ from tokentrace.gateway.admission import Limits
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway
 from tokentrace.gateway.keys import Role, add_key
-from tokentrace.gateway.serving import ServeSettings, open_gateway
-from tokentrace.store.store import StoreError
+from tokentrace.gateway.serving import ServeSettings
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}
@@ -184,20 +179,6 @@ def test_a_browser_logs_in_with_the_admin_key(keyed: tuple[Served, str, str]) ->
     assert served.call("POST", "/sessions", {}, {**basic, "sec-fetch-site": "cross-site"})[0] == 403
 
 
-def test_keys_are_kept_as_hashes(keyed: tuple[Served, str, str], tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    key = add_key(path, Role.ADMIN)
-    assert key not in path.read_text()
-    assert path.stat().st_mode & 0o077 == 0
-    path.write_text("admin nonsense\n")
-    with pytest.raises(InputError, match="line 1"), gateway_server(keys=path):
-        pass
-    path.write_text("")
-    add_key(path, Role.AGENT)
-    with pytest.raises(InputError, match="no admin key"), gateway_server(keys=path):
-        pass
-
-
 def test_a_key_counts_as_soon_as_it_is_in_the_file_and_until_it_is_not(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     admin = add_key(path, Role.ADMIN)
@@ -257,34 +238,6 @@ def test_budgets_and_forced_sampling() -> None:
             assert status == 400, (wrong, answer)
 
 
-def test_min_p_and_penalties_are_honoured_recorded_and_refused_where_the_engine_has_none() -> None:
-    with gateway_server() as served:
-        path = "/sessions/p/v1/chat/completions"
-        hot = {**SUM, "temperature": 2, "seed": 3, "max_tokens": 40}
-        shaped = {"min_p": 1, "frequency_penalty": -0.1, "presence_penalty": 0, "repetition_penalty": 1.0}
-        told = [
-            served.call("POST", path, body)[1]["choices"][0]["message"]
-            for body in ({**SUM, "temperature": 0}, hot, {**hot, **shaped})
-        ]
-        assert told[0] == told[2] != told[1], "with min-p 1 only the likeliest token is left, however hot"
-        trajectory = served.run(served.app.gateway.sessions.get("p")).session.trajectory
-        asked = trajectory.turns(2)[0].sampling
-        assert (asked["frequency_penalty"], asked["min_p"]) == (-0.1, 1.0)
-        assert not {"presence_penalty", "repetition_penalty"} & set(asked)
-        ids = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 3, "repetition_penalty": 1.5}}
-        assert served.call("POST", "/sessions/ids/inference/v1/generate", ids)[0] == 200
-        recorded = served.run(served.app.gateway.sessions.get("ids")).session.trajectory.turns(0)
-        assert recorded[0].sampling["repetition_penalty"] == 1.5
-        forced = {"id": "forced", "settings": {"sampling": {"presence_penalty": 0.5}}}
-        assert served.call("POST", "/sessions", forced)[0] == 201
-        engine = served.app.gateway.engine
-        engine.capabilities = dataclasses.replace(engine.capabilities, sampling=frozenset())
-        for name, body in (("p", {"min_p": 0.1}), ("forced", {})):
-            status, refused = served.call("POST", f"/sessions/{name}/v1/chat/completions", {**SUM, **body})
-            assert (status, refused["error"]["code"]) == (400, "unsupported_parameter")
-            assert refused["error"]["param"] == ("min_p" if body else "presence_penalty")
-
-
 def test_a_prompt_that_does_not_fit_is_refused_as_clients_know_it() -> None:
     with gateway_server() as served:
         body = {**SUM, "messages": [{"role": "user", "content": "word " * 5000}]}
@@ -327,52 +280,6 @@ def test_a_budget_of_tokens_holds_for_requests_at_once(stream: bool) -> None:
         assert served.state("few")["sampled"] == 100
 
 
-def test_a_turn_that_was_reserved_and_not_taken_is_free_again(gated: tuple[Served, Gated]) -> None:
-    served, engine = gated
-    served.call("POST", "/sessions", {"id": "one", "settings": {"max_turns": 1}})
-    path = "/sessions/one/v1/chat/completions"
-    first = in_thread(lambda: served.call("POST", path, SUM))
-    assert engine.began.acquire(timeout=60)
-    second = in_thread(lambda: served.call("POST", path, SUM))
-    until(lambda: served.app.gateway.admission.waiting == 1)
-    engine.fail = EngineUnavailable("gone")
-    let(served, engine, 1)
-    assert first()[0] == 503
-    engine.fail = None
-    let(served, engine, engine.tokens)
-    assert second()[0] == 200
-    status, refused = served.call("POST", path, SUM)
-    assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
-
-
-def test_choices_that_can_never_fit_into_a_budget_are_refused_at_once(gated: tuple[Served, Gated]) -> None:
-    served, engine = gated
-    served.call("POST", "/sessions", {"id": "n", "settings": {"max_turns": 3, "max_sampled_tokens": 2}})
-    path = "/sessions/n/v1/chat/completions"
-    for n, left in ((4, "3 turns"), (3, "2 sampled tokens")):
-        status, refused = served.call("POST", path, {**SUM, "n": n})
-        assert (status, refused["error"]["code"]) == (403, "budget_exhausted")
-        assert left in refused["error"]["message"]
-    assert not engine.began.acquire(blocking=False)
-
-
-def test_tokens_that_were_reserved_and_not_sampled_are_free_again() -> None:
-    gates: list[Gate] = []
-
-    def engine() -> ScriptedEngine:
-        gates.append(Gate())
-        return ScriptedEngine(counting, piece=2, latency=gates[0])
-
-    with gateway_server(engine) as served, ThreadPoolExecutor(2) as threads:
-        served.call("POST", "/sessions", {"id": "one", "settings": {"max_sampled_tokens": 40}})
-        agents = [Agent(f"agent {at}", "one", max_tokens=1000) for at in range(2)]
-        answers = [threads.submit(agent.ask, served.url) for agent in agents]
-        served.run(gates[0].waiting(1))
-        served.run(gates[0].open())
-        assert all("That is" in answer.result(60).text for answer in answers)
-        assert not served.app.gateway.admission.claims
-
-
 # -- load and disconnects
 
 
@@ -392,34 +299,6 @@ def test_more_than_can_wait_are_told_to_come_back(gated: tuple[Served, Gated]) -
     let(served, engine, 20)
     assert [result()[0] for result in (*under_way, third)] == [200, 200, 200]
     assert served.state("load")["turns"] == 3
-
-
-def test_a_request_that_waited_for_a_place_does_not_begin_while_paused() -> None:
-    """With an engine that cannot pause itself: when `pause` returns, nothing samples, and nothing begins to."""
-
-    async def hold(gateway: Gateway, end: asyncio.Event) -> None:
-        async with gateway.admission.slot():
-            await end.wait()
-
-    async def main() -> None:
-        settings = ServeSettings(dev=True, limits=Limits(concurrent=1))
-        async with open_gateway(Gated(), pocket(), settings) as app:
-            gateway, end = app.gateway, asyncio.Event()
-            first, queued = (asyncio.create_task(hold(gateway, end)) for _ in range(2))
-            await asyncio.sleep(0)
-            pausing = asyncio.create_task(gateway.pause(wait=True))
-            await asyncio.sleep(0)
-            assert (gateway.admission.in_flight, pausing.done()) == (1, False)
-            end.set()
-            await pausing
-            await first
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert (gateway.admission.in_flight, queued.done()) == (0, False)
-            await gateway.resume()
-            await queued
-
-    asyncio.run(main())
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -480,57 +359,6 @@ def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothi
         assert not served.app.gateway.admission.under_way
 
 
-def test_a_recorded_answer_is_replayed_at_once_whatever_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway that died may have left a request of the same name."""
-    with gateway_server(lambda: ScriptedEngine(counting)) as served:
-        path, key = "/sessions/again/v1/chat/completions", {"idempotency-key": "k"}
-        first = served.call("POST", path, SUM, key)
-        monkeypatch.setattr(served.app.gateway.store, "incomplete", None)
-        assert served.call("POST", path, SUM, key) == first
-
-
-def test_a_stream_is_logged_and_counted_when_it_has_ended_as_what_became_of_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO, "tokentrace.gateway")
-    gates: list[Gate] = []
-
-    async def refuse(*_: Any, **__: Any) -> None:
-        raise StoreError("full")
-
-    def engine() -> ScriptedEngine:
-        gates.append(Gate())
-        scripted = FaultyEngine(lambda prompt, sampling: answer_ids("word " * 9), piece=1, latency=gates[0])
-        scripted.faults.extend((None, Breaks(2, EngineError("broken"))))
-        return scripted
-
-    with gateway_server(engine) as served:
-        path, body = "/sessions/ended/v1/chat/completions", {**STREAMED, "max_tokens": 4}
-        served.run(gates[0].open(4))
-        assert b"[DONE]" in served.call("POST", path, body)[1]
-        served.run(gates[0].open(3))
-        assert b'"error"' in served.call("POST", path, body)[1]
-        served.run(gates[0].open(1))
-        with urllib.request.urlopen(served.url + path, json.dumps(body).encode()) as answer:
-            assert answer.readline().startswith(b"data:")
-        until(lambda: not served.app.gateway.admission.claims)
-        monkeypatch.setattr(served.app.gateway.store, "append", refuse)
-        served.run(gates[0].open(4))
-        assert b'"error"' in served.call("POST", path, body)[1]
-        served.run(gates[0].open(4))
-        assert served.call("POST", path, {**body, "stream": False})[0] == 503
-        counted = served.call("GET", "/metrics")[1].decode()
-    lines = [json.loads(record.getMessage()) for record in caplog.records]
-    asked = [line for line in lines if "stream" in line]
-    assert [line["status"] for line in asked] == [200, 502, 499, 503, 503]
-    assert [line["sampled"] for line in asked] == [4, 2, 1, 4, 4]
-    assert [line.get("problem") for line in asked] == [None, "engine", None, "store", "store"]
-    assert 'tokentrace_tokens_total{kind="sampled"} 15.0' in counted
-    route = "/sessions/{session}/v1/chat/completions"
-    for status in (200, 502):
-        assert f'tokentrace_requests_total{{route="{route}",status="{status}"}} 1.0' in counted
-
-
 def test_an_engine_that_fails_in_the_middle_leaves_no_turn(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     engine.fail = EngineUnavailable("gone")
@@ -557,52 +385,7 @@ def test_a_retry_while_the_first_is_under_way_shares_its_answer(gated: tuple[Ser
     assert served.state("twice")["turns"] == 1
 
 
-def test_a_group_of_like_requests_gives_a_sample_each_whatever_is_retried(gated: tuple[Served, Gated]) -> None:
-    """The SDKs send no key: that a refused request is sent again does not say which of its like came before."""
-    served, engine = gated
-    path, sent = "/sessions/group/v1/chat/completions", {"x-stainless-retry-count": "0"}
-    first = [in_thread(lambda: served.call("POST", path, SUM, sent)) for _ in range(2)]
-    for _ in first:
-        assert engine.began.acquire(timeout=60)
-    third = in_thread(lambda: served.call("POST", path, SUM, sent))
-    until(lambda: served.app.gateway.admission.waiting == 1)
-    assert served.call("POST", path, SUM, sent)[0] == 429
-    let(served, engine, 3 * engine.tokens)
-    group = [result() for result in (*first, third)]
-    let(served, engine, engine.tokens)
-    group.append(served.call("POST", path, SUM, {"x-stainless-retry-count": "1"}))
-    assert [status for status, _ in group] == [200] * 4
-    assert len({answer["id"] for _, answer in group}) == served.state("group")["turns"] == 4
-
-
 # -- weights and leaving
-
-
-def test_a_version_that_cannot_be_recorded_is_refused_where_it_comes_in(gated: tuple[Served, Gated]) -> None:
-    """Else every request would be sampled, and then thrown away."""
-    served, _ = gated
-    served.call("POST", "/sessions", {"id": "v", "settings": {"version": 7}})
-    for version in (2**63, -(2**63) - 1, "", "a\0", "\ud800", "v" * 201, True, 1.0):
-        settings = {"settings": {"version": version}}
-        for method, path, body, field in (
-            ("POST", "/admin/resume", {"version": version}, "version"),
-            ("POST", "/sessions", settings, "settings.version"),
-            ("PATCH", "/sessions/v", settings, "settings.version"),
-        ):
-            status, answer = served.call(method, path, body)
-            assert (status, answer["error"]["param"]) == (400, field), version
-    assert served.app.gateway.version is None
-    assert served.state("v")["settings"] == {"version": 7}
-
-
-def test_a_version_that_the_engine_does_not_take_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(version: str | int) -> None:
-        raise EngineUnavailable("gone")
-
-    with gateway_server() as served:
-        monkeypatch.setattr(served.app.gateway.engine, "set_version", refuse)
-        assert served.call("POST", "/admin/resume", {"version": 8})[0] == 503
-        assert served.app.gateway.version is None
 
 
 def test_weights_change_between_tokens_and_the_record_says_where(gated: tuple[Served, Gated]) -> None:
@@ -627,49 +410,6 @@ def test_weights_change_between_tokens_and_the_record_says_where(gated: tuple[Se
     live = served.run(served.app.gateway.sessions.get("w"))
     [turn] = live.session.trajectory.turns(0)
     assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, 1), (8, 1, 3)]
-
-
-@pytest.mark.parametrize("change", ["evicted", "edited"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_session_that_changes_while_a_turn_is_sampled_gets_the_turn_whole(change: str, stream: bool) -> None:
-    gates: list[Gate] = []
-
-    def engine() -> ScriptedEngine:
-        gates.append(Gate())
-        return ScriptedEngine(counting, piece=2, latency=gates[0])
-
-    with gateway_server(engine) as served, ThreadPoolExecutor(1) as threads:
-        served.call("POST", "/sessions", {"id": "s", "settings": {"version": 7}})
-        agent = Agent("a", "s", stream=stream)
-        first = threads.submit(agent.ask, served.url)
-        served.run(gates[0].waiting())
-        served.run(gates[0].open(1))
-        served.run(gates[0].waiting())
-        if change == "evicted":
-            served.app.gateway.sessions.kept = 0
-            assert served.call("GET", "/sessions/s")[0] == 200
-        else:
-            assert served.call("PATCH", "/sessions/s", {"settings": {"matcher": "strict"}})[0] == 200
-        served.run(gates[0].open())
-        first.result(60)
-        assert agent.ask(served.url).text
-        state = served.state("s")
-        assert [turn["goes_on_from"] for turn in state["tree"]] == [None, 0]
-        [turn, _] = served.run(served.app.gateway.sessions.get("s")).session.trajectory.turns(0)
-        assert [(span.version, span.start, span.stop) for span in turn.versions] == [(7, 0, len(turn))]
-
-
-def test_tokens_that_came_before_a_version_was_told_are_not_said_to_be_of_it(gated: tuple[Served, Gated]) -> None:
-    served, engine = gated
-    result = in_thread(lambda: served.call("POST", "/sessions/w/v1/chat/completions", STREAMED))
-    assert engine.began.acquire(timeout=60)
-    let(served, engine, 1)
-    until(lambda: engine.gate._value == 0)
-    assert served.call("POST", "/admin/resume", {"version": 8})[0] == 200
-    let(served, engine, 2)
-    assert result()[0] == 200
-    [turn] = served.run(served.app.gateway.sessions.get("w")).session.trajectory.turns(0)
-    assert turn.versions == ()
 
 
 def test_draining_finishes_what_is_under_way(gated: tuple[Served, Gated]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 import threading
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.faults import Fault, FaultyEngine, Gate
+from tests.engines.faults import FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, counting, every_kind
 from tests.trajectory.checker import check_trajectory
@@ -140,29 +139,6 @@ def until(holds: Callable[[], Any]) -> None:
     raise AssertionError("it did not come about")
 
 
-def test_the_same_key_at_once_is_sampled_once() -> None:
-    with gateway_server(scripted) as served, ThreadPoolExecutor(8) as threads:
-        agents = [Agent("a", "s") for _ in range(8)]
-        heard = list(threads.map(lambda agent: agent.ask(served.url, "Hello?", idempotency_key="k"), agents))
-        assert len(set(heard)) == 1
-        assert len(served.prompts) == 1
-        assert not served.app.gateway.admission.under_way
-
-
-def test_a_first_request_that_fails_leaves_its_retry_to_sample() -> None:
-    """Whoever waited for an answer that never came asks the engine; and nothing is left behind."""
-    engine = scripted(max_length=80)
-    with gateway_server(lambda: engine) as served:
-        engine.faults.append(Fault.UNAVAILABLE)
-        with pytest.raises(Refused):
-            Agent("a", "s").ask(served.url, "Hello?", idempotency_key="k")
-        assert Agent("a", "s").ask(served.url, "Hello?", idempotency_key="k").text
-        with pytest.raises(Refused):
-            Agent("a", "s").ask(served.url, "too long " * 50, idempotency_key="k")
-        assert served.state("s")["turns"] == 1
-        assert not served.app.gateway.admission.under_way
-
-
 def test_what_is_done_to_a_session_at_one_gateway_holds_at_the_other(place: str) -> None:
     with two_gateways(place) as (one, other):
         agent = Agent("a", "s")
@@ -190,64 +166,3 @@ def test_what_is_done_to_a_session_at_one_gateway_holds_at_the_other(place: str)
         assert refused.value.status == 404
         assert one.call("GET", "/sessions/s")[0] == 404
         assert one.call("POST", "/sessions", {"id": "s"})[0] == 409
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("end", ["seal", "drop"])
-def test_a_session_that_is_ended_while_the_other_gateway_samples_takes_no_turn(
-    place: str, end: str, stream: bool
-) -> None:
-    gates: list[Gate] = []
-
-    def engine() -> FaultyEngine:
-        gates.append(Gate())
-        return scripted(latency=gates[-1])
-
-    with two_gateways(place, engine) as (one, other), ThreadPoolExecutor(1) as threads:
-        result = threads.submit(Agent("a", "s", "messages", stream).ask, one.url)
-        one.run(gates[0].waiting())
-        one.run(gates[0].open(1))
-        one.run(gates[0].waiting())
-        method, path = ("POST", "/sessions/s/seal") if end == "seal" else ("DELETE", "/sessions/s")
-        assert other.call(method, path)[0] == 200
-        one.run(gates[0].open())
-        with pytest.raises(Refused) as refused:
-            result.result(60)
-        status, kind = (409, "invalid_request_error") if end == "seal" else (404, "not_found_error")
-        assert refused.value.status == (200 if stream else status)
-        assert refused.value.body["error"]["type"] == kind
-        if end == "seal":
-            assert other.state("s")["turns"] == 0
-
-
-def test_sessions_are_made_once_however_many_ask(place: str) -> None:
-    with two_gateways(place) as served, ThreadPoolExecutor(16) as threads:
-        made = list(threads.map(lambda at: served[at % 2].call("POST", "/sessions", {"id": "same"})[0], range(16)))
-        assert sorted(set(made)) == [201, 409]
-        assert made.count(201) == 1
-        agents = [Agent(f"a{at}", "auto") for at in range(16)]
-        list(threads.map(lambda at: agents[at].ask(served[at % 2].url), range(16)))
-        assert served[0].state("auto")["turns"] == 16
-
-
-def test_a_session_that_is_dropped_while_it_is_read_is_gone(place: str) -> None:
-    """Between its numbers and its turns, another gateway takes the turns away."""
-    with two_gateways(place) as (one, other):
-        agent = Agent("a", "s", "responses", previous=True)
-        agent.ask(one.url)
-        store = other.app.gateway.store
-        turns = store.turns
-
-        def dropping(id: str, first: int = 0) -> Any:
-            async def read() -> Any:
-                await asyncio.to_thread(one.call, "DELETE", "/sessions/s")
-                async for turn in turns(id, first):
-                    yield turn
-
-            return read()
-
-        store.turns = dropping  # type: ignore[method-assign]
-        with pytest.raises(Refused) as refused:
-            agent.ask(other.url)
-        assert (refused.value.status, refused.value.body["error"]["code"]) == (404, "no_session")
-        assert not len(other.app.gateway.sessions)

@@ -126,17 +126,3 @@ def test_a_stored_response_can_be_had_again(served: Served) -> None:
         assert again.to_dict() == first.to_dict() | {"instructions": again.instructions}
         with pytest.raises(openai.NotFoundError):
             agent.client.responses.retrieve("resp_nobody")
-
-
-def test_what_cannot_be_served_is_refused(served: Served) -> None:
-    picture = {"type": "input_image", "image_url": "data:,", "detail": "auto"}
-    with agent_of(served, "refused") as agent:
-        with pytest.raises(openai.BadRequestError) as refused:
-            agent.ask([ASK, {"type": "item_reference", "id": "msg_1"}])
-        assert refused.value.param == "input.1"
-        with pytest.raises(openai.BadRequestError) as refused:
-            agent.ask([ASK], tools=[{"type": "custom", "name": "patch"}])
-        assert refused.value.param == "tools.0.type"
-        with pytest.raises(openai.BadRequestError, match="image") as refused:
-            agent.ask([{"role": "user", "content": [picture]}])
-        assert "as_given" not in str(refused.value)

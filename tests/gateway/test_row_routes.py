@@ -106,37 +106,3 @@ def test_formats_rewards_and_states(served: Served) -> None:
     assert row["input_ids"] == rows["batch-b"]["input_ids"]
     assert served.state("batch-b")["state"] == "open"
     assert fetched(served, "/rows?state=sealed")[0] == b""
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "words"),
-    [
-        ("/sessions/here/rows?format=csv", 400, "jsonl, arrow, parquet"),
-        ("/sessions/here/rows?fromat=csv", 400, "format, keep_state"),
-        ("/sessions/here/rows?state=open", 400, "format, keep_state"),
-        ("/sessions/here/rows?keep_state=maybe", 400, "true or false"),
-        ("/sessions/nobody/rows", 404, "nobody"),
-        ("/sessions/gone/rows", 404, "dropped"),
-        ("/rows?state=dropped", 400, "dropped"),
-    ],
-)
-def test_what_is_asked_wrongly_is_said(served: Served, path: str, status: int, words: str) -> None:
-    if served.call("GET", "/sessions/gone")[0] == 404:
-        for name in ("here", "gone"):
-            served.call("POST", "/sessions", {"id": name})
-        served.call("DELETE", "/sessions/gone")
-    found, answer = served.call("GET", path)
-    assert found == status
-    assert words in answer["error"]["message"]
-
-
-def test_nobody_gets_rows_without_the_administrators_key(tmp_path: Any) -> None:
-    from tokentrace.gateway.keys import Role, add_key
-
-    keys = tmp_path / "keys"
-    admin, agent = add_key(keys, Role.ADMIN, ""), add_key(keys, Role.AGENT, "")
-    with gateway_server(engine, RENDERER, keys=keys) as server:
-        for path in ("/rows", "/sessions/s/rows"):
-            assert server.call("GET", path)[0] == 401
-            assert server.call("GET", path, headers={"authorization": f"Bearer {agent}"})[0] == 403
-        assert server.call("GET", "/rows", headers={"authorization": f"Bearer {admin}"})[0] == 200

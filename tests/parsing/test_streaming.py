@@ -31,7 +31,7 @@ from tokentrace.parsing.events import (
     Event,
     ReasoningDelta,
 )
-from tokentrace.parsing.reader import Found, Marks, Reader
+from tokentrace.parsing.reader import Delimiters, Match, Reader
 from tokentrace.parsing.response import ParsedPart, ParsedResponse, ParsedToolCall, PartKind
 
 SHORT = 16
@@ -457,7 +457,7 @@ def test_marks_are_found_in_the_same_places_however_text_is_cut(
     marks: list[str], pads: list[str], text: str, sizes: list[int]
 ) -> None:
     named = {f"{index}": mark.encode() for index, mark in enumerate(marks)}
-    sought = Marks(list(named.items()), {kind: pad.encode() for kind, pad in zip(named, pads, strict=False)})
+    sought = Delimiters(list(named.items()), {kind: pad.encode() for kind, pad in zip(named, pads, strict=False)})
     whole, told = find_all(sought, text.encode(), [])
     assert find_all(sought, text.encode(), sizes) == (whole, told)
     assert find_all(sought, text.encode(), [1] * len(text)) == (whole, told)
@@ -468,14 +468,29 @@ def test_marks_are_found_in_the_same_places_however_text_is_cut(
         at = mark.stop
 
 
-def find_all(marks: Marks, data: bytes, sizes: list[int]) -> tuple[list[Found], bytes]:
+class Heard:
+    """Collects reported text."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.text = bytearray()
+
+    def __call__(self, start: int, stop: int) -> None:
+        self.add(bytes(self.reader.data[start:stop]), stop)
+
+    def add(self, piece: bytes, stop: int) -> None:
+        self.text += piece
+
+
+def find_all(delimiters: Delimiters, data: bytes, sizes: list[int]) -> tuple[list[Match], bytes]:
     """All marks, and what was said to stand outside of them, when `data` comes in pieces."""
-    reader, told, found = Reader(), bytearray(), []
+    reader, matches = Reader(), []
+    heard = Heard(reader)
 
     def read() -> Iterator[None]:
-        while mark := (yield from reader.find(marks, lambda start, stop: told.extend(reader.data[start:stop]))):
-            found.append(mark)
-            reader.at = mark.stop
+        while match := (yield from reader.find(delimiters, heard)):
+            matches.append(match)
+            reader.at = match.stop
 
     reading, at = read(), 0
     for size in [*sizes, len(data)]:
@@ -484,4 +499,4 @@ def find_all(marks: Marks, data: bytes, sizes: list[int]) -> tuple[list[Found], 
         at += size
     reader.ended = True
     assert next(reading, "end") == "end"
-    return found, bytes(told)
+    return matches, bytes(heard.text)

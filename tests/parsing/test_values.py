@@ -1,121 +1,43 @@
-"""What bare text means by a tool's schema: the rungs of the ladder one by one, what schemas admit, hostile ones."""
+"""What bare text means by a tool's schema: the rules one by one, what schemas allow, laws, hostile schemas."""
 
 from __future__ import annotations
 
-import copy
 import json
-from enum import StrEnum
+import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.parsing.typed_values import DEEP, check
-from tokentrace.parsing.values import Schema, read_value
+from tokentrace.parsing.values import Schema, Tools, read_json, read_value
 
-# -- rung 1: values that are listed
-
-
-class Unit(StrEnum):
-    CELSIUS = "celsius"
+DEEP = 100_000
+TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")
 
 
-@pytest.mark.parametrize(
-    ("text", "schema", "value"),
-    [
-        ("auto", {"enum": ["auto", 1]}, "auto"),
-        ("1", {"enum": ["auto", 1]}, 1),
-        ("1", {"enum": ["1", 1]}, "1"),  # the text itself comes first
-        ("1", {"type": ["string", "integer"], "enum": ["1", "2"]}, "1"),
-        ("null", {"enum": ["null", None]}, "null"),
-        ('"auto"', {"enum": ["auto", 1]}, "auto"),
-        ("2", {"type": "integer", "enum": [1, 2, 3]}, 2),
-        ("2", {"enum": [1, 2, 3]}, 2),
-        ("\n2\n", {"enum": [1, 2, 3]}, 2),
-        ("2.0", {"enum": [1, 2, 3]}, 2),
-        ("2", {"enum": [1.5, 2.0]}, 2.0),
-        ("2.0", {"type": "number", "enum": [2]}, 2),
-        ("true", {"enum": [1, True]}, True),
-        ("1", {"enum": [True, 1]}, 1),
-        ("True", {"enum": [1, True]}, True),
-        ("None", {"enum": ["a", None]}, None),
-        ("null", {"enum": ["a", None]}, None),
-        ("x", {"const": "x"}, "x"),
-        ("5", {"const": 5}, 5),
-        ("null", {"const": None}, None),
-        ("[1, 2]", {"enum": [[1, 2], "x"]}, [1, 2]),
-        ("{'a': True}", {"enum": [{"a": True}, "x"]}, {"a": True}),
-        ("5", {"anyOf": [{"const": "5"}, {"type": "integer"}]}, "5"),
-        ("5", {"oneOf": [{"enum": ["4", "5"]}, {"type": "integer"}]}, "5"),
-        ("6", {"oneOf": [{"enum": ["4", "5"]}, {"type": "integer"}]}, 6),
-        ("5", {"anyOf": [{"$ref": "#/$defs/fives"}, {"type": "integer"}], "$defs": {"fives": {"const": "5"}}}, "5"),
-        ("5", {"allOf": [{"enum": ["5", 6]}, {"enum": ["5", 7]}], "type": ["string", "integer"]}, "5"),
-        ("auto", {"anyOf": [{"const": "auto"}, {}]}, "auto"),
-        ('"auto"', {"anyOf": [{"const": "auto"}, {}]}, "auto"),
-        ("celsius", {"enum": [Unit.CELSIUS, 1]}, "celsius"),
-    ],
-)
-def test_a_listed_value_is_found_by_its_text_or_by_what_the_text_spells(text: str, schema: Any, value: Any) -> None:
-    check(text, schema, value)
+def typed(value: Any) -> Any:
+    """A value with the type of everything in it: `==` takes 1, 1.0 and True for the same."""
+    if isinstance(value, dict):
+        return {key: typed(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [typed(one) for one in value]
+    return type(value), value
 
 
-@pytest.mark.parametrize(
-    ("text", "schema", "value", "sure"),
-    [
-        ("1", {"enum": [True, "x"]}, "1", True),
-        ("true", {"enum": [1, "x"]}, "true", True),
-        ("[true]", {"enum": [[1]]}, [True], True),
-        ("7", {"enum": [1, 2]}, 7, True),
-        ("seven", {"enum": [1, 2]}, "seven", False),
-        ("c", {"enum": ["a", 1]}, "c", True),
-        (" a ", {"enum": ["a", 1]}, " a ", True),
-        ("[1]", {"enum": [{"a": 1}, [1, 2]]}, [1], True),
-        ('{"a": 1}', {"enum": [{"b": 1}]}, {"a": 1}, True),
-    ],
-)
-def test_what_is_not_listed_is_read_by_type(text: str, schema: Any, value: Any, sure: bool) -> None:
-    check(text, schema, value, sure)
-
-
-@pytest.mark.parametrize(
-    ("text", "schema", "value"),
-    [
-        ("1", {"type": "string", "enum": [1, 2]}, "1"),
-        ("1", {"type": "integer", "enum": ["1", "2"]}, 1),
-        ("null", {"type": "string", "enum": ["a", None]}, "null"),
-        ("1", {"allOf": [{"type": "integer"}, {"enum": ["1", 1]}]}, 1),
-    ],
-)
-def test_a_listed_value_that_its_type_forbids_does_not_count(text: str, schema: Any, value: Any) -> None:
-    check(text, schema, value)
-
-
-def test_a_value_never_shares_structure_with_the_schema() -> None:
-    schema = {"enum": [{"a": [1]}]}
-    kept = copy.deepcopy(schema)
-    value, _ = read_value('{"a": [1]}', Schema(schema))
-    value["a"].append(2)
-    assert schema == kept
-
-
-# -- rung 2: only strings
+def check(text: str, schema: Any, value: Any, certain: bool = True) -> None:
+    read = read_value(text, None if schema is None else Schema(schema))
+    assert (typed(read[0]), read[1]) == (typed(value), certain)
 
 
 ONLY_TEXT: list[Any] = [
     {"type": "string"},
-    {"type": ["string"]},
-    {"type": "string", "enum": ["a", "b"]},
     {"type": "string", "enum": ["a", 1, None]},
     {"enum": ["a", "b"]},
     {"const": "a"},
     {"anyOf": [{"type": "string"}, {"const": "a"}]},
     {"allOf": [{"type": ["string", "null"]}, {"type": ["string", "integer"]}]},
-    {"allOf": [{"description": "x"}], "type": "string"},
     {"$ref": "#/$defs/s", "$defs": {"s": {"type": "string"}}},
-    {"$ref": "elsewhere.json", "type": "string"},
-    {"type": "string", "nullable": False},
-    {"type": "string", "minLength": 5, "pattern": "("},
 ]
 
 
@@ -126,30 +48,7 @@ ONLY_TEXT: list[Any] = [
 def test_where_only_strings_are_admitted_every_text_is_itself(schema: Any, text: str) -> None:
     read = Schema(schema)
     assert read.only_text
-    assert read.admitted.types == {"string"}
     assert read_value(text, read) == (text, True)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {},
-        True,
-        {"type": ["string", "null"]},
-        {"type": "string", "nullable": True},
-        {"anyOf": [{"type": "string"}, {"type": "null"}]},
-        {"anyOf": [{"type": "string"}, {}]},
-        {"enum": ["a", None]},
-        {"enum": ["a", object()]},
-        {"type": "str"},
-        {"$ref": "#/$defs/missing"},
-    ],
-)
-def test_what_may_be_no_string_cannot_be_passed_on_before_its_end(schema: Any) -> None:
-    assert not Schema(schema).only_text
-
-
-# -- rungs 3 and 4: types, strings among them or not
 
 
 @pytest.mark.parametrize(
@@ -271,11 +170,8 @@ def test_strings_keep_the_white_space_and_quotes_around_them(text: str, schema: 
     ids=lambda text: text[:20],
 )
 def test_python_that_is_no_plain_object_or_array_stays_text(text: str) -> None:
-    check(text, {"type": ["object", "array"]}, text, sure=False)
+    check(text, {"type": ["object", "array"]}, text, certain=False)
     check(text, {"type": ["object", "array", "string"]}, text)
-
-
-# -- rung 5: nothing said
 
 
 @pytest.mark.parametrize(
@@ -306,16 +202,13 @@ def test_python_that_is_no_plain_object_or_array_stays_text(text: str) -> None:
     ],
     ids=lambda value: repr(value)[:20],
 )
-@pytest.mark.parametrize("schema", [None, {}, True, {"type": 5}, {"description": "what"}])
+@pytest.mark.parametrize("schema", [None, {}, {"type": 5}])
 def test_where_nothing_is_said_json_is_a_value_and_the_rest_is_text(text: str, value: Any, schema: Any) -> None:
     check(text, schema, value)
 
 
-# -- rung 6: another type than admitted
-
-
 @pytest.mark.parametrize(
-    ("text", "types", "value", "sure"),
+    ("text", "types", "value", "certain"),
     [
         ('"five"', "integer", "five", True),
         ("[5]", "integer", [5], True),
@@ -334,7 +227,277 @@ def test_where_nothing_is_said_json_is_a_value_and_the_rest_is_text(text: str, v
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_another_type_than_admitted_is_passed_on_and_plain_text_is_not_sure(
-    text: str, types: Any, value: Any, sure: bool
+def test_another_type_than_admitted_is_passed_on_and_plain_text_is_not_certain(
+    text: str, types: Any, value: Any, certain: bool
 ) -> None:
-    check(text, {"type": types}, value, sure)
+    check(text, {"type": types}, value, certain)
+
+
+# -- what schemas allow
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string", "nullable": True}, {"string", "null"}),
+        ({"type": "string", "enum": ["a"], "nullable": True}, {"string", "null"}),
+        ({"$ref": "#/$defs/n", "nullable": True, "$defs": {"n": {"type": "integer"}}}, {"integer", "null"}),
+        ({"type": ["string", "null"], "enum": ["a"]}, {"string", "null"}),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, {"integer", "null"}),
+        (
+            {"anyOf": [{"type": "integer"}, {"anyOf": [{"type": "array"}, {"const": True}]}]},
+            {"integer", "array", "boolean"},
+        ),
+        ({"allOf": [{"type": "number"}, {"type": ["integer", "string"]}]}, {"integer"}),
+        ({"allOf": [{"type": "number"}, {"type": "number"}]}, {"number"}),
+        ({"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"object"}),
+        ({"enum": [1, 2.5, None, True, [], {}]}, {"integer", "number", "null", "boolean", "array", "object"}),
+        ({"$ref": "#/definitions/a~1b~0c%20d", "definitions": {"a/b~c d": {"type": "null"}}}, {"null"}),
+        ({"type": "array", "anyOf": [{"$ref": "#/allOf/0"}], "allOf": [{"minItems": 1}]}, {"array"}),
+        ({"nullable": True}, None),
+        ({"type": "string", "allOf": [{"type": "integer"}]}, None),  # contradicts itself
+        ({"$ref": "#"}, None),
+        ({"$ref": "#anchor", "$defs": {}}, None),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, None),
+        ({"$ref": "#/anyOf/x", "anyOf": [{"type": "null"}]}, {"null"}),
+        ({"type": []}, None),
+        ({"type": ["string", "text"]}, None),
+        ({"type": [["string"]]}, None),
+        ({"anyOf": []}, None),
+        ({"anyOf": "string"}, None),
+        ({"anyOf": [{"type": "string"}, 5]}, None),
+        ({"enum": []}, None),
+        ({"enum": "ab"}, None),
+        (5, None),
+    ],
+)
+def test_types_that_a_schema_admits(schema: Any, types: set[str] | None) -> None:
+    assert Schema(schema).types == types
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, {"integer"}),
+        ({"properties": {"b": {"type": "integer"}}, "additionalProperties": {"type": "string"}}, {"string"}),
+        ({"anyOf": [{"properties": {"a": {"type": one}}} for one in ("null", "string")]}, {"null", "string"}),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}}, {"object"}),
+        ({"type": "object", "properties": {"a": {"$ref": "#anchor"}}}, None),
+        ({"properties": {"a": True}}, None),
+        ({"properties": {"a": None}}, None),
+    ],
+)
+def test_a_property_is_what_all_branches_say_of_it(schema: Any, types: set[str] | None) -> None:
+    found = Schema(schema).property("a")
+    assert found is not None
+    assert found.types == types
+
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/days"}}}
+PARAMETERS["$defs"] = {"days": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}},
+        {"function": {"name": "weather", "parameters": PARAMETERS}},
+        {"name": "weather", "parameters": PARAMETERS},
+        {"type": "function", "name": "weather", "parameters": PARAMETERS},
+        {"name": "weather", "input_schema": PARAMETERS},
+        {"name": "weather", "parameters": {"$ref": "#/$defs/all", "$defs": {"all": PARAMETERS} | PARAMETERS["$defs"]}},
+    ],
+    ids="-".join,
+)
+def test_tools_of_every_shape_declare_the_same(tool: Any) -> None:
+    tools = Tools([tool])
+    assert tools.declared_any
+    assert tools.knows("weather")
+    assert not tools.knows("whether")
+    assert tools.declared("weather") == {"city", "days"}
+    city, days = tools.parameter("weather", "city"), tools.parameter("weather", "days")
+    assert city is not None
+    assert city.only_text
+    assert days is not None
+    assert days.types == {"integer"}
+    assert read_value("3", city) == ("3", True)
+    assert read_value("3", days) == (3, True)
+
+
+def test_of_undeclared_parameters_and_unknown_tools_nothing_is_said() -> None:
+    tools = Tools([{"name": "weather", "parameters": PARAMETERS}])
+    for name, key in (("weather", "zip"), ("whether", "city"), (None, "city")):
+        assert tools.parameter(name, key) is None
+    assert tools.declared("whether") == tools.declared(None) == frozenset()
+    assert read_value("07 ", tools.parameter("weather", "zip")) == ("07 ", True)
+    assert read_value("7", tools.parameter("weather", "zip")) == (7, True)
+
+
+@pytest.mark.parametrize("nothing", [None, [], ()])
+def test_without_tools_every_name_may_be_one(nothing: Any) -> None:
+    tools = Tools(nothing)
+    assert not tools.declared_any
+    assert tools.knows("anything")
+    assert tools.parameter("anything", "a") is None
+    assert tools.declared("anything") == frozenset()
+
+
+def test_the_last_of_two_tools_of_one_name_counts() -> None:
+    tools = Tools([{"name": "f", "parameters": {"properties": {key: {}}}} for key in "ab"])
+    assert tools.declared("f") == {"b"}
+
+
+def test_what_is_no_tool_is_left_out() -> None:
+    rows: list[Any] = [5, None, {}, {"name": 5}, {"function": 5}, {"function": {}}, {"name": "f", "parameters": 5}]
+    tools = Tools(rows)
+    assert tools.declared_any
+    assert tools.knows("f")
+    assert not tools.knows("5")
+    assert tools.declared("f") == frozenset()
+
+
+# -- laws
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "x", "'a'", "[1,]", "{a: 1}", "01", "1.", "+1", "1 2", "True", "None", '"\n"', "\ufeff1", "\u00a01"),
+        *("NaN", "Infinity", "-Infinity", "[NaN]", "1e999", "[-1e999]", "[" * DEEP, '{"a":' * DEEP, "9" * 5000),
+        "[" * DEEP + "]" * DEEP,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_is_not_strict_json_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        read_json(text)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.sampled_from([None, 2]), st.booleans())
+def test_json_is_read_as_it_was_written(value: Any, indent: int | None, ascii_only: bool) -> None:
+    assert typed(read_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only))) == typed(value)
+
+
+def type_of(value: Any) -> str:
+    names = {type(None): "null", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    return names[type(value)]
+
+
+VALUES = JSON.filter(lambda value: not isinstance(value, str))
+SPACE = st.text(" \t\n\r", max_size=3)
+
+
+@given(value=VALUES, more=st.sets(st.sampled_from(TYPES)), before=SPACE, after=SPACE)
+@example(value=5.0, more={"integer"}, before="", after="")
+def test_json_of_an_admitted_type_is_that_value(value: Any, more: set[str], before: str, after: str) -> None:
+    text = before + json.dumps(value) + after
+    check(text, {"type": sorted(more | {type_of(value)})}, value)
+    check(text, {"anyOf": [{"type": one} for one in sorted(more | {type_of(value)})]}, value)
+
+
+@given(st.lists(JSON, max_size=4) | st.dictionaries(st.text(), JSON, max_size=4), st.booleans())
+def test_what_repr_writes_is_that_value_where_its_type_is_admitted(value: Any, strings_too: bool) -> None:
+    check(repr(value), {"type": [type_of(value), "string"] if strings_too else type_of(value)}, value)
+
+
+@given(text=st.text(), schema=st.sampled_from([{"type": sorted({"string", one})} for one in TYPES]))
+def test_text_among_other_types_is_itself_or_what_it_spells(text: str, schema: Any) -> None:
+    value, certain = read_value(text, Schema(schema))
+    assert certain
+    if isinstance(value, str):
+        assert value == text
+    else:
+        assert type_of(value) in {*schema["type"], "integer"}
+
+
+WORDS = ["type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "nullable", "properties", "items", "a", "$defs"]
+REFERENCES = [
+    "#",
+    "#/$defs/a",
+    "#/properties/a",
+    "#/anyOf/0",
+    "#/allOf/0",
+    "#/$defs/a/items",
+    "#/-1",
+    "other",
+    "#/a/~2",
+]
+GARBAGE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 2)
+    | st.floats()
+    | st.sampled_from([*TYPES, *REFERENCES, "a", "", b"x"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner)
+        | st.dictionaries(st.sampled_from(WORDS) | st.sampled_from([None, 5]), inner, max_size=5)
+        | st.fixed_dictionaries({}, optional={"$ref": st.sampled_from(REFERENCES), "$defs": inner, "anyOf": inner})
+    ),
+    max_leaves=25,
+)
+TEXTS = st.text() | JSON.map(json.dumps) | JSON.map(repr) | st.text("[]{}'\":,\\1Tne- ", max_size=20)
+
+
+@given(text=TEXTS, schema=GARBAGE)
+def test_no_schema_and_no_text_raises(text: str, schema: Any) -> None:
+    read = Schema(schema)
+    for one in (read, read.property("a"), read.items()):
+        value, certain = read_value(text, one)
+        types = None if one is None else one.types
+        assert types is None or (types and types <= set(TYPES))
+        assert certain or (value == text and types is not None and "string" not in types)
+        assert not (one is not None and one.only_text) or value == text
+        assert isinstance(value, float) is False or math.isfinite(value)
+        if value != text:
+            json.dumps(value, allow_nan=False)
+
+
+@given(tool=GARBAGE, parameters=GARBAGE, text=TEXTS)
+def test_no_tool_raises(tool: Any, parameters: Any, text: str) -> None:
+    rows: list[Any] = [tool, {"name": "f", "parameters": parameters}, {"name": "g", "input_schema": parameters}]
+    tools = Tools(rows)
+    assert tools.declared("f") == tools.declared("g")
+    assert all(isinstance(key, str) for key in tools.declared("f"))
+    for key in ("a", *tools.declared("f")):
+        one, other = (read_value(text, tools.parameter(name, key)) for name in "fg")
+        assert (typed(one[0]), one[1]) == (typed(other[0]), other[1])
+    assert all(tools.parameter("f", key) is not None for key in tools.declared("f"))
+
+
+def chain(word: str, length: int) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(length):
+        schema = {word: [schema]}
+    return schema
+
+
+def doubling(word: str, length: int) -> Any:
+    """Every definition refers twice to the next: as many ways as 2 to the power of the length."""
+    definitions: Any = {str(i): {word: [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(length)}
+    return {"$ref": "#/$defs/0", "$defs": definitions | {str(length): {"type": "string"}}}
+
+
+def knot(word: str) -> Any:
+    schema: Any = {"type": "string"}
+    schema[word] = [schema, schema, {"properties": {"a": schema}}]
+    return schema
+
+
+@pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])
+def test_schemas_without_end_are_read_in_time(word: str) -> None:
+    assert Schema(chain(word, 20)).only_text
+    assert Schema(chain(word, DEEP)).types is None
+    assert Schema(doubling(word, 60)).only_text
+    assert Schema(knot(word)).types in (None, {"string"})
+    circle = {word: [{"$ref": "#"}, {"$ref": "#"}], "properties": {"a": {"type": "null"}}}
+    assert Schema(circle).types is None
+    assert Tools([{"name": "f", "parameters": circle}]).declared("f") == {"a"}
+    assert Tools([{"name": "f", "parameters": knot(word)}]).declared("f") == {"a"}

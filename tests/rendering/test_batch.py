@@ -51,7 +51,3 @@ def test_tools_for_each_have_to_be_as_many() -> None:
 def test_what_is_no_list_of_conversations_is_refused(given: Any) -> None:
     with pytest.raises(InputError, match="must be a list of conversations"):
         RENDERER.render_batch(given)
-
-
-def test_no_conversations_are_no_renderings() -> None:
-    assert RENDERER.render_batch([]) == []

@@ -8,14 +8,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,12 +32,9 @@ from tests.conversations import (
 )
 from tests.support import examples, make_renderer, rendered, some
 from tokentrace import InputError, RenderedTokens, create_renderer
-from tokentrace.cli import main
-from tokentrace.data import TokenizeSettings, tokenize_rows
-from tokentrace.errors import LostTextError, LostTextWarning, RendererError
-from tokentrace.parsing import UnreadableKind
+from tokentrace.errors import LostTextError, LostTextWarning
 from tokentrace.pocket import POCKET
-from tokentrace.rendering.lost import BOOKKEEPING, PAST_REASONING, LostPolicy
+from tokentrace.rendering.lost import BOOKKEEPING, PAST_REASONING
 
 THOUGHT = assistant("Hello!", reasoning="They greet me.")
 
@@ -218,12 +212,6 @@ def test_fields_that_nobody_reads_are_lost_and_bookkeeping_is_not() -> None:
     assert {"id", "tool_call_id", "name", "train", "weight"} <= BOOKKEEPING
 
 
-def test_a_part_of_a_text_can_be_lost() -> None:
-    source = "{% for m in messages %}{{ m.content.split('|')[0] }}{% endfor %}"
-    tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user("said | unsaid")])
-    assert [(one.text, one.why) for one in tokens.lost] == [("| unsaid", "the template leaves out a part of it")]
-
-
 SLICES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=3)
 WORD = st.text(alphabet='abAB 1é\n"', min_size=1, max_size=12)
 
@@ -245,13 +233,6 @@ def test_a_text_of_which_slices_are_written_is_lost_unless_they_hold_all_of_it(
         assert [(one.message, one.field) for one in tokens.lost] == [(0, "content")]
         assert set(left_out) <= set(tokens.lost[0].text) | set(" \n")
     assert all(piece in said for one in tokens.lost for piece in one.text.split("…"))
-
-
-@pytest.mark.parametrize("twice", ["{{ m.content[:5] }}" * 2, "{{ m.content[:5] + m.content[:5] }}"])
-def test_equal_lengths_prove_nothing(twice: str) -> None:
-    source = "{% for m in messages %}" + twice + "{% endfor %}"
-    tokens = create_renderer(POCKET, chat_template=source, lost="ignore").render([user("hello worl")])
-    assert [(one.text, one.why) for one in tokens.lost] == [(" worl", "the template leaves out a part of it")]
 
 
 _ALTERED = ["message 0, content: text is not written as in the message"]
@@ -308,65 +289,6 @@ def test_an_error_names_message_and_field() -> None:
     assert renderer.render([HI]).lost == []
 
 
-@pytest.mark.parametrize(
-    ("family", "setting", "messages"),
-    [("llama-3.1", "ignore", [HI, THOUGHT]), ("qwen3", "warn", [HI, THOUGHT, user("Bye")])],
-)
-def test_nothing_is_said_where_it_is_ignored_or_where_nothing_is_lost(
-    family: str, setting: str, messages: list[dict[str, Any]]
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert bool(make_renderer(family, lost=setting).render(messages).lost) == (setting == "ignore")
-
-
-def test_the_setting_is_checked() -> None:
-    with pytest.raises(RendererError, match="lost is one of 'warn', 'error', 'ignore'"):
-        create_renderer(POCKET, lost="raise")
-    assert create_renderer(POCKET).lost is LostPolicy.WARN
-
-
-# -- rows and the command line
-
-
-def test_a_row_that_loses_text_is_a_bad_row() -> None:
-    rows = [{"messages": [HI | extra, assistant("Yes.")]} for extra in ({}, {"note": "Be kind."})]
-    good, bad = tokenize_rows(TokenizeSettings(str(POCKET)), rows)
-    assert (good.bad, len(good.samples)) == (None, 1)
-    assert bad.bad is not None
-    assert (bad.bad.kind, bad.bad.message, bad.bad.field) == ("LostTextError", 0, "note")
-    kept = list(tokenize_rows(TokenizeSettings(str(POCKET), lost="ignore"), rows))
-    assert [one.bad for one in kept] == [None, None]
-
-
-def test_the_command_line_shows_what_is_lost_and_what_was_changed(tmp_path: Path) -> None:
-    path = tmp_path / "chat.json"
-    path.write_text(json.dumps([user(text("One.", "Two.")) | {"note": "Be kind."}]), encoding="utf-8")
-    source = tmp_path / "template.jinja"
-    source.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", encoding="utf-8")
-    shown = CliRunner().invoke(main, ["render", str(path), "--chat-template", str(source)])
-    assert shown.exit_code == 0
-    assert "# lost: message 0, note: the template does not write it: 'Be kind.'" in shown.output
-    assert "# changed: message 0, content: text parts joined" in shown.output
-    as_given = CliRunner().invoke(
-        main, ["render", str(path), "--chat-template", str(source), "--messages", "as_given", "--format", "json"]
-    )
-    assert json.loads(as_given.stdout)["changes"] == []
-    failed = CliRunner().invoke(main, ["render", str(path), "--chat-template", str(source), "--fail-on-lost"])
-    assert failed.exit_code == 2
-    assert "Be kind." in failed.output
-
-
-def test_losses_are_found_in_parts_too() -> None:
-    messages = [HI, assistant(text("One.", "Two."))]
-    found = make_renderer("qwen3", messages="as_given").find_unreadable(messages)
-    assert [(one.field, one.kind) for one in found] == [
-        ("content.0.text", UnreadableKind.DROPPED),
-        ("content.1.text", UnreadableKind.DROPPED),
-    ]
-    assert make_renderer("qwen3").find_unreadable(messages) == []
-
-
 # -- the bridge
 
 
@@ -394,12 +316,6 @@ def test_new_messages_of_a_bridge_take_the_form_that_the_template_reads() -> Non
     assert (plain.changes, [change.field for change in parts.changes]) == ([], ["content"])
     with pytest.raises(InputError, match=r"message 0, content\.0: is a part of type 'image'"):
         renderer.bridge_to_next_turn(prompt, answer, [user([{"type": "image"}])])
-
-
-def test_two_reasonings_of_one_length_do_not_hide_each_other() -> None:
-    message = {"role": "assistant", "content": "ok", "reasoning": "abc", "reasoning_content": "xyz"}
-    rendered = make_renderer("qwen3").render([{"role": "user", "content": "q"}, message])
-    assert [(row.message, row.field, row.text) for row in rendered.lost] == [(1, "reasoning", "abc")]
 
 
 def test_texts_beside_what_calls_have_are_lost() -> None:

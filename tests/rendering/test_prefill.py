@@ -71,13 +71,6 @@ def test_parts_are_continued_where_the_template_reads_strings() -> None:
     assert rendered.text.endswith("The answer\nis")
 
 
-def test_history_settings_hold_for_what_is_left_open() -> None:
-    messages = [HI, assistant("Hello!", reasoning="They greet me."), user("Bye"), assistant("Good")]
-    rendered = make_renderer("qwen3", preserve_all_thinking=True).render(messages, continue_final_message=True)
-    assert "They greet me." in rendered.text
-    assert rendered.text.endswith("Good")
-
-
 @pytest.mark.parametrize(
     ("messages", "said", "message"),
     [
@@ -95,8 +88,3 @@ def test_a_template_that_does_not_show_the_content_cannot_continue_it() -> None:
     renderer = create_renderer(POCKET, chat_template="{% for m in messages %}{{ m.role }}{% endfor %}", lost="ignore")
     with pytest.raises(TemplateError, match="could be continued"):
         renderer.render([HI, assistant("Well")], continue_final_message=True)
-
-
-def test_a_new_message_and_an_old_one_cannot_both_be_asked_for() -> None:
-    with pytest.raises(InputError, match="ask for one of them"):
-        create_renderer(POCKET).render(BEGUN["a word"], add_generation_prompt=True, continue_final_message=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support import SPECIAL, tokenizer_json_for
-from tokentrace import RenderedTokens, create_renderer, create_renderer_pool
+from tokentrace import RenderedTokens, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.tokens import Tokenizer
 
@@ -104,17 +104,6 @@ def test_the_generation_prompt_is_found_where_the_last_message_stands_outside_ev
     rendered = create_renderer(tokenizer, chat_template=source).render(MESSAGES[1:2], add_generation_prompt=True)
     prompt = [token for token, field in zip(rendered.tokens(), rendered.fields, strict=True) if "prompt" in field]
     assert "".join(prompt) == "<|im_start|>bot "
-
-
-def test_a_pool_lends_each_renderer_to_one_at_a_time() -> None:
-    pool = create_renderer_pool(POCKET, size=2)
-    with pool.checkout() as one, pool.checkout() as other:
-        assert one is not other
-        assert one.render_ids(MESSAGES) == other.render_ids(MESSAGES)
-        with pytest.raises(Exception, match="no renderer came free"), pool.checkout(timeout=0.01):
-            pass
-    with pool.checkout() as again:
-        assert again in (one, other)
 
 
 def test_a_notebook_shows_it(rendered: RenderedTokens) -> None:

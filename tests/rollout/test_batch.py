@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.faults import Fault, FaultyEngine
-from tokentrace import InputError, create_renderer
+from tokentrace import create_renderer
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import Summary, grouped, run_rollouts
@@ -101,42 +101,6 @@ def test_cancelling_keeps_what_is_finished(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_rollout_that_is_being_written_when_cancelled_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = RolloutStore(tmp_path)
-    finish = store.finish
-
-    async def go() -> None:
-        loop = asyncio.get_running_loop()
-
-        def slow(rollout: Rollout) -> None:
-            loop.call_soon_threadsafe(running.cancel)
-            finish(rollout)
-
-        monkeypatch.setattr(store, "finish", slow)
-        running = asyncio.create_task(run_rollouts(Agent(scripted(), RENDERER), TASKS[:1], concurrency=1, store=store))
-        await asyncio.wait([running])
-        assert store.is_finished("q0"), "it is there when the run ends, not some time later"
-
-    asyncio.run(go())
-    store.close()
-
-
-def test_what_goes_wrong_outside_of_rollouts_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = RolloutStore(tmp_path)
-
-    def full(_: Rollout) -> None:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(store, "finish", full)
-    with pytest.raises(OSError, match="the disk is full"):
-        asyncio.run(run_rollouts(Agent(scripted(), RENDERER), TASKS, store=store))
-    store.close()
-    with pytest.raises(InputError, match="concurrency must be at least 1, not 0"):
-        asyncio.run(run_rollouts(Agent(scripted(), RENDERER), TASKS, concurrency=0))
-
-
 def test_failures_are_counted_and_the_others_go_on() -> None:
     engine = scripted()
     engine.faults.extend([None, Fault.GARBAGE, None])
@@ -146,21 +110,6 @@ def test_failures_are_counted_and_the_others_go_on() -> None:
     assert summary.described()["samples_per_rollout"] == 0.8, "the one that died had sampled nothing"
     assert math.isnan(Summary().reward)
     assert Summary().described()["tokens_per_second"] is None
-
-
-def test_odd_rewards_are_failures_and_not_rows_that_cannot_be_written() -> None:
-    for reward in (math.nan, math.inf):
-        agent = Agent(scripted(), RENDERER, reward=lambda _, value=reward: value)
-        rollout = asyncio.run(agent.run(TASKS[0]))
-        assert (rollout.end, rollout.reward) == (End.FAILED, None)
-        assert "the reward is" in rollout.notes[-1]
-
-
-def test_a_turn_has_no_more_tokens_than_the_sampling_allows() -> None:
-    engine = scripted()
-    rollout = asyncio.run(Agent(engine, RENDERER, sampling=SamplingParams(3)).run(TASKS[0]))
-    assert engine.requests[0].sampling.max_tokens == 3
-    assert (rollout.end, rollout.trajectory.num_sampled) == (End.LENGTH, 3)
 
 
 def test_functions_that_hang_hold_up_neither_other_calls_nor_the_end(tmp_path: Path) -> None:
@@ -183,21 +132,3 @@ def test_functions_that_hang_hold_up_neither_other_calls_nor_the_end(tmp_path: P
     gate.set()
     store.close()
     assert (summary.rollouts, summary.tool_errors, summary.ends) == (80, 80, {"answer": 80})
-
-
-def test_a_function_that_exits_or_stops_is_a_result_like_any_other() -> None:
-    def leave() -> str:
-        """Leave."""
-        raise SystemExit(3)
-
-    def stop() -> str:
-        """Stop."""
-        raise StopIteration
-
-    calls = "".join(f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>' for name in ("leave", "stop"))
-    turns = iter([RENDERER.tokenizer.encode(f"{calls}<|end|>"), ANSWER])
-    engine = FaultyEngine(lambda *_: next(turns), vocab_size=RENDERER.tokenizer.vocabulary.size)
-    rollout = asyncio.run(Agent(engine, RENDERER, tools=as_tools([leave, stop])).run(TASKS[0]))
-    assert rollout.end is End.ANSWER
-    assert rollout.messages[2]["content"] == "error: RuntimeError: SystemExit: 3"
-    assert rollout.messages[3]["content"].startswith("error: RuntimeError")

@@ -16,15 +16,13 @@ from tests.engines.faults import Fault, FaultyEngine
 from tests.trajectory.checker import check_trajectory
 from tokentrace import InputError, create_renderer
 from tokentrace.engines.protocol import Completion, SamplingParams
-from tokentrace.errors import LostTextWarning
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.batch import grouped, named, row_task, run_rollouts
+from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.ends import FAILED_ENDS
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore, group_advantages
-from tokentrace.rollout.tools import BaseTool, FunctionTool, ToolResult, function_schema
-from tokentrace.samples.trajectories import trajectory_samples
+from tokentrace.rollout.tools import BaseTool, FunctionTool, function_schema
 
 RENDERER = create_renderer(POCKET)
 QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
@@ -91,14 +89,6 @@ def valued(count: int, name: str = "") -> list[Task]:
     return [Task(QUESTION, name=name, tool_settings={"look": {"value": number}}) for number in range(count)]
 
 
-def test_unnamed_tasks_do_not_share_instances_or_rewards() -> None:
-    done: list[Rollout] = []
-    asyncio.run(run_rollouts(agent(CALL, ANSWER, tools=[Table()]), valued(8), done=done.append))
-    assert {one.task.name: one.reward for one in done} == {f"task-{number:05d}": number for number in range(8)}
-    assert all(one.messages[2]["content"] == f"{one.reward:.0f}" for one in done)
-    assert len({one.trajectory.name for one in done}) == 8
-
-
 @pytest.mark.parametrize("name", ["", "same"])
 def test_rollouts_of_one_name_that_are_under_way_together_are_told_apart(name: str) -> None:
     """A group made by hand: the same task many times over, or tasks without names."""
@@ -113,16 +103,6 @@ def test_rollouts_of_one_name_that_are_under_way_together_are_told_apart(name: s
     assert len(one.engine.counts) == 8  # what the engine is told, too
     again = asyncio.run(one.run(valued(1, "same")[0]))
     assert again.instance == "same", "a name is free again when its rollout is over"
-
-
-def test_names_depend_on_the_place_alone_and_a_run_goes_on_with_them(tmp_path: Path) -> None:
-    tasks = [Task(QUESTION), Task(QUESTION, name="given"), Task(QUESTION)]
-    assert [task.name for task in named(tasks)] == ["task-00000", "given", "task-00002"]
-    for count in (2, 3):
-        store = RolloutStore(tmp_path)
-        summary = asyncio.run(run_rollouts(agent(), tasks[:count], store=store))
-        assert (summary.rollouts, summary.resumed) == (count, 0 if count == 2 else 2)
-        store.close()
 
 
 def test_a_name_that_is_there_twice_is_refused_before_anything_runs() -> None:
@@ -176,20 +156,6 @@ def test_a_reward_that_hangs_is_given_up_and_what_was_sampled_is_kept(blocks: bo
     gate.set()
     assert (rollout.end, rollout.reward, rollout.notes) == (End.HUNG, None, ["the reward took longer than 0.01 s"])
     assert rollout.trajectory.num_sampled == len(RENDERER.tokenizer.encode(ANSWER))
-
-
-def test_a_reward_that_blocks_holds_up_no_other_rollout() -> None:
-    others = threading.Event()
-
-    def reward(rollout: Rollout) -> float:
-        if rollout.task.name == "task-00000":
-            assert others.wait(60), "nobody else came to its end meanwhile"
-        else:
-            others.set()
-        return 1.0
-
-    summary = asyncio.run(run_rollouts(agent(reward=reward), [Task(QUESTION)] * 2))
-    assert (summary.ends, summary.rewards) == ({"answer": 2}, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("where", ["engine", "tool", "user"])
@@ -281,14 +247,6 @@ def test_what_failed_has_no_reward_anywhere(fail: Callable[[], Rollout], tmp_pat
     store.close()
 
 
-def test_a_failed_row_does_not_take_the_reward_of_its_data(tmp_path: Path) -> None:
-    store = RolloutStore(tmp_path)
-    store.finish(failing_engine())
-    (sample,) = store.samples()
-    assert (sample.reward, sample.trained > 0) == (None, True)
-    store.close()
-
-
 def test_advantages_are_those_of_the_rollouts_that_succeeded(tmp_path: Path) -> None:
     def reward(rollout: Rollout) -> float:
         return [1.0, 1 / 0 if rollout.task.metadata["member"] == 1 else 3.0][min(rollout.task.metadata["member"], 1)]
@@ -310,59 +268,9 @@ def test_a_reward_that_is_no_number_fails_the_rollout(odd: Any) -> None:
     rollout = run(reward=lambda _: odd)
     assert (rollout.end, rollout.reward) == (End.FAILED, None)
     assert "it must be a finite number" in rollout.notes[-1]
-    call = run(CALL, ANSWER, tools=[Odd(odd)])
-    assert (call.end, call.reward) == (End.FAILED, None)
-
-
-class Odd(BaseTool):
-    def __init__(self, reward: Any) -> None:
-        super().__init__(tool_schema=function_schema(look))
-        self._reward = reward
-
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        return ToolResult("42", self._reward)
-
-
-def test_rewards_may_be_of_any_kind_of_number() -> None:
-    for given, kept in ((np.float32(0.5), 0.5), (np.int64(2), 2.0), (True, 1.0), (None, None)):
-        rollout = run(reward=lambda _, given=given: given)
-        assert (rollout.end, rollout.reward, type(rollout.reward)) == (End.ANSWER, kept, type(kept))
 
 
 # -- turns
-
-
-def test_rewards_metrics_and_cached_tokens_of_each_turn_reach_the_disk_and_the_rows(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-
-    class Measured(Table):
-        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-            return "42", 0.5, {"rows": 3}
-
-    task = Task(QUESTION, name="one", tool_settings={"look": {"value": 1}})
-    rollout = run(CALL, ANSWER, task=task, tools=[Measured()], interaction=User())
-    assert rollout.reward == 1 + 0.5 + 0.25
-    store = RolloutStore(tmp_path)
-    store.finish(rollout)
-    store.close()
-    store = RolloutStore(tmp_path)
-    (row,) = store.finished
-    assert [(turn["reward"], turn["cached_tokens"], turn["metrics"]) for turn in row["turns"]] == [
-        (0.5, 0, [{"tool": "look", "rows": 3}]),
-        (0.25, 10, [{"interaction": "User", "mood": "good"}]),
-        (0.0, 20, []),
-    ]
-    assert (row["metrics"]["cached_tokens"], row["metrics"]["reward"]) == (30, 1.75)
-    (made,) = parquet.read_table(store.write_rows()).to_pylist()
-    store.close()
-    assert (made["reward"], made["end"]) == (1.75, "user")
-    assert made["labels"] == trajectory_samples(rollout.trajectory)[0].labels.tolist()
-    turns = rollout.trajectory.turns()
-    assert [(one["start"], one["stop"]) for one in made["turns"]] == [(turn.start, turn.stop) for turn in turns]
-    assert [(one["reward"], one["cached_tokens"]) for one in made["turns"]] == [(0.5, 0), (0.25, 10), (0.0, 20)]
-    assert [one["prompt_tokens"] for one in made["turns"]] == [turn.start for turn in turns]
-    assert made["turns"][0]["metrics"] == '[{"tool": "look", "rows": 3}]'
-    assert '"cached_tokens": 30' in made["metrics"]
 
 
 def test_a_tool_that_cannot_be_released_is_noted() -> None:
@@ -391,83 +299,6 @@ ODD_BUDGETS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, all_ in ODD_BUDGETS.items() for value in all_])
-def test_an_odd_budget_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"^{name} "):
-        Budget(**{name: value})
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    budget = Budget(turns=np.int64(3), seconds=np.float32(2), result_keep="tail")
-    assert (type(budget.turns), type(budget.seconds), budget.result_keep) == (int, float, "tail")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"messages": None}, "messages must be a list"),
-        ({"messages": "What?"}, "messages must be a list"),
-        ({"name": 3}, "name must be text, not 3"),
-        ({"name": "\ud800"}, "name must be text"),
-        ({"tools": "look"}, "tools must be a list"),
-        ({"tool_settings": {"look": 3}}, r"tool_settings\['look'\] must be a mapping, not 3"),
-        ({"tool_settings": [1]}, "tool_settings must be a mapping"),
-        ({"interaction_settings": {1: 2}}, "interaction_settings must be a mapping"),
-        ({"metadata": {"a": math.nan}}, "metadata cannot be stored as JSON"),
-        ({"metadata": {"a": object()}}, "metadata cannot be stored as JSON"),
-        ({"metadata": 3}, "metadata must be a mapping"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_an_odd_task_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        Task(**{"messages": QUESTION, **options})
-
-
-@pytest.mark.parametrize("name", ["engine", "renderer", "sampling", "interaction", "reward", "budget", "tools"])
-def test_an_odd_agent_is_refused_by_name(name: str) -> None:
-    given: dict[str, Any] = {"engine": Engine(ANSWER), "renderer": RENDERER, name: {"turns": 3}}
-    with pytest.raises(InputError, match=f"^{name} must be"):
-        Agent(given.pop("engine"), given.pop("renderer"), **given)
-    with pytest.raises(InputError, match="3 is neither a function nor a BaseTool"):
-        agent(tools=[3])
-
-
-def test_odd_settings_of_a_run_are_refused_by_name() -> None:
-    for options, said in (
-        ({"concurrency": 0}, "concurrency must be at least 1"),
-        ({"concurrency": math.nan}, "concurrency must be a whole number"),
-        ({"seed": -1}, "seed must be at least 0"),
-        ({"seed": "1"}, "seed must be a whole number"),
-        ({"patience": 5.0}, "patience must be a Patience, not 5.0"),
-        ({"store": "runs/7"}, "store must be a RolloutStore, not 'runs/7'"),
-        ({"tasks": None}, "tasks must be a list of tasks, not None"),
-        ({"agent": RENDERER}, "agent must be a Agent"),
-    ):
-        given: dict[str, Any] = {"agent": agent(), "tasks": [Task(QUESTION)], **options}
-        with pytest.raises(InputError, match=said):
-            asyncio.run(run_rollouts(given.pop("agent"), given.pop("tasks"), **given))
-    with pytest.raises(InputError, match="size of a group must be at least 1"):
-        grouped([], 0)
-
-
-def test_settings_for_a_tool_that_is_not_there_are_refused_with_the_nearest() -> None:
-    rollout = run(tools=[look], task=Task(QUESTION, name="one", tool_settings={"lok": {"value": 1}}))
-    assert rollout.end is End.FAILED
-    assert rollout.notes == ["there are settings for a tool 'lok', and there is none; did you mean 'look'?"]
-
-
-def test_numbers_that_json_cannot_hold_become_text_in_a_tasks_metadata() -> None:
-    task = row_task({"prompt": "?", "score": math.nan, "most": math.inf, "deep": [{"x": -math.inf}]})
-    deep: Any = []
-    for _ in range(100_000):
-        deep = [deep]
-    for odd in (deep, {(1, 2): 3}):
-        with pytest.raises(InputError, match="columns cannot be kept as metadata"):
-            row_task({"prompt": "?", "odd": odd})
-    assert task.metadata == {"score": "NaN", "most": "Infinity", "deep": [{"x": "-Infinity"}]}
-
-
 def test_whatever_a_renderer_raises_fails_that_rollout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise KeyError("no such thing")
@@ -476,10 +307,3 @@ def test_whatever_a_renderer_raises_fails_that_rollout_alone(monkeypatch: pytest
     monkeypatch.setattr(one, "_begin", broken)
     rollout = asyncio.run(one.run(Task(QUESTION, name="one")))
     assert (rollout.end, rollout.notes) == (End.FAILED, ["KeyError: 'no such thing'"])
-
-
-def test_text_that_reaches_no_token_is_noted() -> None:
-    task = Task([{"role": "user", "content": "What?", "colour": "red"}], name="one")
-    with pytest.warns(LostTextWarning):
-        rollout = run(task=task)
-    assert rollout.notes == ["message 0, colour: the template does not write it: 'red'"]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokentrace import create_renderer, load_trajectory
+from tokentrace import create_renderer
 from tokentrace.engines.protocol import Completion, EngineRefusal, EngineUnavailable, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.patience import EngineDown, Outage, Patience
-from tokentrace.rollout.store import TRAJECTORIES, RolloutStore, file_name
+from tokentrace.rollout.store import RolloutStore
 
 RENDERER = create_renderer(POCKET)
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
@@ -104,7 +104,7 @@ def test_a_run_waits_for_an_engine_that_is_down_and_goes_on_as_if_nothing_had_ha
     assert said[-1] is None
     first = said[0]
     assert first is not None
-    assert (first.reason, first.waited, first.pause, first.left) == ("connection refused", 0, 1, 60)
+    assert (first.reason, first.waited, first.pause, first.remaining) == ("connection refused", 0, 1, 60)
     assert "all rollouts wait: asking again in 1 s, the run stops in 60 s; connection refused" in str(first)
 
 
@@ -119,18 +119,15 @@ def test_a_run_whose_patience_runs_out_stops_and_goes_on_later(tmp_path: Path) -
     finished = {row["name"] for row in store.finished}
     assert finished
     assert {row["metrics"]["end"] for row in store.finished} == {"answer"}, "no rollout pays for it"
-    partial = [
-        name for name in store.unfinished if (tmp_path / TRAJECTORIES / f"{file_name(name)}.partial.tt").exists()
-    ]
+    partial = [one for name in store.unfinished if (one := store.recorded(Task([], name))) is not None]
     assert partial, "what was sampled until then is on the disk"
-    for name in partial:
-        kept = load_trajectory(tmp_path / TRAJECTORIES / f"{name}.partial.tt").trajectory
-        assert whole[name][: len(kept)] == kept.stream().tolist()
+    for one in partial:
+        assert whole[one.task.name][: len(one.trajectory)] == one.trajectory.stream().tolist()
     store.close()
     store = RolloutStore(tmp_path)
     run(Engine(), Patience(), store)
     assert {row["name"]: trajectory.stream().tolist() for row, trajectory in store.trajectories()} == whole
-    assert not list((tmp_path / TRAJECTORIES).glob("*.partial.tt"))
+    assert store.unfinished == []
     store.close()
 
 
@@ -174,12 +171,3 @@ def test_waiting_for_the_engine_is_not_the_rollouts_time() -> None:
         rollout = runner.run(agent(engine, budget=Budget(seconds=10)).run(TASKS[0], patience=patience))
     assert clock.now > 99
     assert (rollout.end, rollout.turns) == (End.ANSWER, 2)
-
-
-def test_no_patience_stops_at_once_and_an_agent_alone_has_none() -> None:
-    engine = Engine()
-    engine.refuses = lambda *_: EngineUnavailable("down")
-    with pytest.raises(EngineDown):
-        run(engine, Patience(0))
-    rollout = asyncio.run(agent(engine).run(TASKS[0]))
-    assert (rollout.end, rollout.reward) == (End.ENGINE, None)

@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import functools
-import json
 import os
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.trajectory.checker import check_trajectory
 from tokentrace import InputError, Trajectory, create_renderer
-from tokentrace.data.tables import read_metadata
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.errors import TrajectoryError
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
+from tokentrace.rollout.record import TurnMetrics
 from tokentrace.rollout.store import (
-    JOURNAL,
-    ROWS,
     RUN,
-    TRAJECTORIES,
-    JournalWarning,
+    STORE,
     RolloutStore,
     check_run,
     discard_run,
-    file_name,
     group_advantages,
 )
-from tokentrace.trajectory import storage
+from tokentrace.store.opening import open_store
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +40,9 @@ def a_rollout(name: str, reward: float | None = 1.0, end: End = End.ANSWER, **me
     trajectory.begin([1, 2, 3], messages=1)
     trajectory.append_completion([7, 8], [-0.5, -0.25], finish_reason="stop")
     task = Task([{"role": "user", "content": "?"}], name=name, metadata=metadata)
-    return Rollout(task, trajectory, [], list(task.messages), end=end, reward=reward)
+    messages = [*task.messages, {"role": "assistant", "content": "7"}]
+    turn = TurnMetrics(prompt_tokens=3, sampled=2, finish_reason="stop")
+    return Rollout(task, trajectory, [], messages, end=end, reward=reward, per_turn=[turn])
 
 
 def stored(folder: Path, *rollouts: Rollout) -> RolloutStore:
@@ -64,243 +53,19 @@ def stored(folder: Path, *rollouts: Rollout) -> RolloutStore:
     return store
 
 
-def test_a_rollout_is_on_the_disk_before_the_journal_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = stored(tmp_path)
-    journal = tmp_path / JOURNAL
-    store.start("one")
-
-    def save(*_: object) -> None:
-        assert b"finished" not in journal.read_bytes()
-        raise OSError("the disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("tokentrace.rollout.store.save_trajectory", save)
-        with pytest.raises(OSError, match="full"):
-            store.finish(a_rollout("one"))
-    assert (store.finished, store.unfinished) == ([], ["one"])
-    store.finish(a_rollout("one"))
-    assert store.is_finished("one")
-    store.close()
-    again = RolloutStore(tmp_path)
-    ((row, trajectory),) = again.trajectories()
-    assert (row["name"], row["metrics"]["reward"], trajectory.num_sampled) == ("one", 1.0, 2)
-    (sample,) = again.samples()
-    assert (sample.reward, sample.trained) == (1.0, 2)
-    again.close()
-
-
-@functools.cache
-def journal_lines() -> list[bytes]:
-    """The journal of two finished rollouts, one that was run again, and one that was only started."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = stored(Path(folder), a_rollout("é one"), a_rollout("two", None, End.ENGINE), a_rollout("three"))
-        store.run_again(["engine"])
-        store.start("four")
-        store.close()
-        return (Path(folder) / JOURNAL).read_bytes().splitlines(keepends=True)
-
-
-def records(store: RolloutStore) -> tuple[list[str], list[str]]:
-    return sorted(str(row["name"]) for row in store.finished), sorted(store.unfinished)
-
-
-def reopened(folder: Path, lines: Sequence[bytes]) -> RolloutStore:
-    (folder / JOURNAL).write_bytes(b"".join(lines))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return RolloutStore(folder)
-
-
-@given(data=st.data())
-def test_a_torn_line_costs_its_own_record_alone_and_is_reported(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        lines = journal_lines()
-        victim = data.draw(st.integers(0, len(lines) - 1), "line")
-        others = [*lines[:victim], *lines[victim + 1 :]]
-        store = reopened(path, others)
-        expected = records(store)
-        store.close()
-
-        line = lines[victim]
-        at = data.draw(st.integers(1, len(line) - 2), "byte")
-        torn = line[:at]
-        if data.draw(st.booleans(), "interleaved"):  # a part of another record inside of it
-            other = data.draw(st.sampled_from(lines), "other")
-            torn += other[: data.draw(st.integers(2, len(other) - 2), "part")] + line[at:-1]
-        is_last = victim == len(lines) - 1
-        ended = b"" if is_last and data.draw(st.booleans(), "cut off") else b"\n"
-        store = reopened(path, [*lines[:victim], torn + ended, *lines[victim + 1 :]])
-        assert records(store) == expected
-        assert [problem.line for problem in store.unreadable] == [victim + 1]
-        store.start("next")
-        store.close()
-        with pytest.warns(JournalWarning, match=rf"1 line cannot be read.*line {victim + 1}\b"):
-            again = RolloutStore(path)
-        assert records(again) == (expected[0], sorted([*expected[1], "next"]))
-        again.close()
-
-
-class ShortWrites:
-    """A journal on a disk that is full after so many bytes, until there is room again."""
-
-    def __init__(self, file: Any, room: int) -> None:
-        self._file, self.room = file, room
-
-    def write(self, text: bytes) -> int:
-        if not self.room:
-            raise OSError(errno.ENOSPC, "the disk is full")
-        count = int(self._file.write(text[: self.room]))
-        self.room -= count
-        return count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-@given(room=st.integers(0, 700))
-def test_a_writer_goes_on_with_a_fresh_line_after_a_short_write(room: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
-        path = Path(folder)
-        patched.setattr("tokentrace.rollout.store.save_trajectory", lambda *_: None)  # slow, and not what this is about
-        patched.setattr("os.fsync", lambda _: None)
-        store = stored(path, a_rollout("one"))
-        store._journal = ShortWrites(store._journal, room)  # type: ignore[assignment]
-        acknowledged = ["one"]
-        for name in ("two", "three"):
-            try:
-                store.start(name)
-                store.finish(a_rollout(name))
-                acknowledged.append(name)
-            except OSError:
-                assert not store.is_finished(name)
-        store._journal.room = 1 << 20  # type: ignore[attr-defined]
-        store.finish(a_rollout("four"))
-        acknowledged.append("four")
-        assert [row["name"] for row in store.finished] == acknowledged
-        store.close()
-        again = reopened(path, [(path / JOURNAL).read_bytes()])
-        assert set(acknowledged) <= {row["name"] for row in again.finished}
-        assert len(again.unreadable) <= 1
-        again.close()
-
-
-def test_what_is_no_record_is_not_read_and_named_by_its_line(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_text('{"event": "started", "name": "a"}\n{"event": "eaten"}\n[]\n', encoding="utf-8")
-    with pytest.warns(JournalWarning, match=r"rollouts.jsonl: 2 lines cannot be read.*lines 2, 3"):
-        store = RolloutStore(tmp_path)
-    assert [problem.line for problem in store.unreadable] == [2, 3]
-    assert store.unfinished == ["a"]
-    store.close()
-
-
-NAMES = [
-    *(
-        "a/b",
-        "a_b",
-        "a?b",
-        "..",
-        ".",
-        "",
-        "a",
-        "A",
-        "x" * 500,
-        "x" * 501,
-        "日本",
-        "日 本",
-        "nul",
-        "NUL",
-        "con.x",
-        "-a",
-        " a",
-    ),
-    *("../../x", "/etc/passwd", "a\0b", "a\0c", "C:\\x", "a.", "a..", "é", "e\u0301", "ß", "ss", "~", "a\nb", "a.tt"),
-]
-
-
-def test_names_that_no_file_can_have_do_not_meet(tmp_path: Path) -> None:
-    names = [*NAMES, *(file_name(name) for name in NAMES if file_name(name) not in NAMES)]  # what others are stored as
-    store = stored(tmp_path, *(a_rollout(name, reward=float(at)) for at, name in enumerate(names)))
-    assert [trajectory.name for _, trajectory in store.trajectories()] == sorted(names)
-    files = [path.name for path in (tmp_path / TRAJECTORIES).iterdir()]
-    assert len(files) == len(names)
-    assert len({name.casefold() for name in files}) == len(names), "not all systems tell capitals apart"
-    assert all(len(name.encode()) < 150 and name.isascii() for name in files)
-    assert not {name.partition(".")[0].lower() for name in files} & {"con", "nul", "aux", "prn"}
-    assert [path.name for path in tmp_path.iterdir() if path.name not in (JOURNAL, TRAJECTORIES)] == []
-    store.close()
-    again = RolloutStore(tmp_path)
-    assert [row["name"] for row in again.finished] == names
-    again.close()
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        *("../x.tt", "/etc/x.tt", "trajectories/../../x.tt", "trajectories/a/b.tt", "trajectories\\..\\x.tt", "x.tt"),
-        *("trajectories/x", "trajectories/x\0.tt", "other/x.tt", 3, None, ["trajectories", "x.tt"]),
-    ],
-)
-def test_a_journal_names_no_file_outside_of_its_folder(file: Any, tmp_path: Path) -> None:
-    stored(tmp_path, a_rollout("one")).close()
-    journal = tmp_path / JOURNAL
-    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
-    lines[1]["file"] = file
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    with pytest.warns(JournalWarning, match=r"line 2"):
-        store = RolloutStore(tmp_path)
-    assert (store.finished, store.unfinished) == ([], ["one"])
-    store.close()
-
-
-def test_links_are_not_followed(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for name in (JOURNAL, TRAJECTORIES):
-        folder = tmp_path / f"with {name}"
-        folder.mkdir()
-        (folder / name).symlink_to(elsewhere / name)
-        with pytest.raises(InputError, match="is a link, and not followed"):
-            RolloutStore(folder)
-    assert not list(elsewhere.iterdir())
-    store = stored(tmp_path / "run", a_rollout("one"))
-    (path,) = (tmp_path / "run" / TRAJECTORIES).iterdir()
-    path.rename(elsewhere / "one.tt")
-    path.symlink_to(elsewhere / "one.tt")
-    with pytest.raises(TrajectoryError, match="is a link"):
-        list(store.samples())
-    store.finish(a_rollout("one"))
-    assert not path.is_symlink(), "a link in a file's place is replaced, and what it points to is left alone"
-    store.close()
-
-
-def test_a_file_with_another_rollout_in_it_is_refused(tmp_path: Path) -> None:
-    store = stored(tmp_path, a_rollout("one"), a_rollout("two"))
-    (tmp_path / TRAJECTORIES / "one.tt").replace(tmp_path / TRAJECTORIES / "two.tt")
-    storage.save_trajectory(a_rollout("one").trajectory, tmp_path / TRAJECTORIES / "one.tt")
-    with pytest.raises(TrajectoryError, match=r"two.tt holds rollout 'one', and the journal says 'two'"):
-        list(store.samples())
-    store.close()
-
-
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 def test_everything_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     before = os.umask(0)
     try:
         folder = tmp_path / "runs" / "seven"
-        check_run(folder, {"seed": 1})
         store = stored(folder, a_rollout("one"))
-        store.keep(a_rollout("two"))
+        check_run(folder, {"seed": 1})
         store.write_rows()
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
         store.close()
-        found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.rglob("*")]}
-        names = {"seven", RUN, JOURNAL, TRAJECTORIES, "one.tt", "two.partial.tt", "rows.parquet"}
-        assert found == {name: 0o700 if name in ("seven", TRAJECTORIES) else 0o600 for name in names}
-        journal = folder / JOURNAL
-        journal.chmod(0o644)
-        RolloutStore(folder).close()
-        assert stat.S_IMODE(journal.stat().st_mode) == 0o644, "what somebody has opened on purpose stays open"
+        assert {"seven", RUN, STORE, "rows.parquet"} <= set(modes)
+        assert all(mode == (0o700 if name == "seven" else 0o600) for name, mode in modes.items())
     finally:
         os.umask(before)
 
@@ -320,7 +85,7 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
         discard_run(tmp_path)
     store.close()
     discard_run(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / STORE).exists()
 
 
 def test_what_ended_badly_can_be_run_again(tmp_path: Path) -> None:
@@ -329,26 +94,38 @@ def test_what_ended_badly_can_be_run_again(tmp_path: Path) -> None:
     store.close()
     store = RolloutStore(tmp_path)
     assert [row["name"] for row in store.finished] == ["good"]
+    store.start("bad")
     store.finish(a_rollout("bad", 0.5))
     assert [row["metrics"]["reward"] for row in store.finished] == [1.0, 0.5]
     store.close()
 
 
-def test_other_settings_are_refused_by_name_once_something_was_run(tmp_path: Path) -> None:
-    check_run(tmp_path, {"sampling": {"temperature": 1.0}})
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
-    stored(tmp_path, a_rollout("one")).close()
     check_run(tmp_path, {"sampling": {"temperature": 0.7}, "seed": 1})
     with pytest.raises(InputError, match=r"sampling.temperature was 0.7 and is 1.0 now"):
         check_run(tmp_path, {"sampling": {"temperature": 1.0}, "seed": 1})
-    with pytest.raises(InputError, match="seed was 1 and is null now"):
-        check_run(tmp_path, {"sampling": {"temperature": 0.7}})
-    (tmp_path / RUN).unlink()
-    with pytest.raises(InputError, match=r"no run.json"):
-        check_run(tmp_path, {})
+    stored(tmp_path, a_rollout("one")).close()
     (tmp_path / "mine.txt").write_text("kept", encoding="utf-8")
     discard_run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "run.lock"]
+
+
+def test_a_rollout_is_a_session_of_the_store(tmp_path: Path) -> None:
+    stored(tmp_path, a_rollout("one", 0.5, color="red")).close()
+
+    async def read() -> tuple[Any, list[Any], list[Any]]:
+        store = open_store(str(tmp_path / STORE))
+        try:
+            turns = [turn async for turn in store.turns("one")]
+            return await store.session("one"), turns, await store.labels("one")
+        finally:
+            await store.close()
+
+    info, turns, labels = asyncio.run(read())
+    assert (info.state, info.turns, info.sampled, info.metadata["color"]) == ("sealed", 1, 2, "red")
+    assert turns[0].info["reply"]["content"] == "7"
+    assert [(label.name, label.value) for label in labels] == [("reward", 0.5)]
 
 
 def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
@@ -367,15 +144,6 @@ def test_advantages_of_a_group_sum_to_nothing(tmp_path: Path) -> None:
     assert advantages is not None
     assert advantages.tolist() == pytest.approx([0, 0, 0, found["a0"], found["a0"]])
     assert by_name["d1"].advantages is None
-    store.close()
-
-
-def test_a_group_that_is_none_is_no_group(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    store = stored(tmp_path, *(a_rollout(f"q{at}", float(at), group=None) for at in range(3)))
-    assert group_advantages(store.finished) == {"q0": 0, "q1": 0, "q2": 0}, "each is alone"
-    store.write_rows()
-    assert read_metadata(tmp_path / ROWS)["groups"] == {name: [name] for name in ("q0", "q1", "q2")}
     store.close()
 
 
@@ -441,17 +209,5 @@ def test_a_killed_process_leaves_finished_rollouts_whole_and_the_rest_is_run_aga
     ]
     assert len(ids[0]) == 12
     assert ids[0] == ids[1], "as if nothing had happened"
-    started = [json.loads(line) for line in (tmp_path / "killed" / JOURNAL).read_bytes().splitlines()]
-    assert sum(row["event"] == "finished" for row in started) == 12, "nothing finished was run again"
     resumed.close()
     whole.close()
-
-
-def test_a_trajectory_that_was_cut_off_is_an_error_and_no_row(tmp_path: Path) -> None:
-    store = stored(tmp_path, a_rollout("one"))
-    (path,) = (tmp_path / TRAJECTORIES).iterdir()
-    path.write_bytes(path.read_bytes()[:-3])
-    assert storage.load_trajectory(path).truncated
-    with pytest.raises(Exception, match=r"one.tt"):
-        list(store.samples())
-    store.close()

@@ -85,21 +85,6 @@ def test_what_json_cannot_hold_is_refused_when_it_is_told_and_when_it_is_written
         write_samples(tmp_path / "odd.parquet", [sample.replace(channels={"entropy": Channel(3, ((1, told),))})])
 
 
-class Odd:
-    """Says that it can be an array, and cannot: as a tensor that needs a gradient."""
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("call detach() first")
-
-
-@pytest.mark.parametrize("entries", [[Odd(), Odd()], [[Odd()], [1]]])
-def test_entries_that_are_not_numbers_after_all_are_refused(entries: Any) -> None:
-    trajectory = Trajectory()
-    trajectory.begin([1])
-    with pytest.raises(TrajectoryError, match=r"channels\['a'\] cannot be stored as JSON"):
-        trajectory.append_completion([7, 8], [-1.0, -1.0], finish_reason="stop", channels={"a": entries})
-
-
 def test_channels_are_cut_with_their_tokens() -> None:
     (sample,) = trajectory_samples(recorded())
     for start in range(len(sample)):
@@ -128,29 +113,13 @@ def test_a_batch_has_the_callers_fill_where_nothing_was_told(side: Any) -> None:
         ({"experts": -1}, {}, "has no channel 'experts'"),
         ({"top_p_ids": -1}, {}, "not numbers of one shape"),
         ({"routed_experts": 0.5}, {}, "fill is 0.5"),
-        ({"routed_experts": -1}, {"channels": {"routed_experts": Channel(9, ((3, [[1]]),))}}, "of token 4, which"),
+        ({"routed_experts": -1}, {"channels": {"routed_experts": Channel(9, ((3, [[1]]),))}}, "for token 4, which"),
     ],
 )
 def test_a_batch_of_what_was_not_told_is_refused(channels: Any, change: Any, why: str) -> None:
     (sample,) = trajectory_samples(recorded())
     with pytest.raises(SampleError, match=why):
         collate([sample.replace(**change)], pad_id=0, channels=channels)
-
-
-@pytest.mark.parametrize("name", [*collate([trajectory_samples(recorded(), reward=1.0)[0]], pad_id=0, version=2)])
-def test_a_channel_does_not_take_the_place_of_a_column_of_the_batch(name: str) -> None:
-    (sample,) = trajectory_samples(recorded())
-    told = sample.channels["routed_experts"]
-    with pytest.raises(SampleError, match=f"{name!r} is a column of the batch itself"):
-        collate([sample.replace(channels={name: told})], pad_id=0, channels={name: -1})
-
-
-def test_a_channel_of_another_length_is_no_channel_of_a_row() -> None:
-    (sample,) = trajectory_samples(recorded())
-    with pytest.raises(SampleError, match="a Channel of 9 tokens"):
-        sample.replace(channels={"a": Channel(8, ())})
-    with pytest.raises(TrajectoryError, match="in order, apart"):
-        Channel(4, ((0, [1, 2]), (1, [3])))
 
 
 def test_the_loop_records_what_the_engine_tells_and_the_store_writes_it(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from tests.support import examples
 from tokentrace.errors import SampleError
 from tokentrace.samples.collation import collate
-from tokentrace.samples.packing import flatten, pack
 from tokentrace.samples.sample import Sample
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory.turns import VersionSpan
@@ -45,17 +43,6 @@ def batches(draw: st.DrawFn) -> list[Sample]:
         )
     )
     return [sample_of([one for one, _ in row], [loss for _, loss in row], full) for row in rows]
-
-
-def test_the_example_of_prompt_and_response() -> None:
-    sample = sample_of([1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 1, 1, 1], full=False)
-    batch = collate([sample], pad_id=151643, length=10)
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 151643, 151643]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]
-    assert batch["labels"].tolist() == [[-100, -100, -100, -100, -100, 6, 7, 8, -100, -100]]
-    assert batch["loss_mask"].tolist() == [[0, 0, 0, 0, 0, 1, 1, 1, 0, 0]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 0, 0]]
-    assert set(batch) == set(INTEGERS)
 
 
 @settings(deadline=None, max_examples=examples(200))
@@ -127,17 +114,6 @@ def test_a_causal_model_learns_from_a_padded_batch_what_it_learns_from_single_ro
     assert torch.allclose(whole, single)
 
 
-def test_torch_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    sample = sample_of([1, 2], [0, 1])
-    with pytest.raises(SampleError, match="needs torch, which is not installed"):
-        collate([sample], pad_id=0, tensors="torch")
-    assert collate([sample], pad_id=0)["input_ids"].tolist() == [[1, 2]]
-
-
 def test_a_missing_logprob_is_an_error_and_never_zero() -> None:
     sample = sample_of([1, 2, 3], [0, 1, 1], logprobs=np.array([np.nan, -1, np.nan], np.float32), name="x")
     with pytest.raises(SampleError, match=r"sample 0 \('x'\) has no logprob for token 2, which carries loss"):
@@ -172,13 +148,6 @@ def test_settings_that_make_no_batch_are_refused(settings: dict[str, Any], probl
         collate(samples, **({"pad_id": 0} | settings))
 
 
-def test_nothing_and_an_empty_row_make_no_batch() -> None:
-    with pytest.raises(SampleError, match="no samples"):
-        collate([], pad_id=0)
-    with pytest.raises(SampleError, match="sample 0 has no tokens"):
-        collate([sample_of([], [])], pad_id=0)
-
-
 def versioned(*spans: VersionSpan, length: int = 4) -> Sample:
     kinds = np.ones(length, np.uint8)
     return Sample(np.arange(length, dtype=np.int32), kinds == 1, kinds.astype(np.int32), kinds, versions=spans)
@@ -192,17 +161,3 @@ def test_a_batch_says_which_weights_sampled_each_token(side: Any) -> None:
     assert batch["version_ids"].dtype == np.int64
     expected = [[-1, 0, 1, 1, -1], [1, -1, -1, -1, -1]] if side == "right" else [[-1, -1, 0, 1, 1], [-1, -1, 1, -1, -1]]
     assert batch["version_ids"].tolist() == expected
-
-
-def test_a_batch_of_which_no_versions_are_known_has_none() -> None:
-    assert not {"versions", "version_ids"} & set(collate([versioned()], pad_id=0))
-
-
-def test_packed_rows_say_which_weights_sampled_each_token() -> None:
-    rows = [versioned(VersionSpan("a", 1, 4)), versioned(VersionSpan("b", 2, 3), length=3), versioned(length=2)]
-    first, second = pack(rows, 7, pad_id=0)
-    assert (first.versions, first.samples) == (("a", "b"), (0, 1))
-    assert first.version_ids.tolist() == [-1, 0, 0, 0, -1, -1, 1]
-    assert (second.versions, second.version_ids.tolist()) == (("a", "b"), [-1] * 7)
-    assert flatten(rows).version_ids.tolist() == [-1, 0, 0, 0, -1, -1, 1, -1, -1]
-    assert flatten(rows[2:]).version_ids is None

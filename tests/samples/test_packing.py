@@ -67,42 +67,6 @@ def test_bins_are_those_of_the_plain_first_fit_decreasing(case: tuple[list[int],
     assert bins == first_fit_decreasing(np.array(lengths, np.int32), capacity)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_bins_of_many_distinct_lengths_are_those_of_the_plain_one(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, [500, 10_000, 3_000, 40, 9_999][seed], 400).tolist()
-    assert first_fit_decreasing(lengths, 10_000) == naive(lengths, 10_000)
-
-
-def test_a_million_lengths_are_packed_close() -> None:
-    lengths = np.random.default_rng(0).integers(1, 4_000, 1_000_000)
-    bins = first_fit_decreasing(lengths, 32_768)
-    loads = np.array([lengths[members].sum() for members in bins])
-    assert loads.max() <= 32_768
-    assert sum(map(len, bins)) == 1_000_000
-    assert len(bins) <= 1.01 * lengths.sum() / 32_768
-
-
-@pytest.mark.parametrize(
-    ("lengths", "capacity", "problem"),
-    [
-        ([1, 9, 10], 8, r"lengths\[1\] is 9: a bin takes 0 to 8"),
-        ([1, -1], 8, r"lengths\[1\] is -1"),
-        ([1.5], 8, "row of integers"),
-        ([True], 8, "row of integers"),
-        ([[1]], 8, "row of integers"),
-        ([1], 0, "capacity must be"),
-    ],
-)
-def test_lengths_that_fit_no_bin_are_refused_with_their_index(lengths: Any, capacity: int, problem: str) -> None:
-    with pytest.raises(SampleError, match=problem):
-        first_fit_decreasing(lengths, capacity)
-
-
-def test_no_lengths_need_no_bins() -> None:
-    assert first_fit_decreasing([], 8) == []
-
-
 # -- rows
 
 
@@ -257,12 +221,3 @@ def test_settings_that_make_no_rows_are_refused(settings: dict[str, Any], proble
     samples = [sample_of([1, 2], [False, True]), sample_of([1, 2, 3], [False, True, True])]
     with pytest.raises(SampleError, match=problem):
         pack(samples, **({"length": 8, "pad_id": 0} | settings))
-
-
-def test_nothing_and_samples_that_do_not_agree_make_no_rows() -> None:
-    full, bare = sample_of([1, 2], [False, True]), sample_of([1, 2], [False, True], full=False)
-    for samples, problem in (([], "no samples"), ([full, bare], "sample 0 has logprobs and sample 1 has none")):
-        with pytest.raises(SampleError, match=problem):
-            pack(samples, 8, pad_id=0)
-        with pytest.raises(SampleError, match=problem):
-            flatten(samples)

@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.conversations import (
-    ASK,
-    PARIS,
-    SIMPLE,
-    SUNNY,
-    assistant,
-)
 from tests.oracle import hf_tokenizer
 from tests.samples.family_rows import (
     make_renderer,
 )
-from tokentrace import InputError
 from tokentrace.errors import SampleError
 from tokentrace.samples import build_prompt_response_sample
 from tokentrace.tokens.kinds import Part
@@ -61,16 +53,6 @@ def test_eos_that_ends_no_turn_of_the_template_is_told() -> None:
     assert "'<|im_end|>'" in note
 
 
-def test_response_after_tools_and_with_them() -> None:
-    renderer = make_renderer("qwen3")
-    asked = [ASK, assistant("", PARIS), SUNNY]
-    sample = build_prompt_response_sample(renderer, asked, "Sunny.", tools=SIMPLE)
-    prompt = renderer.render_ids(asked, tools=SIMPLE, add_generation_prompt=True)
-    assert sample.token_ids[: len(prompt)] == prompt
-    assert sample.trained == len(sample) - len(prompt)
-    assert not sample.mask[: len(prompt)].any()
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
@@ -83,8 +65,3 @@ def test_prompt_and_response_that_are_none_are_refused(changed: dict[str, Any], 
     given_: dict[str, Any] = {"prompt": SEED, "response": REPLY} | changed
     with pytest.raises(SampleError, match=re.escape(problem)):
         build_prompt_response_sample(make_renderer("qwen2.5"), **given_)
-
-
-def test_prompt_that_is_no_conversation_is_refused_as_by_render() -> None:
-    with pytest.raises(InputError, match="empty"):
-        build_prompt_response_sample(make_renderer("qwen2.5"), [], REPLY)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tokentrace import collate, trajectory_samples
 from tokentrace.errors import SampleError
 from tokentrace.samples.sample import Sample
 from tokentrace.samples.staleness import fresh_samples, row_staleness, token_staleness, token_versions
-from tokentrace.samples.trajectories import report_rollouts
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import Trajectory
 
@@ -60,15 +58,11 @@ def test_a_batch_says_how_old_its_tokens_are(side: Any) -> None:
 @pytest.mark.parametrize(
     ("versions", "now", "why"),
     [
-        (["step-7"], 8, "version 'step-7': to compute with versions, name them by integers"),
+        (["step-7"], 8, "version 'step-7': name versions by integers"),
         ([-3], 8, "version -3"),
-        (["-3"], 8, "version '-3'"),
-        (["٣"], 8, "to compute with versions"),
-        (["9" * 19], 8, "to compute with versions"),
-        (["9" * 5000], 8, "to compute with versions"),
-        (["9"], 8, "sampled by version 9, and the version of now is 8"),
-        ([9], 8, "sampled by version 9, and the version of now is 8"),
-        ([5, None], 8, "token 5 carries loss, and nobody said"),
+        (["9" * 19], 8, "name versions by integers"),
+        (["9"], 8, "sampled by version 9, and 8 is trained"),
+        ([5, None], 8, "token 5 carries loss and has no version"),
         ([5], "8", "version must be the integer"),
         ([5], True, "version must be the integer"),
         ([5], -1, "version must be the integer"),
@@ -82,38 +76,10 @@ def test_what_cannot_be_computed_is_refused(versions: Any, now: Any, why: str) -
         collate([sample], pad_id=0, version=now)
 
 
-def test_a_version_of_digits_is_a_number_as_servers_tell_it() -> None:
-    told, known = row("5", [("5", 0, 1), ("7", 1, 2)]), row(5, [(5, 0, 1), (7, 1, 2)])
-    assert token_staleness(told, 8).tolist() == token_staleness(known, 8).tolist()
-    assert collate([told], pad_id=0, version=8)["max_staleness"].tolist() == [3]
-    assert collate([told], pad_id=0, version=8)["versions"] == ["5", "7"], "the names stay as they were told"
-    assert len(fresh_samples([told, row("8")], 8, max_staleness=1).dropped) == 1
-    assert report_rollouts([recorded("5", "7")], version=8).stale == {1: 2, 3: 2}
-
-
-def test_rows_that_are_too_old_are_left_out_and_said() -> None:
+def test_rows_that_are_too_old_are_told_apart() -> None:
     rows = [row(8, name="new"), row(4, 8, name="old"), row(6, name="middle"), row(1, name="older")]
-    found = fresh_samples(rows, 8, max_staleness=2)
-    assert [sample.name for sample in found.samples] == ["new", "middle"]
-    assert [(one.index, one.name, one.staleness) for one in found.dropped] == [(1, "old", 4), (3, "older", 7)]
-    said = "2 of 4 rows are more than 2 versions old and left out; the oldest is 'older' with 7"
-    assert str(found) == said
-    assert str(fresh_samples(rows, 8, max_staleness=7)) == "all 4 rows are at most 7 versions old"
+    fresh, stale = fresh_samples(rows, 8, max_staleness=2)
+    assert [sample.name for sample in fresh] == ["new", "middle"]
+    assert [sample.name for sample in stale] == ["old", "older"]
     with pytest.raises(SampleError, match="max_staleness"):
         fresh_samples(rows, 8, max_staleness=-1)
-
-
-def test_a_report_says_how_old_tokens_are() -> None:
-    trajectories = [recorded(5, 7), recorded(8), recorded(None)]
-    report = report_rollouts(trajectories, version=8)
-    assert (report.stale, report.unversioned) == ({0: 2, 1: 2, 3: 2}, 2)
-    assert (report.max_staleness, report.mean_staleness) == (3, 4 / 3)
-    assert str(report).splitlines()[-1] == "staleness at most 3, 1.33 on average; 2 tokens of no version"
-    assert "staleness" not in str(report_rollouts(trajectories))
-    with pytest.raises(SampleError, match="name them by integers"):
-        report_rollouts([recorded("a")], version=8)
-
-
-def test_torch_has_the_same_numbers() -> None:
-    batch = collate([row(5, 7)], pad_id=0, version=8, tensors="torch")
-    assert np.asarray(batch["staleness"]).tolist() == [token_staleness(row(5, 7), 8).tolist()]

@@ -116,20 +116,6 @@ def test_start_is_warned_of_once_with_what_to_do() -> None:
         assert build_supervised_sample(renderer, flagged, turns="flagged", past="template").trained
 
 
-def test_start_that_is_the_prompts_is_not_warned_of() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert build_supervised_sample(make_renderer("qwen3"), SMALL["answer"]).trained
-
-
-def test_text_that_runs_into_the_prompt_is_told_as_such() -> None:
-    """Qwen2.5's prompt ends in a line break; with one at the head of the content the two are one token."""
-    (made,) = SampleBuilder(make_renderer("qwen2.5")).build([HI, assistant("\n\nHello.")])
-    assert "white space" in told_of(made, TurnStartWarning)[0]
-    (plain,) = SampleBuilder(make_renderer("qwen2.5")).build([HI, assistant("Hello.")])
-    assert not told_of(plain, TurnStartWarning)
-
-
 # -- the stop token of the last turn
 
 
@@ -194,15 +180,6 @@ def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows
 
 LEFT_OPEN: dict[str, str] = {name: "<|user|>" for name in FAMILIES if name.startswith("glm-")}
 """Families that leave an answer without the token that the model ends it with."""
-
-
-def test_turn_that_is_closed_gets_no_stop_token(any_family: str) -> None:
-    renderer = make_renderer(any_family)
-    chat = Conversation([HI, assistant("Hello.")])
-    plain, stopped = sample_of(renderer, chat), sample_of(renderer, chat, final_stop=True)
-    added = renderer.tokenizer.decode(stopped.ids[len(plain) :])
-    assert np.array_equal(stopped.ids[: len(plain)], plain.ids)
-    assert added == LEFT_OPEN.get(any_family, "")
 
 
 def test_final_stop_is_for_turns_that_are_trained_and_last() -> None:

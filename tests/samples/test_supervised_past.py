@@ -155,17 +155,6 @@ def is_default(family: str, name: str) -> bool:
     return same and np.array_equal(made.mask[:stop], sample.mask[:stop])
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-thinking-2507", "gpt-oss", "mistral-nemo"])
-def test_history_that_is_rewritten_takes_several_rows(family: str) -> None:
-    assert len(expanded(family)["agentic_json_arguments"]) > 1
-
-
-def test_history_is_the_prompts_where_a_turn_hides_the_system_message() -> None:
-    """Mistral shows it only as long as nothing answers the user."""
-    mistral = expanded("mistral-nemo")["system_user_assistant"][0]
-    assert "You are a careful assistant." in mistral.rendered.text
-
-
 def test_history_is_the_prompts_where_a_turn_hides_reasoning() -> None:
     """Harmony shows what was thought beside calls until the answer."""
     (row, _) = expanded("gpt-oss")["agentic"]
@@ -279,28 +268,6 @@ def test_choice_is_not_warned_of(past: str) -> None:
                 chat = CONVERSATIONS[name]
                 made = build_supervised_samples(make_renderer(family), chat.messages, tools=chat.tools, past=past)
                 assert made
-
-
-def test_single_turn_is_not_warned_of(any_family: str) -> None:
-    renderer = make_renderer(any_family)
-    alone = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.simplefilter("ignore", TurnStartWarning)
-        for conversation, _, _ in rows(any_family).values():
-            if assistants(conversation) == [len(conversation.messages) - 1]:
-                alone += 1
-                build_supervised_sample(renderer, conversation.messages, tools=conversation.tools)
-    assert alone > 3
-
-
-def test_turn_that_carries_no_loss_is_not_warned_of() -> None:
-    chat = CONVERSATIONS["reasoning_every_turn"]
-    with pytest.warns(HistoryWarning):
-        build_supervised_sample(make_renderer("qwen3"), chat.messages)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert build_supervised_sample(make_renderer("qwen3"), chat.messages, turns="last").trained
 
 
 def test_reasoning_that_is_never_shown_is_noted() -> None:

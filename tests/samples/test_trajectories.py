@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,9 @@ import pytest
 
 from tests.trajectory.walk import Walk
 from tokentrace.data.tables import read_samples, write_samples
-from tokentrace.engines.protocol import SamplingParams
 from tokentrace.errors import SampleError
-from tokentrace.samples.collation import collate
-from tokentrace.samples.packing import first_fit_decreasing, flatten, pack, unpack
-from tokentrace.samples.sample import CompletionSpan, Sample
-from tokentrace.samples.trajectories import RolloutReport, report_rollouts, trajectory_samples
-from tokentrace.samples.truncation import truncate
+from tokentrace.samples.sample import CompletionSpan
+from tokentrace.samples.trajectories import trajectory_samples
 from tokentrace.tokens.kinds import Kind
 from tokentrace.trajectory import LogprobKind, Trajectory, Turn, VersionSpan
 
@@ -84,28 +79,6 @@ def test_rows_are_what_the_model_of_the_trajectory_says(seed: int) -> None:
         assert laid_out == versions
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_each_sampled_token_is_trained_exactly_once_with_the_engines_logprob(seed: int) -> None:
-    trajectory = walked(seed).trajectory
-    rows = trajectory_samples(trajectory)
-    assert sum(row.trained for row in rows) == trajectory.num_sampled
-    trained: dict[tuple[int, int], tuple[int, float]] = {}
-    for row in rows:
-        for position in np.flatnonzero(row.mask).tolist():
-            logprob = math.nan if row.logprobs is None else float(row.logprobs[position])
-            assert (row.branch, position) not in trained
-            trained[row.branch, position] = int(row.ids[position]), logprob
-    for turn in turns_in_write_order(trajectory):
-        logprobs = trajectory.completion_logprobs(turn).tolist() if trajectory.has_logprobs else [math.nan] * len(turn)
-        for position, index, logprob in zip(
-            range(turn.start, turn.stop), trajectory.completion(turn).tolist(), logprobs, strict=True
-        ):
-            found = trained.pop((turn.branch, position))
-            assert found[0] == index
-            assert found[1] == logprob or (math.isnan(logprob) and not trajectory.has_logprobs)
-    assert not trained
-
-
 @pytest.mark.parametrize("seed", SEEDS[::3])
 def test_advantages_stand_on_the_tokens_of_their_turn_and_nowhere_else(seed: int) -> None:
     trajectory = walked(seed).trajectory
@@ -149,15 +122,6 @@ def test_a_branch_that_left_inside_a_turn_has_its_head_untrained_with_logprobs_a
     assert second.advantages.tolist() == [0] * 8 + [3]
 
 
-def test_a_trajectory_without_a_sampled_token_gives_no_rows() -> None:
-    trajectory = Trajectory()
-    assert trajectory_samples(trajectory, advantage=1.0) == []
-    trajectory.begin([1, 2])
-    assert trajectory_samples(trajectory) == []
-    trajectory.append_completion([], [], finish_reason="abort")
-    assert trajectory_samples(trajectory) == []
-
-
 def test_a_trajectory_without_logprobs_gives_rows_without() -> None:
     trajectory = Trajectory(logprobs=False)
     trajectory.begin([1])
@@ -192,12 +156,6 @@ def test_the_reward_is_the_one_given_or_the_number_in_the_metadata(metadata: Any
     assert [row.reward for row in trajectory_samples(trajectory, reward=given)] == [wanted, wanted]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e300, 10**400, "1", True, [1.0]])
-def test_a_reward_that_is_no_finite_number_is_refused(bad: Any) -> None:
-    with pytest.raises(SampleError, match=r"trajectory 'forked': the reward is .*finite number"):
-        trajectory_samples(forked(), reward=bad)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300, None, "1", True])
 def test_an_advantage_that_is_no_finite_number_is_refused_with_its_turn(bad: Any) -> None:
     place = r"turn 1 \(branch 0, message 2, tokens 5\.\.8\) is .*finite number"
@@ -210,69 +168,7 @@ def test_an_advantage_that_is_no_finite_number_is_refused_with_its_turn(bad: Any
             trajectory_samples(forked(), advantage=bad)
 
 
-@pytest.mark.parametrize("count", [0, 2, 4])
-def test_advantages_must_be_one_for_each_turn(count: int) -> None:
-    with pytest.raises(SampleError, match=f"{count} advantages for 3 turns"):
-        trajectory_samples(forked(), advantage=np.ones(count))
-
-
 # -- the report
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_report_counts_what_the_rows_are(seed: int) -> None:
-    trajectories = [walked(1000 * seed + k, 30).trajectory for k in range(10)] + [Trajectory()]
-    report = report_rollouts(one for one in trajectories)
-    rows = [row for one in trajectories for row in trajectory_samples(one)]
-    assert report.rollouts == len(trajectories)
-    assert report.samples == len(rows)
-    assert report.samples_per_rollout == len(rows) / len(trajectories)
-    assert report.sampled == sum(row.trained for row in rows)
-    assert report.tokens_in_rows == sum(map(len, rows))
-    assert report.tokens == sum(one.num_tokens for one in trajectories)
-    assert report.breaks == sum(report.causes.values())
-    assert report.breaks + report.retries == sum(max(one.num_branches - 1, 0) for one in trajectories)
-    assert report.samples + report.unsampled == sum(one.num_branches for one in trajectories)
-    assert [*report.causes.values()] == sorted(report.causes.values(), reverse=True)
-    assert "" not in report.causes
-
-
-def test_the_report_reads_well() -> None:
-    unknown = forked()
-    unknown.branch([5])
-    assert str(report_rollouts([forked(), unknown])).splitlines() == [
-        "rollouts  2, as 4 samples (2.00 each)",
-        "breaks    3 (retry: 2, unknown: 1)",
-        "branches  5; 1 without a sampled token make no row",
-        "tokens    21 recorded, 12 sampled, 34 in rows",
-    ]
-
-
-@pytest.mark.parametrize("cause", ["", "retry"])
-@pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 10], [1]])
-def test_a_prompt_that_is_sampled_again_is_no_break(prompt: list[int], cause: str) -> None:
-    trajectory = forked()
-    trajectory.branch(prompt, cause=cause)
-    trajectory.append_completion([40], [-0.7], finish_reason="stop")
-    assert [branch.retries for branch in trajectory.branches] == [False, False, True]
-    report = report_rollouts([trajectory])
-    assert (report.breaks, report.retries, report.causes) == (1, 1, {"retry": 1})
-    assert "branches  3, 1 of them the same prompt again" in str(report)
-
-
-def test_a_branch_that_gets_its_new_prompt_later_is_a_break() -> None:
-    trajectory = forked()
-    trajectory.branch([1, 2])
-    trajectory.append_context([50], Kind.CONTEXT)
-    trajectory.append_completion([40], [-0.7], finish_reason="stop")
-    assert report_rollouts([trajectory]).causes == {"retry": 1, "unknown": 1}
-
-
-def test_a_report_of_nothing_has_no_ratio() -> None:
-    report = report_rollouts([])
-    assert report == RolloutReport(0, 0, 0, 0, 0, 0, 0, {})
-    assert math.isnan(report.samples_per_rollout)
-    assert str(report).startswith("rollouts  0, as 0 samples\n")
 
 
 # -- what the logprobs mean
@@ -331,17 +227,6 @@ def test_logprobs_of_another_distribution_than_was_sampled_from_are_noted(
     assert row.notes == ((note,) if noted else ())
 
 
-@pytest.mark.parametrize(("kind", "temperature", "noted"), [("unknown", 1.0, True), ("unknown", 0.0, False)])
-def test_a_completion_that_was_held_to_a_structure_is_noted(kind: str, temperature: float, noted: bool) -> None:
-    trajectory = Trajectory()
-    trajectory.begin([1])
-    sampling = SamplingParams(1, temperature=temperature, structure={"type": "json_object"}).described()
-    trajectory.append_completion([7], [-1.0], finish_reason="stop", sampling=sampling, logprobs_kind=kind)
-    (row,) = trajectory_samples(trajectory)
-    assert bool(row.notes) == noted
-    assert all("unknown, sampled with a structure" in note for note in row.notes)
-
-
 # -- junk
 
 HUGE: Any = 10**5000
@@ -349,54 +234,3 @@ DEEP: Any = []
 for _ in range(3000):
     DEEP = [DEEP]
 JUNK = [None, True, "x", 1.5, HUGE, DEEP, object(), {}, np.zeros((2, 2)), np.array(3), [HUGE], float("nan")]
-
-
-def row() -> Sample:
-    return trajectory_samples(recorded(), reward=1.0, advantage=0.5)[0]
-
-
-@pytest.mark.parametrize("junk", JUNK, ids=[f"{type(one).__name__}-{at}" for at, one in enumerate(JUNK)])
-def test_junk_makes_no_row_but_a_typed_error(junk: Any) -> None:
-    calls: list[Callable[[], object]] = [
-        *(
-            (lambda name=name: row().replace(**{name: junk}))  # type: ignore[misc]
-            for name in ("ids", "mask", "messages", "kinds", "versions", "completions")
-        ),
-        lambda: row().replace(logprobs="x" if junk is None else junk),
-        lambda: row().replace(versions=(VersionSpan(1, 0, junk),)),
-        lambda: row().replace(completions=(CompletionSpan(junk, junk),)),
-        lambda: row().replace(nonsense=junk),
-        lambda: row().slice(junk, junk),
-        lambda: trajectory_samples(junk),
-        lambda: report_rollouts(junk if not isinstance(junk, str | dict | np.ndarray) else [junk]),
-        lambda: trajectory_samples(recorded(), advantage=[junk, junk]),
-        lambda: collate(junk, pad_id=0),
-        lambda: collate([junk], pad_id=0),
-        lambda: collate([row()], pad_id=junk),
-        lambda: collate([row()], pad_id=0, length=-1 if junk is None else junk),
-        lambda: collate([row()], pad_id=0, side=junk),
-        lambda: collate([row()], pad_id=0, tensors=junk),
-        lambda: pack(junk, 10, pad_id=0),
-        lambda: pack([row()], junk, pad_id=0),
-        lambda: flatten(junk),
-        lambda: unpack(junk),
-        lambda: first_fit_decreasing([3], junk),
-        lambda: truncate(junk, 3, "right"),
-        lambda: truncate(row(), 3, junk),
-    ]
-    for number, call in enumerate(calls):
-        if number == 13 and type(junk) is float and junk == 1.5:
-            continue  # an advantage
-        with pytest.raises(SampleError) as caught:
-            call()
-        assert len(str(caught.value)) < 600, number
-
-
-def test_a_batch_beyond_memory_is_refused() -> None:
-    for length in (2**31 - 1, 10**12):
-        with pytest.raises(SampleError):
-            collate([row()], pad_id=0, length=length)
-        with pytest.raises(SampleError):
-            pack([row()], length, pad_id=0)
-    with pytest.raises(SampleError):
-        collate([row()], pad_id=0, multiple_of=2**31 - 1)

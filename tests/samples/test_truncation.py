@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +12,9 @@ from hypothesis import strategies as st
 from tests.support import examples
 from tokentrace.errors import SampleError
 from tokentrace.samples.sample import Sample
-from tokentrace.samples.trajectories import trajectory_samples
 from tokentrace.samples.truncation import Overlong, Truncated, truncate
 from tokentrace.tokens.kinds import Kind, Part
-from tokentrace.trajectory import Trajectory, VersionSpan
+from tokentrace.trajectory import VersionSpan
 
 CUTTING = [Overlong.TURNS, Overlong.RIGHT, Overlong.LEFT]
 
@@ -170,30 +168,6 @@ def test_a_completion_is_never_emptied_in_silence(sample: Sample, length: int, p
         assert result.sample.trained == 0
 
 
-@settings(deadline=None, max_examples=examples(400))
-@given(anything, st.integers(1, 50))
-def test_a_cut_on_the_right_is_never_inside_scaffold_of_one_message(sample: Sample, length: int) -> None:
-    kept = truncate(sample, length, "right").sample
-    if kept is None or kept is sample:
-        return
-    cut = len(kept)
-    if sample.messages[cut - 1] == sample.messages[cut]:
-        assert not (sample.kinds[cut - 1] == sample.kinds[cut] and sample.kinds[cut] in (Kind.SCAFFOLD, Kind.SYNTHETIC))
-
-
-@settings(deadline=None, max_examples=examples(400))
-@given(anything, st.integers(1, 50))
-def test_a_cut_on_the_left_begins_a_message_and_no_sampled_token(sample: Sample, length: int) -> None:
-    kept = truncate(sample, length, "left").sample
-    if kept is None or kept is sample:
-        return
-    start = int(kept.ids[0])
-    assert kept.kinds[0] != Kind.SAMPLED
-    assert not kept.mask[0]
-    before, after = int(sample.messages[start - 1]), int(sample.messages[start])
-    assert before != after or (before == -1 and sample.kinds[start - 1] == Kind.SYNTHETIC != sample.kinds[start])
-
-
 @settings(deadline=None, max_examples=examples(800))
 @given(conversations(), st.integers(1, 60), st.sampled_from(CUTTING))
 def test_of_a_rollout_exactly_as_much_is_kept_as_the_policy_promises(
@@ -272,88 +246,7 @@ def test_where_a_rollout_is_cut(policy: str, length: int, kept: tuple[int, int] 
         assert result.sample.token_ids == [*range(*kept)]
 
 
-def test_reasons_say_what_is_missing() -> None:
-    assert truncate(chat(), 11, "turns").reason == "nothing that carries loss is left within 11 tokens"
-    assert truncate(chat(), 4, "turns").reason == "no whole message fits into 4 tokens"
-    assert truncate(chat(), 9, "left").reason == "no whole message fits into 9 tokens"
-    assert truncate(chat(), 7, "right").reason == "nothing that carries loss is left within 7 tokens"
-    assert truncate(chat(), 31, "drop") == Truncated(None, "it has 32 tokens, and 31 are allowed", 32)
-    header = sample_of([Piece(0, Kind.SCAFFOLD, 4), Piece(0, Kind.CONTEXT, 2)])
-    assert truncate(header, 3, "right").reason == "no token is left within 3 tokens"
-
-
-def test_an_untrained_sample_is_cut_as_asked() -> None:
-    sample = chat().replace(mask=np.zeros(32, np.bool_))
-    kept = truncate(sample, 8, "right").sample
-    assert kept is not None
-    assert len(kept) == 8
-
-
-def test_loss_on_the_first_token_alone_is_no_loss() -> None:
-    sample = sample_of([Piece(0, Kind.SAMPLED, 3, True)])
-    assert truncate(sample, 1, "right").reason == "nothing that carries loss is left within 1 tokens"
-
-
-def test_parts_say_what_is_scaffold_where_kinds_do_not() -> None:
-    sample = sample_of([Piece(0, Kind.PROMPT, 3), Piece(1, Kind.PROMPT, 3), Piece(1, Kind.SAMPLED, 3, True)])
-    parts = np.repeat(np.array([Part.CONTENT, Part.SCAFFOLD, Part.CONTENT], np.uint8), 3)
-    untrained = sample.replace(mask=np.zeros(9, np.bool_))
-    kept = truncate(untrained, 5, "right").sample
-    assert kept is not None
-    assert len(kept) == 5
-    for length in (4, 5, 6):
-        kept = truncate(untrained.replace(parts=parts), length, "right").sample
-        assert kept is not None
-        assert len(kept) == 3
-
-
-def test_scaffold_that_carries_loss_is_not_dropped_as_a_header() -> None:
-    sample = sample_of([Piece(0, Kind.CONTEXT, 2), Piece(1, Kind.SCAFFOLD, 1, True), Piece(1, Kind.SAMPLED, 3, True)])
-    kept = truncate(sample, 3, "right").sample
-    assert kept is not None
-    assert kept.token_ids == [0, 1, 2]
-
-
-def test_what_stands_between_a_turn_and_a_message_with_its_own_header_goes_with_the_turn() -> None:
-    """Also where only parts tell that the message has a header."""
-    pieces = [
-        Piece(0, Kind.CONTEXT, 2),
-        Piece(1, Kind.SAMPLED, 2, True),
-        Piece(-1, Kind.CONTEXT, 1),
-        Piece(2, Kind.CONTEXT, 4),
-        Piece(3, Kind.SAMPLED, 2),
-    ]
-    sample = sample_of(pieces)
-    parts = np.full(len(sample), Part.CONTENT, np.uint8)
-    parts[4:7] = Part.SCAFFOLD
-    for given_parts, wanted in ((None, 4), (parts, 5)):
-        kept = truncate(sample.replace(parts=given_parts), 6, "turns").sample
-        assert kept is not None
-        assert len(kept) == wanted
-
-
-def test_a_resumed_turn_is_one_message() -> None:
-    trajectory = Trajectory()
-    trajectory.begin([1, 2], messages=1, message_spans=[(0, 2, 0)])
-    trajectory.append_completion([3, 4], [-1.0, -1.0], finish_reason="abort")
-    trajectory.append_context([5], Kind.SCAFFOLD)
-    trajectory.append_completion([6, 7], [-1.0, -1.0], finish_reason="stop", continues=True)
-    [row] = trajectory_samples(trajectory)
-    assert truncate(row, 6, "turns").reason == "nothing that carries loss is left within 6 tokens"
-
-
 def test_an_error_names_the_sample_and_both_lengths() -> None:
     with pytest.raises(SampleError, match="sample 'synthetic' has 32 tokens, and 31 are allowed"):
         truncate(chat(), 31, Overlong.ERROR)
     assert truncate(chat(), 32, "error").cut == 0
-
-
-@pytest.mark.parametrize("length", [0, -1, True, 2.5, None])
-def test_a_length_that_is_none_is_refused(length: Any) -> None:
-    with pytest.raises(SampleError, match="length must be"):
-        truncate(chat(), length, "right")
-
-
-def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SampleError, match=r"policy is one of 'error', 'drop', 'turns', 'right', 'left', not 'middle'"):
-        truncate(chat(), 5, "middle")

@@ -8,21 +8,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.browser import Chromium
 from tests.browser import Page as Tab
 from tests.guides import ROOT
 from tests.pages import EVIL
-from tests.show.results import LAST_ONLY, RENDERER, RESULTS, histories, rendering, trajectory
+from tests.show.results import RENDERER, RESULTS, histories, rendering, trajectory
 from tests.show.test_views import hostile
-from tokentrace import Trajectory, create_renderer
-from tokentrace.pocket import POCKET
+from tokentrace import Trajectory
 from tokentrace.show import show
-from tokentrace.show.document import Cell, Document, StreamBars, Table, Track
+from tokentrace.show.document import Document
 from tokentrace.show.page import page_html
-from tokentrace.tokens.visible import visible
 
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(() => drawn(true))))"
 
@@ -70,34 +67,6 @@ def test_every_result_is_shown_whole(opened: Callable[..., Tab], name: str) -> N
     page.until("document.querySelector('.tokens .row s > *')")
     assert page.evaluate("document.querySelector('h1').textContent").startswith("</script><img src=x onerror=alert(1)>")
     assert page.evaluate("document.querySelectorAll('img, iframe').length") == 0
-
-
-def test_a_page_begins_with_its_picture_then_numbers_then_notes(opened: Callable[..., Tab]) -> None:
-    table = Table("numbers", ["", "one"], [["breaks", "1"]])
-    lanes = [StreamBars("one", "a break", [(9, [(2, 5)], [4])])]
-    page = opened(Document("title", lead="a line", notes=["a note"], tables=[table], bars=lanes))
-    parts = page.evaluate("[...document.querySelector('main').children].map((part) => part.className || part.tagName)")
-    assert [part for part in parts if part in ("streams", "table", "notes")] == ["streams", "table", "notes"]
-
-
-@pytest.mark.parametrize("width", [1280, 360])
-def test_a_heading_in_a_table_is_shaded_across_the_row(opened: Callable[..., Tab], width: int) -> None:
-    rows = [[Cell("a group", small="of rows")], ["a name", "1", "2"]]
-    page = opened(Document("title", tables=[Table("numbers", ["", "one", "two"], rows)]), width=width)
-    widths = page.evaluate(
-        "['tr.group th', 'tbody'].map((name) => document.querySelector(name).getBoundingClientRect().width)"
-    )
-    assert widths[0] == widths[1]
-
-
-def test_changes_that_a_template_needs_are_no_warning(opened: Callable[..., Tab]) -> None:
-    text = [{"type": "text", "text": "What is 2 + 2?"}]
-    rendered = create_renderer(POCKET, chat_template=LAST_ONLY).render([{"role": "user", "content": text}])
-    assert rendered.changes
-    page = opened(rendered)
-    assert page.evaluate("document.querySelectorAll('.notes').length") == 0
-    assert page.evaluate("document.querySelector('.edits').open") is False
-    assert "of none" not in page.evaluate("document.body.textContent")
 
 
 def test_the_tokens_on_the_page_are_those_of_the_rendering(opened: Callable[..., Tab]) -> None:
@@ -252,56 +221,6 @@ def test_hostile_texts_stay_texts(opened: Callable[..., Tab]) -> None:
         page.until(DRAWN)
 
 
-def alternating(count: int) -> Document:
-    """Tokens of which no two neighbours are of one kind."""
-    kinds = (np.arange(count) % 2 * 3 + 1).astype(np.uint8)
-    return Document(title="made up", tracks=[Track("a", np.arange(count) % 3000, kinds, texts=["x"] * count)])
-
-
-@pytest.mark.parametrize("place", ["", "#q=x", "#at=1", "#diff=0&q=x"])
-def test_a_page_of_tables_alone_takes_any_address(opened: Callable[..., Tab], place: str) -> None:
-    page = opened(Document(title="tables", tracks=[], tables=[Table("T", ["a"], [["b"]])]), place)
-    before = page.evaluate("location.hash")
-    press(page, "Escape", windowsVirtualKeyCode=27)
-    page.until(DRAWN)
-    assert page.evaluate("location.hash") == before
-
-
-def test_a_difference_that_is_not_there_shows_the_tokens(opened: Callable[..., Tab]) -> None:
-    page = opened(alternating(4), "#diff=9&q=x")
-    page.until("document.querySelectorAll('.tokens s > *').length === 4")
-    page.until("document.querySelector('.found').textContent === '1 of 4'")
-
-
-def test_no_tokens_are_at_no_place(opened: Callable[..., Tab]) -> None:
-    page = opened(alternating(0), "#track=0&at=0&q=x")
-    assert page.evaluate("location.hash") == "#track=0&at=0&q=x"
-    assert page.evaluate("document.querySelector('.found').textContent") == "none"
-
-
-def test_a_message_may_have_any_number_of_pieces(opened: Callable[..., Tab]) -> None:
-    page = opened(alternating(300_000))
-    page.until("document.querySelector('.tokens .row s > *')")
-    assert "300,000" in page.text()
-
-
-def test_what_hides_is_shown_as_python_shows_it(opened: Callable[..., Tab]) -> None:
-    codes = [*range(1, 0xD800), *range(0xE000, 0x110000)]
-    hidden = [visible(f"a{chr(code)}") != f"a{chr(code)}" for code in codes]
-    edges = [code for at, code in enumerate(codes) if len(set(hidden[max(0, at - 1) : at + 2])) > 1]
-    texts = ["".join(f"a{chr(code)}" for code in edges)]
-    texts += ["\U0001f469\u200d\u2764\ufe0f\u200d\U0001f469", "a\ufe0f\u200d", "\u2764\ufe0f\ufe0f\U000e0100"]
-    page = opened(Document(title="all", tracks=[], tables=[Table("T", ["a"], [[text] for text in texts])]))
-    shown = page.evaluate("[...document.querySelectorAll('tbody td')].map((cell) => cell.textContent)")
-    assert shown == [visible(text) for text in texts]
-
-
-def test_links_stand_where_texts_do(opened: Callable[..., Tab]) -> None:
-    table = Table("T", ["a", "b"], [[Cell("word " * 200, "", "", "track=0"), "c"]])
-    page = opened(Document(title="linked", tracks=[], tables=[table]))
-    assert page.evaluate("getComputedStyle(document.querySelector('td .link')).textAlign") in ("left", "start")
-
-
 def test_the_policy_is_in_force(browser: Chromium, tmp_path: Path) -> None:
     """What a hostile text would try if it became part of the page after all."""
     with browser.page() as page:
@@ -314,19 +233,6 @@ def test_the_policy_is_in_force(browser: Chromium, tmp_path: Path) -> None:
         page.until("document.images[0].complete")
         assert page.evaluate("window.hacked") is None
         assert any("Content Security Policy" in problem for problem in page.problems())
-
-
-def test_messages_that_only_the_second_has_are_named_by_their_role(opened: Callable[..., Tab]) -> None:
-    messages = [
-        {"role": "user", "content": "What is 2 + 2?"},
-        {"role": "assistant", "content": "4."},
-        {"role": "user", "content": "And 3 + 3?"},
-        {"role": "assistant", "content": "6."},
-    ]
-    page = opened(show(RENDERER.render(messages[:2]), RENDERER.render(messages)).document)
-    names = "[...document.querySelectorAll('.rail a, .rail button')].map((one) => one.innerText).join(' ')"
-    said = str(page.evaluate(names)).split()
-    assert [word for word in said if word in ("user", "assistant", "message")] == ["user", "assistant"] * 2
 
 
 def test_the_search_of_the_site_works_in_a_page_from_the_disk(browser: Chromium, tmp_path: Path) -> None:
@@ -381,27 +287,3 @@ def test_it_fits_the_window(opened: Callable[..., Tab], width: int) -> None:
     for result in (hostile(), trajectory(), histories(), RESULTS["check"]()):
         page = opened(result, width=width, height=800, mobile=width < 500)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_a_table_of_steps_fits_a_window_of_900_and_its_links_stand_as_their_cells_do(
-    opened: Callable[..., Tab],
-) -> None:
-    page = opened(histories(), width=900, height=800)
-    assert page.evaluate("[...document.querySelectorAll('.wide')].every((one) => one.scrollWidth <= one.clientWidth)")
-    aligned = "(one) => getComputedStyle(one).textAlign === getComputedStyle(one.parentElement).textAlign"
-    links = page.evaluate(f"[...document.querySelectorAll('td .link')].map({aligned})")
-    assert links
-    assert all(links)
-
-
-def test_words_between_backticks_are_code_and_words_have_the_page_to_themselves_where_it_is_narrow(
-    opened: Callable[..., Tab],
-) -> None:
-    rows = [["use", "fails", Cell("line 2: `loop.last`", small="as `it` is")]]
-    plain = Table("T", ["a", "b", "c"], rows, words=3)
-    page = opened(Document(title="words", tracks=[], tables=[plain, Table("U", ["a", "b", "c"], rows, "", 3, True)]))
-    assert page.evaluate("[...document.querySelectorAll('td code')].map((one) => one.textContent)") == ["loop.last"]
-    texts = page.evaluate("[...document.querySelectorAll('td:last-child')].map((one) => one.textContent)")
-    assert texts == ["line 2: `loop.last`as `it` is", "line 2: loop.lastas `it` is"]
-    narrow = opened(Document(title="words", tracks=[], tables=[plain]), width=400)
-    assert narrow.evaluate("document.querySelector('td:last-child').getBoundingClientRect().width") > 300

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -164,12 +163,6 @@ def test_two_renderings_are_aligned_token_by_token() -> None:
     assert both_sides(read_page(show(one, other).html), 0) == (one.token_ids, other.token_ids)
 
 
-def test_what_differs_in_the_same_way_at_many_steps_is_written_once() -> None:
-    """The size of the page grows with the tokens, not with the tokens of all steps."""
-    small, large = (len(json.dumps(document_of(histories(turns)).to_json())) for turns in (20, 40))
-    assert large < 2.2 * small
-
-
 def test_a_break_shows_what_was_there_and_what_came() -> None:
     found = broken()
     document = read_page(html_page(found))
@@ -221,18 +214,3 @@ def test_the_modules_make_one_script() -> None:
         text = asset(name).replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|url\(|@import|</script>(?!\n)", text), name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
-
-
-def test_a_page_can_be_saved(tmp_path: Path) -> None:
-    page = show(rendering(), title="mine")
-    assert page.save(tmp_path / "page.html").read_text(encoding="utf-8") == page.html
-    assert page.document.to_json() == document_of(rendering()).to_json() | {"title": "mine · pocket"}
-
-
-def test_titles_name_what_is_shown_and_the_template() -> None:
-    assert read_page(html_page(rendering(), "chat.json"))["title"] == "chat.json · pocket"
-    assert read_page(html_page(rendering()))["title"] == f"Conversation of {len(MESSAGES)} messages · pocket"
-    assert read_page(html_page(histories()))["title"] == "Histories · pocket"
-    assert read_page(html_page([RESULTS["supervised"]()], tokenizer=RENDERER))["title"] == "1 row · pocket"
-    assert read_page(html_page(trajectory(), tokenizer=RENDERER))["title"] == "rollout · pocket"
-    assert read_page(html_page(trajectory()))["title"] == "rollout", "nobody says which it is"

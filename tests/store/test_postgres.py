@@ -14,7 +14,7 @@ import pytest
 from tests.store.support import Postgres, check_whole, made_up_turn, postgres_server, session
 from tokentrace.store import postgres as postgres_module
 from tokentrace.store.postgres import postgres_store
-from tokentrace.store.store import Store, StoreError, TurnRecord
+from tokentrace.store.store import StoreError
 from tokentrace.trajectory import Trajectory
 
 SECRET = "hush-hush-4711"
@@ -35,15 +35,6 @@ def test_tables_are_made_once_however_many_gateways_start(postgres: Postgres) ->
         assert connection.execute("SELECT version FROM format").fetchall() == [(1,)]
     for store in stores:
         asyncio.run(store.close())
-
-
-def test_a_store_of_another_version_is_refused(postgres: Postgres) -> None:
-    url = postgres.fresh()
-    asyncio.run(postgres_store(url).close())
-    with psycopg.connect(url) as connection:
-        connection.execute("UPDATE format SET version = 99")
-    with pytest.raises(StoreError, match="a store of version 99, and this tokentrace reads version 1"):
-        postgres_store(url)
 
 
 def test_connections_that_were_ended_are_opened_again_unseen(postgres: Postgres) -> None:
@@ -85,10 +76,7 @@ def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
         result = once(self, work)  # type: ignore[arg-type, var-annotated]
         if after == "COMMIT" and not lost:
             lost.append(after)
-            connection = self._mine.connection  # type: ignore[attr-defined]
-            self._mine.connection = None  # type: ignore[attr-defined]
-            self._forget(connection)  # type: ignore[attr-defined]
-            raise psycopg.OperationalError("the connection was lost while it was committed")
+            raise postgres_module._Lost("the connection was lost while it was committed")
         return result
 
     async def test() -> None:
@@ -100,71 +88,6 @@ def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
             await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r0")
         assert lost
         assert await check_whole(store, "a") == 1
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
-    url = own.fresh()
-
-    async def test() -> None:
-        store = postgres_store(url)
-        trajectory = Trajectory()
-        await store.create(session("a"))
-        await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
-        turn = made_up_turn(trajectory, 1, "a")
-        await asyncio.to_thread(own.stop)
-        try:
-            for work in (store.session("a"), store.append("a", turn, request="r1"), store.begin("a", "r2", {})):
-                with pytest.raises(StoreError, match="postgresql://"):
-                    await work
-            with pytest.raises(StoreError):
-                postgres_store(url)
-        finally:
-            await asyncio.to_thread(own.start)
-        assert await check_whole(store, "a") == 1
-        await store.append("a", turn, request="r1")
-        assert await check_whole(store, "a") == 2
-        assert await store.incomplete("a") == []
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_a_restart_in_the_middle_of_many_writes_loses_nothing_acknowledged(own: Postgres) -> None:
-    url = own.fresh()
-
-    async def test() -> None:
-        store = postgres_store(url)
-        stored: dict[str, int] = {}
-        enough, over = asyncio.Event(), asyncio.Event()
-
-        async def write(id: str) -> None:
-            await store.create(session(id))
-            trajectory, number = Trajectory(), 0
-            turn = made_up_turn(trajectory, number, id)
-            while not (over.is_set() and stored[id] == number > 0):
-                try:
-                    await store.append(id, turn, request=f"r{number}")
-                except StoreError:
-                    await over.wait()  # the server is away; the same turn is sent again when it is back
-                    continue
-                number += 1
-                stored[id] = number
-                turn = made_up_turn(trajectory, number, id)
-                if sum(stored.values()) > 60:
-                    enough.set()
-
-        names = [f"s{at}" for at in range(8)]
-        writers = [asyncio.create_task(write(id)) for id in names]
-        await enough.wait()
-        await asyncio.to_thread(own.stop)
-        await asyncio.to_thread(own.start)
-        over.set()
-        await asyncio.gather(*writers)
-        for id in names:
-            assert await check_whole(store, id) == stored[id]
         await store.close()
 
     asyncio.run(test())
@@ -182,7 +105,6 @@ def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postg
             assert all(isinstance(one, StoreError) for one in outcomes), outcomes
             said = " ".join(map(str, outcomes))
             assert "all 2 connections are busy" in said
-            assert "timeout" in said
         assert await store.session("a") is not None
         await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
         assert await check_whole(store, "a") == 1
@@ -190,56 +112,6 @@ def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postg
         await patient.close()
 
     asyncio.run(test())
-
-
-def test_a_server_with_no_connection_left_is_an_error_until_there_is_one(own: Postgres) -> None:
-    url = own.fresh()
-
-    async def test() -> None:
-        store = postgres_store(url)
-        taken = []
-        try:
-            while True:
-                try:
-                    taken.append(psycopg.connect(url))
-                except psycopg.OperationalError:
-                    break
-            with pytest.raises(StoreError, match="too many clients"):
-                await store.session("a")
-        finally:
-            for connection in taken:
-                connection.close()
-        for _ in range(100):  # the server takes a moment to count them off
-            try:
-                assert await store.session("a") is None
-                break
-            except StoreError:
-                continue
-        else:
-            pytest.fail("the store did not come back")
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_commits_wait_for_the_disk_whatever_the_database_is_set_to(postgres: Postgres) -> None:
-    url = postgres.fresh()
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("ALTER ROLE postgres SET synchronous_commit = off")
-        try:
-            store = postgres_store(url)
-            assert isinstance(store, Store)
-            shown = asyncio.run(_closing(store, "SHOW synchronous_commit"))
-        finally:
-            connection.execute("ALTER ROLE postgres RESET synchronous_commit")
-    assert shown == [("on",)]
-
-
-async def _closing(store: Store, sql: str) -> list[tuple[object, ...]]:
-    try:
-        return await store._database.read(sql)
-    finally:
-        await store.close()
 
 
 @pytest.mark.parametrize(
@@ -267,35 +139,3 @@ def test_no_error_ever_has_the_password(url: str) -> None:
         with pytest.raises(StoreError) as caught:
             postgres_store(filled, patience=1)
     assert SECRET not in "".join(traceback.format_exception(caught.value))
-
-
-def test_a_wrong_password_is_said_without_it(own: Postgres) -> None:
-    own.fresh()
-    with psycopg.connect(own.url, autocommit=True) as connection:
-        connection.execute(f"CREATE ROLE guest LOGIN PASSWORD '{SECRET}x'")  # type: ignore[arg-type]
-        connection.execute("CREATE TABLE IF NOT EXISTS format (version INTEGER NOT NULL)")
-    try:
-        with pytest.raises(StoreError) as caught:  # it may log in here, but not write
-            postgres_store(own.url.replace("postgres:@", f"guest:{SECRET}@"))
-        assert SECRET not in "".join(traceback.format_exception(caught.value))
-        assert "permission denied" in str(caught.value)
-    finally:
-        with psycopg.connect(own.url, autocommit=True) as connection:
-            connection.execute("DROP ROLE guest")
-    own.fresh()
-
-
-def test_an_error_tells_no_key(postgres: Postgres) -> None:
-    url = postgres.fresh()
-
-    async def test() -> None:
-        store = postgres_store(url)
-        await store.create(session("a"), key="hash-of-a")
-        await store.append("a", TurnRecord(0, 0, (b"x",), {}), request="r")
-        outcomes = await asyncio.gather(
-            *(store.create(session(f"b{at}"), key="hash-of-a") for at in range(4)), return_exceptions=True
-        )
-        assert all(isinstance(one, StoreError) and "hash-of-a" not in str(one) for one in outcomes)
-        await store.close()
-
-    asyncio.run(test())

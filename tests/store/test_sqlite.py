@@ -6,7 +6,6 @@ import asyncio
 import os
 import resource
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -66,24 +65,6 @@ def test_a_full_disk_takes_back_what_did_not_fit_and_nothing_else(tmp_path: Path
     asyncio.run(test())
 
 
-def test_a_store_has_as_many_pages_as_it_is_given(tmp_path: Path) -> None:
-    """SQLite's own word for a full disk."""
-
-    async def test() -> None:
-        store = sqlite_store(tmp_path / "store.db")
-        await store.create(session("a"))
-        writer = store._database._connections[0]  # type: ignore[attr-defined]
-        writer.pragma("max_page_count", writer.pragma("page_count") + 3)
-        with pytest.raises(StoreError, match="no room left on its disk"):
-            await store.append("a", TurnRecord(0, 0, (os.urandom(100_000),), {}), request="r")
-        writer.pragma("max_page_count", 1_000_000)
-        await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
-        assert await check_whole(store, "a") == 1
-        await store.close()
-
-    asyncio.run(test())
-
-
 def test_a_store_that_another_process_holds_is_waited_for_and_then_an_error(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
 
@@ -103,68 +84,6 @@ def test_a_store_that_another_process_holds_is_waited_for_and_then_an_error(tmp_
         other.close()
         await store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r")
         assert await check_whole(store, "a") == 1
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_reads_go_on_while_a_write_is_under_way(tmp_path: Path) -> None:
-    async def test() -> None:
-        store = sqlite_store(tmp_path / "store.db", patience=60)
-        await store.create(session("a"))
-        other = apsw.Connection(str(tmp_path / "store.db"))
-        other.execute("BEGIN IMMEDIATE")
-        waiting = asyncio.create_task(store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r"))
-        for _ in range(50):
-            known = await store.session("a")
-            assert known is not None
-            assert known.turns == 0
-            assert [turn async for turn in store.turns("a")] == []
-        assert not waiting.done()
-        other.execute("COMMIT")
-        other.close()
-        await waiting
-        assert await check_whole(store, "a") == 1
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_a_short_read_that_would_have_to_wait_waits_elsewhere(tmp_path: Path) -> None:
-    class Held:
-        def execute(self, *_: object) -> None:
-            raise apsw.BusyError("database is locked")
-
-    async def test() -> None:
-        store = sqlite_store(tmp_path / "store.db")
-        made = await store.create(session("a"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store._database, "_inline", Held())
-            assert await store.session("a") == made
-            patch.setattr(store._database, "_reader", Held())
-            with pytest.raises(StoreError, match="another process holds it"):
-                await store.session("a")
-        assert await store.session("a") == made
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_a_write_that_cannot_be_done_harms_none_beside_it(tmp_path: Path) -> None:
-    async def test() -> None:
-        store = open_store(str(tmp_path / "store.db"))
-        for id in ("a", "b"):
-            await store.create(session(id))
-        good, bad, late = await asyncio.gather(
-            store.append("a", made_up_turn(Trajectory(), 0, "a"), request="r"),
-            store.append("b", made_up_turn(Trajectory(), 0, "b"), request="r", names=["fine", "\ud800"]),
-            store.begin("b", "r2", {}),
-            return_exceptions=True,
-        )
-        assert (good, late) == (None, None)
-        assert isinstance(bad, StoreError)
-        assert (await check_whole(store, "a"), await check_whole(store, "b")) == (1, 0)
-        assert await store.turn_named("b", "fine") is None
         await store.close()
 
     asyncio.run(test())
@@ -207,28 +126,6 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: st
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"there is no folder .*missing; make it first"):
-        open_store(str(tmp_path / "missing" / "store.db"))
-    with pytest.raises(StoreError, match="is a folder: give the name of a file in it"):
-        open_store(str(tmp_path))
-
-
-def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    path.touch()
-
-    async def opened(made: bool) -> int:
-        store = open_store(str(path))
-        if made:
-            await store.create(session("one"))
-        found = await store.count()
-        await store.close()
-        return found
-
-    assert [asyncio.run(opened(made)) for made in (False, True, False)] == [0, 1, 1]
-
-
 READ_ONLY = """
 import os, sys
 from tokentrace.store.sqlite import sqlite_store
@@ -242,19 +139,6 @@ except StoreError as error:
 """
 
 
-def test_a_file_that_may_not_be_written_to_is_refused() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "store.db")
-        asyncio.run(open_store(str(path)).close())
-        path.chmod(0o444)
-        Path(folder).chmod(0o555)
-        command = [sys.executable, "-c", READ_ONLY, str(path)]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        Path(folder).chmod(0o755)
-    assert f"{path} cannot be opened: " in said
-    assert "it may not be" in said
-
-
 def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
     async def test() -> None:
         store = open_store(str(tmp_path / "store.db"))
@@ -262,16 +146,6 @@ def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
         assert len(modes) == 3
         assert set(modes.values()) == {0o600}
-        await store.close()
-
-    asyncio.run(test())
-
-
-def test_an_acknowledged_write_waits_for_the_disk(tmp_path: Path) -> None:
-    async def test() -> None:
-        store = sqlite_store(tmp_path / "store.db")
-        writer = store._database._connections[0]  # type: ignore[attr-defined]
-        assert (writer.pragma("journal_mode"), writer.pragma("synchronous")) == ("wal", 2)
         await store.close()
 
     asyncio.run(test())
@@ -311,8 +185,3 @@ def test_a_missing_package_is_named(module: str, where: str, advice: str, monkey
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(StoreError, match=advice):
         open_store(where)
-
-
-def test_an_unknown_kind_of_store_is_refused() -> None:
-    with pytest.raises(StoreError, match="no store is known for mysql://"):
-        open_store("mysql://user:secret@host/db")

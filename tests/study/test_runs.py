@@ -18,6 +18,7 @@ from tests.support import PYTHON_FORMATS, SPECIAL, tokenizer_json_for
 from tokentrace import BridgedTokens, Renderer, create_renderer
 from tokentrace.pocket import POCKET
 from tokentrace.rendering.factory import create_renderer_pool
+from tokentrace.rendering.past import Past
 from tokentrace.study.memory import Memory
 from tokentrace.study.study import study_of
 from tokentrace.template import ChatTemplate, PythonFormat
@@ -104,7 +105,7 @@ def test_renderers_of_one_template_share_its_study() -> None:
     renderer = create_renderer(tokenizer)
     study = renderer.study()
     assert create_renderer(tokenizer, use_patched=True, history="inference").study() is study
-    assert renderer.preserving().study() is study
+    assert renderer.with_past(Past.PRESERVE).study() is study
     assert renderer.silent().study() is study
     assert renderer.study(SIMPLE) is study
     assert create_renderer(tokenizer, enable_thinking=False).study() is not study

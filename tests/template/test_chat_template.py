@@ -13,7 +13,7 @@ from tests.support import byte_tokenizer_json
 from tokentrace import TemplateError, create_renderer
 from tokentrace.errors import TemplateLimitError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
-from tokentrace.template.chat_template import told
+from tokentrace.template.chat_template import _errors
 from tokentrace.template.trace import Trace
 from tokentrace.tokens import Tokenizer
 
@@ -184,7 +184,7 @@ def test_a_failure_at_no_line_is_told_all_the_same() -> None:
     template = ChatTemplate("{{ messages }}")
     nowhere = compile("int('x')", "<template>", "exec").replace(co_linetable=b"")  # as some of Jinja's code is
     failed = pytest.raises(TemplateError, match="failed on this conversation: ValueError")
-    with failed as caught, told(Trace(0), template._template):
+    with failed as caught, _errors(Trace(), template._template):
         exec(nowhere, {})
     assert caught.value.line is None
 

@@ -24,7 +24,6 @@ from tests.template.test_same_text import STATEMENTS
 from tokentrace import TemplateError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
 from tokentrace.template.chat_template import REASONING_FIELDS
-from tokentrace.template.expressions import Expressions
 from tokentrace.template.origin import UNKNOWN
 from tokentrace.template.trace import Rendering
 
@@ -64,11 +63,7 @@ TOOL: dict[str, Any] = {
 
 
 def facts(rendering: Rendering) -> tuple[Any, ...]:
-    """All that a rendering says. `wide` may name more spans than it has to, never fewer."""
-    closed = rendering.closed
-    spans = enumerate(zip([0, *closed.ends], closed.ends, strict=False))
-    wide = {at for at, (start, end) in spans if not rendering.text[start:end].isascii()}
-    assert rendering.wide is None or wide <= set(rendering.wide)
+    """All that a rendering says."""
     return rendering.text, rendering.spans(), rendering.generation, rendering.tail
 
 
@@ -250,37 +245,6 @@ def test_language(name: str) -> None:
         same(LANGUAGE[name], MESSAGES[:3], None, prompt, c=MESSAGES[1]["content"], m={"role": "r"}, **variables)
 
 
-CHAINS = {
-    "methods without a plain form": ("{{ messages[1].content", ".replace('a', 'b')", " }}"),
-    "methods with arguments": ("{{ messages[1].content", ".strip(messages[0].role)", " }}"),
-    "filters of the template's own": ("{% set ns = namespace(a='b') %}{{ ns.a", "|trim", " }}"),
-    "filters with arguments": ("{{ messages[1].content", "|trim('x')", " }}"),
-    "differences": ("{% set x = messages|length + 0.5 %}{{ x", " - x", " }}"),
-    "differences and products": ("{% set x = messages|length %}{{ x", " * 2 - x", " }}"),
-    "items": ("{{ messages", "[0:9][0].a", " is defined }}"),
-}
-
-
-@pytest.mark.parametrize("chain", CHAINS)
-def test_the_work_of_compiling_grows_with_the_template(chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, link, end = CHAINS[chain]
-    visits = 0
-    visit = Expressions._pair
-
-    def counting(self: Expressions, node: Any, frame: Any) -> Any:
-        nonlocal visits
-        visits += 1
-        return visit(self, node, frame)
-
-    monkeypatch.setattr(Expressions, "_pair", counting)
-    seen = {}
-    for length in (3, 6, 9, 40):
-        visits = 0
-        same(start + length * link + end, MESSAGES)
-        seen[length] = visits
-        assert visits <= seen[3] * length, seen
-
-
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reasoning under the names that transformers offers it by."""
     named = []
@@ -320,45 +284,3 @@ turns = st.fixed_dictionaries(
 @given(st.lists(turns, max_size=4))
 def test_any_messages(messages: list[dict[str, Any]]) -> None:
     same(LANGUAGE["any messages"], messages)
-
-
-# -- what loops over tools write is kept with the tools
-
-SHOWN = "{% macro shown(tool) %}<{{ tool.function.name }}{{ tool.type|tojson }}>{% endmacro %}\n"
-KEPT = {
-    "names": "{% for tool in tools %}{{ tool.function.name }}{% if not loop.last %}, {% endif %}{% endfor %}",
-    "schemas": "{% for t in tools %}{{ t|tojson }}{% for k, v in t.function|items %}{{ k }}{% endfor %}{% endfor %}",
-    "in a turn": "{% for m in messages %}{{ m.role }}{% for t in tools %}{{ t.function.name }}{% endfor %}{% endfor %}",
-    "a macro": SHOWN + "{% for tool in tools %}{{ shown(tool) }}{% endfor %}",
-    "in a macro": SHOWN
-    + "{% macro all(x) %}[{% for t in x %}{{ shown(t) }}{{ t|tojson }}{% endfor %}]{% endmacro %}\n{{ all(tools) }}",
-    "reads before it sets": "{% for t in tools %}{{ x }}{% set x = t.type %}{{ x }}{% endfor %}",
-    "a macro that reads before it sets": "{% macro m(t) %}{% if t.x %}{% set x = 1 %}{% endif %}{{ x }}{% endmacro %}\n"
-    "{% for t in tools %}{{ m(t) }}{% endfor %}",
-}
-NOT_KEPT = {
-    "a switch": "{% for tool in tools %}{% if flag %}{{ tool.function.name }}{% endif %}{% endfor %}",
-    "a switch in a macro": "{% macro m(t) %}{{ x }}{% endmacro %}\n{% for t in tools %}{{ m(t) }}{% endfor %}",
-    "another loop's variable": "{% for m in messages %}{% for t in tools %}{{ m.role }}{% endfor %}{% endfor %}",
-    "a variable": "{% set y = messages|length %}{% for t in tools %}{{ y }}{{ x }}{{ t.type }}{% endfor %}",
-    "what it sets": "{% set ns = namespace(n=0) %}{% for t in tools %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-    "a function": "{% for t in tools %}{{ range }}{% endfor %}",
-    "a macro that comes later": "{% for t in tools %}{{ m }}{% endfor %}\n{% macro m() %}{% endmacro %}\n",
-    "a macro that is set": "{% macro m() %}a{% endmacro %}\n{% if flag %}{% set m = x %}{% endif %}"
-    "{% for t in tools %}{{ m }}{% endfor %}",
-    "numbers": "{% for t in tools %}{{ loop.index }}{% endfor %}",
-    "an argument": "{% macro m(z, y) %}{% for t in z %}{{ y }}{% endfor %}{% endmacro %}\n"
-    "{{ m(tools, x) }}{{ m(tools) }}",
-}
-
-
-@pytest.mark.parametrize("name", [*KEPT, *NOT_KEPT])
-def test_tools_that_come_again(name: str) -> None:
-    source = {**KEPT, **NOT_KEPT}[name]
-    schemas = [TOOL, {**TOOL, "type": "other"}]
-    template, tools = ChatTemplate(source), wrap_tools(schemas)
-    for variables in ({}, {"x": "a", "flag": True, "m": "b", "range": "c"}, {"x": "d", "flag": ""}, {}):
-        for messages in (MESSAGES[:1], MESSAGES):
-            given = {"variables": wrap_variables({**SPECIALS, **variables})}
-            expected = outcome(lambda: template.render(messages, wrap_tools(schemas), **given))  # noqa: B023
-            assert outcome(lambda: template.render(messages, tools, **given)) == expected, variables  # noqa: B023

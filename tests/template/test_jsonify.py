@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokentrace.template.budget import TooLarge
-from tokentrace.template.jsonify import dumps
+from tokentrace.template.jsonify import JsonOptions, dumps
 from tokentrace.template.origin import KEY, UNKNOWN, Origin
 from tokentrace.template.strings import TracedStr, join_traced, traced
 from tokentrace.template.traced import wrap
@@ -41,9 +41,9 @@ def expected(value: Any, chosen: dict[str, Any]) -> str:
 
 @given(values, options)
 def test_the_text_is_that_of_json_dumps(value: Any, chosen: dict[str, Any]) -> None:
-    got = dumps(wrap(value, ROOT), **chosen)
+    got = dumps(wrap(value, ROOT), JsonOptions(**chosen))
     assert got == expected(value, chosen)
-    assert got == dumps(value, **chosen)
+    assert got == dumps(value, JsonOptions(**chosen))
     assert isinstance(got, TracedStr)
     assert got.runs[-1][0] == len(got)
     assert [end for end, _ in got.runs] == sorted({end for end, _ in got.runs})
@@ -55,10 +55,10 @@ def test_the_text_is_that_of_json_dumps(value: Any, chosen: dict[str, Any]) -> N
 def test_arguments_are_one_field(value: Any, chosen: dict[str, Any]) -> None:
     origin = Origin.of(3, "tool_calls", 0, "function", "arguments")
     arguments = {"value": value, "more": [value]}
-    got = dumps(wrap(arguments, origin), **chosen)
+    got = dumps(wrap(arguments, origin), JsonOptions(**chosen))
     assert got == expected(arguments, chosen)
     assert got.runs == ((len(got), origin),)
-    outer = dumps({"name": "f", "arguments": wrap(arguments, origin)}, **chosen)
+    outer = dumps({"name": "f", "arguments": wrap(arguments, origin)}, JsonOptions(**chosen))
     assert outer == expected({"name": "f", "arguments": arguments}, chosen)
 
 
@@ -71,16 +71,16 @@ def test_keys_of_every_kind(value: dict[Any, Any], chosen: dict[str, Any]) -> No
         text = expected(value, chosen)
     except TypeError:  # keys that cannot be sorted
         with pytest.raises(TypeError):
-            dumps(wrap(value, ROOT), **chosen)
+            dumps(wrap(value, ROOT), JsonOptions(**chosen))
         return
-    assert dumps(wrap(value, ROOT), **chosen) == text
-    assert dumps(value, **chosen) == text
+    assert dumps(wrap(value, ROOT), JsonOptions(**chosen)) == text
+    assert dumps(value, JsonOptions(**chosen)) == text
 
 
 @given(st.lists(st.tuples(texts, st.sampled_from([None, ROOT, UNKNOWN])), max_size=5), st.booleans())
 def test_strings_of_several_origins_are_escaped_run_by_run(parts: list[tuple[str, Any]], ensure_ascii: bool) -> None:
     whole = join_traced([traced(text, origin) for text, origin in parts])
-    got = dumps([whole], ensure_ascii=ensure_ascii)
+    got = dumps([whole], JsonOptions(ensure_ascii))
     assert got == json.dumps(["".join(text for text, _ in parts)], ensure_ascii=ensure_ascii)
     for origin in (ROOT, UNKNOWN):
         credited = "".join(
@@ -120,10 +120,10 @@ def test_what_the_template_built_is_scaffold_around_what_it_was_given() -> None:
 
 @pytest.mark.parametrize("name", ["field", "arguments"])
 def test_gigantic_indents_are_refused(name: str) -> None:
-    value = wrap({"a": [1, 2, {"b": 3}]}, ("messages", 0, name))
+    value = wrap({"a": [1, 2, {"b": 3}]}, Origin.of(0, name))
     for indent in (10**12, 10**7, "x" * 10**7):
         with pytest.raises(TooLarge):
-            dumps(value, indent=indent)
+            dumps(value, JsonOptions(indent=indent))
 
 
 def test_what_is_no_json_is_refused() -> None:

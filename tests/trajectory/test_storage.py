@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,21 +81,6 @@ def test_the_form_is_the_documented_one() -> None:
     expected += record(4, payload(turn, struct.pack("<ifHH", 8, -1.0, 1, 300) + top))
     expected += record(5, payload(b'{"write":3,"reward":0.5}')) + record(5, payload(b'{"write":-1,"reward":2.0}'))
     assert to_bytes(trajectory) == expected
-
-
-@pytest.mark.parametrize("junk", [None, "text", 5, [1], object()])
-def test_what_is_no_bytes_is_no_trajectory(junk: Any) -> None:
-    with pytest.raises(TrajectoryError, match="read from bytes"):
-        from_bytes(junk)
-
-
-def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "trajectory.md"
-    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(compile(code, str(page), "exec"), names)
-    assert names["trajectory"].loss_mask().nonzero()[0].tolist() == [3, 4, 5, 8, 9]
 
 
 # -- cut off

@@ -73,15 +73,13 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
     """Check the tokens in FILE, whoever recorded them.
 
     Rows of ids (JSON Lines, Parquet, a folder, a saved dataset) are compared with what the template gives for their
-    conversations: in the row, or in the file that the row names. Without one, masks are compared with the turns that
-    the ids show.
+    conversations: in the row, or in the file that the row names.
 
     Rollouts are a trajectory (.tt) or a folder of them, the output of "tokentrace rollout", a gateway's store (a file,
     or postgresql://user@host/database), their rows, or a dump of another framework. Does each prompt begin with the
-    stream so far, id for id? If not, why, and what does it cost? Masks, logprobs and lengths are checked as well.
+    stream so far, id for id? If not, why, and what does it cost? Masks and logprobs are checked as well.
 
-    With --prompt, FILE is a stream (a trajectory, or a JSON list of ids) that the prompt must begin with. JSON with
-    "stream" and "next_prompt" needs no second file. docs/check.md has all of it.
+    With --prompt, FILE is a stream (a trajectory, or a JSON list of ids) that the prompt must begin with.
 
     The exit code is 0, 1 if there are problems (also rows that could not be checked), 2 on errors.
 
@@ -108,15 +106,13 @@ def check(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> 
 def _recorded(inputs: tuple[str, ...]) -> Recorded:
     from ..diagnose.record_files import holds_rollouts
 
-    if len(inputs) == 1 and _is_stream(Path(inputs[0])):
-        return Recorded.STREAM
     kinds = {Recorded.ROLLOUTS if holds_rollouts(name) else Recorded.ROWS for name in inputs}
     if len(kinds) > 1:
         raise click.UsageError("rows and rollouts are checked separately: name files of one kind")
     return kinds.pop()
 
 
-def _show(report: Any, options: dict[str, Any], known: Any = None) -> None:
+def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
     from ..show.terminal import plain_view, text_view
 
     if options["as_json"]:
@@ -124,7 +120,7 @@ def _show(report: Any, options: dict[str, Any], known: Any = None) -> None:
     elif not options["quiet"]:
         show_view(text_view, plain_view, report)
     if options["html"] is not None:
-        write_page(options["html"], report, tokenizer=known)
+        write_page(options["html"], report, tokenizer=model)
 
 
 def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[str]) -> bool:
@@ -153,16 +149,16 @@ def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[st
 def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str]) -> bool:
     from ..diagnose.rollout_report import check_rollouts
 
-    known, engine, quiet = _known(inputs, options), options["engine"], options["quiet"]
+    model, engine, quiet = _model(inputs, options), options["engine"], options["quiet"]
     with ProgressBars(transient=True, quiet=quiet) as bars:
         report = check_rollouts(
             inputs,
-            known,
+            model,
             limit=options["limit"],
-            engine=None if engine is None else lambda: _connect(engine, known),
+            engine=None if engine is None else lambda: _connect(engine, model),
             progress=lambda done, total: bars.show("checking", done, total, line=f"checked {done / total:.0%}"),
         )
-    _show(report, options, known)
+    _show(report, options, model)
     failed = not report.rollouts or bool(report.problems().difference(options["allow"]))
     if quiet and failed:
         unread = f"; {report.unreadable:,} could not be read" if report.unreadable else ""
@@ -170,7 +166,7 @@ def _check_rollouts(inputs: tuple[str, ...], options: dict[str, Any], _: set[str
     return failed
 
 
-def _known(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
+def _model(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
     """The renderer of the model, or its tokenizer if it has no template; None if nobody says which it is."""
     from ..diagnose.record_files import highest_id
     from ..diagnose.rollout_report import recorded_tokenizer
@@ -191,13 +187,13 @@ def _known(inputs: tuple[str, ...], options: dict[str, Any]) -> Any:
         return load_tokenizer(name)
 
 
-def _connect(engine: str, known: Any) -> Any:
+def _connect(engine: str, model: Any) -> Any:
     from ..engines.embedded import EmbeddedEngine
     from ..engines.servers import connect
 
     if engine == "embedded":
         return EmbeddedEngine()
-    tokenizer = getattr(known, "tokenizer", known)
+    tokenizer = getattr(model, "tokenizer", model)
     return connect(engine) if tokenizer is None else connect(engine, vocab_size=tokenizer.vocabulary.size)
 
 
@@ -207,9 +203,8 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
 
     if len(inputs) != 1:
         raise click.UsageError("--prompt is compared with one stream")
-    stream, sampled, following = _read_stream(Path(inputs[0]), options["branch"])
-    if options["prompt"] is not None:
-        following = _ids(_read_json(Path(options["prompt"])), Path(options["prompt"]))
+    stream, sampled = _read_stream(Path(inputs[0]), options["branch"])
+    following = _read_ids(Path(options["prompt"]))
     renderer = make_renderer(options)
     with working("comparing"):
         broken = explain_break(stream, following, renderer, sampled=sampled)
@@ -224,42 +219,22 @@ def _check_prompt(inputs: tuple[str, ...], options: dict[str, Any], _: set[str])
     return broken is not None
 
 
-def _is_stream(path: Path) -> bool:
-    """True for JSON with a stream and its next prompt."""
-    try:
-        value = _read_json(path) if path.suffix == ".json" and path.is_file() else None
-    except InputError:
-        return False
-    return isinstance(value, dict) and {"stream", "next_prompt"} <= value.keys()
-
-
-def _read_stream(path: Path, branch: int | None) -> tuple[list[int], Any, list[int]]:
-    """The ids of a stream, which of them were sampled, and the next prompt if the file has it."""
+def _read_stream(path: Path, branch: int | None) -> tuple[list[int], Any]:
+    """The ids of a stream, and which of them were sampled if the file says so."""
     from ..diagnose.record_files import is_trajectory
     from ..trajectory import load_trajectory
 
-    if is_trajectory(path):
-        trajectory = load_trajectory(path).trajectory
-        return trajectory.stream(branch).tolist(), trajectory.loss_mask(branch, once=False), []
-    value = _read_json(path)
-    if not isinstance(value, dict):
-        return _ids(value, path), None, []
-    stream, sampled = _ids(value.get("stream"), path), value.get("sampled")
-    if sampled is None and "prompt_length" in value:
-        sampled = [at >= int(value["prompt_length"]) for at in range(len(stream))]
-    return stream, sampled, _ids(value["next_prompt"], path) if "next_prompt" in value else []
+    if not is_trajectory(path):
+        return _read_ids(path), None
+    trajectory = load_trajectory(path).trajectory
+    return trajectory.stream(branch).tolist(), trajectory.loss_mask(branch, once=False)
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{path.name} is neither a trajectory file nor JSON: {error}") from None
-
-
-def _ids(value: Any, path: Path) -> list[int]:
+def _read_ids(path: Path) -> list[int]:
     from ..tokens.ids import check_ids
 
-    if not isinstance(value, list):
-        raise InputError(f"{path.name} must hold a list of token ids")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path.name} is neither a trajectory file nor JSON: {error}") from None
     return check_ids(value, path.name).tolist()  # type: ignore[no-any-return]

@@ -16,8 +16,8 @@ from .output import print_result
 if TYPE_CHECKING:
     from ..formats.families import Family
 
-COLUMNS: Final = {"name": "Family", "models": "Models"}
-DETAILS: Final = {**COLUMNS, "answer": "An answer", "call": "A call", "result": "A tool result"}
+COLUMNS: Final = {"name": "family", "models": "models"}
+DETAILS: Final = {**COLUMNS, "turn": "an assistant's turn", "tool": "a tool result", "tool_parser": "dialect of calls"}
 
 
 @command

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -71,7 +70,7 @@ def rollout(
 
     CONFIG.yaml names the engine, tools, data, sampling and output; see docs/rollout.md. Options go before what it says.
 
-    The output folder gets a file for each trajectory, a journal (rollouts.jsonl), the rows (rows.parquet) and
+    The output folder gets a store with a session for each rollout (rollouts.db), the rows (rows.parquet) and
     metrics.json. A run that was interrupted goes on where it stopped: finished rollouts are on the disk and are
     skipped, those that were under way are run again. While the engine does not answer the run waits, for as long as
     `patience` says.
@@ -91,15 +90,7 @@ def rollout(
     from ..demo.questions import SOURCES
     from ..rollout.patience import EngineDown
     from ..rollout.setup import read_run
-    from ..rollout.store import (
-        JOURNAL,
-        JournalWarning,
-        RolloutStore,
-        check_run,
-        compared,
-        discard_run,
-        unreadable_lines,
-    )
+    from ..rollout.store import RolloutStore, check_run, compared, discard_run
 
     if workers is not None and ray is None:
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
@@ -110,11 +101,7 @@ def rollout(
         run = read_run(config, output=output, **options)
     if fresh:
         discard_run(run.output)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JournalWarning)  # reported below, without the line of code that a warning shows
-        store = RolloutStore(run.output)  # it holds the folder: from here on no other process changes what is there
-    if store.unreadable:
-        click.secho(f"{run.output / JOURNAL}: {unreadable_lines(store.unreadable)}", fg="yellow", err=True)
+    store = RolloutStore(run.output)  # it holds the folder: from here on no other process changes what is there
     try:
         try:
             check_run(run.output, run.settings)
@@ -122,7 +109,6 @@ def rollout(
             raise InputError(f"{error}; --fresh discards that run, --output names another folder") from error
         again = store.run_again(_FAILED if retry else [End.ABORT] if continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
-        before["unreadable_lines"] = len(store.unreadable)
         if not quiet:
             _announce(run, store, before)
         try:
@@ -353,5 +339,5 @@ def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit
         click.secho(f"  {said}", fg="yellow", err=to_stderr)
     bad = sum(summary.ends[end] for end in _FAILED)
     if bad:
-        where = f"{metrics['output']}/rollouts.jsonl says why; --retry runs them again"
+        where = f"{metrics['output']}/rollouts.db says why; --retry runs them again"
         click.secho(f"  {bad:,} failed, and have no reward: {where}", fg="red", err=to_stderr)

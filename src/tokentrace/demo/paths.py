@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import Messages
 from ..diagnose.breaks import Break, explain_break
 from ..diagnose.incremental import SYSTEM, USER, IncrementalMode, SanityCheck, tokenize_incrementally
@@ -24,11 +25,10 @@ from ..engines.protocol import Completion, Engine, GenerateRequest, SamplingPara
 from ..pocket import POCKET
 from ..pocket.model import Floats, PocketModel, TokenIds, load_pocket
 from ..rendering.factory import create_renderer
-from ..rendering.history import parsed_arguments
 from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
-from ..samples.trajectories import owned_turns, report_rollouts
+from ..samples.trajectories import owned_turns
 from ..tokens.alignment import align
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
@@ -89,7 +89,7 @@ class MessageAgent(Agent):
         """Make the next prompt from the messages: extend the trajectory, or branch it."""
         trajectory = rollout.trajectory
         rollout.messages += new
-        ids, _ = self._client(self.renderer, parsed_arguments(rollout.messages), rollout.schemas, prompt=True)
+        ids, _ = self._client(self.renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=True)
         if not self.has_room(len(ids)):
             return End.CONTEXT
         broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
@@ -139,7 +139,7 @@ class Scored:
 def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
     """Return the stream, or what the client makes of the final messages."""
     if path in CLIENTS:
-        return CLIENTS[path](renderer, parsed_arguments(rollout.messages), rollout.schemas, prompt=False)
+        return CLIENTS[path](renderer, with_parsed_arguments(rollout.messages), rollout.schemas, prompt=False)
     return rollout.trajectory.stream(), rollout.trajectory.loss_mask()
 
 
@@ -185,7 +185,7 @@ class PathReport:
             "breaks": sum(one.num_branches - 1 for one in trajectories),
             "broken_rollouts": sum(one.num_branches > 1 for one in trajectories),
             "samples": sum(one.num_samples for one in trajectories),
-            "tokens_in_samples": report_rollouts(trajectories).tokens_in_rows,
+            "tokens_in_samples": sum(one.stop for record in trajectories for one in record.branches if one.sampled),
             "mismatched_tokens": sum(one.mismatched for one in self.scored),
             "never_sampled_tokens": sum(one.foreign for one in self.scored),
             "mean_logprob_gap": float(gaps.mean()) if len(gaps) else 0.0,

@@ -18,9 +18,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from ..rollout.config import Section
+from msgspec import Meta, Struct
+
+from ..errors import InputError
 from ..rollout.interactions import BaseInteraction, Reply
 from ..rollout.loop import Rollout, Task
 from ..rollout.setup import TaskSet, TaskSource
@@ -229,16 +231,22 @@ def question_reward(rollout: Rollout) -> float:
     return reward(rollout.task.interaction_settings["question"], rollout.messages)
 
 
-def question_source(section: Section, limit: int | None) -> TaskSet:
-    """The tasks of ``data: {questions: …}`` in a rollout's configuration."""
-    section.check_keys(["count", "seed", "kinds"])
-    kinds = section.read("kinds", list, default=list(KINDS)) or KINDS
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise section.error(f"there is no {unknown[0]!r}; there are {', '.join(KINDS)}", "kinds")
-    count = section.count("count", 64)
-    picked = pick_questions(count if limit is None else min(count, limit), section.read("seed", int, default=0), kinds)
+class QuestionSettings(Struct, forbid_unknown_fields=True):
+    """``data: {questions: ...}`` in a rollout's configuration."""
+
+    count: Annotated[int, Meta(ge=1)] = 64
+    seed: int = 0
+    kinds: list[str] = []
+
+
+def question_source(settings: QuestionSettings, limit: int | None) -> TaskSet:
+    """Return the tasks of `QuestionSettings`."""
+    if unknown := [kind for kind in settings.kinds if kind not in KINDS]:
+        raise InputError(f"kinds: there is no {unknown[0]!r}; there are {', '.join(KINDS)}")
+    count = settings.count if limit is None else min(settings.count, limit)
+    picked = pick_questions(count, settings.seed, settings.kinds or KINDS)
     return TaskSet([question_task(question) for question in picked], FollowUps(), question_reward)
 
 
-SOURCES: Final[dict[str, TaskSource]] = {"questions": question_source}
+SOURCES: Final[dict[str, TaskSource]] = {"questions": TaskSource(QuestionSettings, question_source)}
 """What a configuration of rollouts may name under ``data``."""

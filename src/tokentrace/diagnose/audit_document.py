@@ -78,8 +78,6 @@ def _verdict_rows(report: AuditReport) -> Iterator[_Row]:
         yield from (["", words] for words in one.against)
         if one.holds_with:
             yield ["", Cell(f"holds with {' or '.join(one.holds_with)}", "good")]
-        if one.grade is not Grade.HOLDS:
-            yield ["", Cell(f"tokentrace: {one.remedy}", "dim")]
 
 
 def _matrix(report: AuditReport) -> Table:
@@ -164,22 +162,21 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     yield "prompt", f"{report.prompting.prompt!r}{prefill}"
     forgeable = " ".join(report.forgeable) or "nothing of the scaffold"
     yield "users can forge", f"{forgeable} under plain rendering; nothing with tokentrace"
-    reading, writing, defaults = report.reading, report.writing, report.defaults
+    reading, grammar, changes = report.reading, report.grammar, report.changes
     for outcome in ("written", "rewritten", "dropped", "refused"):
         if roles := [role for role, one in reading.roles.items() if one == outcome]:
             yield f"roles {outcome}", ", ".join(roles)
     yield "content read as", "; ".join(f"{role}: {' or '.join(forms)}" for role, forms in reading.content.items())
     yield "arguments read as", " or ".join(reading.arguments) or "nothing: it writes no calls"
     yield "reasoning", f"{'written' if reading.reasoning else 'not written'}; inside content {reading.inline_reasoning}"
-    frame = "" if writing.reasoning is None else f"; reasoning in {writing.reasoning[0]} … {writing.reasoning[1]}"
-    yield "grammar", f"{writing.dialect or 'of no known dialect'}{f': {writing.calls}' if writing.calls else ''}{frame}"
-    yield from (("", note) for note in writing.notes)
-    differences = counted(len(writing.unreadable), "difference")
-    yield "read back", f"{writing.tried} kinds of turns written and parsed; {differences}"
-    yield from (("", loss) for loss in writing.unreadable)
-    yield "added by template", repr(defaults.system) if defaults.system else "nothing"
-    yield from ((name, f"{text!r} unless it is given") for name, text in defaults.variables.items())
-    changes = defaults.changes
+    calls = f": {grammar.calls.outline}" if grammar.calls is not None else ""
+    yield "calls", f"{report.dialect or 'of no known dialect'}{calls}"
+    yield from (("", note) for note in grammar.notes)
+    yield "added by template", repr(report.system) if report.system else "nothing"
+    bridging = report.bridging
+    if bridging.broken:
+        why = "".join(f"; {reason} ({count})" for reason, count in bridging.refused)
+        yield "bridge", f"appends to the sampled ids in {bridging.bridged} of {bridging.broken} cases that break{why}"
     dates = [f"the date{changes.by}"] if changes.clock else []
     yield "changes between runs", " and ".join([*dates, *(["chance"] if changes.random else [])]) or "no"
     for one in report.switches:

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..formats.dialects import dialect_of
+from ..formats.grammar import TurnGrammar
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .appends import AppendBreak, AppendCell, AppendOutcome
+from .bridge_trials import Bridging
 from .cases import Append
 from .conclusion import Conclusion, conclude
-from .facts import Defaults, Prompting, Reading, Stops
+from .facts import Changes, Prompting, Reading, Stops
 from .field_texts import Altered
-from .readback import Writing
-from .remedies import Remedies
 from .verdicts import Grade, Use, Verdict, cause, common_form, grade, judged, sentence
 
 if TYPE_CHECKING:
@@ -70,11 +71,13 @@ class AuditReport(ShowsItself):
     forgeable: tuple[str, ...]
     """Control tokens of the scaffold that users can forge under transformers' own rendering."""
     reading: Reading
-    writing: Writing
+    grammar: TurnGrammar
     altered: tuple[Altered, ...]
     """Fields whose texts do not arrive unchanged."""
-    defaults: Defaults
-    remedies: Remedies
+    system: str
+    """The system prompt that the template adds."""
+    changes: Changes
+    bridging: Bridging
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
@@ -84,6 +87,11 @@ class AuditReport(ShowsItself):
         from .audit_document import audit_document
 
         return audit_document([self])
+
+    @property
+    def dialect(self) -> str | None:
+        """The name of the dialect of calls, if it has one."""
+        return dialect_of(self.grammar.calls, self.grammar.channels)
 
     def verdict(self, use: str) -> Verdict:
         """Return the verdict on a use."""
@@ -141,9 +149,10 @@ class AuditReport(ShowsItself):
         for cell in self.cells:
             why = cell.reason or (cause(cell) if cell.lost else "")
             yield f"{cell.append} after {cell.turn.words}", f"{cell.outcome}: {why}" if why else str(cell.outcome)
-        for name in ("stops", "prompting", "reading", "writing", "defaults"):
+        for name in ("stops", "prompting", "reading", "grammar", "changes"):
             for key, value in dataclasses.asdict(getattr(self, name)).items():
                 yield f"{name}, {key}", str(value)
+        yield "system prompt", self.system
         yield "forgeable control tokens", " ".join(self.forgeable)
         altered = (str(dataclasses.replace(one, line=None)) for one in self.altered)
         yield "texts that are not written as given", "; ".join(altered)

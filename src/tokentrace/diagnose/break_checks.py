@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable
@@ -90,14 +89,14 @@ class Case:
         self,
         stream: Ids,
         prompt: Ids,
-        known: Any,
+        model: Any,
         hunk: Hunk,
         mask: npt.NDArray[np.bool_] | None,
         back: int = READ,
         forward: int = READ,
     ) -> None:
-        self.stream, self.prompt, self.known, self.hunk = stream, prompt, known, hunk
-        self.tokenizer: Tokenizer = known if isinstance(known, Tokenizer) else known.tokenizer
+        self.stream, self.prompt, self.model, self.hunk = stream, prompt, model, hunk
+        self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
         self.vocabulary = self.tokenizer.vocabulary
         self.region = find_region(mask, hunk.start)
         self.lead, ours, theirs = window(self.vocabulary, stream, prompt, hunk, back, forward)
@@ -118,7 +117,7 @@ class Case:
     def reasoning(self) -> tuple[tuple[str, str], ...]:
         """The tags of the renderer's grammar, then those in use."""
         try:
-            frame = None if self.known is self.tokenizer else self.known.grammar().reasoning
+            frame = None if self.model is self.tokenizer else self.model.grammar().reasoning
         except TokentraceError:
             frame = None
         return (*(((frame.open, frame.close),) if frame is not None and frame.open else ()), *REASONING_TAGS)
@@ -138,14 +137,14 @@ class Case:
 
     def parsed_turns(self) -> tuple[ParsedResponse, ParsedResponse] | None:
         """The completion that the difference lies in, and what the prompt has in its place, parsed."""
-        if self.known is self.tokenizer or self.region is None or self.region.completion is None:
+        if self.model is self.tokenizer or self.region is None or self.region.completion is None:
             return None
         start, stop = self.region.completion
-        stops = np.isin(self.prompt[self.hunk.other_start :], [*self.known.get_stop_token_ids()])
+        stops = np.isin(self.prompt[self.hunk.other_start :], [*self.model.get_stop_token_ids()])
         end = self.hunk.other_start + (int(stops.argmax()) + 1 if stops.any() else len(stops))
         try:
             sides = self.stream[start:stop], self.prompt[start:end]
-            ours, theirs = (self.known.parse_response(side, prompt_ids=self.stream[:start]) for side in sides)
+            ours, theirs = (self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides)
         except TokentraceError:
             return None
         return ours, theirs
@@ -405,26 +404,16 @@ def json_format(case: Case) -> Match | None:
         if not _same_value(one[0], other[0]):
             return None
         ours, theirs = case.ours[start : one[1]], case.theirs[start : other[1]]
-        words = f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}"
-        how = _how_json_differs(ours, theirs)
-        return Match(Cause.JSON_FORMAT, f"the same JSON is written {how}: {words}", covered=case.token_at(one[1]))
+        words = f"the same JSON value is {quoted(ours)} in the stream and {quoted(theirs)} in the next prompt"
+        return Match(Cause.JSON_FORMAT, words, covered=case.token_at(one[1]))
     return None
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here and its end, also as Python's repr() writes it."""
+    """The JSON value that begins here and its end."""
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
-        pass
-    part = text[start : start + 4096]
-    stop = max(part.find("}\n"), part.find("}<"), part.find("]\n"), part.find("]<")) + 1
-    part = part[: stop or None]
-    if "'" not in part or "\\" in part:  # literal_eval warns about escapes
-        return None
-    try:
-        return ast.literal_eval(part), start + len(part)
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None
 
 
@@ -452,16 +441,6 @@ def _same_value(one: Any, other: Any) -> bool:
     return True
 
 
-def _how_json_differs(ours: str, theirs: str) -> str:
-    if "".join(ours.split()) == "".join(theirs.split()):
-        return "with other spacing"
-    if ("'" in theirs) != ("'" in ours):
-        return "as Python writes it"
-    if sorted("".join(ours.split())) == sorted("".join(theirs.split())):
-        return "with its keys in another order"
-    return "with its values spelled another way"
-
-
 def changed_call(case: Case) -> Match | None:
     """A call of the completion that the prompt has in another form, or lacks."""
     turns = case.parsed_turns()
@@ -486,9 +465,12 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     for key in ours.keys() & theirs.keys():
         if not _same_value(ours[key], theirs[key]):
             return _changed_value(f"argument `{key}` of `{name}`", ours[key], theirs[key])
-    for some, rest, has, lacks in ((ours, theirs, "stream", "next prompt"), (theirs, ours, "next prompt", "stream")):
+    for some, other_side, has, lacks in (
+        (ours, theirs, "stream", "next prompt"),
+        (theirs, ours, "next prompt", "stream"),
+    ):
         for key in some:
-            if key not in rest:
+            if key not in other_side:
                 empty = "empty " if _spelled(some[key]).strip() in ("", "null", "None", "{}", "[]") else ""
                 words = f"the {has} gives `{name}` the {empty}argument `{key}`, the {lacks} does not"
                 return Match(Cause.EMPTY_PARAMETER, words)

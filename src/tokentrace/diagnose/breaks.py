@@ -99,10 +99,10 @@ class Break(ShowsItself):
                 lines[name] += "".join(text if right is None else (f"[{one}]" for one in text))
         first = next((pair for pair in parts if pair[1] is not None), ([], []))
         ids = [", ".join(f"{index} ({one_line(text)})" for index, text in (side or [])[:6]) for side in first]
-        begun = "… " if self.position > _AROUND else ""
+        ellipsis = "… " if self.position > _AROUND else ""
         out = [f"break at token {self.position:,} of {len(self.stream):,}"]
         out[0] += f"{f' ({self.region})' if self.region else ''}: {self.cause}"
-        out += [f"  {one_line(self.words)}", *(f"  {name:<12} {begun}{line}" for name, line in lines.items())]
+        out += [f"  {one_line(self.words)}", *(f"  {name:<12} {ellipsis}{line}" for name, line in lines.items())]
         out.append(f"  {'':<12} {' -> '.join(side or 'nothing' for side in ids)}")
         if self.later:
             times = [str(cause) if n == 1 else f"{cause} × {n}" for cause, n in Counter(self.later).items()]
@@ -225,7 +225,7 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
 
 
 def conversation_change(
-    before: Mapping[str, Any], after: Mapping[str, Any], others: Sequence[Sequence[Any]] = ()
+    before: Mapping[str, Any], after: Mapping[str, Any], recent: Sequence[Sequence[Any]] = ()
 ) -> Finding | None:
     """What became of the messages and tools between two requests; None if nothing did, or they cannot be read."""
     recorded, sent = before.get("messages") or (), after.get("messages") or ()
@@ -236,8 +236,8 @@ def conversation_change(
         tools, tools_before = list(after.get("tools") or ()), list(before.get("tools") or ())
         if shared == len(recorded):
             return changed_tools(tools, tools_before) if tools != tools_before else None
-        return find_cause(sent, recorded, shared, others=others)
-    except (AttributeError, TypeError, ValueError, RecursionError):  # messages of others may hold anything
+        return find_cause(sent, recorded, shared, recent=recent)
+    except (AttributeError, TypeError, ValueError, RecursionError):  # their messages may hold anything
         return None
 
 
@@ -245,4 +245,4 @@ def _later(case: Case, hunk: Hunk, covered: int, mask: Any) -> Iterator[Cause]:
     """The causes of the next few differences, those in a value or call that was compared as a whole aside."""
     for later in islice(hunks(case.stream, case.prompt, hunk.stop, hunk.other_stop), _LATER):
         if covered <= later.start < len(case.stream):
-            yield explain(Case(case.stream, case.prompt, case.known, later, mask, back=1024, forward=4096)).cause
+            yield explain(Case(case.stream, case.prompt, case.model, later, mask, back=1024, forward=4096)).cause

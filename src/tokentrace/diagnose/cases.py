@@ -22,15 +22,12 @@ THINK: Final = ("<think>\n", "\n</think>\n\n")
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
 """Texts of replies. Capitals and a letter beyond ASCII reveal a template that alters them."""
-
-
-def _tool(name: str) -> Message:
-    properties = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
-    schema = {"type": "object", "properties": properties, "required": []}
-    return {"type": "function", "function": {"name": name, "description": "a probe", "parameters": schema}}
-
-
-TOOLS: Final[Sequence[Message]] = (_tool("probe1"), _tool("probe2"))
+_PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
+_SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
+TOOLS: Final[Sequence[Message]] = [
+    {"type": "function", "function": {"name": name, "description": "a probe", "parameters": _SCHEMA}}
+    for name in ("probe1", "probe2")
+]
 
 
 class Append(StrEnum):
@@ -47,6 +44,15 @@ class Append(StrEnum):
     def calls(self) -> int:
         """The number of calls in the turn before."""
         return {Append.TOOL: 1, Append.PARALLEL: 2, Append.TOOL_USER: 1}.get(self, 0)
+
+
+_NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
+    Append.TOOL_USER: (USER,),
+    Append.USER: (USER,),
+    Append.SYSTEM: (SYSTEM,),
+    Append.ASSISTANT: ({"role": "assistant", "content": ANSWER},),
+}
+"""The message after the results of calls, if any."""
 
 
 class Arguments(StrEnum):
@@ -87,9 +93,8 @@ class TurnForm:
     @property
     def words(self) -> str:
         parts = [*(["reasoning"] if self.reasoning else []), *([self.style or "content"] if self.content else [])]
-        if self.append.calls:
-            parts.append(f"{'a call' if self.append.calls == 1 else 'two calls'} ({self.arguments})")
-        return " + ".join(parts)
+        calls = ["", f"a call ({self.arguments})", f"two calls ({self.arguments})"][self.append.calls]
+        return " + ".join(filter(None, [*parts, calls]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +138,15 @@ def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> 
 
     `ids` are two call ids, `tags` the reasoning tags. Only plain content and plain arguments get the longest histories.
     """
-    append = turn.append
+    append, calls = turn.append, turn.append.calls > 0
     reply = _reply(turn, ids, tags)
     results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]
-    appended = (*results, *_NEXT.get(append, ()))
-    calls = append.calls > 0
     called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT)
     tools = (_reply(called, ids, tags), result(1, tool_call_id=ids[0]))
     answer = (USER, _reply(TurnForm(Append.USER, turn.reasoning), ids, tags))
-    histories: list[tuple[str, tuple[Message, ...], bool]] = [("", (USER,), calls)]
-    if not calls:
-        histories.append(("where tools are declared", (USER,), True))
-    histories += [
+    histories: list[tuple[str, tuple[Message, ...], bool]] = [
+        ("", (USER,), calls),
+        *([] if calls else [("where tools are declared", (USER,), True)]),
         ("where there is a system message", (SYSTEM, USER), calls),
         ("after a round of tools", (USER, *tools), True),
         ("after an earlier answer", (*answer, USER), calls),
@@ -154,27 +156,15 @@ def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> 
         histories.append((f"after {LONG} rounds of tools", (USER, *tools * LONG), True))
         histories.append((f"after {LONG} earlier answers", (*answer * LONG, USER), calls))
     for words, past, declared in histories:
-        yield AppendCase(turn, past, reply, appended, declared, words)
+        yield AppendCase(turn, past, reply, (*results, *_NEXT.get(append, ())), declared, words)
 
 
 def _reply(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str]) -> Message:
-    texts = {
-        Style.PLAIN: ANSWER,
-        Style.SPACED: f"\n {ANSWER} \n",
-        Style.INLINE: f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}",
-    }
-    fields: dict[str, Any] = {"role": "assistant", "content": texts[turn.style] if turn.content else ""}
+    spaced, inline = f"\n {ANSWER} \n", f"{tags[0]}{THOUGHT}{tags[1]}{ANSWER}"
+    content = {Style.PLAIN: ANSWER, Style.SPACED: spaced, Style.INLINE: inline}[turn.style] if turn.content else ""
+    fields: dict[str, Any] = {"role": "assistant", "content": content}
     if turn.reasoning:
         fields["reasoning_content"] = THOUGHT
     arguments = _ARGUMENTS.get(turn.arguments)
     calls = [{**call(number + 1, arguments), "id": ids[number]} for number in range(turn.append.calls)]
     return calling(*calls, **fields) if calls else fields
-
-
-_NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
-    Append.TOOL_USER: (USER,),
-    Append.USER: (USER,),
-    Append.SYSTEM: (SYSTEM,),
-    Append.ASSISTANT: ({"role": "assistant", "content": ANSWER},),
-}
-"""The message after the results of calls, if any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
@@ -18,12 +18,20 @@ from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template, wrap_tools
 from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
 from .audit_report import AuditReport, SettingAudit
-from .cases import Arguments, turns
-from .facts import find_changes, find_defaults, find_forgeable, find_prompting, find_reading, find_stops
-from .field_texts import Altered, find_altered
+from .bridge_trials import try_bridge
+from .cases import TOOLS, Arguments, turns
+from .facts import (
+    find_changes,
+    find_forgeable,
+    find_prompting,
+    find_reading,
+    find_stops,
+    find_system,
+    find_unread,
+    printed_variables,
+)
+from .field_texts import find_altered
 from .lines import LineTracer
-from .readback import find_writing
-from .remedies import Remedies, remedy, try_remedies
 from .verdicts import Grade, Verdict, judged, verdicts_of
 
 _MAX_TEXT: Final = 200_000
@@ -53,12 +61,11 @@ def audit_template(
     cells = _run_matrix(study, tracer, progress)
     progress("facts", 0, 1)
     reading, prompting, stops = find_reading(study), find_prompting(study), find_stops(renderer)
-    defaults, writing = find_defaults(study, tracer), find_writing(renderer)
-    altered = find_altered(study, tracer, writing.altered)
+    changes, unread, printed = find_changes(study, tracer), find_unread(renderer), printed_variables(study)
+    altered = find_altered(study, tracer, unread)
     counted = judged(cells, reading, prompting)
-    remedies = try_remedies(renderer, counted)
-    switches, without_effect = _run_switches(renderer, tracer, defaults.variables, progress)
-    verdicts = verdicts_of(counted, defaults.changes, altered, stops)
+    switches, without_effect = _run_switches(renderer, tracer, printed, progress)
+    verdicts = verdicts_of(counted, changes, altered, stops)
     return AuditReport(
         name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
         family=renderer.family,
@@ -71,12 +78,13 @@ def audit_template(
         prompting=prompting,
         forgeable=find_forgeable(study),
         reading=reading,
-        writing=writing,
+        grammar=renderer.grammar(TOOLS),
         altered=altered,
-        defaults=defaults,
-        remedies=remedies,
-        verdicts=tuple(_with_remedies(one, remedies, switches, altered) for one in verdicts),
-        notes=tuple(_notes(renderer, tracer, cells, defaults.variables)),
+        system=find_system(study),
+        changes=changes,
+        bridging=try_bridge(renderer, counted),
+        verdicts=tuple(_with_settings(one, switches) for one in verdicts),
+        notes=tuple(_notes(renderer, tracer, cells, printed)),
         tokenizer=renderer.tokenizer,
     )
 
@@ -110,22 +118,19 @@ def _run_matrix(study: TemplateStudy, tracer: LineTracer, progress: Progress) ->
     return tuple(cells)
 
 
-def _with_remedies(
-    verdict: Verdict, remedies: Remedies, switches: Sequence[SettingAudit], altered: Sequence[Altered]
-) -> Verdict:
+def _with_settings(verdict: Verdict, switches: Sequence[SettingAudit]) -> Verdict:
+    """Add the settings with which a use holds."""
     holding = [
         switch.name
         for switch in switches
         for other in switch.verdicts
         if other.use is verdict.use and other.grade is Grade.HOLDS and verdict.grade is not Grade.HOLDS
     ]
-    return replace(verdict, remedy=remedy(verdict, remedies, altered), holds_with=tuple(holding))
+    return replace(verdict, holds_with=tuple(holding))
 
 
-def _notes(
-    renderer: Renderer, tracer: LineTracer, cells: Sequence[AppendCell], printed: Mapping[str, str]
-) -> Iterator[str]:
-    names = sorted(_not_boolean(renderer) - printed.keys())
+def _notes(renderer: Renderer, tracer: LineTracer, cells: Sequence[AppendCell], printed: set[str]) -> Iterator[str]:
+    names = sorted(_not_boolean(renderer) - printed)
     if names:
         yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
     if not tracer.has_lines:
@@ -138,7 +143,7 @@ def _notes(
 
 
 def _run_switches(
-    renderer: Renderer, tracer: LineTracer, printed: Mapping[str, str], progress: Progress
+    renderer: Renderer, tracer: LineTracer, printed: set[str], progress: Progress
 ) -> tuple[list[SettingAudit], list[str]]:
     """Audit each setting that changes the text of a probe, and name those that change none."""
     audits, without_effect = [], []
@@ -158,7 +163,7 @@ def _run_switches(
             audits.append(SettingAudit(setting, ()))
             continue
         counted = judged(cells, find_reading(study), find_prompting(study))
-        altered = find_altered(study, tracer, find_writing(other).altered)
+        altered = find_altered(study, tracer, find_unread(other))
         verdicts = verdicts_of(counted, find_changes(study, tracer), altered, find_stops(other))
         audits.append(SettingAudit(setting, cells, tuple(verdicts)))
     return audits, without_effect
@@ -171,7 +176,7 @@ def _probe_texts(study: TemplateStudy) -> list[str | None]:
     return [None if rendering is None else rendering.text for rendering in renderings]
 
 
-def _settings(renderer: Renderer, printed: Mapping[str, str]) -> list[dict[str, Any]]:
+def _settings(renderer: Renderer, printed: set[str]) -> list[dict[str, Any]]:
     """Return each switch with each value worth trying.
 
     A variable that the template compares with texts takes those texts; one that it prints, or that is a list, is no

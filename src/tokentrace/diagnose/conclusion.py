@@ -47,7 +47,7 @@ def conclude(report: AuditReport) -> Conclusion:
         engine = "--engine http://127.0.0.1:8000"
         commands.append(f"tokentrace serve --dev {engine} -t {name}{variables} --store runs.db")
         commands.append(f"tokentrace audit {name}{variables} --on chat.json")
-    changes = report.defaults.changes
+    changes = report.changes
     line = f", line {changes.line}" if changes.line is not None else ""
     dated = [f"The prompt holds the day's date{line}."] if changes.clock else []
     return Conclusion(" ".join([sft, rollouts, *dated]), tuple(commands))
@@ -58,7 +58,7 @@ def _without_tools(report: AuditReport) -> AuditReport:
     cells = tuple(cell for cell in report.cells if cell.append not in (*_TOOLS, Append.TOOL_USER))
     altered = (replace(one, roles=tuple(role for role in one.roles if role != "tool")) for one in report.altered)
     scoped = replace(report, cells=cells, altered=tuple(one for one in altered if one.roles))
-    verdicts = verdicts_of(scoped.judged, report.defaults.changes, scoped.altered, report.stops)
+    verdicts = verdicts_of(scoped.judged, report.changes, scoped.altered, report.stops)
     return replace(scoped, verdicts=tuple(verdicts))
 
 
@@ -67,7 +67,7 @@ def _fine_tuning(report: AuditReport, scope: str) -> tuple[str, str | None]:
     row, turn = report.verdict(Use.SFT_ONE_ROW), report.verdict(Use.SFT_PER_TURN)
     if row.grade is Grade.HOLDS:
         return f"SFT: safe{scope or ' as it is'}.", ""
-    options = ["--past expand"] * (report.remedies.broken > 0) + ["--final-stop"] * report.stops.untrained_end
+    options = ["--past expand"] * (report.bridging.broken > 0) + ["--final-stop"] * report.stops.untrained_end
     with_them, typed = listed(options), "".join(f" {option}" for option in options)
     ends_only = report.stops.untrained_end and all(
         "final_stop=True" in words and "; " not in words for words in turn.against
@@ -87,9 +87,9 @@ def _rollouts(report: AuditReport, scope: str) -> str | None:
     tools, users = report.verdict(Use.RL_APPEND_ONLY), report.verdict(Use.RL_USER_TURNS)
     if tools.grade is Grade.HOLDS and users.grade is Grade.HOLDS:
         return None
-    remedies = report.remedies
-    refused = f" (it refuses {remedies.broken - remedies.bridged} of {remedies.broken} cases)"
-    bridge = f"use the bridge{refused if remedies.bridged < remedies.broken else ''}"
+    bridging = report.bridging
+    refused = f" (it refuses {bridging.broken - bridging.bridged} of {bridging.broken} cases)"
+    bridge = f"use the bridge{refused if bridging.bridged < bridging.broken else ''}"
     why = _rewrites(report) or f"rendering again is not exact, {(*tools.against, *users.against)[0]}"
     return f"RL: {'safe with tools alone; else ' if tools.grade is Grade.HOLDS and not scope else ''}{bridge}; {why}."
 

@@ -37,10 +37,10 @@ _DISTINCT: Final = 20
 """Messages of so many characters are hardly ever sent twice by chance."""
 
 
-def find_cause(sent: Messages, recorded: Messages, shared: int, *, others: Sequence[Messages] = ()) -> Finding:
+def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()) -> Finding:
     """Why `sent` leaves the `recorded` conversation after its first `shared` messages.
 
-    `recorded` is the conversation that shares most with the request, its last reply included. `others` are a few
+    `recorded` is the conversation that shares most with the request, its last reply included. `recent` are a few
     recently recorded conversations: one may have the call that gave a sub-agent its task, or be the one that was
     compacted, if nothing but instructions is shared.
     """
@@ -54,8 +54,8 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, others: Seque
         return Finding(Cause.RETRY, message=shared, words="the conversation goes on from an earlier point")
     opening = all(message.get("role") in INSTRUCTIONS for message in sent[:shared])
     if opening:
-        recorded, shared = _closest(sent, recorded, shared, others)
-    return _Divergence(sent, recorded, shared, others).explain(opening)
+        recorded, shared = _closest(sent, recorded, shared, recent)
+    return _Divergence(sent, recorded, shared, recent).explain(opening)
 
 
 def changed_tools(
@@ -105,8 +105,8 @@ def text_of(message: Message) -> str:
 class _Divergence:
     """The first message in which two conversations differ, and what follows it."""
 
-    def __init__(self, sent: Messages, recorded: Messages, shared: int, others: Sequence[Messages]) -> None:
-        self.sent, self.recorded, self.shared, self.others = sent, recorded, shared, others
+    def __init__(self, sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> None:
+        self.sent, self.recorded, self.shared, self.recent = sent, recorded, shared, recent
         self.new, self.old = sent[shared], recorded[shared]
         self.role, self.old_role = str(self.new.get("role")), str(self.old.get("role"))
         self.text, self.old_text = text_of(self.new), text_of(self.old)
@@ -210,7 +210,7 @@ class _Divergence:
         task = "" if first is None or first.get("role") != "user" else text_of(first).strip()
         if len(task) < _DISTINCT:
             return False
-        messages = (message for conversation in (self.recorded, *self.others) for message in conversation)
+        messages = (message for conversation in (self.recorded, *self.recent) for message in conversation)
         calls = (call for message in messages for call in message.get("tool_calls") or ())
         texts = (text.strip() for call in calls for text in argument_texts(_function(call).get("arguments")))
         return any(text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
@@ -361,17 +361,17 @@ class _Divergence:
 # -- conversations
 
 
-def _closest(sent: Messages, recorded: Messages, shared: int, others: Sequence[Messages]) -> tuple[Messages, int]:
+def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
     """The conversation that has most messages of the request, and how many both start with; of equals the longest."""
     ours = [message_key(message) for message in sent]
-    asked = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
+    questions = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
     candidates = [(recorded, shared, [message_key(message) for message in recorded])]
-    for other in others:
+    for other in recent:
         keys = [message_key(message) for message in other]
         same = next((at for at, pair in enumerate(zip(ours, keys, strict=False)) if pair[0] != pair[1]), None)
         if same is not None:  # else one is the beginning of the other: nothing was rewritten
             candidates.append((other, same, keys))
-    best = max(candidates, key=lambda one: (len(asked.intersection(one[2])), one[1], len(one[0])))
+    best = max(candidates, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))
     return best[0], best[1]
 
 

@@ -19,6 +19,7 @@ from ..study.probes import (
     SYSTEM,
     THOUGHT,
     USER,
+    call,
     calling,
     result,
     role_turn,
@@ -27,15 +28,21 @@ from ..study.study import TemplateStudy
 from ..study.turns import turn_spans
 from .cases import ANSWER as TEXT
 from .cases import THINK, TOOLS
-from .field_texts import is_written
+from .field_texts import call_ids, is_written
 from .lines import EventKind, LineTracer
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _DATED: Final = ((USER,), (SYSTEM, USER), CONTINUED, RETURNED, (SYSTEM, *RETURNED, THOUGHT, USER))
 """Conversations that may show a date."""
 _VALUE: Final = "PROBEVALUE"
-_SHORT: Final = 200
-"""Characters quoted of a default."""
+_STRINGS: Final[Mapping[str, Any]] = {
+    "text": "Line One\n\nline  \"two\" & 'three' \\four é 雨 <b>",
+    "number": "12",
+    "word": "true",
+    "empty": "",
+    "spaces": "  padded ",
+}
+_VALUES: Final[Mapping[str, Any]] = {"whole": 12, "part": 2.5, "truth": True, "none": None, "list": [1, "a"], "map": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +105,6 @@ class Changes:
     @property
     def by(self) -> str:
         return f" (line {self.line}: `{self.source}`)" if self.line is not None else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What the template adds: a system prompt, variables with the text they replace, and what changes between runs."""
-
-    system: str
-    variables: Mapping[str, str]
-    changes: Changes
 
 
 def find_stops(renderer: Renderer) -> Stops:
@@ -214,22 +212,14 @@ def _role(study: TemplateStudy, role: str) -> str:
     return "dropped" if not text else "written" if is_written(TEXT, text) else "rewritten"
 
 
-def find_defaults(study: TemplateStudy, tracer: LineTracer) -> Defaults:
-    variables: dict[str, str] = {}
-    for name in sorted(study.template.variables - set(study.tokenizer.variables)):
-        for tools in (False, True):
-            plain, changed = study.probe((USER,), tools, True), study.probe((USER,), tools, True, {name: _VALUE})
-            if plain is None or changed is None or _VALUE not in changed.text:
-                continue
-            before, _, after = changed.text.partition(_VALUE)
-            end = plain.text.find(after[:40], len(before)) if after else len(plain.text)
-            if plain.text.startswith(before) and end >= len(before):
-                variables[name] = plain.text[len(before) : end][:_SHORT]
-                break
-    return Defaults(_default_system(study), variables, find_changes(study, tracer))
+def printed_variables(study: TemplateStudy) -> set[str]:
+    """Return the variables that the template prints."""
+    names = study.template.variables - set(study.tokenizer.variables)
+    probes = ((name, study.probe((USER,), tools, True, {name: _VALUE})) for name in names for tools in (False, True))
+    return {name for name, rendering in probes if rendering is not None and _VALUE in rendering.text}
 
 
-def _default_system(study: TemplateStudy) -> str:
+def find_system(study: TemplateStudy) -> str:
     """Return the text before a lone question, without control tokens."""
     rendering = study.probe((USER,))
     turns = turn_spans(rendering) if rendering is not None else []
@@ -260,3 +250,33 @@ def find_changes(study: TemplateStudy, tracer: LineTracer) -> Changes:
                     break
         changes = Changes(clock, random, line, source)
     return changes
+
+
+def find_unread(renderer: Renderer) -> tuple[str, ...]:
+    """Return the arguments that differ once a call is rendered and parsed; none if a plain call is not read either."""
+    if not renderer.study(TOOLS).forms.calls.are_shown or _unread(renderer, {"key": "value"}):
+        return ()
+    return (*_unread(renderer, _STRINGS), *_unread(renderer, _VALUES))
+
+
+def _unread(renderer: Renderer, arguments: Mapping[str, Any]) -> list[str]:
+    properties = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in arguments.items()}
+    schema = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": "probe1", "description": "a tool", "parameters": schema}}]
+    message = calling({**call(1, arguments), "id": call_ids(renderer.study(TOOLS))[0]})
+    try:
+        rendered = renderer.render([USER, message], tools=tools)
+    except TokentraceError:
+        return []
+    turn = next((turn for turn in rendered.turns if turn.message == 1), None)
+    if turn is None:
+        return []
+    ids = rendered.ids
+    parsed = renderer.parse_response(ids[turn.start : turn.stop], tools=tools, prompt_ids=ids[: turn.start])
+    calls = [one.arguments for one in parsed.tool_calls if isinstance(one.arguments, Mapping)]
+    actual = calls[0] if len(calls) == 1 else {}
+    return [
+        f"argument {key} {value!r} {f'is read as {actual[key]!r}' if key in actual else 'is not read'}"
+        for key, value in arguments.items()
+        if key not in actual or (actual[key], type(actual[key])) != (value, type(value))
+    ]

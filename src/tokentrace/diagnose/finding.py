@@ -73,7 +73,7 @@ class Cause(StrEnum):
     BOS_MISSING = "bos_missing", "BOS token missing", "", _ENCODER
     SYSTEM_ADDED = "system_added", "system prompt added that the conversation does not have"
     SYSTEM_MISSING = "system_missing", "the template's default system prompt missing"
-    REASONING_KEPT = "reasoning_kept", "reasoning kept that the template leaves out"
+    REASONING_ADDED = "reasoning_added", "reasoning kept that the template leaves out"
     GENERATION_PROMPT = "generation_prompt", "generation prompt at the end"
     LAST_WHITESPACE = "last_whitespace", "white space at the end added or missing"
     END_ADDED = "end_added", "end token added"

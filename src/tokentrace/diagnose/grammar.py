@@ -1,18 +1,15 @@
-"""The grammar of a model's turn, for people: its parts with holes, its delimiters, its stop tokens, an example."""
+"""The grammar of a model's turn, for people: its parts with holes, its delimiters, its stop tokens."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import TokentraceError
 from ..formats.dialects import DIALECTS, REASONING, dialect_of
 from ..formats.grammar import TurnGrammar
-from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
@@ -42,20 +39,18 @@ class Delimiter:
 
 @dataclass(frozen=True, slots=True)
 class GrammarReport:
-    """A grammar, its stop tokens, and an example turn if the template writes one."""
+    """A grammar and its stop tokens."""
 
     grammar: TurnGrammar
     tokenizer: Tokenizer
     stops: Sequence[int]
     family: str = "default"
-    example: RenderedTokens | None = None
 
     @classmethod
     def of(cls, renderer: Renderer, tools: Any = None) -> Self:
         """Return the grammar of a renderer's turns."""
         grammar = renderer.grammar(tools)
-        example = _example(renderer, grammar, tools)
-        return cls(grammar, renderer.tokenizer, renderer.get_stop_token_ids(), renderer.family, example)
+        return cls(grammar, renderer.tokenizer, renderer.get_stop_token_ids(), renderer.family)
 
     @property
     def closes_reasoning(self) -> bool:
@@ -90,8 +85,6 @@ class GrammarReport:
 
     def document(self, _: Any = None) -> Document:
         """Return the grammar as a document."""
-        from ..show.results import rendering_track
-
         dialect = dialect_of(self.grammar.calls, self.grammar.channels)
         stops = " or ".join(f"{self.tokenizer.decode([index])} {index}" for index in self.stops)
         turn = [[label, text.translate(_GLYPHS)] for label, text in (*self._turn(), ("stop", stops)) if text]
@@ -105,7 +98,6 @@ class GrammarReport:
                 Table("The turn", ["", " "], turn, "⟨…⟩ is what the model fills in, ⏎ a newline", words=2),
                 Table("Delimiters", ["", "field", "kind"], rows, words=3),
             ],
-            tracks=[] if self.example is None else [rendering_track(self.example)],
         )
 
     def _turn(self) -> Iterator[tuple[str, str]]:
@@ -164,34 +156,3 @@ def _filled(value: Any) -> Any:
         return value
     items = {name: item if name == "channels" else _filled(item) for name, item in value.items()}
     return {name: item for name, item in items.items() if item}
-
-
-_QUESTION: Final = {"role": "user", "content": "What is the weather in Rome and in Oslo?"}
-_PLACES: Final = ({"city": "Rome", "days": 1}, {"city": "Oslo", "days": 2})
-
-
-def _example(renderer: Renderer, grammar: TurnGrammar, tools: Any) -> RenderedTokens | None:
-    """Render a turn that shows as much as the template agrees to write."""
-    calls, channels = grammar.calls, grammar.channels
-    reasonings = ("Two places, two calls.", "") if grammar.reasoning is not None or channels is not None else ("",)
-    counts = (2, 1, 0) if calls is not None or channels is not None else (0,)
-    for count, reasoning, content in itertools.product(counts, reasonings, ("I look it up.", "")):
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if count:
-            message["tool_calls"] = [_call(calls is not None and calls.id_is_name, at) for at in range(count)]
-        try:
-            rendered = renderer.silent().render([_QUESTION, message], tools=tools)
-        except TokentraceError:
-            continue
-        text = "".join(rendered.decode(slice(turn.start, turn.stop)) for turn in rendered.turns)
-        places = [str(place["city"]) for place in _PLACES[:count]]
-        if (count or content) and all(part in text for part in (content, reasoning, *places)):
-            return rendered
-    return None
-
-
-def _call(id_is_name: bool, at: int) -> dict[str, Any]:
-    index = f"functions.weather:{at}" if id_is_name else f"call0000{at}"
-    return {"id": index, "type": "function", "function": {"name": "weather", "arguments": dict(_PLACES[at])}}

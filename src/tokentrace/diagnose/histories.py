@@ -8,16 +8,15 @@ trace says which message a token belongs to.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import TokentraceError
 from ..rendering.bridged import BridgedTokens
-from ..rendering.bridging import History
+from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
@@ -31,9 +30,6 @@ from .history_findings import HistoryFinding, find_changes
 if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
     from ..show.document import Document
-
-_FLAGS: Final = ("preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched")
-"""Settings by which a renderer adds to the shipped template."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,13 +165,12 @@ class _Walk:
 
     def report(self) -> HistoryReport:
         steps = tuple(self._steps())
-        findings = tuple(find_changes(steps, self.roles))
+        findings = tuple(find_changes(steps))
         renderer = self.renderer
         settings = {
             "tokenizer": renderer.tokenizer.name,
             "family": renderer.family,
-            "history": str(renderer.history),
-            **{flag: getattr(renderer, flag) for flag in _FLAGS},
+            "past": str(renderer.past),
             "template_kwargs": dict(renderer.template_kwargs),
         }
         return HistoryReport(steps, findings, self.roles, self.row, tuple(self.notes), settings, renderer.tokenizer)
@@ -215,7 +210,7 @@ class _Walk:
 
     def _start(self, at: int, production: ViewTokens) -> ViewTokens:
         """Start a stream with the prompt of the renderer, or with production's."""
-        if self.renderer is not self.shipped and self.renderer.history is History.TRAIN:
+        if self.renderer is not self.shipped:
             return self._tokens(self._prompt(self.renderer, at), at)
         return production
 
@@ -306,9 +301,4 @@ class _Walk:
 
 def _shipped(renderer: Renderer) -> Renderer:
     """Return the renderer without additions to the template; itself if it has none."""
-    if not any(getattr(renderer, flag) for flag in _FLAGS):
-        return renderer
-    plain = copy.copy(renderer)
-    for flag in _FLAGS:
-        setattr(plain, flag, False)
-    return plain
+    return renderer if renderer.past is Past.INFERENCE else renderer.with_past(Past.TEMPLATE)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..study.seams import BridgeRefusal
 from ..tokens.alignment import Hunk, align
-from ..tokens.ids import common_prefix, common_suffix, segments
+from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids, Tokenizer
 
 
@@ -67,18 +67,12 @@ class ViewTokens:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FieldTokens:
-    """Tokens `start` to `stop` of one view that come from one field of one message."""
+class Part(NamedTuple):
+    """Tokens of one field of one message."""
 
-    start: int
-    stop: int
     message: int
     field: str
-    text: str
-
-    def __len__(self) -> int:
-        return self.stop - self.start
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +82,15 @@ class DifferenceSide:
     start: int
     stop: int
     ids: tuple[int, ...]
-    parts: tuple[FieldTokens, ...]
+    parts: tuple[Part, ...]
     text: str
 
     @classmethod
     def of(cls, tokens: ViewTokens, start: int, stop: int, tokenizer: Tokenizer) -> DifferenceSide:
         ids = tokens.ids[start:stop].tolist()
-        messages, fields = tokens.messages[start:stop], tokens.fields[start:stop]
-        parts = tuple(
-            FieldTokens(start + one, start + end, int(messages[one]), fields[one], tokenizer.decode(ids[one:end]))
-            for one, end in (segments(messages, fields) if ids else ())
-        )
+        messages, fields = tokens.messages[start:stop].tolist(), tokens.fields[start:stop].tolist()
+        runs = itertools.groupby(zip(messages, fields, strict=True))
+        parts = tuple(Part(*owner, sum(1 for _ in run)) for owner, run in runs)
         return cls(start, stop, tuple(ids), parts, tokenizer.decode(ids))
 
     def __len__(self) -> int:
@@ -214,7 +206,7 @@ def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]
             continue
         if at < one.prompt - tail and there < other.prompt - tail and left[at] == right[there]:
             cuts.append((at, there))
-    blocks = list(pairwise([*cuts, (one.prompt, other.prompt), (len(one), len(other))]))
+    blocks = list(itertools.pairwise([*cuts, (one.prompt, other.prompt), (len(one), len(other))]))
     for number, ((start, other_start), (stop, other_stop)) in enumerate(blocks, 1):
         for hunk in align(one.ids[start:stop], other.ids[other_start:other_stop]):
             yield number == len(blocks), hunk.moved(start, other_start)

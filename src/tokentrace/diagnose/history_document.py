@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..show.document import Card, Cell, Contrast, Document, Table, Track, token_columns
+from ..show.document import Cell, Contrast, Document, Table, Track, token_columns
 from ..show.results import hue_of, template_name
 from ..tokens.alignment import Hunk
 from ..tokens.visible import counted
@@ -43,7 +43,6 @@ def history_document(report: HistoryReport, only: int | None = None) -> Document
         "tokentrace audit --on",
         template_name(report.tokenizer),
         summary=summary,
-        cards=_cards(report) if only is None else [],
         notes=report.notes if only is None else [],
         tables=[_step_table(report, links)] if report.steps and only is None else [],
         tracks=tracks,
@@ -80,7 +79,7 @@ class _Pool:
 
     def add(self, side: DifferenceSide) -> int:
         """Return where the tokens of a side are."""
-        key = (side.ids, tuple((part.start - side.start, part.message, part.field) for part in side.parts))
+        key = (side.ids, side.parts)
         if key not in self._places:
             self._places[key] = self._size
             self._sides.append(side)
@@ -90,8 +89,8 @@ class _Pool:
     def tokens(self) -> ViewTokens:
         ids = [index for side in self._sides for index in side.ids]
         parts = [part for side in self._sides for part in side.parts]
-        messages = [part.message for part in parts for _ in range(len(part))]
-        fields = [part.field for part in parts for _ in range(len(part))]
+        messages = [part.message for part in parts for _ in range(part.tokens)]
+        fields = [part.field for part in parts for _ in range(part.tokens)]
         return ViewTokens(np.array(ids, np.int32), np.array(messages, np.int32), np.array(fields, object))
 
 
@@ -122,13 +121,3 @@ def _step_table(report: HistoryReport, links: dict[tuple[int, View], str]) -> Ta
 
 def _counts(comparison: Comparison | None) -> str:
     return "?" if comparison is None else f"−{comparison.left_tokens:,} +{comparison.right_tokens:,}"
-
-
-def _cards(report: HistoryReport) -> list[Card]:
-    total = len(report.steps)
-    cards = [Card("Steps", str(total), counted(len(report.breaks), "break") if report.breaks else "no breaks")]
-    for left, right in PAIRS:
-        differ = len(report.differing(left, right))
-        words = ("differ", f"at {differ} of {total} steps", "bad") if differ else ("equal", "at every step", "good")
-        cards.append(Card(f"{str(left).capitalize()} and {right}", *words))
-    return cards

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -32,10 +32,10 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HistoryFinding:
-    """What `views` do differently from the rollout to `messages` at `steps`; the views in `agrees` do not.
+    """What `views` do differently from the rollout to `messages` at `steps`.
 
-    `tokens` counts each message once. `in_turn`: in the turn itself, not in its prompt. `once`: what must follow first.
-    `texts` are those of the views and the rollout, if short and the same everywhere.
+    `tokens` counts each message once. `in_turn`: in the turn itself, not in its prompt. `texts` are those of the views
+    and of the rollout, if short and the same everywhere.
     """
 
     views: tuple[View, ...]
@@ -45,35 +45,19 @@ class HistoryFinding:
     tokens: int
     steps: tuple[int, ...]
     in_turn: bool
-    once: str
     texts: tuple[str, str] | None
-    agrees: tuple[View, ...]
 
     def __str__(self) -> str:
+        verb = str(self.verb) if len(self.views) == 1 else str(self.verb).removesuffix("s")
+        where = " in the turn itself" if self.in_turn else ""
+        how = "{!r} instead of {!r}, ".format(*self.texts) if self.texts else ""
         what = f"the {self.what}{_message_words(self.messages)}"
-        many = counted(self.tokens)
-        theirs, ours = (f"{self.texts[0]!r}", f"{self.texts[1]!r}") if self.texts else ("", "")
-        if self.in_turn:
-            changed = f"{theirs} where the model samples {ours}, " if self.texts else ""
-            return {
-                Verb.CHANGES: f"Training writes {what} otherwise than it is sampled: {changed}{many}.",
-                Verb.ADDS: f"Training adds {what} to the turn itself, which the model does not sample: {many}.",
-                Verb.DROPS: f"Training leaves {what} out of the turn itself, though the model samples it: {many}.",
-            }[self.verb]
-        one, s = len(self.agrees) == 1, "s" if len(self.views) == 1 else ""
-        subject, others = listed(self.views).capitalize(), listed(self.agrees)
-        once = f" once {self.once}" if self.once else ""
-        changed = f"{theirs} where {others} {'has' if one else 'have'} {ours}, " if self.texts else ""
-        return {
-            Verb.CHANGES: f"{subject} write{s} {what} otherwise{once}: {changed}{many}.",
-            Verb.ADDS: f"{subject} add{s} {what}{once}: {many}; {others} {'does' if one else 'do'} not.",
-            Verb.DROPS: f"{subject} drop{s} {what}{once}: {many}; {others} keep{'s' if one else ''} it.",
-        }[self.verb]
+        return f"{listed(self.views).capitalize()} {verb} {what}{where}: {how}{counted(self.tokens)}."
 
 
 @dataclass(slots=True)
 class _Change:
-    """What one view does at one place, in tokens of the view and of the rollout."""
+    """What one view does to one field of a message, in tokens of the view and of the rollout."""
 
     view: int = 0
     rollout: int = 0
@@ -83,58 +67,41 @@ class _Change:
     def verb(self) -> Verb:
         return Verb.CHANGES if self.rollout and self.view else Verb.DROPS if self.rollout else Verb.ADDS
 
-    @property
-    def tokens(self) -> int:
-        return self.rollout or self.view
-
 
 _Place = tuple[int, str, bool]
 """A message, the kind of field, and whether it is in the turn itself."""
 
 
-def find_changes(steps: Sequence[Step], roles: Sequence[str]) -> list[HistoryFinding]:
+def find_changes(steps: Sequence[Step]) -> list[HistoryFinding]:
     """Gather the differences from the rollout: the same views doing the same to the same kind of field."""
-    once: dict[_Place, str] = {}
-    groups: dict[tuple[tuple[View, ...], Verb, str, bool, str, tuple[View, ...]], list[tuple[int, int, _Change]]] = {}
-    before = 0
+    groups: dict[tuple[tuple[View, ...], Verb, str, bool], list[tuple[int, int, _Change]]] = {}
     for step in steps:
-        asked = len(roles) if step.message is None else step.message
-        changes = {
-            view: _changes(comparison.differences, comparison.left is View.ROLLOUT)
-            for view in (View.PRODUCTION, View.TRAINING)
-            if (comparison := step.compare(view, View.ROLLOUT)) is not None
-        }
-        for place in dict.fromkeys(place for places in changes.values() for place in places):
-            message, what, in_turn = place
-            by_view = {view: places[place] for view, places in changes.items() if place in places}
-            agrees = tuple(view for view in View if view is View.ROLLOUT or (view in changes and view not in by_view))
-            if View.PRODUCTION in by_view and 0 <= message < asked:
-                once.setdefault(place, _followed(roles[max(message, before) : asked]))
-            for views, change in _equal_views(by_view):
-                follows = once.get(place, "") if View.PRODUCTION in views else ""
-                key = (views, change.verb, what, in_turn, follows, agrees)
-                groups.setdefault(key, []).append((step.index, message, change))
-        before = asked
-    findings = []
-    for (views, verb, what, in_turn, follows, agrees), entries in groups.items():
-        tokens: dict[int, int] = {}
-        for _, message, change in entries:
-            tokens[message] = max(tokens.get(message, 0), change.tokens)
-        texts = set().union(*(change.texts for _, _, change in entries))
-        short = len(texts) == 1 and verb is Verb.CHANGES and max(map(len, *texts)) <= _SHORT
-        index = tuple(sorted({step for step, _, _ in entries}))
-        quoted = next(iter(texts)) if short else None
-        messages, total = tuple(sorted(tokens)), sum(tokens.values())
-        findings.append(HistoryFinding(views, verb, what, messages, total, index, in_turn, follows, quoted, agrees))
+        places: dict[_Place, dict[View, _Change]] = {}
+        for view in (View.PRODUCTION, View.TRAINING):
+            comparison = step.compare(view, View.ROLLOUT)
+            differences = () if comparison is None else comparison.differences
+            for place, change in _changes(differences, view is View.TRAINING).items():
+                places.setdefault(place, {})[view] = change
+        for (message, what, in_turn), changes in places.items():
+            equal = len(changes) == 2 and changes[View.PRODUCTION] == changes[View.TRAINING]
+            for views in [tuple(changes)] if equal else [(view,) for view in changes]:
+                change = changes[views[0]]
+                groups.setdefault((views, change.verb, what, in_turn), []).append((step.index, message, change))
+    findings = [_finding(*key, entries) for key, entries in groups.items()]
     return sorted(findings, key=lambda one: (View.PRODUCTION not in one.views, one.in_turn, one.steps))
 
 
-def _equal_views(changes: dict[View, _Change]) -> Iterator[tuple[tuple[View, ...], _Change]]:
-    """Yield views that change the same together, others alone."""
-    if len(changes) == 2 and changes[View.PRODUCTION] == changes[View.TRAINING]:
-        yield (View.PRODUCTION, View.TRAINING), changes[View.PRODUCTION]
-    else:
-        yield from (((view,), change) for view, change in changes.items())
+def _finding(
+    views: tuple[View, ...], verb: Verb, what: str, in_turn: bool, entries: Sequence[tuple[int, int, _Change]]
+) -> HistoryFinding:
+    tokens: dict[int, int] = {}
+    for _, message, change in entries:
+        tokens[message] = max(tokens.get(message, 0), change.rollout or change.view)
+    texts = set().union(*(change.texts for _, _, change in entries))
+    short = len(texts) == 1 and verb is Verb.CHANGES and max(map(len, *texts)) <= _SHORT
+    messages, steps = tuple(sorted(tokens)), tuple(sorted({step for step, _, _ in entries}))
+    quoted = next(iter(texts)) if short else None
+    return HistoryFinding(views, verb, what, messages, sum(tokens.values()), steps, in_turn, quoted)
 
 
 def _changes(differences: Sequence[Difference], rollout_left: bool) -> dict[_Place, _Change]:
@@ -145,15 +112,15 @@ def _changes(differences: Sequence[Difference], rollout_left: bool) -> dict[_Pla
         sizes: dict[tuple[int, str], int] = {}
         for part in (*view.parts, *rollout.parts):
             key = (part.message, _field_name(part.field))
-            sizes[key] = sizes.get(key, 0) + len(part)
+            sizes[key] = sizes.get(key, 0) + part.tokens
         texts = [key for key in sizes if key[1] not in _SCAFFOLD]
         main = max(texts or sizes, key=sizes.__getitem__)
         for side in (view, rollout):
             for part in side.parts:
                 key = (part.message, _field_name(part.field))
                 change = changes.setdefault((*(key if key in texts else main), one.in_turn), _Change())
-                change.view += len(part) * (side is view)
-                change.rollout += len(part) * (side is rollout)
+                change.view += part.tokens * (side is view)
+                change.rollout += part.tokens * (side is rollout)
         changes[*main, one.in_turn].texts.add((view.text, rollout.text))
     return changes
 
@@ -163,19 +130,8 @@ def _field_name(name: str) -> str:
     return _NAMES.get(first, first)
 
 
-def _followed(roles: Sequence[str]) -> str:
-    """Say who spoke between the last step at which production equals the rollout and the first at which it does not."""
-    new = [role for role in dict.fromkeys(roles) if role != "assistant"]
-    if len(new) > 1:
-        return f"messages of {listed(new)} follow"
-    words = {"tool": "a tool result follows", "": "another turn follows"}
-    return words.get("".join(new), f"a {''.join(new)} message follows")
-
-
 def _message_words(messages: Sequence[int]) -> str:
     numbers = [number for number in messages if number >= 0]
-    if not numbers:
-        return ""
     if len(numbers) > 8:
         return f" of {len(numbers)} messages ({numbers[0]} to {numbers[-1]})"
-    return f" of message{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
+    return f" of message{'s' * (len(numbers) > 1)} {listed(numbers)}" if numbers else ""

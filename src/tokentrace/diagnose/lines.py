@@ -82,7 +82,7 @@ class LineTracer:
         self.lines = (source or "").split("\n")
         self.places: list[TemplatePart] = []
         self._run = TracedRun()
-        self._trace = Trace(0)
+        self._trace = Trace()
         self._read = 0
         self._forced: Mapping[int, bool] = {}
         tree = parse_template(source or "")
@@ -110,7 +110,7 @@ class LineTracer:
         if not self.has_lines:
             return None
         named = name_reasoning(messages)
-        self._trace = trace = Trace(len(named), named)
+        self._trace = trace = Trace(named)
         trace.budget = RenderBudget(steps=_STEPS)
         self._run, self._forced, self._read = TracedRun(), forced or {}, 0
         names = {

@@ -51,7 +51,7 @@ def meaning(message: Message) -> Any:
     For assistant messages: the text without surrounding white space, calls by name and value of their arguments, a
     refusal, and parts that are not text. Reasoning, ids and other fields do not count, because the recorded tokens
     have what the model wrote. For all other messages every character of the content counts. Other fields count only
-    if the template prints them: `written_alike` finds those in doubt, and the session renders them.
+    if the template prints them: `same_fields` finds those in doubt, and the session renders them.
     """
     content = message.get("content")
     if message.get("role") != "assistant":
@@ -79,7 +79,7 @@ def strict_meaning(message: Message) -> Any:
     return [fields, [_strict_call(call) for call in calls]] if calls else [fields]
 
 
-def written_alike(one: Message, other: Message) -> bool:
+def same_fields(one: Message, other: Message) -> bool:
     """True if two messages with the same meaning also have the same fields, `NOISE` aside."""
     return identical(one, other) or bool(_without_noise(one) == _without_noise(other))
 
@@ -258,8 +258,8 @@ def _only_text_of(part: Any) -> str | None:
     text = _text_of(part)
     if text is None:
         return None
-    known = {"type", TEXT_PARTS[part["type"]], *NOISE}
-    return None if any(_has_value(value) and name not in known for name, value in part.items()) else text
+    ignored = {"type", TEXT_PARTS[part["type"]], *NOISE}
+    return None if any(_has_value(value) and name not in ignored for name, value in part.items()) else text
 
 
 def _part(part: Any) -> Any:

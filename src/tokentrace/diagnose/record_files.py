@@ -7,9 +7,11 @@ where they are, a second reads them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +26,8 @@ from ..samples.trajectories import owned_turns
 from ..trajectory.storage import MAGIC, load_trajectory, replay_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .record_shapes import IDS, Shape, complete_prompts, shape_of
-from .records import Call, Fields, Request, Rollout, Unreadable
+from .record_shapes import Shape, complete_prompts, shape_of, unfold
+from .records import IDS, Call, Line, Request, Rollout, Unreadable
 from .row_columns import has_conversation
 
 ROW_BYTES: Final = 1 << 30
@@ -33,6 +35,8 @@ ROW_BYTES: Final = 1 << 30
 _FIRST_LINES: Final = 100
 """A file is refused if none of so many lines has a known shape."""
 _SQLITE: Final = b"SQLite format 3\0"
+_RUN_STORE: Final = "rollouts.db"
+"""The store in the output folder of ``tokentrace rollout``."""
 
 Progress = Callable[[float, float], None]
 """Gets how much is done, and of how much."""
@@ -51,7 +55,7 @@ def read_rollouts(
     for name in inputs:
         path = Path(name).expanduser()
         if _is_store(name, path):
-            yield from _read_store(name, note)
+            yield from _read_store(str(path / _RUN_STORE) if path.is_dir() else name, note)
         elif files := _trajectories(path):
             note(f"{name}: {'trajectories' if path.is_dir() else 'a trajectory'}")
             for done, file in enumerate(files, 1):
@@ -124,10 +128,10 @@ def is_trajectory(path: Path) -> bool:
 
 
 def _trajectories(path: Path) -> list[Path]:
-    """A trajectory file, or those in a folder; unfinished ones (.partial.tt) are left out."""
+    """A trajectory file, or those in a folder."""
     if not path.is_dir():
         return [path] if is_trajectory(path) else []
-    return sorted(file for file in path.rglob("*.tt") if file.is_file() and not file.name.endswith(".partial.tt"))
+    return sorted(file for file in path.rglob("*.tt") if file.is_file())
 
 
 def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
@@ -139,9 +143,9 @@ def _read_trajectory(path: Path, where: str) -> Rollout | Unreadable:
     trajectory = loaded.trajectory
     if not trajectory.num_branches:
         return Unreadable(where, "nothing is recorded in it")
-    notes = [f"{where}: {loaded.problem}"] if loaded.truncated else []
+    note = f"{where}: {loaded.problem}" if loaded.truncated else ""
     calls = [_turn_call(trajectory, turn, where) for turn in owned_turns(trajectory)]
-    return Rollout(trajectory.name or path.stem, where, calls, notes=notes)
+    return Rollout(trajectory.name or path.stem, where, calls, note=note)
 
 
 def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request | None = None, cause: str = "") -> Call:
@@ -164,7 +168,8 @@ def _turn_call(trajectory: Trajectory, turn: Turn, where: str, request: Request 
 
 
 def _is_store(name: str, path: Path) -> bool:
-    return "://" in name or (path.is_file() and _starts_with(path, _SQLITE))
+    file = path / _RUN_STORE if path.is_dir() else path
+    return "://" in name or (file.is_file() and _starts_with(file, _SQLITE))
 
 
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
@@ -187,7 +192,7 @@ async def _sessions(name: str, note: Callable[[str], None]) -> AsyncGenerator[Ro
     from ..store.store import State, StoreError
 
     store = open_store(name)
-    note(f"{store.where}: a gateway's store")
+    note(f"{store.where}: a store of sessions")
     try:
         async for info in store.sessions():
             where = f"{store.where}, session {info.id}"
@@ -211,17 +216,17 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
     for record in records:
         replay_records(trajectory, record.records)
         info = record.info
-        base = [] if info["base"] is None else conversations[info["base"]][: info["kept"]]
+        base = [] if info["base"] is None else conversations[info["base"]][: info["shared"]]
         conversations.append([*base, *info["messages"], info["reply"]])
         tools.setdefault(info["root"], info.get("tools"))
     turns = {(turn.branch, turn.start): turn for turn in owned_turns(trajectory)}
     calls = []
     for record, messages in zip(records, conversations, strict=True):
-        info, cause = record.info, record.info["cause"]
+        info, cause = record.info, record.info.get("cause")
         request = Request(messages[:-1], tools[info["root"]], messages[-1])
         words = f"{cause['cause']}: {cause['words']}" if cause else ""
         calls.append(_turn_call(trajectory, turns[info["branch"], info["start"]], where, request, words))
-    tokenizer = records[-1].info["notes"].get("tokenizer")
+    tokenizer = records[-1].info.get("tokenizer")
     return Rollout(name, where, calls, tokenizer=tokenizer if isinstance(tokenizer, str) else None)
 
 
@@ -230,7 +235,7 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
 
 def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
     shape = _recognise(source)
-    note(f"{source.name}: {shape}")
+    note(f"{source.name}: {shape.name}")
     for rows in _line_groups(source, shape) if source.format is Format.LINES else _neighbours(source, shape):
         yield from _read_rows(source, shape, rows)
         progress(min(rows[-1].end, source.size), source.size)
@@ -241,13 +246,14 @@ def _recognise(source: Source) -> Shape:
     """The shape of the first line that has one."""
     problem = ""
     for at, row in enumerate(read_rows(source, row_bytes=ROW_BYTES), 1):
-        reason = row.problem
-        if reason is None:
-            try:
-                return shape_of(row.value)
-            except InputError as error:
-                reason = str(error)
-        problem = problem or f"{_place(source, row)}: {reason}"
+        try:
+            if row.problem is not None:
+                raise InputError(row.problem)
+            parts = unfold(row.value) if isinstance(row.value, Mapping) else [(row.value, "")]
+            if parts:
+                return shape_of(parts[0][0])
+        except InputError as error:
+            problem = problem or f"{_place(source, row)}: {error}"
         if at == _FIRST_LINES:
             break
     raise InputError(problem or f"{source.name} holds no rows")
@@ -255,17 +261,13 @@ def _recognise(source: Source) -> Shape:
 
 def _neighbours(source: Source, shape: Shape) -> Iterator[list[FileRow]]:
     """The rows of each rollout in a table, where they follow one another."""
-    group: list[FileRow] = []
-    last: str | None = None
-    for row in read_rows(source, row_bytes=ROW_BYTES):
-        key = shape.key(row.value) if isinstance(row.value, Mapping) else None
-        if group and (key is None or key != last):
-            yield group
-            group = []
-        group.append(row)
-        last = key
-    if group:
-        yield group
+    rows = read_rows(source, row_bytes=ROW_BYTES)
+    groups = itertools.groupby(rows, key=lambda row: _key(row, shape) or f"\0{row.number}")
+    yield from (list(group) for _, group in groups)
+
+
+def _key(row: FileRow, shape: Shape) -> str | None:
+    return shape.key(row.value) if isinstance(row.value, Mapping) else None
 
 
 def _line_groups(source: Source, shape: Shape) -> Iterator[list[FileRow]]:
@@ -275,8 +277,7 @@ def _line_groups(source: Source, shape: Shape) -> Iterator[list[FileRow]]:
         offset = 0
         for number, line in enumerate(file, 1):
             if line.strip():
-                value = _parse(line, number).value
-                key = shape.key(value) if isinstance(value, Mapping) else None
+                key = _key(_parse(line, number), shape)
                 places.setdefault(f"\0{number}" if key is None else key, []).append((number, offset))
             offset += len(line)
         for group in places.values():
@@ -296,35 +297,31 @@ def _parse(line: bytes, number: int) -> FileRow:
 
 def _read_rows(source: Source, shape: Shape, rows: Sequence[FileRow]) -> Iterator[Rollout | Unreadable]:
     """The rollouts of some rows. One that cannot be read is reported, and the others are read."""
-    lines: list[Fields] = []
+    lines: list[tuple[Line, str]] = []
     for row in rows:
-        place = _place(source, row)
-        if row.problem is not None:
-            yield Unreadable(place, row.problem)
-        elif not isinstance(row.value, Mapping) or not shape.fits(row.value):
-            yield Unreadable(place, f"this is not like the other lines, which are {shape}: {_shape_name(row.value)}")
+        if row.problem is not None or not isinstance(row.value, Mapping):
+            yield Unreadable(_place(source, row), row.problem or "it is not an object")
         else:
-            lines.append(Fields(row.value, place))
-    rollouts: dict[str, list[Rollout]] = {}
-    captured = any(line.value.get("prompt_is_delta") or "model_call_id" in line.value for line in lines)
-    for line in complete_prompts(lines) if captured else lines:
-        if isinstance(line, Unreadable):
-            yield line
+            lines.append((row.value, _place(source, row)))
+    parts: list[Rollout] = []
+    captured = any("model_call_id" in line for line, _ in lines)
+    for one in complete_prompts(lines) if captured else lines:
+        if isinstance(one, Unreadable):
+            yield one
             continue
+        line, where = one
         try:
-            for rollout in shape.read(line):
-                named = shape.key(line.value) is not None
-                rollouts.setdefault("" if named else f"{len(rollouts)}", []).append(rollout)
-        except InputError as error:
-            yield Unreadable(line.where, str(error))
-    yield from map(Rollout.join, rollouts.values())
-
-
-def _shape_name(value: Any) -> str:
-    try:
-        return f"it is {shape_of(value)}"
-    except InputError as error:
-        return str(error)
+            for part, path in unfold(line):
+                if not shape.fits(part):
+                    raise InputError(f"this is not like the other lines, which are {shape.name}")
+                rollout = shape.rollout(part, f"{where}, {path}" if path else where)
+                parts += [rollout] if shape.key(line) is not None else []
+                yield from [rollout] if shape.key(line) is None else []
+        except (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            yield Unreadable(where, str(error))
+    if parts:
+        calls, table = [call for part in parts for call in part.calls], [row for part in parts for row in part.rows]
+        yield replace(parts[0], calls=calls, rows=table, ordered=len(parts) == 1)
 
 
 def _place(source: Source, row: FileRow) -> str:

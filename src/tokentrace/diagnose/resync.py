@@ -35,11 +35,11 @@ def next_hunk(one: Ids, other: Ids, at: int, other_at: int, *, beyond: int = 0) 
     window = _FIRST_WINDOW
     while True:
         left, right = one[start : start + window], other[other_at : other_at + window]
-        found = _meeting(one, other, start, other_at, left, right)
-        if found is None and start + window >= len(one):
-            found = _last_tokens(left, right)
-        if found is not None:
-            a, b = start + found[0], other_at + found[1]
+        place = _agreement(one, other, start, other_at, left, right)
+        if place is None and start + window >= len(one):
+            place = _last_tokens(left, right)
+        if place is not None:
+            a, b = start + place[0], other_at + place[1]
             while a > start and b > other_at and one[a - 1] == other[b - 1]:
                 a, b = a - 1, b - 1
             return Hunk(at, a, other_at, b)
@@ -66,7 +66,7 @@ def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk
         at, other_at = hunk.stop, hunk.other_stop
 
 
-def _meeting(one: Ids, other: Ids, at: int, other_at: int, left: Ids, right: Ids) -> tuple[int, int] | None:
+def _agreement(one: Ids, other: Ids, at: int, other_at: int, left: Ids, right: Ids) -> tuple[int, int] | None:
     """Where windows that begin at these two tokens are in step, counted from there."""
     _, of_left, of_right = np.intersect1d(run_hashes(left, _GRAM), run_hashes(right, _GRAM), return_indices=True)
     for index in np.lexsort((of_left, of_left + of_right))[:_CANDIDATES].tolist():
@@ -95,7 +95,7 @@ def _last_tokens(left: Ids, right: Ids) -> tuple[int, int] | None:
 
 
 def up_to_shared_end(one: Ids, other: Ids, at: int) -> Hunk | None:
-    """All that differs from token `at` of both on as one hunk, up to where the end of `one` is found in `other`.
+    """All that differs from token `at` of both on as one hunk, up to where the end of `one` is in `other`.
 
     None where the last tokens of `one` (`_TAIL` of them) are not in `other` after `at`.
     """

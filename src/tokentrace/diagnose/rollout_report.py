@@ -8,7 +8,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +18,10 @@ from ..show.document import Card, Cell, Contrasts, Document, Table
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
-from .finding import Cause, Finding
+from .finding import Cause
 from .record_files import Progress, read_rollouts
 from .records import Rollout, Unreadable
-from .rollouts import CheckedRollout, Relation, RolloutBreak, Tip, check_rollout, turns_of
+from .rollouts import CheckedRollout, Relation, RolloutBreak, Tip, check_rollout
 
 _EXAMPLES: Final = 3
 """Examples of each cause."""
@@ -110,9 +110,6 @@ class RolloutReport(ShowsItself):
     """Rollouts with masks in which something else tells what was sampled."""
     reprefilled: int = 0
     lost: int = 0
-    respelled: int = 0
-    rewritten: int = 0
-    lengths: dict[str, array[int]] = field(default_factory=dict)
     unreadable: int = 0
     unread: list[Unreadable] = field(default_factory=list)
     stopped: bool = False
@@ -130,8 +127,6 @@ class RolloutReport(ShowsItself):
         self.rollouts += 1
         self.steps.update(one.steps)
         rows = [len(tip.stream) for tip in one.tips]
-        for name, values in (("calls a rollout", [len(one.steps)]), ("prompt", one.prompts), ("row", rows)):
-            self.lengths.setdefault(name, array("q")).extend(values)
         self.samples += len(rows)
         self.row_tokens += sum(rows)
         self.tokens += one.tokens
@@ -146,8 +141,8 @@ class RolloutReport(ShowsItself):
             self.causes.setdefault(broken.cause, Tally()).add(broken)
             self.histories.update([broken.history.cause.value] if broken.history is not None else [])
             self.recorded.update([broken.recorded.partition(":")[0]] if broken.recorded else [])
-            for name in ("reprefilled", "lost", "respelled", "rewritten"):
-                setattr(self, name, getattr(self, name) + getattr(broken, name))
+            self.reprefilled += broken.reprefilled
+            self.lost += broken.lost
         for finding in one.findings:
             self.faults.setdefault(finding.cause, Tally()).add(finding, finding.tokens)
         for cause in {broken.cause for broken in one.breaks}:
@@ -191,11 +186,6 @@ class RolloutReport(ShowsItself):
             )
         return f"every prompt extends its stream, in {rollouts} of {counted(self.calls, 'call')}"
 
-    def spread(self, name: str) -> dict[str, int]:
-        """Least, median, 95 % and most of a length."""
-        values = np.percentile(np.asarray(self.lengths[name]), [0, 50, 95, 100], method="nearest").tolist()
-        return dict(zip(("least", "median", "p95", "most"), map(int, values), strict=True))
-
     def ranked_causes(self) -> list[tuple[Cause, Tally]]:
         """Causes of breaks, the most frequent first."""
         return sorted(self.causes.items(), key=lambda item: (-item[1].places, item[0]))
@@ -204,22 +194,20 @@ class RolloutReport(ShowsItself):
         """The report as plain data."""
         names = (
             *("rollouts", "broken", "calls", "compared", "breaks", "samples", "tokens", "sampled", "row_tokens"),
-            *("prompted", "reprefilled", "lost", "respelled", "rewritten", "unreadable", "stopped", "explained"),
+            *("prompted", "reprefilled", "lost", "unreadable", "stopped", "explained"),
             *("steps", "histories", "recorded", "notes"),
         )
         return {
             "verdict": self.verdict,
             **{name: getattr(self, name) for name in names},
             "causes": [
-                asdict(tally)
-                | {"cause": cause if self.explained else None, "advice": cause.advice if self.explained else None}
+                {"cause": cause if self.explained else None, "places": tally.places, "rollouts": tally.rollouts}
                 | {"examples": [_break_json(one) for one in tally.examples]}
                 for cause, tally in self.ranked_causes()
             ],
             "trained": self.trained if self.masked else None,
             "unproven": self.masked - self.proven,
             "faults": [{"cause": cause, "group": cause.group, **asdict(tally)} for cause, tally in self.faults.items()],
-            "lengths": {name: self.spread(name) for name, values in self.lengths.items() if values},
             "scores": None if self.scores is None else self.scores.to_json(),
             "unread": [asdict(one) for one in self.unread],
         }
@@ -254,8 +242,6 @@ class RolloutReport(ShowsItself):
         ]
         places = [[one.where, str(cause), one.words] for cause, tally in self.faults.items() for one in tally.examples]
         unread = [[one.where, one.problem] for one in self.unread]
-        if self.unreadable > len(unread):
-            unread.append([f"and {self.unreadable - len(unread):,} more", ""])
         tables = [
             Table("What there is", ["", ""], list(self._figures()) if self.rollouts else [], words=2),
             Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], causes),
@@ -265,7 +251,7 @@ class RolloutReport(ShowsItself):
             Table("Where", ["", "fault", "what"], places, words=3),
             Table("Breaks", ["where", "what", "cost"], examples, words=3),
             Table("Logprobs beside an engine's", ["", ""], list(self._score_rows()), words=2),
-            Table("Could not be read", ["where", "why"], unread, words=2),
+            Table(f"Could not be read: {self.unreadable:,}", ["where", "why"], unread, words=2),
         ]
         good = self.compared > 0 and not self.problems()
         return Document(
@@ -290,22 +276,16 @@ class RolloutReport(ShowsItself):
         if self.breaks:
             repeated = self.row_tokens - self.tokens
             yield "cost of breaks", f"{counted(self.reprefilled)} read again, {repeated:,} repeated in rows"
-        for name, values in self.lengths.items():
-            if values:
-                low, middle, p95, high = self.spread(name).values()
-                yield name, f"{low:,} to {high:,}, median {middle:,}, p95 {p95:,}" if low < high else f"{high:,}"
 
     def _training(self) -> Iterator[tuple[str, str]]:
         if self.masked:
             yield "trained by the masks", f"{self.trained:,}"
         for cause in (Cause.TRAINED_UNSAMPLED, Cause.SAMPLED_UNTRAINED) if self.masked else ():
-            known = cause in self.faults or self.proven == self.masked
+            proven = cause in self.faults or self.proven == self.masked
             tokens = self.faults[cause].tokens if cause in self.faults else 0
-            yield str(cause), f"{tokens:,}" if known else f"not known in {self.masked - self.proven:,} rollouts"
+            yield str(cause), f"{tokens:,}" if proven else f"not known in {self.masked - self.proven:,} rollouts"
         if self.breaks:
             yield "sampled, and gone from the later prompt", f"{self.lost:,}"
-            yield "the same text in other tokens", f"{self.respelled:,}"
-            yield "other text in their place", f"{self.rewritten:,}"
 
     def _score_rows(self) -> Iterator[tuple[str, str]]:
         if self.scores is None:
@@ -320,18 +300,15 @@ class RolloutReport(ShowsItself):
 
 
 def _break_json(broken: RolloutBreak) -> dict[str, Any]:
-    names = ("where", "position", "stream_length", "recorded", "reprefilled", "lost", "respelled", "rewritten")
-    out = {name: getattr(broken, name) for name in names}
-    history: Finding | None = broken.history
-    return out | {
-        "explained": None if broken.explained is None else broken.explained.to_json(),
-        "history": None if history is None else asdict(history),
-    }
+    plain = {one.name: getattr(broken, one.name) for one in fields(broken)}
+    explained, history = broken.explained, broken.history
+    plain["explained"] = None if explained is None else explained.to_json()
+    return plain | {"history": None if history is None else asdict(history)}
 
 
 def check_rollouts(
     inputs: Sequence[str],
-    known: Any = None,
+    model: Any = None,
     *,
     limit: int | None = None,
     engine: Callable[[], Any] | None = None,
@@ -340,16 +317,15 @@ def check_rollouts(
     """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why and at what cost.
 
     - `inputs` are what `read_rollouts` takes.
-    - `known` is the model's tokenizer or, better, a renderer. Without one, breaks are counted and not explained.
+    - `model` is the model's tokenizer or, better, a renderer. Without one, breaks are counted and not explained.
     - `limit` stops after so many rollouts.
     - `engine` returns an `Engine`, or an awaitable of one, whose logprobs are compared with the recorded ones.
 
     Memory grows by a few bytes for each length. Lines that cannot be read are in the report; raises InputError if an
     input is missing or nothing of it can be read.
     """
-    report = RolloutReport(explained=known is not None)
-    digest = None if known is None else (known if isinstance(known, Tokenizer) else known.tokenizer).digest
-    turns = turns_of(known)
+    report = RolloutReport(explained=model is not None)
+    digest = None if model is None else (model if isinstance(model, Tokenizer) else model.tokenizer).digest
     with contextlib.ExitStack() as stack:
         runner, connected = None, None
         if engine is not None:
@@ -363,9 +339,9 @@ def check_rollouts(
             if isinstance(rollout, Unreadable):
                 report.add(rollout)
                 continue
-            notes = [*rollout.notes, *_other_tokenizer(rollout, digest)]
-            report.notes += [one for one in notes if one not in report.notes]
-            checked = check_rollout(rollout, known, turns)
+            notes = [rollout.note, *_other_tokenizer(rollout, digest)]
+            report.notes += [one for one in notes if one and one not in report.notes]
+            checked = check_rollout(rollout, model)
             report.add(checked)
             if runner is not None and report.scores is not None:
                 runner.run(report.scores.add(checked.tips, connected))

@@ -15,19 +15,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .breaks import Break, conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
-from .read_turns import TurnMarks
 from .records import Call, Floats, Mask, Request, Rollout, Row
 from .resync import hunks
-from .token_text import spell
 
-_OTHERS: Final = 3
+_RECENT: Final = 3
 """Recent conversations in which the origin of a request is searched."""
 _TRACE: Final = 8
 """Tokens at either end of a completion by which it is searched in a later prompt."""
@@ -63,10 +60,6 @@ class RolloutBreak:
     """Prompt tokens after the break that a cache had held."""
     lost: int
     """Sampled tokens that the prompt lacks."""
-    respelled: int
-    """Tokens in their place that spell the same text."""
-    rewritten: int
-    """Tokens in their place that spell another text."""
 
     @property
     def cause(self) -> Cause:
@@ -106,28 +99,15 @@ class CheckedRollout:
         self.trained = (self.trained or 0) + int(mask.sum())
 
 
-def check_rollout(rollout: Rollout, known: Any = None, turns: TurnMarks | None = None) -> CheckedRollout:
-    """Check one rollout.
-
-    `known` is its tokenizer or, better, its renderer; without one, breaks have no cause. `turns` finds the assistant's
-    turns in rows that do not say what was sampled.
-    """
-    return _Checker(rollout, known, turns).result
-
-
-def turns_of(known: Any) -> TurnMarks | None:
-    """What sets off an assistant's turns, for a renderer whose template does."""
-    try:
-        marks = TurnMarks(known.silent()) if isinstance(known, Renderer) else None
-    except TokentraceError:
-        return None
-    return marks if marks is not None and marks.problem is None else None
+def check_rollout(rollout: Rollout, model: Tokenizer | Renderer | None = None) -> CheckedRollout:
+    """Check one rollout. `model` is its tokenizer or, better, its renderer; without one, breaks have no cause."""
+    return _Checker(rollout, model).result
 
 
 class _Checker:
-    def __init__(self, rollout: Rollout, known: Any, turns: TurnMarks | None) -> None:
-        self.rollout, self.known, self.turns = rollout, known, turns
-        tokenizer = known if known is None or isinstance(known, Tokenizer) else known.tokenizer
+    def __init__(self, rollout: Rollout, model: Any) -> None:
+        self.rollout, self.model = rollout, model
+        tokenizer = model if model is None or isinstance(model, Tokenizer) else model.tokenizer
         self.vocabulary = None if tokenizer is None else tokenizer.vocabulary
         self.result = CheckedRollout(rollout.name)
         self.tips: list[Tip] = self.result.tips
@@ -212,47 +192,29 @@ class _Checker:
         prompt = call.prompt
         requests = {} if tip.request is None or call.request is None else _requests(tip.request, call.request)
         explained = None
-        if self.known is not None:
-            explained = explain_break(tip.stream, prompt, self.known, sampled=tip.sampled, **requests)
-        lost = respelled = rewritten = 0
-        for start, stop, other, until in self.differences(tip.stream, prompt, shared, explained):
-            gone = int(tip.sampled[start:stop].sum())
-            lost += gone
-            if gone and until < len(prompt):  # a tail that never meets the prompt again may be all that is new
-                sides = tip.stream[start:stop], prompt[other:until]
-                if self.vocabulary is not None and spell(self.vocabulary, sides[0]) == spell(self.vocabulary, sides[1]):
-                    respelled += until - other
-                else:
-                    rewritten += until - other
+        if self.model is not None:
+            explained = explain_break(tip.stream, prompt, self.model, sampled=tip.sampled, **requests)
+        ranges = [] if explained is None else [explained.stream_range]
+        after = (shared, shared) if explained is None else (explained.stream_range[1], explained.prompt_range[1])
+        ranges += [(hunk.start, hunk.stop) for hunk in hunks(tip.stream, prompt, *after)]
+        lost = sum(int(tip.sampled[start:stop].sum()) for start, stop in ranges)
         where = f"{call.where}, call {len(self.result.steps) + 1} of {self.rollout.name}"
         reprefilled = min(len(tip.stream), len(prompt)) - shared
-        return RolloutBreak(
-            *(where, shared, len(tip.stream), explained, history, call.recorded),
-            *(reprefilled, lost, respelled, rewritten),
-        )
-
-    @staticmethod
-    def differences(
-        stream: Ids, prompt: Ids, shared: int, explained: Break | None
-    ) -> Iterator[tuple[int, int, int, int]]:
-        at = other = shared
-        if explained is not None:
-            at, other = explained.stream_range[1], explained.prompt_range[1]
-            yield shared, at, shared, other
-        yield from (hunk for hunk in hunks(stream, prompt, at, other) if hunk.start < len(stream))
+        size = len(tip.stream)
+        return RolloutBreak(where, shared, size, explained, history, call.recorded, reprefilled, lost)
 
     def history(self, before: Request | None, after: Request | None) -> Finding | None:
         """What became of the messages between two requests; None if unknown, or nothing did."""
         if before is None or after is None or before.reply is None:
             return None
-        recent = (tip.request for tip in itertools.islice(reversed(self.tips), _OTHERS))
-        others = [[*one.messages, one.reply] for one in recent if one is not None and one.reply and one is not before]
-        return conversation_change(**_requests(before, after), others=others)
+        requests = (tip.request for tip in itertools.islice(reversed(self.tips), _RECENT))
+        recent = [[*one.messages, one.reply] for one in requests if one is not None and one.reply and one is not before]
+        return conversation_change(**_requests(before, after), recent=recent)
 
     # -- masks
 
     def add_row(self, row: Row) -> None:
-        """Compare a row's mask with what was sampled: by its calls, by the row itself, or by the turns in its ids."""
+        """Compare a row's mask with what was sampled, as its calls or the row itself say."""
         self.result.findings += row.findings
         self.result.add_trained(row.mask)
         if row.independent:
@@ -263,15 +225,8 @@ class _Checker:
             self.compare_masks(row.where, row.mask, sampled, 0)
         elif row.sampled is not None:  # what another row of the rollout trains is sampled here, and not trained
             self.compare_masks(row.where, row.mask, row.mask & row.sampled, 0)
-        elif self.turns is None:
-            self.result.proven = False
         else:
-            wrong = row.mask & ~self.turns.mask(row.ids, cut=True)
-            if wrong.any():
-                at = int(wrong.argmax())
-                words = f"the first is token {at:,}, which is in no turn of the assistant"
-                finding = Finding(Cause.TRAINED_UNSAMPLED, row.where, words=words, position=at, tokens=int(wrong.sum()))
-                self.result.findings.append(finding)
+            self.result.proven = False
 
     def compare_masks(self, where: str, mask: Mask, sampled: Mask, first: int) -> None:
         """Report tokens from `first` on that are trained and not sampled, and the other way round."""

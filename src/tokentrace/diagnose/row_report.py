@@ -209,11 +209,11 @@ def check_dataset(
         origins, missing = _origins(sources, recorded, Path(spool))
         checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
-        others = list(_made_otherwise(described, report.settings))
-        if assumed and others:
-            raise InputError(f"{others[0]}: name the one they were made with (--tokenizer, -t)")
+        warnings = list(_other_digests(described, report.settings))
+        if assumed and warnings:
+            raise InputError(f"{warnings[0]}: name the one they were made with (--tokenizer, -t)")
         changed = [words for one in recorded for words in one.changed(origins)]
-        report.notes += [*others, *_other_settings(described, report.settings), *missing, *changed]
+        report.notes += [*warnings, *_other_settings(described, report.settings), *missing, *changed]
         complete = len(files) == len(recorded) == 1 and "counts" in described[0][1] and not missing and not changed
         in_order = _samples_of(checker.tokenizer, origins) if complete else None
         done, total = 0, sum(source.size for source in files)
@@ -224,8 +224,8 @@ def check_dataset(
                     return report
                 # files for trainers do not name their sources: their rows are compared in order
                 names_source = isinstance(row.value, Mapping) and "source" in row.value
-                made = None if in_order is None or names_source else next(in_order, None)
-                report.add(checker.check(row, source.name, source.format, made))
+                expected = None if in_order is None or names_source else next(in_order, None)
+                report.add(checker.check(row, source.name, source.format, expected))
                 if progress is not None and not report.rows % BATCH_ROWS:
                     progress(done + row.end, total)
             done += source.size
@@ -247,10 +247,10 @@ def _metadata(source: Source) -> dict[str, Any]:
 def _settings(described: _Described, tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
     if tokenizer is None:
         raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
-    made = described[0][1].get("settings") if described else None
-    if not made or "engine" in made:  # rows of others, or of rollouts
-        made = {"lost": "ignore"}
-    return TokenizeSettings.read({**made, **changes}, tokenizer)
+    recorded = described[0][1].get("settings") if described else None
+    if not recorded or "engine" in recorded:  # rows of another script, or of rollouts
+        recorded = {"lost": "ignore"}
+    return TokenizeSettings.read({**recorded, **changes}, tokenizer)
 
 
 def _origins(
@@ -273,11 +273,11 @@ def _samples_of(tokenizer: RowTokenizer, sources: Sequence[Source]) -> Iterator[
     """Each sample that the files give, in order."""
     for source in sources:
         for row in read_rows(source, row_bytes=ROW_BYTES):
-            made = tokenizer.tokenize(row, source.name, source.format)
-            yield from (replace(made, samples=(sample,)) for sample in made.samples)
+            result = tokenizer.tokenize(row, source.name, source.format)
+            yield from (replace(result, samples=(sample,)) for sample in result.samples)
 
 
-def _made_otherwise(described: _Described, now: Mapping[str, Any]) -> Iterator[str]:
+def _other_digests(described: _Described, now: Mapping[str, Any]) -> Iterator[str]:
     for source, metadata in described:
         for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "template")):
             if key in metadata and metadata[key] != now[key]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -20,7 +17,7 @@ _HOW: Final = "give it with --source, in Python with sources= (a .metadata file 
 class SourceRows:
     """Rows of files, by the name of the file (or its base name, if that is unique) and their number.
 
-    Each file is read once, as far as needed, into a temporary file.
+    Files are read forwards: rows that are in the order of their source cost one pass.
     """
 
     def __init__(self, sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> None:
@@ -43,27 +40,28 @@ class SourceRows:
         if isinstance(source, str):
             return source
         if source.path not in self._files:
-            self._files[source.path] = _RowFile(read_rows(source, row_bytes=self._row_bytes))
+            self._files[source.path] = _RowFile(source, self._row_bytes)
         row = self._files[source.path].get(number)
         return f"{source.name} has no row {number}" if row is None else (source, row)
 
 
 class _RowFile:
-    def __init__(self, rows: Iterator[Row]) -> None:
-        self._rows, self._last = rows, 0
-        self._places: dict[int, int] = {}
-        self._file = tempfile.TemporaryFile(prefix="tokentrace-check-")  # noqa: SIM115 (closed by the next line)
-        weakref.finalize(self, self._file.close)
+    """A file that is read forwards, and again from its start for an earlier row."""
+
+    def __init__(self, source: Source, row_bytes: int) -> None:
+        self._source, self._row_bytes = source, row_bytes
+        self._rows: Iterator[Row] = iter(())
+        self._last = 0
 
     def get(self, number: int) -> Row | None:
-        while self._last < number and (row := next(self._rows, None)) is not None:
-            self._places[row.number] = self._file.seek(0, 2)
-            pickle.dump(row, self._file)
+        if number <= self._last or not self._last:
+            self._rows, self._last = read_rows(self._source, row_bytes=self._row_bytes), 0
+        for row in self._rows:
             self._last = row.number
-        if number not in self._places:
-            return None
-        self._file.seek(self._places[number])
-        return pickle.load(self._file)  # type: ignore[no-any-return]
+            if row.number == number:
+                return row
+        self._last = 0
+        return None
 
 
 class RecordedSources:

@@ -1,8 +1,7 @@
 """Compare a row of ids with the one that the template gives for its conversation: ids, and mask.
 
-What the expected rendering knows about its tokens comes first (message, field, stop tokens, declared tools); what is
-left is explained as breaks are. Without a conversation the row is checked by itself, and its mask against the turns
-that its ids show.
+What the expected rendering knows about its tokens comes first (message, field, stop tokens, declared tools);
+everything else is explained as breaks are.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
-from ..samples.supervised import TRAINED_PARTS, Turns
 from ..show.document import Tokens
+from ..study.probes import USER
 from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind, Part
@@ -31,7 +30,6 @@ from ..tokens.tokenizer import Ids
 from .break_checks import Case
 from .breaks import explain
 from .finding import Cause, Finding
-from .read_turns import TurnMarks
 from .records import Mask
 from .resync import hunks, next_hunk
 from .row_columns import IdsRow, RowColumns, has_conversation, read_ids_row
@@ -152,8 +150,7 @@ class RowChecker:
     ) -> None:
         self.tokenizer = RowTokenizer(settings)
         renderer = self.tokenizer.renderer
-        self.marks = TurnMarks(renderer)
-        self._ids = _IdsChecker(renderer, self.marks)
+        self._ids = _IdsChecker(renderer)
         self._columns = columns
         self._sources = SourceRows(sources, row_bytes=max(settings.row_bytes, ROW_BYTES))
         self._pad = renderer.tokenizer.token_id(pad_token or renderer.tokenizer.variables.get("pad_token", ""))
@@ -161,9 +158,9 @@ class RowChecker:
             raise InputError(f"{pad_token!r} is not a control token of {renderer.tokenizer.name or 'the tokenizer'}")
 
     def check(
-        self, row: Row, source: str = "rows", form: Format = Format.LINES, made: RowResult | None = None
+        self, row: Row, source: str = "rows", form: Format = Format.LINES, result: RowResult | None = None
     ) -> CheckedRow:
-        """What a row came to. `made` is what its conversation gives, if the row does not name it."""
+        """What a row came to. `result` is what its conversation gives, if the row does not name it."""
         checked = CheckedRow(source, row.number, row.line)
         try:
             if row.problem is not None:
@@ -173,7 +170,7 @@ class RowChecker:
             return replace(checked, outcome=Outcome.BAD, reason=" ".join(str(error).split()))
         trained = None if actual.mask is None else int(actual.mask.sum())
         checked = replace(checked, tokens=len(actual.ids), trained=trained, padding=actual.padding)
-        expected = made or self._conversation(row, actual, source, form)
+        expected = result or self._conversation(row, actual, source, form)
         if isinstance(expected, str):
             return self._alone(actual, expected, checked)
         if expected.bad is not None:
@@ -192,8 +189,8 @@ class RowChecker:
             origin if isinstance(origin, str) else self.tokenizer.tokenize(origin[1], origin[0].name, origin[0].format)
         )
 
-    def _compare(self, actual: IdsRow, made: RowResult, checked: CheckedRow) -> CheckedRow:
-        expected, reason = self._best(actual, made)
+    def _compare(self, actual: IdsRow, result: RowResult, checked: CheckedRow) -> CheckedRow:
+        expected, reason = self._best(actual, result)
         row = actual.without_padding(self._pad, expected.ids)
         differing = list(hunks(expected.ids, row.ids))
         findings, contrasts = self._ids.check(expected, row.ids, row.start) if differing else ([], [])
@@ -201,9 +198,8 @@ class RowChecker:
         if row.mask is not None:
             wrong = _count(_wrong_mask(expected, row.ids, row.mask, differing), row.start)
             wrong += _count((("template", "padding", True, at, -1) for at in row.trained_padding), 0)
-            if not differing and (moved := _shift(expected.mask, row.mask)):
-                words = f"the mask is moved by one token to the {'right' if moved > 0 else 'left'}"
-                findings.append(Finding(Cause.MASK_SHIFTED, words=words))
+            if wrong and not differing and (moved := _shift(expected.mask, row.mask)):
+                findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
         cut = {one.cause for one in findings} == {Cause.CUT}
         ids = Outcome.CUT if cut and not wrong else Outcome.BOTH if wrong else Outcome.IDS
         return replace(
@@ -219,9 +215,9 @@ class RowChecker:
         )
 
     @staticmethod
-    def _best(actual: IdsRow, made: RowResult) -> tuple[Expected, str | None]:
+    def _best(actual: IdsRow, result: RowResult) -> tuple[Expected, str | None]:
         """The sample that the row names, or the one that it shares most with."""
-        samples, columns = made.samples, actual.columns
+        samples, columns = result.samples, actual.columns
         number = columns.get("sample") if columns.keys() >= _OURS else None
         if isinstance(number, int) and 0 <= number < len(samples):
             return Expected(samples[number]), None
@@ -231,34 +227,14 @@ class RowChecker:
         return Expected(best), words if isinstance(number, int) else None
 
     def _alone(self, row: IdsRow, reason: str, checked: CheckedRow) -> CheckedRow:
-        """Check a row without its conversation."""
+        """Check a row without its conversation: only its ids can be wrong."""
         size = self.tokenizer.renderer.tokenizer.vocabulary.size
         outside = np.flatnonzero((row.ids < 0) | (row.ids >= size))
-        if len(outside):
-            at = int(outside[0])
-            words = f"token {row.start + at} is {row.ids[at]}, and the vocabulary has {size:,} ids"
-            return replace(checked, outcome=Outcome.BAD, reason=words)
-        if row.mask is None:
+        if not len(outside):
             return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
-        if problem := self._unreadable(row):
-            reason = f"{reason}; its mask cannot be read from the ids either: {problem}"
-            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
-        last = self.tokenizer.settings.samples.turns is Turns.LAST
-        wrong = _count(_wrong_turns(self.marks, row.ids, row.mask, last), row.start)
-        wrong += _count((("template", "padding", True, at, -1) for at in row.trained_padding), 0)
-        reason = f"{reason}; its mask was compared with the turns that its ids show"
-        return replace(
-            checked, outcome=Outcome.MASK if wrong else Outcome.UNCHECKED, reason=reason, findings=tuple(wrong)
-        )
-
-    def _unreadable(self, row: IdsRow) -> str | None:
-        """Why the mask cannot be read from the ids, or None."""
-        chosen = self.tokenizer.settings.samples
-        if chosen.turns is Turns.FLAGGED:
-            return "they do not show which turns are flagged"
-        if chosen.parts != frozenset(TRAINED_PARTS) or chosen.roles != {"assistant"}:
-            return "they do not show parts of turns, or which other roles are trained"
-        return self.marks.problem or (None if any(self.marks.turns(row.ids)) else "they show no assistant's turn")
+        at = int(outside[0])
+        words = f"token {row.start + at} is {row.ids[at]}, and the vocabulary has {size:,} ids"
+        return replace(checked, outcome=Outcome.BAD, reason=words)
 
 
 # -- masks
@@ -289,24 +265,6 @@ def _wrong_mask(expected: Expected, ids: Ids, mask: Mask, differing: Sequence[Hu
                 yield role, part, bool(ours.any()), hunk.other_start + position, message
 
 
-def _wrong_turns(marks: TurnMarks, ids: Ids, mask: Mask, last: bool) -> Iterator[_Wrong]:
-    """The same by the turns that the ids show; `last`: only the last turn is to be trained."""
-    turns = list(marks.turns(ids))
-    wanted = np.zeros(len(ids), np.bool_)
-    parts = np.full(len(ids), "context", dtype=object)
-    numbers = np.full(len(ids), -1, np.int32)
-    for number, turn in enumerate(turns):
-        wanted[turn.start : turn.stop] = not last or number == len(turns) - 1
-        numbers[turn.mark : turn.stop] = number
-        parts[turn.mark : turn.start] = _PARTS[_PROMPT]
-        parts[turn.start : turn.stop] = "turn"
-        if turn.ended:
-            parts[turn.stop - 1] = "stop"
-    for at in np.flatnonzero(wanted != mask).tolist():
-        role = "assistant" if numbers[at] >= 0 else "template"
-        yield role, str(parts[at]), not wanted[at], at, int(numbers[at])
-
-
 def _count(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
     """One finding for the tokens of each role and part."""
     groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
@@ -325,13 +283,13 @@ def _count(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
     return sorted(out, key=lambda finding: finding.position or 0)
 
 
-def _shift(expected: Mask, actual: Mask) -> int:
-    """1 or -1 if a mask is the expected one moved by one token, else 0."""
-    if len(expected) != len(actual) or np.array_equal(expected, actual) or not expected.any():
-        return 0
-    if np.array_equal(expected[:-1], actual[1:]) and not actual[0]:
-        return 1
-    return -1 if np.array_equal(expected[1:], actual[:-1]) and not actual[-1] else 0
+def _shift(expected: Mask, actual: Mask) -> str:
+    """The direction in which a mask is moved by one token, or nothing."""
+    if len(expected) != len(actual) or not expected.any():
+        return ""
+    right = np.array_equal(expected[:-1], actual[1:]) and not actual[0]
+    left = np.array_equal(expected[1:], actual[:-1]) and not actual[-1]
+    return "right" if right else "left" if left else ""
 
 
 # -- ids
@@ -340,9 +298,11 @@ def _shift(expected: Mask, actual: Mask) -> int:
 class _IdsChecker:
     """Says why the ids of rows differ, with what one renderer knows about its template."""
 
-    def __init__(self, renderer: Renderer, marks: TurnMarks) -> None:
+    def __init__(self, renderer: Renderer) -> None:
         tokenizer = renderer.tokenizer
-        self._renderer, self._marks, self._vocabulary = renderer, marks, tokenizer.vocabulary
+        self._renderer, self._vocabulary = renderer, tokenizer.vocabulary
+        prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
+        self._prompt = prompted.ids[[field == "generation_prompt" for field in prompted.fields]]
         self._heads = TurnHeads.of(tokenizer.vocabulary, ())
         self._bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
         self._ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
@@ -389,7 +349,7 @@ class _IdsChecker:
             here, there = (set(side[control[side]].tolist()) for side in (ours, theirs))
             return Cause.CONTROL_AS_TEXT if here - there else Cause.TEXT_AS_CONTROL if there - here else cause
         if cause is Cause.STRIPPED_REASONING and len(ours) <= len(theirs):
-            return Cause.REASONING_KEPT
+            return Cause.REASONING_ADDED
         if cause is Cause.CHANGED_SYSTEM and not expected.has_system:
             one, other = self._heads.role(expected.ids, hunk.start), self._heads.role(ids, hunk.other_start)
             if one != other and "system" in (one, other):
@@ -419,7 +379,7 @@ class _IdsChecker:
     def _ending(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
         ours, theirs = hunk.sides(expected.ids, ids)
         last = hunk.stop == len(expected.ids) and hunk.other_stop == len(ids)
-        if last and not len(ours) and self._marks.is_prompt(theirs):
+        if last and not len(ours) and np.array_equal(theirs, self._prompt):
             return Cause.GENERATION_PROMPT
         lost, new = self._is_ending(ours), self._is_ending(theirs)
         if lost is None or new is None:
@@ -484,19 +444,14 @@ class _IdsChecker:
         field = place.rpartition(", ")[2]
         return Finding(cause, "", message, field, words, start + hunk.other_start, len(ours))
 
-    def _cut_words(self, expected: Expected, hunk: Hunk) -> str:
+    @staticmethod
+    def _cut_words(expected: Expected, hunk: Hunk) -> str:
         total, lost = len(expected.ids), hunk.stop - hunk.start
-        cut = hunk.stop if hunk.start == 0 else hunk.start
-        which = "last" if hunk.start == 0 else "first"
+        cut, which = (hunk.stop, "last") if hunk.start == 0 else (hunk.start, "first")
         words = f"the {which} {total - lost:,} of {total:,} tokens are there, {lost:,} are missing"
         if not 0 < cut < total or expected.messages[cut - 1] != expected.messages[cut]:
             return f"{words}; the cut falls between messages"
-        words += f"; the cut falls into {expected.place(cut)[1]}"
-        before, after = expected.parts[cut - 1], expected.parts[cut]
-        if before in (Part.SCAFFOLD, _PROMPT) and after in (Part.SCAFFOLD, _PROMPT):
-            return f"{words} and leaves half of what the template writes there"
-        unclosed = before == after and after in (Part.TOOL_CALLS, Part.REASONING)
-        return f"{words}, which is left unclosed" if unclosed else words
+        return f"{words}; the cut falls into {expected.place(cut)[1]}"
 
     def _contrast(self, hunk: Hunk, expected: Expected, ids: Ids) -> tuple[tuple[Tokens, Tokens | None], ...]:
         after = ids[hunk.other_stop : hunk.other_stop + _AROUND]

@@ -67,12 +67,11 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a template is safe for a use as it is, what speaks against it, and what tokentrace does about that."""
+    """Whether a template is safe for a use as it is, and what speaks against it."""
 
     use: Use
     grade: Grade
     against: tuple[str, ...]
-    remedy: str = ""
     holds_with: tuple[str, ...] = ()
     """Settings of the template, each on its own, with which it holds."""
 

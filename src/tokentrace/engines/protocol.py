@@ -91,25 +91,17 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy.
+    """How to sample. `top_k` 0 is all tokens; `temperature` 0 is greedy. Adapters switch off everything else.
 
-    `min_p` leaves out the tokens that are less likely than this share of the likeliest one's probability.
-    `presence_penalty` is taken off the logit of each token that was sampled before, `frequency_penalty` once for each
-    time that it was, and `repetition_penalty` divides the logits of tokens of the prompt and the completion (it
-    multiplies negative ones). `stop` are texts: the completion ends with the id that completes one of them, and keeps
-    all of its ids. Not every engine has these settings (`Capabilities.sampling`).
+    `min_p` leaves out tokens less likely than this share of the likeliest one's probability. `presence_penalty` lowers
+    the logit of each sampled token once, `frequency_penalty` for each occurrence; `repetition_penalty` divides the
+    logits of tokens of prompt and completion. `stop` are texts: the completion ends with the id that completes one.
+    Not every engine has these (`Capabilities.sampling`).
 
-    Nothing else changes how it samples: adapters switch off every other setting that an engine is known to have. A
-    temperature other than 0 and 1, or a penalty, is refused with `LogprobKindError` where the engine's logprobs are raw
-    or of unknown kind: they are not those of the distribution that is sampled from, and a trainer that assumes so is
-    wrong on every token. `allow_raw_logprobs` permits it; the kind of the logprobs is recorded all the same.
-
-    `top_logprobs` asks for that many of the likeliest ids at each place, with their logprobs; it changes nothing that
-    is sampled. `Capabilities.top_logprobs` says how many an engine tells.
-
-    `structure` is what the completion has to be, from its first token on: ``{"type": "json_object"}``, or ``{"type":
-    "json_schema", "schema": {…}}``. An engine that can do that (`Capabilities.structures`) samples only what goes on
-    with such a text; its logprobs are then of ``UNKNOWN`` kind.
+    Raw logprobs are not those of the sampled distribution at a temperature other than 0 and 1, or with a penalty:
+    LogprobKindError, unless `allow_raw_logprobs` is set. `top_logprobs` requests so many of the likeliest ids at each
+    place. `structure` holds the completion to JSON: ``{"type": "json_object"}``, or ``{"type": "json_schema",
+    "schema": {…}}`` (`Capabilities.structures`); its logprobs are then of ``UNKNOWN`` kind.
     """
 
     max_tokens: int
@@ -203,7 +195,7 @@ def _structure(structure: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
-    """What an engine is asked for. `Engine.generate` says what each part means."""
+    """A request to an engine; see `Engine.generate`."""
 
     prompt_ids: Sequence[int] | Ids
     sampling: SamplingParams
@@ -215,36 +207,34 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """A piece of a completion that is still arriving. What the last piece says is true of the whole completion."""
+    """A piece of a completion. The last piece has the finish reason and what is true of the whole completion."""
 
     ids: Ids
     logprobs: Logprobs
     finish_reason: FinishReason | None = None
-    """Why the completion ended; None in every piece but the last."""
+    """None in every piece but the last."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which weights sampled which part; empty where the engine does not say."""
+    """Which weights sampled which part; empty if the engine does not report it."""
     cached_tokens: int | None = None
-    """How many ids of the prompt were in the engine's cache; None where it does not say."""
+    """How many ids of the prompt were in the engine's cache; None if the engine does not report it."""
     logprobs_kind: LogprobKind = LogprobKind.UNKNOWN
-    """Of which distribution `logprobs` are."""
     channels: Channels = field(default_factory=dict)
-    """What else the engine tells of each token, by name: ``"top_logprobs"`` has the likeliest ids at that place, best
-    first, as ``(id, logprob)``; those that could not have been drawn are left out. One entry for each of `ids`. A
+    """Other reports, one entry per id: ``"top_logprobs"`` has the likeliest ids as ``(id, logprob)``, best first. A
     channel that only the last piece has covers the whole completion."""
     stopped_by: str | None = None
-    """The text of `SamplingParams.stop` that ended the completion; None where something else did."""
+    """The text of `SamplingParams.stop` that ended the completion."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion(Delta):
-    """What an engine sampled for a prompt, whole. A stop token that was sampled is the last of `ids`."""
+    """A whole completion. A sampled stop token is the last of `ids`."""
 
     finish_reason: FinishReason
 
     def __post_init__(self) -> None:
         for name, array, codes in (("ids", self.ids, "iu"), ("logprobs", self.logprobs, "f")):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in codes:
-                raise EngineAnswerError(f"the {name} of a completion are a row of numbers, not {shown(array)}")
+                raise EngineAnswerError(f"the {name} of a completion must be a row of numbers, not {shown(array)}")
         if self.ids.shape != self.logprobs.shape:
             raise EngineAnswerError(f"{len(self.ids)} ids were returned with {len(self.logprobs)} logprobs")
         if not np.isfinite(self.logprobs).all():
@@ -288,22 +278,22 @@ def _joined_channels(pieces: Sequence[Delta]) -> Channels:
 
 
 def check_channels(channels: Channels, length: int) -> None:
-    """`EngineAnswerError` where a channel has not one entry for each of as many tokens."""
+    """Raise EngineAnswerError unless each channel has one entry per token."""
     for name, entries in channels.items():
         if len(entries) != length:
             raise EngineAnswerError(f"{name} has {len(entries)} entries for {length} ids; every sampled id needs one")
 
 
-def add_version(spans: list[VersionSpan], version: str | int, stop: int) -> None:
-    """Say which weights sampled what was sampled since the last span, up to `stop`."""
+def add_version(spans: list[VersionSpan], version: str | int, end: int) -> None:
+    """Extend the spans of weight versions up to `end`."""
     if spans and spans[-1].version == version:
-        spans[-1] = spans[-1]._replace(stop=stop)
+        spans[-1] = spans[-1]._replace(stop=end)
     else:
-        spans.append(VersionSpan(version, spans[-1].stop if spans else 0, stop))
+        spans.append(VersionSpan(version, spans[-1].stop if spans else 0, end))
 
 
 def checked_version(version: Any) -> str | int:
-    """What weights can be called by, and be recorded under: a text, or a whole number of 64 bits."""
+    """Return a name of weights: text, or a whole number of 64 bits. Raises EngineError for anything else."""
     if isinstance(version, str):
         return version
     return whole("version", version, least=-(2**63), most=2**63 - 1, error=EngineError)
@@ -311,43 +301,41 @@ def checked_version(version: Any) -> str | int:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, found out when it was connected to."""
+    """What an engine can do."""
 
     engine: str
     """``"vllm"``, ``"sglang"``, ``"llama.cpp"``, ``"embedded"``."""
     version: str | None = None
     model: str | None = None
     max_length: int | None = None
-    """The most tokens of prompt and completion together; None where the engine does not say."""
+    """The most tokens of prompt and completion together; None if unknown."""
     vocab_size: int | None = None
     logprobs: LogprobKind = LogprobKind.UNKNOWN
-    """Of which distribution its logprobs are. Greedy completions have raw ones whatever it is."""
+    """Which distribution its logprobs describe. Greedy completions always have raw ones."""
     streams: bool = False
     aborts: bool = False
     pauses: bool = False
     versions: bool = False
-    """Whether completions say which weights sampled them."""
+    """True if completions report their weights."""
     top_logprobs: int = 0
-    """How many of the likeliest ids it tells at each place: the most that `SamplingParams.top_logprobs` may be."""
+    """The most that `SamplingParams.top_logprobs` may be."""
     structures: bool = False
-    """Whether it can be held to JSON: see `SamplingParams.structure`."""
     sampling: frozenset[str] = frozenset()
-    """Which of `min_p`, the penalties and `stop` of `SamplingParams` it has."""
+    """Which of `min_p`, the penalties and `stop` it has."""
     seeds: bool = True
-    """Whether it samples with `SamplingParams.seed`; a request with one is refused where it does not."""
     weights: bool = False
-    """Whether it can be given other weights: see `Engine.update_weights`."""
+    """True if it can load other weights."""
 
 
 class Engine:
-    """One engine, or several that look like one. Safe to use from many tasks of one event loop.
+    """One engine, or several as one. Safe to use from many tasks of one event loop.
 
-    An engine of your own is a subclass with its `capabilities` and a `_stream`; it has a `_generate` too if whole
-    answers come in another way, and `abort`, `pause`, `resume` and what concerns weights if it can do that.
+    To write one, subclass it with `capabilities` and `_stream`, with `_generate` if whole answers come another way, and
+    with `abort`, `pause`, `resume` and the methods for weights if it can do that.
     """
 
     version: str | int | None = None
-    """Which weights sample now; None where that is not known."""
+    """The current weights; None if unknown."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -367,11 +355,9 @@ class Engine:
     ) -> Completion:
         """Sample a completion.
 
-        `request_id` is what `abort` takes. Requests of one `session` (a rollout) go to the same endpoint, where the
-        prefix of their prompt is cached. `wire` is the prompt as JSON text in pieces (`Trajectory.wire_parts`), or a
-        function that returns it, for engines that are sent JSON; it must say the same as `prompt_ids`. Requests of one
-        `group` begin with the same prompt (several answers to one question): they go to one endpoint while it has
-        room, so that the prompt is read once.
+        `abort` takes `request_id`. Requests of one `session` (a rollout) go to the same endpoint, which caches their
+        prefix. `wire` is the prompt as JSON text in pieces (`Trajectory.wire_parts`), or a function that returns it; it
+        must equal `prompt_ids`. Requests of one `group` share a prompt and go to one endpoint while it has room.
         """
         return await self._generate(GenerateRequest(prompt_ids, sampling, request_id, session, wire, group))
 
@@ -395,45 +381,43 @@ class Engine:
         raise NotImplementedError
 
     async def check(self) -> None:
-        """Raise `EngineUnavailable` unless the engine answers. One in this process always does."""
+        """Raise EngineUnavailable unless the engine answers. One in this process always does."""
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """The model's logprob of each id given all before it, at temperature 1; NaN for the first."""
-        raise EngineError(f"{self.capabilities.engine} does not tell the logprobs of ids that it is given")
+        """Return the model's logprob of each id after all before it, at temperature 1; NaN for the first."""
+        raise self._unable("score ids")
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its `generate` returns what was sampled, with ``ABORT``. Unknown ids are ignored."""
-        raise EngineError(
-            f"{self.capabilities.engine} cannot end a request and return what it has sampled; cancel the task instead"
-        )
+        """End a request; its `generate` returns what was sampled, with ``ABORT``. Ignores unknown ids."""
+        raise self._unable("abort a request; cancel the task instead")
 
     async def pause(self) -> None:
-        """Let no request go on until `resume`: the weights are about to change."""
-        raise EngineError(f"{self.capabilities.engine} cannot be paused")
+        """Stop all requests until `resume`."""
+        raise self._unable("pause")
 
     async def resume(self) -> None:
-        """Let requests go on."""
-        raise EngineError(f"{self.capabilities.engine} cannot be paused")
+        """Continue all requests."""
+        raise self._unable("pause")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Sample with other weights of the same model, and call them `version`.
+        """Load other weights of the same model, called `version`.
 
-        `weights` is a folder of safetensors, which a server must be able to read itself, or arrays by name, for an
-        engine in this process. When this returns, whatever is sampled is of the new weights, and nothing that the old
-        ones computed is read again: requests under way have it computed anew. Their completions say which weights
-        sampled which of their tokens. `EngineError` where it cannot be done, or where `version` is neither a text nor a
-        whole number of 64 bits; what the engine then samples with is what
-        its completions say.
+        `weights` is a folder of safetensors, which a server reads itself, or arrays by name for an engine in this
+        process. Afterwards nothing that the old weights computed is used: requests under way are computed again, and
+        their completions report which weights sampled which tokens. Raises EngineError if it fails.
         """
-        raise EngineError(f"{self.capabilities.engine} cannot be given other weights: start it again with them")
+        raise self._unable("load other weights: start it again with them")
 
     async def set_version(self, version: str | int) -> None:
-        """Call the weights that sample now `version`: somebody else has changed them, and emptied the cache."""
-        raise EngineError(f"{self.capabilities.engine} does not tell which weights sampled a completion")
+        """Name the current weights `version`: somebody else has changed them, and emptied the cache."""
+        raise self._unable("report its weights")
 
     async def reset_prefix_cache(self) -> None:
-        """Let nothing that was computed so far be read again, neither by new requests nor by those under way."""
-        raise EngineError(f"{self.capabilities.engine} cannot be told to empty its cache")
+        """Empty the cache, for new requests and for those under way."""
+        raise self._unable("empty its cache")
 
     async def close(self) -> None:
-        """Let go of what is open: connections, work under way."""
+        """Close connections, end work under way."""
+
+    def _unable(self, what: str) -> EngineError:
+        return EngineError(f"{self.capabilities.engine} cannot {what}")

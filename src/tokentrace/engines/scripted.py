@@ -103,7 +103,6 @@ class ScriptedEngine(Engine):
         self.requests: Final[list[GenerateRequest]] = []
         self.left: Final[list[GenerateRequest]] = []
         """Requests whose reader went away before they ended."""
-        self.running = 0
         self.updates: Final[list[tuple[Weights, str | int]]] = []
         self.resets = 0
         """How often its cache was emptied."""
@@ -156,7 +155,6 @@ class ScriptedEngine(Engine):
             self.requests.append(replace(request, prompt_ids=prompt.copy(), wire=None))
         name, reply = request.request_id or "", self._answer(prompt, request.sampling)
         self._running_ids.add(name)
-        self.running += 1
         reader, spans, count = AnswerReader(request, self.capabilities), list[VersionSpan](), len(reply.ids)
         size = self._size or count or 1
         try:
@@ -185,7 +183,6 @@ class ScriptedEngine(Engine):
                 self.left.append(replace(request, prompt_ids=prompt.copy(), wire=None))
             raise
         finally:
-            self.running -= 1
             self._running_ids.discard(name)
             self._aborted.discard(name)
 

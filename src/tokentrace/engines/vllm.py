@@ -12,7 +12,6 @@ how ``/v1/completions`` samples, so every setting is sent.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
@@ -50,8 +49,6 @@ _ABORT_PREFIX: Final = "generate-tokens-"
 """vLLM prepends it to the id of a request; an abort without it is answered 200 and does nothing."""
 _TOKEN_ID: Final = "token_id:"
 _PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
-_STRUCTURED_OUTPUTS: Final = (0, 11)
-"""The version that replaced the guided_* fields."""
 MAX_LOGPROBS: Final = 20
 """The default of vLLM's ``--max-logprobs``."""
 PauseMode = Literal["keep", "wait", "abort"]
@@ -118,18 +115,6 @@ class _Models(Struct):
     data: list[_Card]
 
 
-class _Version(Struct):
-    version: str | None = None
-
-
-class _Paused(Struct):
-    is_paused: bool = False
-
-
-class _WeightInfo(Struct):
-    weight_version: str | None = None
-
-
 class VLLMEngine(HTTPEngine):
     """One vLLM server. Made by `connect`."""
 
@@ -175,15 +160,14 @@ class VLLMEngine(HTTPEngine):
         """
         async with connecting(base_url, settings) as connection:
             card = _card((await connection.get("/v1/models", _Models)).data, model)
-            version = await connection.find("/version", _Version)
-            paused = await connection.find("/is_paused", _Paused)
-            weights = await connection.find("/weight_info", _WeightInfo)
-            if paused is not None and paused.is_paused:
+            version = (await connection.find("/version", dict[str, str]) or {}).get("version")
+            paused = await connection.find("/is_paused", dict[str, bool])
+            weights = await connection.find("/weight_info", dict[str, str | None])
+            if (paused or {}).get("is_paused"):
                 raise EngineError(f"{connection.base_url} is paused: resume it before connecting")
-            version_name = None if version is None else version.version
             capabilities = Capabilities(
                 engine="vllm",
-                version=version_name,
+                version=version,
                 model=card.id,
                 max_length=card.max_model_len,
                 vocab_size=vocab_size,
@@ -206,11 +190,11 @@ class VLLMEngine(HTTPEngine):
                 aborts=engine.path == GENERATE,
                 versions=choice.weight_versions is not None,
                 # vLLM ignores unknown fields: without a version, it might ignore the request for JSON
-                structures=_version(version_name) is not None,
+                structures=version is not None,
                 # generate counts the sampled id among them
                 top_logprobs=max(0, max_logprobs - (engine.path == GENERATE)),
             )
-            engine.version = None if weights is None else weights.weight_version
+            engine.version = (weights or {}).get("weight_version")
             return engine
 
     async def _sample_one(self, prompt: int, sampling: SamplingParams) -> _Choice:
@@ -260,8 +244,7 @@ class VLLMEngine(HTTPEngine):
     async def is_paused(self) -> bool:
         """True if the server is paused, by whomever."""
         self._refuse_pausing()
-        paused: _Paused = await self._connection.get("/is_paused", _Paused)
-        return paused.is_paused
+        return bool((await self._connection.get("/is_paused", dict[str, bool])).get("is_paused"))
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
         """Reload from a folder on the server's machine, paused meanwhile. A failure leaves the server paused.
@@ -311,7 +294,7 @@ class VLLMEngine(HTTPEngine):
             logprobs = request.sampling.top_logprobs
             logprobs += 1 if logprobs and self.path == GENERATE else 0
         params = sampling_fields(request.sampling, max_tokens="max_tokens", seed="seed") | {"logprobs": logprobs}
-        params |= _structure(request.sampling, self.capabilities.version)
+        params |= _structure(request.sampling)
         fields: dict[str, Any] = {"model": self.capabilities.model}
         if self.path == COMPLETIONS:
             fields |= params
@@ -401,20 +384,12 @@ def _token_id(token: str) -> int:
     return int(digits) if digits.isdecimal() and len(digits) < 12 else -1
 
 
-def _structure(sampling: SamplingParams, version: str | None) -> dict[str, Any]:
-    """Return the fields for structured outputs, or for guided decoding before 0.11."""
+def _structure(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the fields for structured outputs, as vLLM has them since 0.11."""
     if sampling.structure is None:
         return {}
     schema = sampling.structure.get("schema")
-    if (_version(version) or (0, 0)) < _STRUCTURED_OUTPUTS:
-        return {"guided_json": {"type": "object"} if schema is None else schema}
     return {"structured_outputs": {"json_object": True} if schema is None else {"json": schema}}
-
-
-def _version(text: str | None) -> tuple[int, int] | None:
-    """Return the first two numbers of a version; None if there are none."""
-    match = re.match(r"v?(\d+)\.(\d+)", text or "")
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _card(cards: list[_Card], model: str | None) -> _Card:

@@ -364,13 +364,11 @@ def _turn_pieces(
         if not answers:
             yield opener
         trace.enter()
-        if (mark := trace.turn(turn.message)) is not None:
-            yield mark
+        trace.show(turn.message, None, trace.out)
         if answers:
             yield opener
         yield from turn.pieces
-        if (mark := trace.leave()) is not None:
-            yield mark
+        trace.leave(trace.out)
         opener = turn.opener
     yield opener
 

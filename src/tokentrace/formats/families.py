@@ -1,8 +1,7 @@
-"""Families: names for templates that behave alike. `study.outline` recognises them by the outline of their turns.
+"""The known families of templates, recognised by their outline (`study.outline`).
 
-To add one: a row here (its outline as `study.outline` returns it), a row in the tests' asset list, a golden file. A
-template of no known family is rendered just as well: nothing here decides how anything is rendered, except for the
-formats that have no template at all.
+To add one: a row here, a row in the tests' asset list, a golden file. Nothing here decides how a template is rendered,
+except for the formats that have no template.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LLAMA: Final = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family, and the outline of its turns by which it is recognised. docs/families.md says more about each."""
+    """A name, the models that have it, and the outline by which a template is recognised."""
 
     name: str
     models: str
@@ -46,6 +45,15 @@ class Family:
     """Its format, if it has no Jinja template."""
     tool_parser: str | None = None
     """The dialect of its calls, if the template does not show them, or shows them wrong."""
+
+    @property
+    def turn(self) -> str:
+        """An assistant's turn, as written with a tool call where there are any."""
+        return self.call or self.answer
+
+    @property
+    def tool(self) -> str:
+        return self.result
 
     def differs(self, outline: Any) -> str:
         """Why a template with this `study.outline` does not belong to the family; ``""`` if it does."""
@@ -202,7 +210,7 @@ BY_NAME: Final = {family.name: family for family in FAMILIES}
 
 
 def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
-    """The format of a family that has no template: by name, or by its vocabulary if the tokenizer has no template."""
+    """The format of a family that has no template: by name, or by its vocabulary where the tokenizer has none."""
     family = BY_NAME.get(renderer)
     if family is not None:
         return family.format
@@ -212,5 +220,5 @@ def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
 
 
 def tool_parser_of(family: str) -> str | None:
-    """The dialect of a family's calls, if its template does not show them."""
+    """The dialect of a family's calls, where its template does not show them."""
     return BY_NAME[family].tool_parser if family in BY_NAME else None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 100
 """How often a turn is written while others write to the same session."""
+_AT_ONCE_SECONDS: Final = 0.05
 _FIRST_PIECES: Final = 8
 """After each of these pieces other tasks run: as many as it takes to open a stream."""
 Result = TypeVar("Result")
@@ -95,28 +96,39 @@ class Answer:
 
     async def _sample_and_store(self, feed: Feed) -> list[Reply]:
         """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""
-        store, placed = self.gateway.store, self.placed
-        assert placed is not None
-        about: dict[str, Any] = {"dialect": self.dialect.name, "prompt_tokens": len(placed.ids), "time": time.time()}
-        about |= {"names": [self.name]} if self.name else {}
-        beginning = asyncio.ensure_future(store.begin(self.session, self.head.id, about))
+        assert self.placed is not None
+        about: dict[str, Any] = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids)}
+        about |= {"time": time.time(), **({"names": [self.name]} if self.name else {})}
+        sampled = asyncio.Event()
+        noting = asyncio.ensure_future(self._note(about, sampled))
         began = time.perf_counter()
         try:
             replies = await self._sample_all(feed)
-            await asyncio.shield(beginning)  # it may be in the store's queue already: never cancel it
+            sampled.set()
+            await asyncio.shield(noting)
             await unhurried(asyncio.ensure_future(self._store(replies, time.perf_counter() - began)))
         except BaseException as error:
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]
+            noting.cancel()
             with contextlib.suppress(StoreError):
-                await asyncio.shield(asyncio.ensure_future(self._abandon(beginning, why)))
+                await asyncio.shield(asyncio.ensure_future(self._abandon(about, why)))
             raise request_error(cause) if isinstance(cause, EngineError | StoreError) else cause from error
         return replies
 
-    async def _abandon(self, beginning: asyncio.Future[None], why: str) -> None:
-        """End the request in the store after its beginning was written: in any other order it stays under way."""
+    async def _note(self, about: Mapping[str, Any], sampled: asyncio.Event) -> None:
+        """Note in the store that the request is under way, unless it is sampled at once and has no name."""
+        if not self.name:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_AT_ONCE_SECONDS):
+                    await sampled.wait()
+                    return
+        await self.gateway.store.begin(self.session, self.head.id, about)
+
+    async def _abandon(self, about: Mapping[str, Any], why: str) -> None:
+        """List the request as incomplete."""
         with contextlib.suppress(StoreError):
-            await beginning
+            await self.gateway.store.begin(self.session, self.head.id, about)
         await self.gateway.store.abandon(self.session, self.head.id, why)
 
     # -- sampling

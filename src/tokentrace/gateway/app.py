@@ -208,9 +208,9 @@ class App:
         path = http.url.path
         try:
             await self._caller(http, public=False)
-            problem = RequestError(
-                f"there is no {http.method} {path[:200]}", fix=_hint(path), status=error.status_code, code="no_route"
-            )
+            fix = "is /v1 missing from the base URL, or there twice?" if "/v1/" not in path or "/v1/v1" in path else ""
+            what = f"there is no {http.method} {path[:200]}"
+            problem = RequestError(what, fix=fix, status=error.status_code, code="no_route")
         except TokentraceError as denied:
             problem = self._as_problem(denied)
         response = self._error(problem, CHAT)
@@ -247,17 +247,6 @@ class _Handler:
 async def _for_admins(endpoint: Endpoint, http: HTTPRequest, caller: Caller) -> Response:
     require_admin(caller)
     return await endpoint(http)
-
-
-def _hint(path: str) -> str:
-    """What the sender probably meant."""
-    if "/v1/v1/" in path:
-        return "the base URL has /v1 twice: Anthropic's clients add it themselves, OpenAI's want it in the base URL"
-    if path.endswith("/v1/completions"):
-        return "only chat is served; prompts of ids go to /inference/v1/generate"
-    if path.endswith(("/chat/completions", "/responses", "/messages")):
-        return "is /v1 missing from the base URL? It is http://…/sessions/ID/v1 for OpenAI's clients"
-    return ""
 
 
 def _request_name(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> str:

@@ -7,9 +7,11 @@ Also reads vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from ..conversation.messages import check_messages
@@ -89,7 +91,7 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
     wire.refuse(raw, _REFUSED)
     with naming_fields():
         messages = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
-        tools = openai_tools(_functions_only(body.tools or []), wrap=True)
+        tools = _tools(body.tools or [])
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
@@ -121,12 +123,22 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
     )
 
 
-def _functions_only(tools: list[Any]) -> list[Any]:
+def _tools(tools: list[Any]) -> Sequence[Mapping[str, Any]] | None:
+    """The checked tools. They come with every request of a session, so that they are checked once."""
+    try:
+        return _checked_tools(msgspec.json.encode(tools))
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return openai_tools(tools, wrap=True)
+
+
+@functools.lru_cache(maxsize=64)
+def _checked_tools(text: bytes) -> Sequence[Mapping[str, Any]] | None:
+    tools = msgspec.json.decode(text)
     for at, tool in enumerate(tools):
         if isinstance(tool, dict) and tool.get("type") not in (None, "function"):
             problem = "only tools of type function have a schema that a template can show"
             raise RequestError(problem, field=f"tools.{at}.type", code="unsupported_parameter")
-    return tools
+    return openai_tools(tools, wrap=True)
 
 
 def _is_continued(body: ChatBody, messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -30,11 +30,8 @@ class ExportFormat(StrEnum):
 
     @property
     def media_type(self) -> str:
-        return {
-            ExportFormat.JSONL: "application/x-ndjson",
-            ExportFormat.ARROW: "application/vnd.apache.arrow.stream",
-            ExportFormat.PARQUET: "application/vnd.apache.parquet",
-        }[self]
+        kinds = {"jsonl": "x-ndjson", "arrow": "vnd.apache.arrow.stream", "parquet": "vnd.apache.parquet"}
+        return f"application/{kinds[self]}"
 
 
 @dataclass(slots=True)

@@ -282,14 +282,8 @@ class Gateway:
 
     def state(self) -> dict[str, Any]:
         """How the gateway is, for administrators."""
-        admission = self.admission
-        return {
-            "paused": admission.paused,
-            "draining": admission.draining,
-            "in_flight": admission.in_flight,
-            "waiting": admission.waiting,
-            "version": self.version,
-        }
+        names = ("paused", "draining", "in_flight", "waiting")
+        return {**{name: getattr(self.admission, name) for name in names}, "version": self.version}
 
     async def pause(self, *, wait: bool = False) -> None:
         """Begin no request until `resume`. Those under way pause if the engine can; otherwise `wait` for them."""

@@ -76,7 +76,7 @@ class SessionRecord:
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, [conversation.root], conversation.prompt_ids, [], self.matcher)
-        keys = self._keys(conversation)
+        conversation, keys = self._with_keys(conversation)
         ambiguous, refusal, edit = False, "", None
         for count in range(len(conversation.messages), 0, -1):
             if edit is not None and edit.message is not None and count > edit.message:
@@ -102,12 +102,16 @@ class SessionRecord:
     def _key_alone(self, message: Message) -> Key:
         return next_key(b"", self.means(message))
 
-    def _keys(self, conversation: Conversation) -> list[Key]:
-        """The keys of a conversation. Does not hash again what it shares with one of the last requests."""
-        messages, same, reused = conversation.messages, 0, [conversation.root]
+    def _with_keys(self, conversation: Conversation) -> tuple[Conversation, list[Key]]:
+        """The keys of a conversation. What it shares with one of the last requests is not hashed again.
+
+        Those messages become the same objects, so that they need not be compared again either.
+        """
+        messages, same, reused = list(conversation.messages), 0, [conversation.root]
         for earlier, keys in reversed(self._latest):
             if keys[0] == conversation.root and (shared := _shared(earlier, messages)) > same:
                 same, reused = shared, keys
+                messages[:same] = earlier[:same]
                 if same == len(earlier):
                     break
         while same and messages[same - 1].get("role") != "assistant":
@@ -115,7 +119,7 @@ class SessionRecord:
         start = max(0, same - 1)  # an assistant's message: the results after it are hashed by its calls
         keys = [*reused[:start], *chain(reused[start], messages[start:], self.means)]
         self._latest.append((messages, keys))
-        return keys
+        return replace(conversation, messages=messages), keys
 
     def _choose(self, numbers: Sequence[int], echo: Messages) -> RecordedTurn | None:
         """The turn that the echo repeats, by call ids and reasoning if it has any; None if the tokens are in doubt."""
@@ -152,7 +156,9 @@ class SessionRecord:
                 if not " ".join(reasoning(recorded).split()).endswith(repeated):
                     rewritten = at
                     break
-            elif (by_model or self.means is meaning) and not message_keys.written_alike(message, recorded):
+            elif message is recorded:
+                continue
+            elif (by_model or self.means is meaning) and not message_keys.same_fields(message, recorded):
                 doubtful[at] = message
         reprinted = self._first_reprinted(conversation, turn, doubtful)
         return rewritten if reprinted is None else reprinted
@@ -218,20 +224,9 @@ class SessionRecord:
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
             new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
-        return Placement(
-            conversation,
-            keys,
-            base,
-            np.concatenate([stream, new_ids]),
-            new_ids,
-            kinds,
-            spans,
-            self._wire(base, new_ids),
-            conversation.continued,
-            repairs=repairs,
-            notes=tuple(notes),
-            matcher=self.matcher,
-        )
+        ids, wire, continues = np.concatenate([stream, new_ids]), self._wire(base, new_ids), conversation.continued
+        placed = Placement(conversation, keys, base, ids, new_ids, kinds, spans, wire, continues)
+        return replace(placed, repairs=repairs, notes=tuple(notes), matcher=self.matcher)
 
     def _bridge(
         self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages
@@ -349,7 +344,7 @@ class SessionRecord:
         number = self._turn_of.get(keys[shared], 0)
         if (edited := self._first_edit(conversation, self.turns[number], sent[:shared])) is not None:
             return changed_message(edited, sent[edited], self.conversation(number)[edited])
-        return find_cause(sent, self._longest(number), shared, others=self._latest_conversations())
+        return find_cause(sent, self._longest(number), shared, recent=self._latest_conversations())
 
     def _shared_prefix(self, keys: Sequence[Key]) -> int:
         """How many messages a conversation shares with the record."""
@@ -384,7 +379,7 @@ class SessionRecord:
     ) -> tuple[RecordedTurn, TurnRecord]:
         """Add a turn. Returns it, and what a store has to keep."""
         if placed.matcher != self.matcher:  # the session's matcher changed since
-            placed = replace(placed, keys=self._keys(placed.conversation), matcher=self.matcher)
+            placed = replace(placed, keys=self._with_keys(placed.conversation)[1], matcher=self.matcher)
         conversation, first = placed.conversation, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
         sampled, cause = self._append(placed, base, completion, sampling)
@@ -396,8 +391,8 @@ class SessionRecord:
             number=len(self.turns),
             base=None if base is None else base.number,
             shared=shared,
-            messages=[dict(message) for message in answered[shared:]],
-            reply=dict(reply),
+            messages=list(answered[shared:]),
+            reply=reply,
             root=conversation.root,
             keys=[*keys, chain(keys[-1], [reply], self.means)[-1]],
             matcher=self.matcher,
@@ -503,7 +498,7 @@ def _shared(one: Messages, other: Messages) -> int:
     """How many messages two conversations begin with alike."""
     count = 0
     for left, right in zip(one, other, strict=False):
-        if not message_keys.identical(left, right):
+        if left is not right and not message_keys.identical(left, right):
             break
         count += 1
     return count

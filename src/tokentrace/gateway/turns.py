@@ -86,8 +86,8 @@ class TurnDetails(Struct, frozen=True, kw_only=True):
     template: str = ""
     created: int = 0
     time: float = 0.0
+    """When it was finished."""
     seconds: float = 0.0
-    """When the completion was finished, and how long it took."""
     instructions: int = 0
     """`Request.instructions`."""
     stopped_by: str | None = None
@@ -111,9 +111,9 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
     """The turn that it extends."""
     shared: int
     """How many messages of the base's conversation come before its own."""
-    messages: list[dict[str, Any]]
+    messages: list[Mapping[str, Any]]
     """Its own messages."""
-    reply: dict[str, Any]
+    reply: Mapping[str, Any]
     """As the agent got it, in OpenAI's shape."""
     root: Key
     keys: list[Key]

@@ -15,10 +15,9 @@ from ..data.sources import pyarrow
 from ..data.tables import table_samples
 from ..engines.protocol import EngineError, EngineUnavailable
 from ..rollout.calling import called
-from ..rollout.checks import reward as checked_reward
 from ..rollout.ends import End
 from ..rollout.patience import EngineDown, Patience
-from ..rollout.record import Task
+from ..rollout.record import Task, checked_reward
 from ..samples.sample import Sample
 from .rows import FinishedRollout
 

@@ -1,14 +1,12 @@
-"""Completions to messages: reasoning, content and tool calls, by token id. There is one parser, and it streams.
+"""Completions to turns, by token id: reasoning, content and tool calls. There is one parser, and it streams.
 
-Tokens become bytes in which control tokens cannot be confused with text (`marked`). A `reader` holds those that have
-arrived; a grammar compiled for the vocabulary (`compiled`) says which delimiters to look for. `parser` runs a
-generator over them: `turn`, or `channels` for Harmony. Text in which nothing can happen goes by in `lanes` without
-waking it. A turn leaves calls to `calls`, which reads arguments by the
-style of the grammar: `jsonreading`, `pairs` between tags, `bracketed`. `values` says what bare text means. What is
-found goes to `output` and comes out as `events` or as a whole `response`; `messages` makes the message of one for a
-conversation, and the gateway writes what clients know. `unreadable` says what of a message cannot be read back, with
-`misread` by parsing it;
-`proof` whether a grammar reads what its own template writes.
+`response` describes the result: parts with token ranges, calls, what is still open, the stop. `marked` turns tokens
+into bytes in which control tokens cannot be confused with text. A grammar compiled for the vocabulary (`compiled`) says
+which delimiters to look for. `parser` runs a generator over a `reader` of these bytes: `turn`, or `channels` for
+Harmony. A turn leaves calls to `calls`, which reads arguments by the style of the grammar: `jsonreading`, `pairs`,
+`bracketed`; `values` says what bare text means. Results collect in `output` and come out as `events` or as a whole
+response; `messages` makes a message of one. `attempts` finds well-formed calls outside their place. `readback` compares
+a parsed turn with its message; `proof` checks that a grammar reads what its own template writes.
 """
 
 from ..lazy import load_on_use

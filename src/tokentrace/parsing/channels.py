@@ -39,8 +39,8 @@ from typing import Final, NamedTuple
 from ..formats.grammar import Channels
 from .calls import CallParser
 from .compiled import Compiled
-from .output import Attempt, Output
-from .reader import Found, Reader, Reading, Say
+from .output import ArgumentsText, OpenCall, Output
+from .reader import Match, Reader, Reading, Report
 from .response import CallStatus, PartKind
 
 _NOT_TOOLS: Final = frozenset({b"user", b"assistant", b"all"})
@@ -79,82 +79,85 @@ class ChannelParser:
     """Reads a turn of messages."""
 
     def __init__(self, compiled: Compiled, channels: Channels, reader: Reader, output: Output) -> None:
+        assert compiled.channels is not None
         self.channels = channels
+        self.delimiters = compiled.channels
         self.reader = reader
         self.output = output
-        marks = compiled.channels
-        assert marks is not None
-        self._start, self._channel, self._call_end = marks.start, marks.channel, marks.call_end
         self._to = channels.recipient.encode()
         self._calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
-        """Reads the body of a call, where that is not one JSON."""
+        """Reads the body of a call, if that is not one JSON."""
         named = (channels.reasoning, channels.content) if not channels.channel else ()
         self._not_tools = _NOT_TOOLS.union(name.encode() for name in named)
-        self._role = compiled.head.rpartition(self._start)[2].strip() or b"assistant"
-        self._to_stop, self._to_close = marks.to_stop, marks.to_close
-        self._in_body, self._in_header = marks.in_body, marks.in_header
+        self._role = compiled.head.rpartition(self.delimiters.start)[2].strip() or b"assistant"
 
-    def read(self) -> Reading[Found | None]:
-        """All of the turn: its stop token, or None where the completion ends without one."""
-        reader = self.reader
-        begun = self._after_prompt()
+    def read(self) -> Reading[Match | None]:
+        """All of the turn: its stop token, or None if the completion ends without one."""
+        reader, delimiters, output = self.reader, self.delimiters, self.output
+        start = self._after_prompt()
         started = False
         while True:
-            reader.at = begun + len(self._start) if started else begun
-            at = reader.at
-            found = yield from reader.find(self._in_header)
+            reader.at = at = start + len(delimiters.start) if started else start
+            match = yield from reader.find(delimiters.in_header)
             header = self._header(at, reader.at, started=started)
-            if self._is_foreign(header, cut=found is None):
-                reader.at = begun
-                found = yield from reader.find(self._to_stop, self.output.content)
-                self.output.end_text()
-                return found
-            begun = self._stray(header, begun, cut=found is None)
-            if found is not None and found.kind == "message":
-                reader.at = found.stop
-                found = yield from self._message(header, begun)
+            if self._is_foreign(header, cut=match is None):
+                output.enter(PartKind.CONTENT, start)
+                reader.at = start
+                match = yield from reader.find(delimiters.to_stop, output.content)
+                output.end_text()
+                self._stop(match)
+                return match
+            start = self._stray(header, start, cut=match is None)
+            output.enter(self._kind(header), start)
+            if match is not None and match.kind == "message":
+                reader.at = match.stop
+                match = yield from self._message(header, start)
             else:
-                self._without_body(header, begun, found)
-                if found is None:
-                    self.output.missing.append(self._empty_message(header, at, started))
-            if found is None or (found.kind == "stop" and not (yield from self._goes_on(found))):
-                return found
-            started = found.kind == "start"
-            begun = found.start if started else found.stop
+                self._without_body(header, start, match)
+                if match is None:
+                    output.missing.append(self._empty_message(header, at, started))
+            if match is None or (match.kind == "stop" and not (yield from self._goes_on(match))):
+                self._stop(match)
+                return match
+            started = match.kind == "start"
+            start = match.start if started else match.stop
+
+    def _stop(self, match: Match | None) -> None:
+        if match is not None:
+            self.output.enter(PartKind.STOP, match.start)
 
     def _after_prompt(self) -> int:
-        """Where the message begins that the prompt left open; those before it are over."""
-        pattern = self._to_close.pattern
-        closed = pattern.finditer(self.reader.data, 0, self.output.base) if pattern is not None else ()
+        """Where the message begins that the prompt left open."""
+        closed = self.delimiters.to_close.pattern.finditer(self.reader.data, 0, self.output.base)
         return max((match.end() for match in closed), default=self.reader.at)
 
-    def _goes_on(self, found: Found) -> Reading[bool]:
-        """Whether a stop token is the end of a call, and another message of the assistant comes right after."""
-        if self.reader.data[found.start : found.stop] != self._call_end:
+    def _goes_on(self, match: Match) -> Reading[bool]:
+        """True if a stop token ends a call, and another message of the assistant follows at once."""
+        if self.reader.data[match.start : match.stop] != self.delimiters.call_end:
             return False
-        return (yield from self.reader.sees(self._start + self._role, found.stop))
+        return (yield from self.reader.sees(self.delimiters.start + self._role, match.stop))
 
     # -- headers
 
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
-        """The header that stands from `at` to `stop`. It names a role if it is `started`, and else may."""
+        """The header from `at` to `stop`. It names a role if it is `started`, and otherwise may."""
         words = self._words(at, stop)
         lead = list(takewhile(lambda word: not word.control and not self._names_recipient(word), words))
-        rest = words[len(lead) :]
+        remaining = words[len(lead) :]
         role = lead.pop(0) if lead and (started or lead[0].text == self._role) else None
-        named = next((word for word in rest if self._names_recipient(word)), None)
+        named = next((word for word in remaining if self._names_recipient(word)), None)
         to = named.text.removeprefix(self._to) if named is not None else None
-        marker = next((word.start for word in rest if word.text == self._channel), stop)
-        said = [word for word in rest if not word.control and not self._names_recipient(word)]
-        channel = next((word for word in said if word.start > marker), None)
+        marker = next((word.start for word in remaining if word.text == self.delimiters.channel), stop)
+        plain = [word for word in remaining if not word.control and not self._names_recipient(word)]
+        channel = next((word for word in plain if word.start > marker), None)
         return _Header(
             role=role,
-            channel=(channel.text if channel is not None else b"") if self._channel else to or b"",
+            channel=(channel.text if channel is not None else b"") if self.delimiters.channel else to or b"",
             recipient=named,
             tool=to if to not in self._not_tools else None,
             stray=lead,
-            stray_stop=rest[0].start if rest else stop,
-            types=[word for word in said if word is not channel],
+            stray_stop=remaining[0].start if remaining else stop,
+            types=[word for word in plain if word is not channel],
             stop=stop,
         )
 
@@ -170,102 +173,105 @@ class ChannelParser:
         return word.text.startswith(self._to)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
-        """Whether a message is not the assistant's. A role that may go on is not known yet."""
+        """True if a message is not the assistant's. A role that is cut off may still become the assistant's."""
         if header.role is None or header.role.text == self._role:
             return False
         return not (cut and header.role.stop == header.stop and self._role.startswith(header.role.text))
 
-    def _stray(self, header: _Header, begun: int, *, cut: bool) -> int:
-        """Report what of a header is text. Returns where the header begins after it."""
+    def _stray(self, header: _Header, start: int, *, cut: bool) -> int:
+        """Report words that belong to no header as content. Returns where the header begins after them."""
         stray = header.stray
         if not stray or (cut and stray[0].stop == header.stop and self._to.startswith(stray[0].text)):
-            return begun
+            return start
+        self.output.enter(PartKind.CONTENT, start)
         self.output.content(stray[0].start, header.stray_stop)
         self.output.end_text()
         return header.stray_stop
 
-    def _without_body(self, header: _Header, begun: int, found: Found | None) -> None:
-        """A header that no message follows: a call without arguments, or text that lacks the mark before it.
+    def _without_body(self, header: _Header, start: int, match: Match | None) -> None:
+        """A header without a message: a call without arguments, or text that lacks the delimiter before it.
 
-        One that is cut off may still name a content type.
+        A header that is cut off may still name a content type.
         """
         if header.tool is not None:
-            attempt = self.output.start_call(begun)
+            call = self.output.start_call(start)
             assert header.recipient is not None
-            if found is not None:
-                attempt.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
-            if found is not None or header.recipient.stop < header.stop:
-                self._name(attempt, header.tool)  # else there may be more of it
-            self._finish(attempt, found)
-        elif len(header.types) > (found is None):
-            self._sink(header)(header.types[0].start, header.stop)
+            if match is not None:
+                call.fail(CallStatus.MALFORMED, "the call breaks off before its arguments")
+            if match is not None or header.recipient.stop < header.stop:
+                self._name(call, header.tool)  # else there may be more of it
+            self._finish(call, match)
+        elif len(header.types) > (match is None):
+            self._report(header)(header.types[0].start, header.stop)
             self.output.end_text()
 
     def _empty_message(self, header: _Header, at: int, started: bool) -> str:
-        """What makes a message of a header that is cut off: one of content, if it does not say what it is."""
-        channels = self.channels
-        if header.recipient is not None or (self._channel and self._channel in self.reader.data[at : header.stop]):
+        """What completes a header that is cut off to an empty message: of content, unless it says otherwise."""
+        channels, marker = self.channels, self.delimiters.channel
+        if header.recipient is not None or (marker and marker in self.reader.data[at : header.stop]):
             return f"{channels.message}{channels.end}"
         role = self._role[len(header.role.text) if header.role is not None else 0 :] if started else b""
         return f"{role.decode()}{channels.opening(channels.content)}{channels.end}"
 
     # -- messages
 
-    def _sink(self, header: _Header) -> Say:
-        return self.output.reasoning if header.channel == self.channels.reasoning.encode() else self.output.content
-
-    def _message(self, header: _Header, begun: int) -> Reading[Found | None]:
-        """A message, after its header; the mark that ends it."""
+    def _kind(self, header: _Header) -> PartKind:
         if header.tool is not None:
-            return (yield from self._call(header, header.tool, begun))
-        say = self._sink(header)
-        start = self.reader.at
-        found = yield from self.reader.find(self._in_body, say)
-        self.output.end_text()
-        if say == self.output.reasoning and start == self.reader.at > self.output.base:
-            self.output.blank_reasoning = True
-        if found is None:
-            self.output.missing.append(self.channels.end)
-            if say == self.output.reasoning:
-                self.output.open = PartKind.REASONING
-        return found
+            return PartKind.TOOL_CALL
+        is_reasoning = header.channel == self.channels.reasoning.encode()
+        return PartKind.REASONING if is_reasoning else PartKind.CONTENT
 
-    def _call(self, header: _Header, tool: bytes, begun: int) -> Reading[Found | None]:
+    def _report(self, header: _Header) -> Report:
+        return self.output.reasoning if self._kind(header) is PartKind.REASONING else self.output.content
+
+    def _message(self, header: _Header, begin: int) -> Reading[Match | None]:
+        """A message, after its header; the delimiter that ends it."""
+        output, start = self.output, self.reader.at
+        if header.tool is not None:
+            return (yield from self._call(header, header.tool, begin))
+        match = yield from self.reader.find(self.delimiters.in_body, self._report(header))
+        output.end_text()
+        is_reasoning = self._kind(header) is PartKind.REASONING
+        if is_reasoning and start == self.reader.at > output.base:
+            output.blank_reasoning = True
+        if match is None:
+            output.missing.append(self.channels.end)
+            output.open = PartKind.REASONING if is_reasoning else output.open
+        return match
+
+    def _call(self, header: _Header, tool: bytes, begin: int) -> Reading[Match | None]:
         output, calls = self.output, self._calls
         if calls is not None and (yield from self.reader.sees_all(calls.calls.open)) is not None:
-            calls.introduced = begun
+            calls.header = begin
             yield from calls.read()
-            found = yield from self.reader.find(self._in_body, output.content)
+            match = yield from self.reader.find(self.delimiters.in_body, output.content)
             output.end_text()
-            output.missing += [self.channels.end] if found is None else []
-            return found
-        attempt = Attempt(len(output.calls), begun, takes_json=self._takes_json(header, tool))
-        output.announce(attempt)
-        self._name(attempt, tool)
-        say, done = output.arguments_sink(attempt)
-        found = yield from self.reader.find(self._in_body, say)
-        done()
-        self._finish(attempt, found)
-        output.missing += [self.channels.end] if found is None else []
-        return found
+        else:
+            call = output.start_call(begin, takes_json=self._takes_json(header, tool))
+            self._name(call, tool)
+            report = ArgumentsText(call)
+            match = yield from self.reader.find(self.delimiters.in_body, report)
+            report.done()
+            self._finish(call, match)
+        output.missing += [self.channels.end] if match is None else []
+        return match
 
     def _takes_json(self, header: _Header, tool: bytes) -> bool:
-        """Whether a call's arguments have to be JSON: a function's, or those of which the header says so."""
+        """True if a call's arguments have to be JSON: a function's, and those whose header says so."""
         if tool.startswith(self.channels.namespace.encode()) or any(word.text == b"json" for word in header.types):
             return True
         tools = self.output.tools
-        return tools.given and tools.knows(tool.decode("utf-8", "replace"))
+        return tools.declared_any and tools.knows(tool.decode("utf-8", "replace"))
 
-    def _name(self, attempt: Attempt, tool: bytes) -> None:
-        name = tool.decode("utf-8", "replace").removeprefix(self.channels.namespace)
-        self.output.name_call(attempt, name)
+    def _name(self, call: OpenCall, tool: bytes) -> None:
+        call.set_name(tool.decode("utf-8", "replace").removeprefix(self.channels.namespace))
 
-    def _finish(self, attempt: Attempt, found: Found | None) -> None:
+    def _finish(self, call: OpenCall, match: Match | None) -> None:
         """A call ends: at what closes a message, or at what comes instead."""
-        if found is None:
-            attempt.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
+        if match is None:
+            call.fail(CallStatus.TRUNCATED, "the completion ends inside the call")
             self.output.open = PartKind.TOOL_CALL
-        elif found.kind == "start":
-            attempt.fail(CallStatus.UNCLOSED, "another message begins inside the call")
-        closed = found is not None and found.kind != "start"
-        self.output.finish_call(attempt, found.stop if found is not None and closed else self.reader.at)
+        elif match.kind == "start":
+            call.fail(CallStatus.UNCLOSED, "another message begins inside the call")
+        closed = match is not None and match.kind != "start"
+        call.finish(match.stop if match is not None and closed else self.reader.at)

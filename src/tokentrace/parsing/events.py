@@ -1,20 +1,20 @@
-"""What a streaming parser reports, in the order in which it becomes certain. Nothing is ever taken back."""
+"""What a streaming parser reports, as soon as it is certain. Nothing is ever taken back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .response import ParsedResponse, ParsedToolCall
+from .response import ParsedResponse, ParsedToolCall, PartKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ReasoningDelta:
     """More reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ContentDelta:
     """More content."""
 
@@ -23,7 +23,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """An attempt to call a tool has begun. Attempts do not overlap."""
+    """A call has begun. Calls do not overlap."""
 
     index: int
 
@@ -40,7 +40,7 @@ class CallNamed:
     id: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class ArgumentsDelta:
     """More of the arguments, as JSON. All of a call's together are its `arguments_text`."""
 
@@ -66,3 +66,18 @@ class Done:
 
 
 Event = ReasoningDelta | ContentDelta | CallStarted | CallNamed | ArgumentsDelta | CallFinished | Done
+
+
+def events_of(response: ParsedResponse) -> list[Event]:
+    """A whole response as events, without `Done`."""
+    events: list[Event] = []
+    for part in response.parts:
+        if part.call is not None:
+            call = response.tool_calls[part.call]
+            events.append(CallStarted(call.index))
+            events += [CallNamed(call.index, call.name, call.id)] if call.name is not None else []
+            events += [ArgumentsDelta(call.index, call.arguments_text)] if call.name and call.arguments_text else []
+            events.append(CallFinished(call.index, call, part.lead))
+        else:
+            events.append((ReasoningDelta if part.kind is PartKind.REASONING else ContentDelta)(part.text))
+    return events

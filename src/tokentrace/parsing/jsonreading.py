@@ -1,7 +1,7 @@
-"""Reading calls and arguments that are JSON, before all of it is there.
+"""Reading calls and arguments that are JSON, before all of it has arrived.
 
-Brackets and strings are followed as they come; whether it is JSON is settled when it has ended. A control token that
-ends calls ends JSON too; so does what JSON cannot contain: a line break in a string, a symbol outside of one.
+Follows brackets and strings as they come; whether it is JSON is decided at its end. A control token that ends calls
+ends JSON too; so does anything JSON cannot contain: a line break in a string, a symbol outside of one.
 """
 
 from __future__ import annotations
@@ -10,86 +10,92 @@ import re
 from typing import Any, Final
 
 from .compiled import CompiledCalls
-from .output import Attempt, Output
-from .reader import Brackets, Reader, Reading, Say
+from .output import ArgumentsText, OpenCall, Output
+from .reader import Notation, Reader, Reading, Report
 from .response import CallStatus
 from .values import read_json
 
-_STRING: Final = re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')
-_OUTSIDE: Final = re.compile(rb"[^\s\w,:.+-]")
-_NOTATION: Final = Brackets(b"{[", b"}]", _OUTSIDE, {0x22: _STRING}, strict=True)
+_NOTATION: Final = Notation(
+    opening=b"{[",
+    closing=b"}]",
+    outside=re.compile(rb"[^\s\w,:.+-]"),
+    strings={0x22: re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')},
+    in_string=re.compile(b'["\\\\\n\r\xff]'),
+    strict=True,
+)
 _WORD: Final = re.compile(rb"[-+.\w]*")
-_ARGUMENTS: Final = (("arguments",), ("parameters",))
+_ARGUMENT_KEYS: Final = (("arguments",), ("parameters",))
 """The keys under which servers look for arguments."""
 
 
 class JsonReader:
-    """Reads JSON for calls."""
+    """Reads JSON for calls. A `lenient` one takes a bare call with either key for its arguments."""
 
-    def __init__(self, calls: CompiledCalls, reader: Reader, output: Output) -> None:
+    def __init__(self, calls: CompiledCalls, reader: Reader, output: Output, *, lenient: bool) -> None:
         self.calls = calls
         self.reader = reader
         self.output = output
         self._fields = {path: field for field, path in calls.grammar.keys}
-        if output.loose and any(len(path) == 1 for path, field in self._fields.items() if field == "arguments"):
-            self._fields = {**dict.fromkeys(_ARGUMENTS, "arguments"), **self._fields}
         self._inner = {path[:length] for path in self._fields for length in range(1, len(path))}
-        self._known = {path[0] for path in self._fields} | {"type"}
+        usual = any(len(path) == 1 for path, field in self._fields.items() if field == "arguments")
+        self._alternatives = _ARGUMENT_KEYS if usual else ()
+        self._keys = {path[0] for path in self._fields} | {"type"}
+        self._keys |= {key for (key,) in self._alternatives if lenient}
 
     # -- the name, then arguments as one JSON
 
-    def arguments(self, attempt: Attempt) -> Reading[None]:
+    def arguments(self, call: OpenCall) -> Reading[None]:
         """Arguments as one JSON, up to the end of the call."""
         reader = self.reader
         reader.at = yield from reader.past_space()
-        say, done = self.output.arguments_sink(attempt)
-        if not (yield from self.value(say)):
+        report = ArgumentsText(call)
+        if not (yield from self.value(report)):
             start = reader.at
-            found = yield from reader.find(self.calls.to_end)
+            match = yield from reader.find(self.calls.to_end)
             text = reader.data[start : reader.at]
-            say(start, start + len(text.rstrip() if found is not None else text))
-            attempt.broken(CallStatus.INVALID_JSON, "the arguments are not JSON")
-        done()
+            report(start, start + len(text.rstrip() if match is not None else text))
+            call.break_off(CallStatus.INVALID_JSON, "the arguments are not JSON")
+        report.done()
 
     # -- name and arguments in one JSON
 
-    def call(self, attempt: Attempt) -> Reading[None]:
+    def call(self, call: OpenCall) -> Reading[None]:
         """A call that is one object."""
         reader = self.reader
         start = yield from reader.past_space()
         if (yield from reader.sees(b"{", start)):
             reader.at = start
-            yield from self._object(attempt, bare=False)
+            yield from self._object(call, bare=False)
         else:
-            attempt.broken(CallStatus.INVALID_JSON, "the call is not a JSON object")
+            call.break_off(CallStatus.INVALID_JSON, "the call is not a JSON object")
 
-    def bare_call(self, attempt: Attempt) -> Reading[bool]:
-        """An object without delimiters that may be a call; whether it is one. It is announced once that is certain."""
-        yield from self._object(attempt, bare=True)
-        return attempt.announced
+    def bare_call(self, call: OpenCall) -> Reading[bool]:
+        """An object without delimiters; True if it is a call. It is announced once that is certain."""
+        yield from self._object(call, bare=True)
+        return call.announced
 
-    def _object(self, attempt: Attempt, *, bare: bool) -> Reading[None]:
+    def _object(self, call: OpenCall, *, bare: bool) -> Reading[None]:
         reader, output = self.reader, self.output
         start = reader.at
         seen: set[str] = set()
-        whole = yield from self._members(attempt, (), seen, bare=bare)
-        if bare and not attempt.announced:
-            named = not whole and reader.ended and attempt.name is not None and output.tools.given
-            if not (named and attempt.name is not None and output.tools.knows(attempt.name)):
+        whole = yield from self._members(call, (), seen, bare=bare)
+        if bare and not call.announced:
+            named = not whole and reader.ended and call.name is not None and output.tools.declared_any
+            if not (named and call.name is not None and output.tools.knows(call.name)):
                 return
-            output.announce(attempt)
+            call.announce()
         if not whole:
-            attempt.broken(CallStatus.INVALID_JSON, "the call is not JSON")
+            call.break_off(CallStatus.INVALID_JSON, "the call is not JSON")
             return
         try:
             read_json(output.text(start, reader.at))
         except ValueError as error:
-            attempt.fail(CallStatus.INVALID_JSON, f"the call is not JSON: {error}")
+            call.fail(CallStatus.INVALID_JSON, f"the call is not JSON: {error}")
         if "arguments" not in seen and "arguments" in self._fields.values():
-            attempt.fail(CallStatus.MALFORMED, "the call has no arguments")
+            call.fail(CallStatus.MALFORMED, "the call has no arguments")
 
-    def _members(self, attempt: Attempt, path: tuple[str, ...], seen: set[str], *, bare: bool) -> Reading[bool]:
-        """The members of an object, noting those that are fields of a call; whether the object is whole."""
+    def _members(self, call: OpenCall, path: tuple[str, ...], seen: set[str], *, bare: bool) -> Reading[bool]:
+        """The members of an object, noting those that are fields of a call; True if the object is whole."""
         reader = self.reader
         reader.at += 1
         while True:
@@ -106,9 +112,9 @@ class JsonReader:
                 return False
             reader.at = yield from reader.past_space(colon + 1)
             here = (*path, key)
-            if bare and not attempt.announced and not self._may_be_call(attempt, here, seen):
+            if bare and not call.announced and not self._may_be_call(call, here, seen):
                 return False
-            if not (yield from self._member(attempt, here, seen, bare=bare)):
+            if not (yield from self._member(call, here, seen, bare=bare)):
                 return False
             at = yield from reader.past_space()
             if (yield from reader.sees(b"}", at)):
@@ -118,49 +124,56 @@ class JsonReader:
                 return False
             reader.at = at + 1
 
-    def _may_be_call(self, attempt: Attempt, here: tuple[str, ...], seen: set[str]) -> bool:
-        """Whether an object may be a call, at the next of its keys. It is one when name and arguments are seen."""
-        if here[0] not in self._known:
+    def _field(self, here: tuple[str, ...]) -> str | None:
+        return self._fields.get(here) or ("arguments" if here in self._alternatives else None)
+
+    def _may_be_call(self, call: OpenCall, here: tuple[str, ...], seen: set[str]) -> bool:
+        """True if an object may be a call, at the next of its keys. It is one once name and arguments were seen."""
+        if here[0] not in self._keys:
             return False
-        field = self._fields.get(here)
-        if {"name", "arguments"} <= {*seen, field} and (field == "name" or attempt.name is not None):
-            self.output.announce(attempt)
+        field = self._field(here)
+        if {"name", "arguments"} <= {*seen, field} and (field == "name" or call.name is not None):
+            call.announce()
         return True
 
-    def _member(self, attempt: Attempt, here: tuple[str, ...], seen: set[str], *, bare: bool) -> Reading[bool]:
-        reader, output = self.reader, self.output
-        field = self._fields.get(here)
+    def _member(self, call: OpenCall, here: tuple[str, ...], seen: set[str], *, bare: bool) -> Reading[bool]:
+        reader = self.reader
+        field = self._field(here)
         start = reader.at
         if self.calls.grammar.named_key and len(here) == 1 and not seen:
-            output.name_call(attempt, here[0])
+            call.set_name(here[0])
             field = "arguments"
+        if field is not None and here not in self._fields and here in self._alternatives:
+            field = None if field in seen else field
+            if field is not None:
+                call.fail(CallStatus.MALFORMED, f"its arguments are under {here[0]!r}", lenient=True)
         if field is None or field in seen:
             if field is not None:
-                attempt.fail(CallStatus.MALFORMED, f"{here[-1]!r} is given twice")
+                call.fail(CallStatus.MALFORMED, f"{here[-1]!r} is given twice")
             if here in self._inner and (yield from reader.sees(b"{")):
-                return (yield from self._members(attempt, here, seen, bare=bare))
+                return (yield from self._members(call, here, seen, bare=bare))
             return (yield from self.value())
         seen.add(field)
         if field == "arguments" and not (yield from reader.sees(b'"')):
-            say, done = output.arguments_sink(attempt)
-            whole = yield from self.value(say)
-            done()
+            report = ArgumentsText(call)
+            whole = yield from self.value(report)
+            report.done()
             return whole
         if not (yield from self.value()):
             return False
         text = self._string(start)
         if field == "arguments":
-            output.add_arguments(attempt, text or "")
+            call.add_arguments(text or "")
         elif field == "id":
-            output.name_call(attempt, None, text)
+            call.set_name(None, text)
         elif text is None:
-            attempt.fail(CallStatus.MISSING_NAME, "the name is not a string")
+            call.fail(CallStatus.MISSING_NAME, "the name is not a string")
         else:
-            output.name_call(attempt, text)
+            call.set_name(text)
         return True
 
     def _string(self, start: int) -> str | None:
-        """The string that was written from `start` to here; None if it is something else."""
+        """The string from `start` to here; None if it is something else."""
         try:
             value: Any = read_json(self.output.text(start, self.reader.at))
         except ValueError:
@@ -169,13 +182,13 @@ class JsonReader:
 
     # -- values
 
-    def value(self, say: Say | None = None) -> Reading[bool]:
-        """One JSON value; whether it is whole. Stops where it cannot be JSON any more, or at a control token."""
+    def value(self, report: Report | None = None) -> Reading[bool]:
+        """One JSON value; True if it is whole. Stops where it cannot be JSON any more, or at a control token."""
         reader = self.reader
         while len(reader.data) <= reader.at and not reader.ended:
             yield
         if bytes(reader.data[reader.at : reader.at + 1]) in (b"{", b"[", b'"'):
-            return (yield from reader.enclosed(_NOTATION, self.calls.hard_pieces, say))
+            return (yield from reader.enclosed(_NOTATION, self.calls.hard_ends, report))
         start = at = reader.at  # a number, or true, false, null
         while True:
             match = _WORD.match(reader.data, at)
@@ -184,6 +197,6 @@ class JsonReader:
                 break
             yield
         reader.at = at
-        if say is not None:
-            say(start, at)
+        if report is not None:
+            report(start, at)
         return at > start

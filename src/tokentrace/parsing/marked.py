@@ -16,17 +16,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.tokenizer import Ids
+from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .lanes import Lanes
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
+_TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
 Starts = list[int] | memoryview
 """Where tokens begin: numbers to look for one after another, for which an array would be slow."""
 
 _UNKNOWN: Final = "\ufffd".encode()
-FEW: Final = 128
+_FEW: Final = 128
 """So many tokens are looked up one by one; more are picked from a table."""
 
 
@@ -74,21 +74,22 @@ class MarkedBytes:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._table = _Table(vocabulary)
+        self.table = _Table(vocabulary)
+        """The bytes of each token."""
+        self._ids = {mark(token.id): token.id for token in vocabulary.control.values()}
         self._texts: dict[bytes, bytes] = {
             mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
         }
-        self.lanes = Lanes(self._table)
 
     def spelled(self, ids: Iterable[int] | Ids, base: int) -> tuple[bytes, Starts]:
         """Tokens as bytes, and where each of them begins after `base` others. One that is unknown is U+FFFD."""
         if isinstance(ids, np.ndarray):
-            if len(ids) > FEW and ids.dtype.kind in "iu":
-                spelled, starts = self._table.many(ids)
+            if len(ids) > _FEW and ids.dtype.kind in "iu":
+                spelled, starts = self.table.many(ids)
                 starts += base
                 return spelled, starts.data
             ids = ids.tolist()
-        table = self._table
+        table = self.table
         if type(ids) is list and len(ids) == 1:  # as streams bring them
             return table[ids[0]], [base]
         pieces = [table[index] for index in ids]
@@ -106,19 +107,29 @@ class MarkedBytes:
             at = match.end()
         return out + text[at:].encode("utf-8", "surrogatepass")
 
+    def ids(self, data: bytes, tokenizer: Tokenizer) -> list[int]:
+        """The ids of marked bytes, as the template would write them."""
+        ids: list[int] = []
+        for piece in re.split(b"(\xff[\x80-\xbf]{4})", data):
+            if piece[:1] == b"\xff":
+                ids.append(self._ids[piece])
+            elif piece:
+                ids += tokenizer.encode_plain([piece.decode("utf-8", "surrogatepass")])[0].tolist()
+        return ids
+
     def visible(self, data: bytes | bytearray) -> bytes:
         """Marked bytes as people read them: control tokens by their names."""
         return _MARK.sub(lambda match: self._texts[match[0]], data) if 0xFF in data else bytes(data)
 
 
+def tags(data: bytes) -> list[re.Match[bytes]]:
+    """The control tokens in marked bytes and the tags spelled out in them, in order."""
+    return list(_TAG.finditer(data))
+
+
 def unforgeable(piece: bytes) -> bool:
     """Whether marked bytes hold a control token, so that text cannot spell them."""
     return 0xFF in piece
-
-
-def marks_of(piece: bytes) -> frozenset[bytes]:
-    """The control tokens in marked bytes."""
-    return frozenset(_MARK.findall(piece))
 
 
 def pieces(data: bytes) -> tuple[bytes, ...]:

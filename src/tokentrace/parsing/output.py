@@ -1,22 +1,22 @@
-"""What a parser has found so far: parts, calls, and the events that report them."""
+"""What a parser has read so far: parts, calls and regions, and the events that report them."""
 
 from __future__ import annotations
 
 import bisect
 import codecs
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import kind_of
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
-from .lanes import DeltaMaker, Lane
 from .marked import MarkedBytes
-from .reader import Reader, Say, Waiting
-from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, TokenRange
+from .reader import Reader
+from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, TokenRange
 from .values import Tools, read_json
 
 _SEVERITY: Final = (
@@ -28,87 +28,264 @@ _SEVERITY: Final = (
     CallStatus.DUPLICATE_ARGUMENT,
     CallStatus.UNKNOWN_TOOL,
 )
-"""Of several things that are wrong with a call, the first is its status."""
+"""Of several problems of a call, the first is its status."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: JSON and Python can escape one, but no text can contain it."""
 
 
-_TELLING: Final = {PartKind.REASONING: DeltaMaker(ReasoningDelta), PartKind.CONTENT: DeltaMaker(ContentDelta)}
-
-
 @dataclass(slots=True)
-class Attempt:
+class OpenCall:
     """A call that is being read."""
 
+    output: Output
     index: int
     start: int
     name: str | None = None
     id: str | None = None
     space: tuple[int, int] | None = None
-    """White space before a call that has no delimiters: content, once it is known to be one."""
+    """White space before a call without delimiters: content, once it is certain that this is a call."""
     announced: bool = False
     named: bool = False
-    """Whether its name was reported; arguments wait for that."""
-    waiting: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    """True once its name was reported; arguments wait for that."""
+    pending: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     values: dict[str, Any] | None = None
-    """Its arguments where they came one by one."""
+    """Its arguments, where the format writes them one by one."""
     raw_values: dict[str, str] = field(default_factory=dict)
     takes_json: bool = True
-    """Whether its arguments have to be a JSON object."""
+    """True if its arguments have to be a JSON object."""
     ragged: bool = False
-    """Whether its contents did not show where it ends."""
+    """True if its contents did not show where it ends."""
     late_id: bool = False
-    """Whether its id came after its name was reported."""
-    misplaced: str = ""
-    """Why a call cannot stand where this one does."""
-    missing: str = ""
-    """What comes before its closing delimiter, where it is cut off."""
+    """True if its id came after its name was reported."""
+    closing: str = ""
+    """What the grammar writes between its arguments and its closing delimiter."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
+    forgiven: set[CallStatus] = field(default_factory=set)
+    """Problems that a lenient reading forgives."""
 
-    def fail(self, status: CallStatus, problem: str) -> None:
-        """Note what is wrong with it; the first of each status counts."""
-        if self.takes_json or status not in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
-            self.problems.setdefault(status, problem)
+    def fail(self, status: CallStatus, problem: str, *, lenient: bool = False) -> None:
+        """Note a problem; the first of each status counts. A lenient reading forgives it if `lenient`."""
+        if not self.takes_json and status in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
+            return
+        if status not in self.problems and lenient:
+            self.forgiven.add(status)
+        elif not lenient:
+            self.forgiven.discard(status)
+        self.problems.setdefault(status, problem)
 
-    def broken(self, status: CallStatus, problem: str) -> None:
-        """Note that it is wrong in a way that hides where it ends."""
+    def break_off(self, status: CallStatus, problem: str) -> None:
+        """Note a problem that hides where the call ends."""
         self.fail(status, problem)
         self.ragged = True
 
+    def status(self, *, lenient: bool = False) -> CallStatus:
+        """The worst of its problems."""
+        forgiven = self.forgiven if lenient else ()
+        return next((one for one in _SEVERITY if one in self.problems and one not in forgiven), CallStatus.OK)
+
+    def announce(self) -> None:
+        """Report that this is certain to be a call."""
+        if self.space is not None:
+            self.output.content(*self.space)
+        self.output.end_text()
+        self.announced = True
+        self.output.events.append(CallStarted(self.index))
+        self.set_name(None)
+
+    def set_name(self, name: str | None, call_id: str | None = None) -> None:
+        """Report the name once it is certain, and the arguments that have been waiting for it."""
+        if call_id and not self.id:
+            self.id, self.late_id = _SURROGATE.sub("\ufffd", call_id), self.named
+        self.name = self.name or _SURROGATE.sub("\ufffd", name or "") or None
+        if self.name is None or self.named or not self.announced:
+            return
+        self.named = True
+        self.output.events.append(CallNamed(self.index, self.name, self.id))
+        pending, self.pending = self.pending, []
+        for text in pending:
+            self.add_arguments(text)
+
+    def add_arguments(self, text: str) -> None:
+        """More of the arguments' JSON."""
+        if not text:
+            return
+        if not text.isascii():
+            text = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+        if not self.named:
+            self.pending.append(text)
+            return
+        self.reported.append(text)
+        self.output.events.append(ArgumentsDelta(self.index, text))
+
+    @property
+    def has_arguments(self) -> bool:
+        return bool(self.reported or self.pending)
+
+    def set_values(self, values: dict[str, Any]) -> None:
+        """All arguments at once."""
+        self.values = values
+        self.add_arguments(json.dumps(values, ensure_ascii=False))
+
+    def finish(self, stop: int) -> None:
+        """The call has ended, well or not. One that the prompt wrote to its end is left out."""
+        output = self.output
+        if not output.starts and not output.reader.ended:
+            output.events.clear()
+            return
+        if self.name is None:
+            self.fail(CallStatus.MISSING_NAME, "the call has no name")
+        elif not output.tools.knows(self.name):
+            self.fail(CallStatus.UNKNOWN_TOOL, f"there is no tool {self.name!r}")
+        text = "".join(self.reported or self.pending)
+        arguments = self.values if self.values is not None else self._read_arguments(text)
+        status = self.status()
+        call = ParsedToolCall(
+            index=self.index,
+            name=self.name,
+            arguments=arguments,
+            arguments_text=text,
+            id=self.id,
+            status=status,
+            problem=self.problems.get(status, ""),
+            raw=output.text(max(self.start, output.base), stop),
+            raw_arguments=self.raw_values,
+            span=output.span(self.start, stop),
+            late_id=self.late_id,
+        )
+        output.add_call(call, self.status(lenient=True), self.start, stop)
+
+    def _read_arguments(self, text: str) -> dict[str, Any] | None:
+        """Arguments that were written as one JSON."""
+        repeated: list[str] = []
+
+        def members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+            value = dict(pairs)
+            counts = Counter(key for key, _ in pairs) if len(value) < len(pairs) else {}
+            repeated[:] = [key for key, count in counts.items() if count > 1]
+            return value
+
+        try:
+            value = read_json(text, members)
+        except ValueError as error:
+            self.fail(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
+            return None
+        if not isinstance(value, dict):
+            self.fail(CallStatus.MALFORMED, f"the arguments are {kind_of(value)}, not an object")
+            return None
+        if repeated:
+            self.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {repeated[0]!r} is given twice", lenient=True)
+        return value
+
+
+class ArgumentsText:
+    """Reports bytes of a call's arguments; with `quoted` they are the text of a string, and JSON escapes are added."""
+
+    def __init__(self, call: OpenCall, *, quoted: bool = False) -> None:
+        self._call = call
+        self._quoted = quoted
+        self._pending = b""
+        """The beginning of a character."""
+
+    def __call__(self, start: int, stop: int) -> None:
+        self.add(self._call.output.visible(start, stop), stop)
+
+    def add(self, piece: bytes, stop: int, final: bool = False) -> None:
+        """More bytes, control tokens by their names."""
+        piece = self._pending + piece if self._pending else piece
+        text, used = codecs.utf_8_decode(piece, "replace", final)
+        self._pending = piece[used:] if used < len(piece) else b""
+        self._call.add_arguments(json.dumps(text, ensure_ascii=False)[1:-1] if self._quoted else text)
+
+    def done(self) -> None:
+        """No more bytes come."""
+        self.add(b"", 0, final=True)
+
+
+class Text:
+    """Reports reasoning or content: a stretch of it is a part."""
+
+    def __init__(self, output: Output, kind: PartKind) -> None:
+        self._output = output
+        self._kind = kind
+        self._event = ReasoningDelta if kind is PartKind.REASONING else ContentDelta
+        self._pending = b""
+        """The beginning of a character."""
+        self._texts: list[str] = []
+        self._start = -1
+
+    def __call__(self, start: int, stop: int) -> None:
+        output = self._output
+        start = max(start, output.base)
+        if stop <= start:
+            return
+        if start > output.stop:
+            output.end_text()
+        self._begin(start)
+        self.add(output.visible(start, stop), stop)
+
+    def _begin(self, start: int) -> None:
+        if self._output.current is not self:
+            self._output.end_text()
+            self._output.current, self._start = self, start
+
+    def add(self, piece: bytes, stop: int, final: bool = False) -> None:
+        """More bytes, control tokens by their names, up to byte `stop`."""
+        if self._output.current is not self:
+            self._begin(stop - len(piece))
+        piece = self._pending + piece if self._pending else piece
+        delta, used = codecs.utf_8_decode(piece, "replace", final)
+        self._pending = piece[used:] if used < len(piece) else b""
+        self._output.stop = stop
+        if delta:
+            self._texts.append(delta)
+            self._output.events.append(self._event(delta))
+
+    def end(self) -> None:
+        """The stretch has ended."""
+        output = self._output
+        self.add(b"", output.stop, final=True)
+        output.add_part(
+            ParsedPart(self._kind, "".join(self._texts), output.span(self._start, output.stop)), self._start
+        )
+        self._texts = []
+
 
 class Output:
-    """Collects what a parser says of the bytes in `reader`, from `base` on."""
+    """Collects what a parser reads from `reader`, from byte `base` on."""
 
-    def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools, *, loose: bool = False) -> None:
+    def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools) -> None:
         self.reader = reader
-        self.loose = loose
-        """Whether it is read as servers do."""
-        self.misplaced: dict[int, str] = {}
-        """For each call that stands where it cannot, why that is."""
         self.base = base
         self.tools = tools
         self.events: list[Event] = []
         self.parts: list[ParsedPart] = []
+        self.places: list[tuple[int, int]] = []
+        """Where each part starts and stops, in bytes."""
         self.calls: list[ParsedToolCall] = []
+        self.lenient: list[CallStatus] = []
+        """The status of each call in a lenient reading."""
         self.starts: list[int] = []
         """Where each token begins."""
         self.open: PartKind | None = None
-        """What the end found open."""
+        """What the completion ends inside of."""
         self.missing: list[str] = []
-        """What the grammar would write to close what the end found open, from the inside out; without a stop token."""
+        """What the grammar writes to close a completion that was cut off, from the inside out; without a stop token."""
         self.blank_reasoning = False
-        """Whether a message of reasoning was written that says nothing."""
+        """True if there was a message of reasoning without text."""
         self.closed = False
-        """Whether the turn was closed in letters, where its grammar has no token for that."""
+        """True if the turn was closed in letters, where its grammar has no token for that."""
         self._marked = marked
-        self._kind: PartKind | None = None
-        self._begun = self._stop = 0
-        self._texts: list[str] = []
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._regions: list[tuple[int, PartKind]] = []
+        self.reasoning, self.content = Text(self, PartKind.REASONING), Text(self, PartKind.CONTENT)
+        self.current: Text | None = None
+        self.stop = 0
+        """Where the last part ends, in bytes."""
 
-    # -- text
+    def visible(self, start: int, stop: int) -> bytes:
+        """Bytes with control tokens by their names."""
+        return self._marked.visible(self.reader.data[start:stop])
 
     def text(self, start: int, stop: int) -> str:
         """Bytes as people read them."""
@@ -118,9 +295,6 @@ class Output:
         """Marked bytes as people read them."""
         return self._marked.visible(data).decode("utf-8", "replace")
 
-    def visible(self, start: int, stop: int) -> bytes:
-        return self._marked.visible(self.reader.data[start:stop])
-
     def span(self, start: int, stop: int) -> TokenRange:
         """The tokens that bytes touch."""
         start, stop = max(start, self.base), max(stop, self.base)
@@ -129,204 +303,55 @@ class Output:
             return TokenRange(at, at)
         return TokenRange(bisect.bisect_right(self.starts, start) - 1, bisect.bisect_left(self.starts, stop))
 
-    def reasoning(self, start: int, stop: int) -> None:
-        self._say(PartKind.REASONING, start, stop)
-
-    def content(self, start: int, stop: int) -> None:
-        self._say(PartKind.CONTENT, start, stop)
-
-    def _say(self, kind: PartKind, start: int, stop: int) -> None:
-        start = max(start, self.base)
-        if stop <= start:
-            return
-        if self._kind is not kind or start > self._stop:
-            self.end_text()
-            self._kind, self._begun = kind, start
-        self._stop = stop
-        self._tell(self._decoder.decode(self.visible(start, stop)))
-
-    def _tell(self, delta: str) -> None:
-        if delta and self._kind is not None:
-            self._texts.append(delta)
-            self.events.append(_TELLING[self._kind].make(delta))
-
     def end_text(self) -> None:
-        """The text that was being said has ended."""
-        if self._kind is None:
-            return
-        self._tell(self._decoder.decode(b"", final=True))
-        self._decoder.reset()
-        self.parts.append(ParsedPart(self._kind, "".join(self._texts), self.span(self._begun, self._stop)))
-        self._kind, self._texts = None, []
+        """The current stretch of text has ended."""
+        if self.current is not None:
+            self.current.end()
+        self.current = None
+
+    def add_part(self, part: ParsedPart, start: int) -> None:
+        self.parts.append(part)
+        self.places.append((start, self.stop))
 
     # -- calls
 
-    def start_call(self, start: int) -> Attempt:
-        attempt = Attempt(len(self.calls), start)
-        self.announce(attempt)
-        return attempt
+    def open_call(self, start: int, **fields: Any) -> OpenCall:
+        """A call that begins at byte `start` and is not announced yet."""
+        return OpenCall(self, len(self.calls), start, **fields)
 
-    def announce(self, attempt: Attempt) -> None:
-        """It is certain that this is a call: report it, and what is known of it."""
-        if attempt.space is not None:
-            self.content(*attempt.space)
-        self.end_text()
-        attempt.announced = True
-        self.events.append(CallStarted(attempt.index))
-        self.name_call(attempt, None)
+    def start_call(self, start: int, **fields: Any) -> OpenCall:
+        """A call that is certain to be one."""
+        call = self.open_call(start, **fields)
+        call.announce()
+        return call
 
-    def name_call(self, attempt: Attempt, name: str | None, call_id: str | None = None) -> None:
-        """The name is known: report it, and the arguments that have been waiting for it."""
-        if call_id and not attempt.id:
-            attempt.id, attempt.late_id = _SURROGATE.sub("\ufffd", call_id), attempt.named
-        attempt.name = attempt.name or _SURROGATE.sub("\ufffd", name or "") or None
-        if attempt.name is None or attempt.named or not attempt.announced:
-            return
-        attempt.named = True
-        self.events.append(CallNamed(attempt.index, attempt.name, attempt.id))
-        waiting, attempt.waiting = attempt.waiting, []
-        for text in waiting:
-            self.add_arguments(attempt, text)
-
-    def add_arguments(self, attempt: Attempt, text: str) -> None:
-        """More of the arguments' JSON."""
-        if not text:
-            return
-        text = without_surrogates(text)
-        if not attempt.named:
-            attempt.waiting.append(text)
-            return
-        attempt.said.append(text)
-        self.events.append(ArgumentsDelta(attempt.index, text))
-
-    def arguments_sink(self, attempt: Attempt, *, quoted: bool = False) -> tuple[ArgumentsSink, Callable[[], None]]:
-        """Two functions: one takes bytes of the arguments' JSON, the other says that there are no more.
-
-        `quoted`: the bytes are the text of a string, and are reported as JSON would write them.
-        """
-        sink = ArgumentsSink(self, attempt, quoted)
-        return sink, sink.done
-
-    # -- text that goes by
-
-    def lane(self, waiting: Waiting) -> Lane | None:
-        """Where plain tokens can go by from here on; None where what is said next is not just more of the same."""
-        say = waiting.say
-        if isinstance(say, ArgumentsSink):
-            telling, ready = say.telling, say.attempt.named and say.is_settled
-        else:
-            kind = PartKind.REASONING if say == self.reasoning else PartKind.CONTENT
-            telling = _TELLING[kind]
-            ready = self._kind is kind and self._stop == waiting.held and not self._decoder.getstate()[0]
-        return (
-            self._marked.lanes.lane(waiting.plain, telling, bytes(self.reader.data[waiting.held :])) if ready else None
-        )
-
-    def pass_on(self, say: Say, start: int, stop: int) -> None:
-        """Text that went by, and was reported."""
-        text = self.reader.data[start:stop].decode()
-        if isinstance(say, ArgumentsSink):
-            say.attempt.said.append(say.written(text))
-        else:
-            self._texts.append(text)
-            self._stop = stop
-
-    def finish_call(self, attempt: Attempt, stop: int) -> None:
-        """A call has ended, well or not: give it its status. One that the prompt wrote to its end is left out."""
-        if not self.starts and not self.reader.ended:
-            self.events.clear()
-            return
-        if attempt.name is None:
-            attempt.fail(CallStatus.MISSING_NAME, "the call has no name")
-        elif not self.tools.knows(attempt.name):
-            attempt.fail(CallStatus.UNKNOWN_TOOL, f"there is no tool {attempt.name!r}")
-        if attempt.misplaced:
-            self.misplaced[attempt.index] = attempt.misplaced
-            if not self.loose:
-                attempt.fail(CallStatus.MALFORMED, attempt.misplaced)
-        text = "".join(attempt.said or attempt.waiting)
-        arguments = attempt.values if attempt.values is not None else _arguments(attempt, text)
-        if self.loose:
-            attempt.problems.pop(CallStatus.DUPLICATE_ARGUMENT, None)
-        status = next((status for status in _SEVERITY if status in attempt.problems), CallStatus.OK)
-        call = ParsedToolCall(
-            index=attempt.index,
-            name=attempt.name,
-            arguments=arguments,
-            arguments_text=text,
-            id=attempt.id,
-            status=status,
-            problem=attempt.problems.get(status, ""),
-            raw=self.text(max(attempt.start, self.base), stop),
-            raw_arguments=attempt.raw_values,
-            span=self.span(attempt.start, stop),
-            late_id=attempt.late_id,
-        )
+    def add_call(self, call: ParsedToolCall, lenient: CallStatus, start: int, stop: int) -> None:
         self.calls.append(call)
-        between = self.text(self._stop, attempt.start) if self.base <= self._stop <= attempt.start else ""
+        self.lenient.append(lenient)
+        between = self.text(self.stop, start) if self.base <= self.stop <= start else ""
         lead = between if between.isspace() else ""
-        self.parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
-        self._stop = stop
+        self.stop = stop
+        self.add_part(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead), start)
         self.events.append(CallFinished(call.index, call, lead))
 
+    # -- regions
 
-def without_surrogates(text: str) -> str:
-    """JSON in which halves of surrogate pairs are escaped."""
-    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    def enter(self, kind: PartKind, at: int) -> None:
+        """From byte `at` on, tokens belong to what `kind` says, delimiters included."""
+        self._regions.append((max(at, self.base) if self._regions else self.base, kind))
 
-
-def in_json(text: str) -> str:
-    """Text as it stands between the quotes of a string in JSON."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-class ArgumentsSink:
-    """Takes bytes of a call's arguments."""
-
-    def __init__(self, output: Output, attempt: Attempt, quoted: bool) -> None:
-        self.attempt = attempt
-        self.telling = DeltaMaker(ArgumentsDelta, (attempt.index,), in_json if quoted else None)
-        self._output = output
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def __call__(self, start: int, stop: int) -> None:
-        self._add(self._decoder.decode(self._output.visible(start, stop)))
-
-    def done(self) -> None:
-        self._add(self._decoder.decode(b"", final=True))
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether no character is half written."""
-        return not self._decoder.getstate()[0]
-
-    def written(self, text: str) -> str:
-        """Text as it stands in the arguments' JSON."""
-        return self.telling.written(text) if self.telling.written else text
-
-    def _add(self, text: str) -> None:
-        self._output.add_arguments(self.attempt, self.written(text))
-
-
-def _arguments(attempt: Attempt, text: str) -> dict[str, Any] | None:
-    """Arguments that were written as one JSON."""
-    doubled: list[str] = []
-
-    def members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        doubled[:] = [key for key, _ in pairs] if len(found) < len(pairs) else []
-        return found
-
-    try:
-        value = read_json(text)
-        json.loads(text, object_pairs_hook=members)
-    except (ValueError, RecursionError) as error:
-        attempt.fail(CallStatus.INVALID_JSON, f"the arguments are not JSON: {error}")
-        return None
-    if not isinstance(value, dict):
-        attempt.fail(CallStatus.MALFORMED, f"the arguments are {kind_of(value)}, not an object")
-        return None
-    if doubled:
-        key = next(key for key, count in Counter(doubled).items() if count > 1)
-        attempt.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice")
-    return value
+    def regions(self, count: int) -> list[Region]:
+        """The regions, which cover all `count` tokens up to the stop token."""
+        regions: list[Region] = []
+        bounds = sorted(self._regions, key=lambda entry: entry[0])
+        bounds.append((len(self.reader.data), PartKind.STOP))
+        for (start, kind), (stop, _) in itertools.pairwise(bounds):
+            first, end = (bisect.bisect_left(self.starts, at) for at in (start, stop))
+            if kind is PartKind.STOP:
+                regions += [Region(kind, TokenRange(first, first + 1))] if first < count else []
+                break
+            if regions and regions[-1].kind is kind:
+                regions[-1] = Region(kind, TokenRange(regions[-1].span.start, end))
+            elif first < end:
+                regions.append(Region(kind, TokenRange(first, end)))
+        return regions

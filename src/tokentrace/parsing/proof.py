@@ -1,4 +1,4 @@
-"""Whether a grammar reads back what its template writes. One that does not has to say so."""
+"""Check that a grammar reads back what its own template writes. A note says where it does not."""
 
 from __future__ import annotations
 
@@ -27,31 +27,18 @@ PROOFS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Turns that a grammar has to read back as far as the template writes them."""
 
 
-def parts_of(message: Mapping[str, Any]) -> frozenset[str]:
-    """Which parts a message has: content, reasoning, calls, and several of these."""
-    count = len(message.get("tool_calls") or ())
-    return frozenset(
-        part
-        for part, there in {
-            "content": message.get("content"),
-            "reasoning": any(message.get(name) for name in REASONING_FIELDS),
-            "calls": count > 0,
-            "several calls": count > 1,
-        }.items()
-        if there
-    )
-
-
-def misread(name: str, rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
-    """What was read otherwise than the trace says it was written, of one of the proofs: the part, and the proof."""
+def misread_parts(
+    name: str, rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar
+) -> Iterator[tuple[str, str]]:
+    """Parts of a proof that are read otherwise than the trace shows them: the part, and the proof."""
     spans = [(text, origin.path) for text, _, origin in rendering.spans() if origin and origin.message == 1]
-    said = "".join(text for text, own in spans if own[:1] == ("content",))
-    thought = "".join(text for text, own in spans if own and own[0] in REASONING_FIELDS)
+    content = "".join(text for text, path in spans if path[:1] == ("content",))
+    reasoning = "".join(text for text, path in spans if path and path[0] in REASONING_FIELDS)
     if grammar.channels is None:  # there, a template may write content as reasoning
-        if parsed.content != said:
+        if parsed.content != content:
             yield "content", name
-        if (grammar.reasoning is not None or not grammar.notes) and (parsed.reasoning_content or "") != thought:
+        if (grammar.reasoning is not None or not grammar.notes) and (parsed.reasoning_content or "") != reasoning:
             yield "reasoning", name
-    shown = {own[1] for _, own in spans if own[:1] == ("tool_calls",) and own[-1] in ("name", "id")}
-    if len(parsed.calls) != len(shown) or len(parsed.tool_calls) != len(shown):
+    calls = {path[1] for _, path in spans if path[:1] == ("tool_calls",) and path[-1] in ("name", "id")}
+    if not len(parsed.calls) == len(parsed.tool_calls) == len(calls):
         yield "calls", name

@@ -1,4 +1,14 @@
-"""What a completion says."""
+"""A turn as the parser reads it: parts with token ranges, calls, what is still open, the stop.
+
+`Renderer.parse_response(completion_ids, tools=..., prompt_ids=...)` reads any completion into a `ParsedResponse`:
+
+- `parts`: reasoning, content and calls in order, each with the tokens (`span`) that its text touches;
+- `regions`: the same tokens tiled without gaps, so that every token of the completion up to its stop token has a kind,
+  delimiters included (``<think>`` is reasoning, ``<tool_call>`` a call);
+- `tool_calls`: every call with its name, arguments and status; `attempts`: well-formed calls outside their place;
+- `open` and `closing`: what the completion ends inside of, and the text that would close it;
+- `stop_token` and `unread`: the token that ended it, and the tokens after that.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +21,7 @@ from ..showing import ShowsItself
 
 
 class CallStatus(StrEnum):
-    """What became of one attempt to call a tool."""
+    """What became of one call."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -22,20 +32,20 @@ class CallStatus(StrEnum):
     MALFORMED = "malformed"
     """It does not have the shape of a call."""
     UNKNOWN_TOOL = "unknown_tool"
-    """Tools were given, and none of them has this name."""
+    """No tool has this name, although there are tools."""
     DUPLICATE_ARGUMENT = "duplicate_argument"
-    """An argument was given twice; the last one counts."""
+    """An argument is written twice; the last one counts."""
     TRUNCATED = "truncated"
     """The completion ended inside the call, with no stop token."""
 
 
-class ReadAs(StrEnum):
-    """How strictly a completion is read for calls."""
+class CallReading(StrEnum):
+    """Which calls count."""
 
     STRICT = "strict"
-    """As the grammar says. What a server would take for a call besides is in `ParsedResponse.attempts`."""
-    SERVER = "server"
-    """As vLLM and SGLang read it: the same grammar, entered more easily."""
+    """Those where the grammar has calls. Other well-formed calls are in `ParsedResponse.attempts`."""
+    LENIENT = "lenient"
+    """Attempts too, as in vLLM and SGLang: any call whose name and arguments can be read."""
 
 
 class Finish(StrEnum):
@@ -48,9 +58,12 @@ class Finish(StrEnum):
 
 
 class PartKind(StrEnum):
+    """What a stretch of a completion is. Only regions are of kind STOP."""
+
     REASONING = "reasoning"
     CONTENT = "content"
     TOOL_CALL = "tool_call"
+    STOP = "stop"
 
 
 class TokenRange(NamedTuple):
@@ -60,28 +73,35 @@ class TokenRange(NamedTuple):
     stop: int
 
 
+class Region(NamedTuple):
+    """Tokens of one kind, delimiters included."""
+
+    kind: PartKind
+    span: TokenRange
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """One attempt to call a tool, successful or not."""
+    """A call, well-formed or not."""
 
     index: int
     name: str | None
     arguments: dict[str, Any] | None
-    """The arguments as values; None where they could not be read."""
+    """The arguments as values; None if they cannot be read."""
     arguments_text: str
-    """The arguments as JSON: as the model wrote them where it wrote JSON, else made of its values."""
+    """The arguments as JSON: verbatim if the model wrote JSON, else formed from its values."""
     id: str | None
     """The id that the model wrote, in formats that have one."""
     status: CallStatus
     problem: str
-    """What is wrong, in words; ``""`` if nothing is."""
+    """What is wrong; ``""`` if nothing is."""
     raw: str
-    """The whole attempt as it was written, delimiters included."""
+    """The call verbatim, delimiters included."""
     raw_arguments: dict[str, str]
-    """The text of each value as it was written, in formats that write them one by one."""
+    """The verbatim text of each value, in formats that write arguments one by one."""
     span: TokenRange
     late_id: bool = field(default=False, compare=False)
-    """Whether its id came after its name and arguments, too late for a stream."""
+    """True if its id came after its name and arguments, too late for a stream."""
     told: bool = field(default=False, compare=False)
     """Whether a client is told that it is a call, whatever its status. The gateway decides it."""
 
@@ -105,7 +125,7 @@ class ParsedPart:
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse(ShowsItself):
-    """A completion: what it says, what it calls, how it ended, and which tokens say so."""
+    """A completion as one turn. See the head of this module."""
 
     content: str
     reasoning_content: str | None
@@ -114,21 +134,33 @@ class ParsedResponse(ShowsItself):
     stop_token: int | None
     """The token that ended it."""
     open: PartKind | None
-    """What the completion ended inside of: reasoning or a call that was not closed."""
+    """What the completion ends inside of: reasoning or a call that is not closed."""
     parts: list[ParsedPart] = field(default_factory=list)
-    """Everything in the order in which it was written."""
+    """Everything in order."""
     unread: TokenRange | None = None
-    """Tokens after the stop token, which no engine should have returned."""
+    """Tokens after the stop token, which no engine should return."""
     attempts: list[ParsedToolCall] = field(default_factory=list)
-    """Calls where none can stand: vLLM or SGLang would run them, this reading has them as content or reasoning.
+    """Well-formed calls outside their place, which are also content or reasoning here.
 
-    None of them is OK; `problem` says why it is not a call.
+    vLLM or SGLang would run them; ``calls="lenient"`` counts them as calls. Each is MALFORMED, and `problem` says why.
     """
+    closing: str = field(default="", compare=False)
+    """What the grammar writes to close a completion that was cut off, without its stop token.
+
+    Leaves out white space that the completion already ends with.
+    """
+    regions: list[Region] = field(default_factory=list, compare=False)
+    """The kind of every token up to the stop token, delimiters included."""
 
     @property
     def calls(self) -> list[ParsedToolCall]:
         """The calls that can be run."""
         return [call for call in self.tool_calls if call.status is CallStatus.OK]
+
+    @property
+    def called_names(self) -> list[str]:
+        """The names of the functions that it calls, whatever became of the calls."""
+        return [call.name for call in self.tool_calls if call.name is not None]
 
     @property
     def finish_reason(self) -> str:
@@ -138,9 +170,9 @@ class ParsedResponse(ShowsItself):
         return "tool_calls" if self.calls else "stop"
 
     def span(self, kind: PartKind | str) -> TokenRange | None:
-        """The tokens from the first part of a kind to the last; None where there is none."""
-        found = [part.span for part in self.parts if part.kind == kind]
-        return TokenRange(found[0].start, found[-1].stop) if found else None
+        """The tokens from the first part of a kind to the last; None if there is none."""
+        spans = [part.span for part in self.parts if part.kind == kind]
+        return TokenRange(spans[0].start, spans[-1].stop) if spans else None
 
     def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.

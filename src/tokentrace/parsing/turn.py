@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from .calls import CallParser
 from .compiled import Compiled
 from .output import Output
-from .reader import Found, Reader, Reading
+from .reader import Match, Reader, Reading
 from .response import PartKind
-
-_INTRODUCED: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
-"""A control token right before a call that has no delimiters: Llama's ``<|python_tag|>``."""
 
 
 class TurnParser:
     """Reads a turn from its head on. What the prompt wrote of it comes first, and is not reported.
 
-    `prompted` says whether the prompt is known. Where it is not, the template's own generation prompt is assumed, and a
-    completion may open reasoning that this one opened already.
+    `prompted`: the prompt is known. Otherwise the template's own generation prompt is assumed, and a completion may
+    open reasoning that this prompt opened already.
     """
 
     def __init__(self, compiled: Compiled, reader: Reader, output: Output, *, prompted: bool) -> None:
@@ -27,107 +21,92 @@ class TurnParser:
         self.reader = reader
         self.output = output
         self.prompted = prompted
-        self._unclosed = False
         self._answered = False
-        """Whether content was closed, where something closes it."""
-        self._called: int | None = None
+        """True if content was closed, where the grammar closes it."""
+        self._after_calls: int | None = None
         """Where the last calls ended."""
         self.calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
 
-    def read(self) -> Reading[Found | None]:
-        """All of the turn: its stop token, or None where the completion ends without one."""
-        compiled, reader, output = self.compiled, self.reader, self.output
+    def read(self) -> Reading[Match | None]:
+        """All of the turn: its stop token, or None if the completion ends without one."""
+        compiled, reader, output, calls = self.compiled, self.reader, self.output, self.calls
         yield from reader.skip(compiled.head_trail)
         yield from self._begin()
         fresh = True
         while True:
-            if fresh and self.calls is not None and compiled.calls is not None and compiled.calls.bare:
-                yield from self.calls.bare()
-            fresh, begun = False, reader.at
-            if output.loose:
-                found = yield from self._loose_content()
-            else:
-                found = yield from reader.find(compiled.in_content, output.content)
-            if found is None or found.kind == "stop" or (yield from self._stops(found)):
+            if fresh and calls is not None and calls.calls.bare:
+                output.enter(PartKind.TOOL_CALL, reader.at)
+                yield from calls.bare()
+                output.enter(PartKind.CONTENT, reader.at)
+            fresh, start = False, reader.at
+            match = yield from reader.find(compiled.in_content, output.content)
+            if match is None or match.kind == "stop" or (yield from self._is_stop(match)):
                 output.end_text()
-                if found is None:
-                    self._end_missing(begun)
-                return found
-            if found.kind == "reasoning":
-                reader.at = found.stop
+                if match is None:
+                    self._close_content(start)
+                else:
+                    output.enter(PartKind.STOP, match.start)
+                return match
+            if match.kind == "reasoning":
+                output.enter(PartKind.REASONING, match.start)
+                reader.at = match.stop
                 yield from self._reasoning()
                 fresh = True
-            elif found.kind == "answered":
-                reader.at = found.stop
+            elif match.kind == "answered":
+                reader.at = match.stop
                 output.end_text()
                 output.closed = not compiled.content.open
                 self._answered = True
                 yield from reader.skip(compiled.content.after)
-            elif self.calls is not None:
-                yield from self.calls.read()
-                self.calls.misplaced = ""
-                self._called = reader.at
+            elif calls is not None:
+                output.enter(PartKind.TOOL_CALL, match.text)
+                yield from calls.read()
+                output.enter(PartKind.CONTENT, reader.at)
+                self._after_calls = reader.at
 
-    def _end_missing(self, begun: int) -> None:
-        """Note what the grammar writes before the stop token, where the completion ends in content from `begun` on."""
+    def _close_content(self, start: int) -> None:
+        """Note what the grammar writes before the stop token if the completion ends in content from `start` on."""
         frame, calls, missing = self.compiled.grammar.content, self.compiled.grammar.calls, self.output.missing
-        if self._called == begun == self.reader.at:
+        if self._after_calls == start == self.reader.at:
             missing += [calls.after] if calls is not None and missing else []
         elif not frame.close:
             missing.append(frame.trail)
         elif not self._answered:
             missing.append(f"{frame.trail}{frame.close}{frame.after}")
 
-    def _loose_content(self) -> Reading[Found | None]:
-        """Content up to the next mark, where calls may also stand that lack what comes before them."""
-        compiled, reader, output, calls = self.compiled, self.reader, self.output, self.calls
-        while True:
-            begun = reader.at
-            found = yield from reader.find(compiled.in_loose_content)
-            if found is None or found.kind != "loose" or calls is None or compiled.calls is None:
-                output.content(begun, found.text if found is not None else reader.at)
-                return found
-            if not compiled.calls.bare:
-                output.content(begun, found.start)
-                yield from calls.without_opening()
-            else:
-                match = _INTRODUCED.search(reader.data, begun, found.start)
-                said = match.start() if match else found.start
-                output.content(begun, said)
-                calls.misplaced = "the call stands after something else, and nothing but its place says that it is one"
-                if not (yield from calls.bare(said)):
-                    yield from calls.skip_value()
-                    output.content(said, reader.at)
-            calls.misplaced = ""
-
-    def _stops(self, found: Found) -> Reading[bool]:
-        """Whether what may open calls is a stop token here: it is where the rest of the opening does not follow."""
-        if bytes(self.reader.data[found.start : found.stop]) not in self.compiled.stops or self.compiled.calls is None:
+    def _is_stop(self, match: Match) -> Reading[bool]:
+        """True if a token that may open calls is a stop token here: the remainder of the opening does not follow."""
+        calls = self.compiled.calls
+        if bytes(self.reader.data[match.start : match.stop]) not in self.compiled.stops or calls is None:
             return False
-        opening = self.compiled.calls.section_open or self.compiled.calls.open
-        return (yield from self.reader.sees_all(opening)) is None
+        return (yield from self.reader.sees_all(calls.section_open or calls.open)) is None
 
     def _begin(self) -> Reading[None]:
-        """What stands before content: reasoning, or what is written where there is none."""
-        reader, frame = self.reader, self.compiled.reasoning
+        """What comes before content: reasoning, or an empty place for it."""
+        reader, frame, output = self.reader, self.compiled.reasoning, self.output
+        output.enter(PartKind.CONTENT, reader.at)
         if frame is not None:
             at = yield from reader.past_space()
             if frame.open and (yield from reader.sees(frame.open, at)):
-                self.output.content(reader.at, at)
+                output.content(reader.at, at)
+                output.enter(PartKind.REASONING, at)
                 reader.at = at + len(frame.open)
                 yield from self._reasoning()
                 return
             if (yield from reader.sees(frame.close, at)):
-                self.output.content(reader.at, at)
+                output.content(reader.at, at)
+                output.enter(PartKind.REASONING, at)
                 reader.at = at + len(frame.close)
                 yield from reader.skip(self.compiled.after_empty)
-        yield from self._answer()
+                output.enter(PartKind.CONTENT, reader.at)
+        yield from self._open_content()
 
     def _reasoning(self) -> Reading[None]:
         """Reasoning, after its opening."""
         compiled, reader, output = self.compiled, self.reader, self.output
-        frame = compiled.reasoning
+        frame, grammar = compiled.reasoning, compiled.grammar
         assert frame is not None
+        assert grammar.reasoning is not None
         by_prompt = reader.at <= output.base
         yield from reader.skip(frame.lead)
         if by_prompt and not self.prompted:
@@ -136,35 +115,21 @@ class TurnParser:
             if frame.lead and (yield from reader.sees(frame.lead + frame.trail + frame.close)):
                 reader.at += len(frame.lead)
         start = reader.at
-        if output.loose and (yield from self._stays_open()):
-            found = yield from reader.find(compiled.in_open_reasoning, output.reasoning)
-            if self.calls is not None and found is not None and found.kind != "stop":
-                self.calls.misplaced = "the call stands inside reasoning that is not closed"
-                return
-        else:
-            found = yield from reader.find(compiled.in_reasoning, output.reasoning)
+        match = yield from reader.find(compiled.in_reasoning, output.reasoning)
         output.end_text()
-        if found is None or found.kind != "close":
+        if match is None or match.kind != "close":
             output.open = PartKind.REASONING
-            written = compiled.grammar.reasoning
-            if found is None and written is not None:
-                after = compiled.grammar.after_empty if start == reader.at else written.after
-                output.missing.append(f"{written.trail}{written.close}{after}")
+            if match is None:
+                after = grammar.after_empty if start == reader.at else grammar.reasoning.after
+                output.missing.append(f"{grammar.reasoning.trail}{grammar.reasoning.close}{after}")
             return
-        reader.at = found.stop
-        yield from reader.skip(compiled.after_empty if found.text == start else frame.after)
-        yield from self._answer()
+        reader.at = match.stop
+        yield from reader.skip(compiled.after_empty if match.text == start else frame.after)
+        output.enter(PartKind.CONTENT, reader.at)
+        yield from self._open_content()
 
-    def _stays_open(self) -> Reading[bool]:
-        """Whether reasoning is never closed, which is known at the end."""
-        while not self.reader.ended:
-            yield
-        if not self._unclosed and self.compiled.reasoning is not None:
-            self._unclosed = self.reader.data.find(self.compiled.reasoning.close, self.reader.at) < 0
-        return self._unclosed
-
-    def _answer(self) -> Reading[None]:
-        """What opens content, where anything does."""
+    def _open_content(self) -> Reading[None]:
+        """Go past what opens content, if the grammar opens it."""
         frame = self.compiled.content
         if frame.open and (yield from self.reader.skip(frame.open)):
             yield from self.reader.skip(frame.lead)

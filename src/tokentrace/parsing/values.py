@@ -1,25 +1,21 @@
-"""What bare text means, by the tool's JSON schema: one ladder of rules for all families that write text between tags.
+"""What bare text means, by the tool's JSON schema: one ladder of rules for all formats that write text between tags.
 
 In these formats a string is written as it is and everything else as JSON; some templates write ``True``, ``False`` and
-``None``. The first rung that holds decides:
+``None``. The first rule that applies decides:
 
-1. A value that the schema lists (``enum``, ``const``): the text itself, where it is a listed string; else the value
-   that the text spells, where that is listed. ``1`` is not ``true``; ``1.0`` is ``1``.
-2. Only strings are admitted: the text, exactly, listed or not, quotes and all. So it can be passed on as it arrives.
-3. The text spells a value, other than a string, of a type that is admitted: that value. ``5.0`` is an integer, 5, where
-   numbers are not admitted. Where null is admitted and strings are not, the empty text is null.
-4. Strings are admitted: the text, exactly. What is in quotes keeps them.
-5. Nothing is said: the value that the text spells, unless that is a string, which would have been written bare; else
-   the text, exactly.
-6. Neither strings nor what the text spells are admitted: the value it spells, be it a string in quotes; checking types
-   is left to the tool. If it spells none, the text, and that is not sure to be meant.
+1. Only strings are allowed: the text, verbatim, quotes and all. So it can be passed on as it arrives.
+2. The text spells a value, other than a string, of an allowed type: that value. ``5.0`` is an integer, 5, if numbers
+   are not allowed. If null is allowed and strings are not, the empty text is null.
+3. Strings are allowed, or the schema says nothing: the text, verbatim.
+4. Neither: the value it spells, be it a string in quotes; checking types is left to the tool. If it spells none, the
+   text, and that is uncertain.
 
-A text *spells* a value, with white space around it or not, if it is JSON, or ``True``, ``False`` or ``None``; where
-objects or arrays are admitted, also if it is one as Python's repr() writes it.
+A text *spells* a value, with white space around it or not, if it is JSON, ``True``, ``False`` or ``None``; if objects
+or arrays are allowed, also if it is one as Python's repr() writes it.
 
 Types are what ``type``, ``nullable``, ``enum`` and ``const`` say, united over ``anyOf`` and ``oneOf``, intersected over
-``allOf`` and what stands beside it; ``$ref`` is followed within the tool's own schema. A listed value that the type
-beside it forbids does not count. What cannot be understood, contradicts itself or goes in circles admits anything.
+``allOf`` and its neighbours; ``$ref`` is followed within the tool's schema. Anything unclear, contradictory or circular
+allows every type.
 """
 
 from __future__ import annotations
@@ -29,45 +25,34 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, reduce
-from itertools import islice
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
 from ..computed import computed
-from ..conversation.values import finite, no_constant, unique
+from ..conversation.values import finite, no_constant
 
-_STEPS: Final = 1000
-"""Schemas that are looked into to understand one. Long lists of values count as several."""
-_LISTED: Final = 64
-"""Listed values that count as one schema."""
-_DEPTH: Final = 32
-"""How deep `anyOf`, `allOf` and `$ref` are followed. Ends circles."""
-_LITERAL: Final = 100_000
-"""Characters of the longest text that is read as Python writes it."""
+Types = frozenset[str] | None
+"""JSON types; None is any. ``number`` includes integers."""
+
+_LONGEST_LITERAL: Final = 100_000
 _EXACT: Final = 2**53
 """Below it, every integer is a float."""
-
 _TYPES: Final[dict[type, str]] = {
     type(None): "null",
-    bool: "boolean",  # before int, which it is a kind of
+    bool: "boolean",  # before int, of which it is a kind
     int: "integer",
     float: "number",
     str: "string",
     list: "array",
     dict: "object",
 }
-_BRACKETED: Final = frozenset({"object", "array"})
 _WORDS: Final = {"True": True, "False": False, "None": None}
 _SPACE: Final = " \t\n\r"
 
 
-# -- the ladder
-
-
 def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
-    """The value that bare text stands for, and whether that is sure to be what the schema means. Never raises.
+    """The value of a bare text, and whether that is certain. Never raises.
 
     >>> read_value("42", Schema({"type": "integer"}))
     (42, True)
@@ -76,76 +61,59 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
     >>> read_value("many", Schema({"type": "integer"}))
     ('many', False)
     """
-    admitted = _ANYTHING if schema is None else schema.admitted
-    types, listed = admitted.types, admitted.listed
-    text_admitted = types is None or "string" in types
-    if (schema is not None and schema.only_text) or any(isinstance(one, str) and one == text for one in listed):
+    types = None if schema is None else schema.types
+    text_allowed = types is None or "string" in types
+    if schema is not None and schema.only_text:
         return text, True
     try:
         value = _spelled(text, types)
     except ValueError:
-        if not text_admitted and types is not None and "null" in types and not text.strip(_SPACE):
+        if not text_allowed and types is not None and "null" in types and not text.strip(_SPACE):
             return None, True
-        return text, text_admitted
-    for one in listed:
-        if _same(value, one):
-            return (type(one)(value) if isinstance(one, int | float) else value), True
-    if not isinstance(value, str) and _admits(types, value):
+        return text, text_allowed
+    if not isinstance(value, str) and _allows(types, value):
         whole = isinstance(value, float) and types is not None and "number" not in types
         return (int(value) if whole else value), True
-    return (text if text_admitted else value), True
+    return (text if text_allowed else value), True
 
 
-def _spelled(text: str, types: frozenset[str] | None) -> Any:
-    """The value that a text spells. ValueError if none."""
+def _spelled(text: str, types: Types) -> Any:
+    """The value that a text spells. Raises ValueError if it spells none."""
     text = text.strip(_SPACE)
     if text in _WORDS:
         return _WORDS[text]
     try:
         return read_json(text)
     except ValueError:
-        if types is None or not types & _BRACKETED:
+        if types is None or not types & {"object", "array"}:
             raise
     return _read_literal(text)
 
 
-# -- text to values
+def read_json(text: str, members: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of a JSON text; of equal keys the last one counts. `members` makes the objects.
 
-_DECODER: Final = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
-
-
-def read_json(text: str) -> Any:
-    """The value of a JSON text. Of equal keys the last one counts.
-
-    ValueError for everything else: also for NaN and infinities, numbers out of range, and nesting that is too deep.
+    Raises ValueError for anything else: NaN and infinities, numbers out of range, nesting that is too deep.
     """
+    decoder = _DECODER if members is None else json.JSONDecoder(object_pairs_hook=members, **_STRICT)
     try:
-        return _DECODER.decode(text)
+        return decoder.decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
 
-_OBJECT: Final = json.JSONDecoder(object_pairs_hook=unique, parse_constant=no_constant, parse_float=finite)
-
-
-def read_object(text: str) -> tuple[dict[str, Any], int]:
-    """The JSON object that a text begins with, and where it ends. ValueError as by `read_json`, and for equal keys."""
-    try:
-        return _OBJECT.raw_decode(text)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
-
-
+_STRICT: Final[dict[str, Any]] = {"parse_constant": no_constant, "parse_float": finite}
+_DECODER: Final = json.JSONDecoder(**_STRICT)
 _LITERAL_TEXT: Final = re.compile(
     r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+""",
 )
-"""What literals of JSON's kind are made of. Anything else is not shown to Python's parser, which warns of much."""
+"""What literals of JSON's kind consist of. Anything else never reaches Python's parser, which warns of much."""
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
 def _read_literal(text: str) -> dict[str, Any] | list[Any]:
-    """An object or array as Python writes it. ValueError for everything else. Backslashes that escape nothing stay."""
-    if len(text) > _LITERAL or not _LITERAL_TEXT.fullmatch(text):
+    """An object or array as Python writes it; backslashes that escape nothing stay. Raises ValueError."""
+    if len(text) > _LONGEST_LITERAL or not _LITERAL_TEXT.fullmatch(text):
         raise ValueError("no literal")
     try:
         value = ast.literal_eval(_ESCAPE.sub(lambda match: match[1] or r"\\", text))
@@ -157,7 +125,7 @@ def _read_literal(text: str) -> dict[str, Any] | list[Any]:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON can write a value as it is."""
+    """True if JSON can write a value as it is."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
     if isinstance(value, list):
@@ -165,67 +133,28 @@ def _is_json(value: Any) -> bool:
     return math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, (str, int))
 
 
-# -- values and types
-
-
 def _type_of(value: Any) -> str | None:
-    """The JSON type of a value; None if JSON has no such value. A float is a number, be it whole or not."""
+    """The JSON type of a value; None if JSON has no such value."""
     return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), None)
 
 
-def _admits(types: frozenset[str] | None, value: Any) -> bool:
-    """Whether a value is of one of these types. Floats that are whole, and surely so, are integers as well."""
-    if types is None or _type_of(value) in types:
+def _allows(types: Types, value: Any) -> bool:
+    """True if a value is of one of these types. Floats that are certain to be whole are integers as well."""
+    kind = _type_of(value)
+    if types is None or kind in types:
         return True
     if isinstance(value, float):
         return "integer" in types and value.is_integer() and abs(value) < _EXACT
-    return isinstance(value, int) and not isinstance(value, bool) and "number" in types
-
-
-def _same(value: Any, other: Any) -> bool:
-    """Whether a value that was read is the same as another. ``1`` and ``1.0`` are, ``1`` and ``true`` are not."""
-    pairs = [(value, other)]
-    while pairs:
-        one, other = pairs.pop()
-        if isinstance(one, dict) and isinstance(other, dict):
-            if one.keys() != other.keys():
-                return False
-            pairs += [(one[key], other[key]) for key in one]
-        elif isinstance(one, list) and isinstance(other, list):
-            if len(one) != len(other):
-                return False
-            pairs += zip(one, other, strict=True)
-        elif _key(one) != _key(other):
-            return False
-    return True
-
-
-def _key(value: Any) -> tuple[str | None, Any]:
-    """Equal for scalars that are the same; for anything else, only for the very same."""
-    kind = _type_of(value)
-    if kind is None or kind in _BRACKETED:
-        return kind, id(value)
-    return ("number" if kind == "integer" else kind), value
+    return kind == "integer" and "number" in types
 
 
 # -- schemas
 
 
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """Types that a schema admits (None: any; ``number`` admits integers), and values that it lists among others."""
-
-    types: frozenset[str] | None
-    listed: tuple[Any, ...] = ()
-
-
-_ANYTHING: Final = _Admitted(None)
-
-
 class Schema:
-    """The schema of one value, with the root that its references lead into (itself, if none is given).
+    """The schema of one value, and the root that its references lead into (itself by default).
 
-    Takes anything for a schema and never raises; what it does not understand admits anything.
+    Accepts anything for a schema and never raises.
     """
 
     def __init__(self, node: Any, root: Any = None) -> None:
@@ -233,160 +162,110 @@ class Schema:
         self._root = node if root is None else root
 
     @computed
-    def admitted(self) -> _Admitted:
-        """Types and listed values."""
-        return _admitted(self._node, self._root, iter(range(_STEPS)), 0)
+    def types(self) -> Types:
+        """The types that are allowed."""
+        try:
+            return _types(self._node, self._root, {})
+        except RecursionError:
+            return None
 
     @computed
     def only_text(self) -> bool:
-        """Whether only strings are admitted: every text then means itself, and need not be whole to be passed on."""
-        return self.admitted.types == frozenset({"string"})
+        """True if only strings are allowed: every text then means itself, and can be passed on before it is whole."""
+        return self.types == frozenset({"string"})
 
     def keys(self) -> frozenset[str]:
         """The properties that are declared, in any branch."""
-        found = (node.get("properties") for node in _in_place(self._node, self._root))
-        return frozenset(key for some in found if isinstance(some, Mapping) for key in some if isinstance(key, str))
+        declared = (node.get("properties") for node in _same_value(self._node, self._root))
+        return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
 
     def items(self) -> Schema | None:
-        """The schema of each item of an array; None if nothing is said, or items differ by place."""
-        return self._nested(_items_of)
+        """The schema of each item of an array; None if the schema does not say, or items differ by place."""
+        return self._combined(
+            node["items"]
+            for node in _same_value(self._node, self._root)
+            if "items" in node and "prefixItems" not in node
+        )
 
     def property(self, key: str) -> Schema | None:
-        """The schema of one property, or of those that are not declared; None if nothing is said."""
-        return self._nested(lambda node: _property_of(node, key))
+        """The schema of a property, declared or not; None if the schema does not say."""
+        return self._combined(_property(node, key) for node in _same_value(self._node, self._root))
 
-    def _nested(self, pick: Callable[[Mapping[Any, Any]], Any]) -> Schema | None:
-        node = _nested(self._node, self._root, pick, iter(range(_STEPS)), 0)
-        return None if node is None else Schema(node, self._root)
-
-
-def _admitted(node: Any, root: Any, steps: Iterator[int], depth: int) -> _Admitted:
-    """What a schema admits: all that stands side by side in it holds at once."""
-    if next(steps, None) is None or depth > _DEPTH or not isinstance(node, Mapping):
-        return _ANYTHING
-
-    def below(other: Any) -> _Admitted:
-        return _admitted(other, root, steps, depth + 1)
-
-    spent = len(_entries(node.get("enum"))) // _LISTED
-    next(islice(steps, spent, spent), None)
-    parts = [_stated(node), *map(below, _joined(node, root))]
-    parts += [_either([below(branch) for branch in branches]) for branches in _branches(node)]
-    admitted = reduce(_both, parts)
-    if node.get("nullable") is True and admitted.types is not None:
-        return _Admitted(admitted.types | {"null"}, admitted.listed)
-    return admitted
+    def _combined(self, nodes: Iterator[Any]) -> Schema | None:
+        """One schema out of what several branches say."""
+        distinct = list({id(node): node for node in nodes if node is not None}.values())
+        if not distinct:
+            return None
+        return Schema(distinct[0] if len(distinct) == 1 else {"anyOf": distinct}, self._root)
 
 
-def _stated(node: Mapping[Any, Any]) -> _Admitted:
-    """What a schema says without others: types, or those of the values it lists."""
-    types = _named_types(node.get("type"))
-    listed = (node["const"],) if "const" in node else _entries(node.get("enum"))
-    if types is None and listed:
-        kinds = frozenset(map(_type_of, listed))
-        types = None if None in kinds else frozenset(kind for kind in kinds if kind)
-    return _Admitted(types, tuple(one for one in listed if _type_of(one) and _admits(types, one)))
-
-
-def _named_types(named: Any) -> frozenset[str] | None:
-    names = (named,) if isinstance(named, str) else _entries(named)
-    if not names or not all(isinstance(name, str) and name in _TYPES.values() for name in names):
+def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
+    """The types a schema allows. `memo` has the answer by node, so that circles end and every node is read once."""
+    if not isinstance(node, Mapping):
         return None
-    return frozenset(names)
+    if id(node) in memo:
+        return memo[id(node)]
+    memo[id(node)] = None
+    types = _stated_types(node)
+    for other in _joined(node, root):
+        types = _intersection(types, _types(other, root, memo))
+    for word in ("anyOf", "oneOf"):
+        branches = [_types(branch, root, memo) for branch in _entries(node.get(word))]
+        stated = [branch for branch in branches if branch is not None]
+        if branches and len(stated) == len(branches):
+            types = _intersection(types, frozenset[str]().union(*stated))
+    if node.get("nullable") is True and types is not None:
+        types |= {"null"}
+    memo[id(node)] = types
+    return types
 
 
-def _both(one: _Admitted, other: _Admitted) -> _Admitted:
-    """What two schemas admit that hold at once; anything, if that is nothing."""
-    if one.types is None or other.types is None:
-        types = other.types if one.types is None else one.types
-    else:
-        kinds = one.types | other.types
-        types = frozenset(kind for kind in kinds if _cover(one.types, kind) and _cover(other.types, kind))
-        if not types:
-            return _ANYTHING
-    kept = one if one.listed else other
-    listed = kept.listed
-    if one.listed and other.listed:
-        keys = set(map(_key, other.listed))
-        listed = tuple(value for value in listed if _key(value) in keys)
-    if types != kept.types:
-        listed = tuple(value for value in listed if _admits(types, value))
-    return _Admitted(types, listed)
+def _stated_types(node: Mapping[Any, Any]) -> Types:
+    """What ``type`` says, or the types of the values in ``const`` or ``enum``."""
+    named = node.get("type")
+    names = (named,) if isinstance(named, str) else _entries(named)
+    if names and all(isinstance(name, str) and name in _TYPES.values() for name in names):
+        return frozenset(names)
+    listed = (node["const"],) if "const" in node else _entries(node.get("enum"))
+    kinds = frozenset(_type_of(value) or "" for value in listed)
+    return None if not kinds or "" in kinds else kinds
 
 
-def _cover(types: frozenset[str], kind: str) -> bool:
+def _intersection(one: Types, other: Types) -> Types:
+    """Types that both allow; any, if there is none."""
+    if one is None or other is None:
+        return one if other is None else other
+    both = {kind for kind in one | other if _covers(one, kind) and _covers(other, kind)}
+    return frozenset(both) or None
+
+
+def _covers(types: frozenset[str], kind: str) -> bool:
     return kind in types or (kind == "integer" and "number" in types)
 
 
-def _either(branches: list[_Admitted]) -> _Admitted:
-    """What one of several schemas admits."""
-    if not branches:
-        return _ANYTHING
-    listed = {_key(value): value for branch in branches for value in branch.listed}
-    stated = [branch.types for branch in branches if branch.types is not None]
-    types = frozenset[str]().union(*stated) if len(stated) == len(branches) else None
-    return _Admitted(types, tuple(listed.values()))
-
-
-def _nested(
-    node: Any, root: Any, pick: Callable[[Mapping[Any, Any]], Any], steps: Iterator[int], depth: int
-) -> Mapping[Any, Any] | None:
-    """The schema that `pick` finds in a schema, put together from all branches; None if it finds none."""
-    if next(steps, None) is None or depth > _DEPTH:
-        return {}
-    if not isinstance(node, Mapping):
-        return None
-
-    def below(others: Sequence[Any]) -> list[Mapping[Any, Any] | None]:
-        return [_nested(other, root, pick, steps, depth + 1) for other in others]
-
-    own = pick(node)
-    parts = [own if own is None or isinstance(own, Mapping) else {}, *below(_joined(node, root))]
-    parts += [_composed("anyOf", below(branches)) for branches in _branches(node)]
-    return _composed("allOf", parts)
-
-
-def _composed(word: str, nodes: list[Mapping[Any, Any] | None]) -> Mapping[Any, Any] | None:
-    distinct = list({id(node): node for node in nodes if node is not None}.values())
-    if len(distinct) > 1:
-        return {word: distinct}
-    return distinct[0] if distinct else None
-
-
-def _property_of(node: Mapping[Any, Any], key: str) -> Any:
+def _property(node: Mapping[Any, Any], key: str) -> Any:
     properties = node.get("properties")
     if isinstance(properties, Mapping) and key in properties:
         return {} if properties[key] is None else properties[key]
-    others = node.get("additionalProperties")
-    return others if isinstance(others, Mapping) and "patternProperties" not in node else None
+    undeclared = node.get("additionalProperties")
+    return undeclared if isinstance(undeclared, Mapping) and "patternProperties" not in node else None
 
 
-def _items_of(node: Mapping[Any, Any]) -> Any:
-    items = node.get("items")
-    return items if isinstance(items, Mapping) and "prefixItems" not in node else None
-
-
-def _in_place(node: Any, root: Any) -> Iterator[Mapping[Any, Any]]:
-    """A schema and those that say more about the same value, each once."""
+def _same_value(node: Any, root: Any) -> Iterator[Mapping[Any, Any]]:
+    """A schema and all that say more about the same value, each once."""
     waiting, seen = [node], set[int]()
-    while waiting and len(seen) < _STEPS:
+    while waiting:
         node = waiting.pop()
         if isinstance(node, Mapping) and id(node) not in seen:
             seen.add(id(node))
             yield node
-            waiting += _joined(node, root)
-            waiting += [branch for branches in _branches(node) for branch in branches]
+            waiting += [*_joined(node, root), *_entries(node.get("anyOf")), *_entries(node.get("oneOf"))]
 
 
 def _joined(node: Mapping[Any, Any], root: Any) -> list[Any]:
     """The schemas that hold besides this one."""
     referred = [_target(root, node["$ref"])] if "$ref" in node else []
     return [*referred, *_entries(node.get("allOf"))]
-
-
-def _branches(node: Mapping[Any, Any]) -> list[Sequence[Any]]:
-    """The alternatives of a schema: one of each list holds."""
-    return [_entries(node[word]) for word in ("anyOf", "oneOf") if word in node]
 
 
 def _entries(value: Any) -> Sequence[Any]:
@@ -414,52 +293,51 @@ def _target(root: Any, reference: Any) -> Any:
 class Tools:
     """Schemas by name, of tools in the shape of OpenAI (nested or flat) or Anthropic.
 
-    Takes anything for a tool and never raises; what has no name is left out. Of equal names the last one counts. No
-    tools and an empty list are the same: nothing is known, and every name may be one.
+    Accepts anything for a tool and never raises; leaves out tools without a name. Of equal names the last one counts.
+    Without tools every name may be one.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()
-        self.given = bool(entries)
-        """Whether there are any."""
+        self.declared_any = bool(entries)
+        """True if there are tools."""
         self._schemas = {name: schema for entry in entries for name, schema in _declaration(entry)}
-        self._parameters: dict[tuple[str | None, str], Schema] = {}
+        self._parameters: dict[tuple[str, str], Schema | None] = {}
 
     def knows(self, name: str) -> bool:
-        """Whether a tool has this name; True where none are given."""
-        return not self.given or name in self._schemas
+        """True if a tool has this name, or if there are no tools."""
+        return not self.declared_any or name in self._schemas
 
     def parameter(self, name: str | None, key: str) -> Schema | None:
-        """The schema of one parameter; None if nothing is said about it, or there is no such tool."""
+        """The schema of one parameter; None if nothing declares it."""
+        if name not in self._schemas:
+            return None
         if (name, key) not in self._parameters:
-            schema = None if name is None else self._schemas.get(name)
-            found = None if schema is None else schema.property(key)
-            if found is None or len(self._parameters) > 10_000:
-                return found
-            self._parameters[name, key] = found
+            if len(self._parameters) > 10_000:
+                self._parameters.clear()
+            self._parameters[name, key] = self._schemas[name].property(key)
         return self._parameters[name, key]
 
     def declared(self, name: str | None) -> frozenset[str]:
         """The names of the declared parameters; none if there is no such tool."""
-        schema = None if name is None else self._schemas.get(name)
-        return frozenset() if schema is None else schema.keys()
+        return self._schemas[name].keys() if name in self._schemas else frozenset()
 
 
 NO_TOOLS: Final = Tools(None)
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
-    """Tools; the same ones come again and again, and what was found out about them is kept."""
+    """Tools, cached: the same ones come again and again."""
     if not tools:
         return NO_TOOLS
     try:
-        return _remembered(json.dumps(tools))
+        return _cached_tools(json.dumps(tools))
     except (TypeError, ValueError, RecursionError):
         return Tools(tools)
 
 
 @lru_cache(maxsize=64)
-def _remembered(tools: str) -> Tools:
+def _cached_tools(tools: str) -> Tools:
     return Tools(json.loads(tools))
 
 

@@ -3,13 +3,13 @@
 from ..study.seams import BridgeRefusal as BridgeRefusal
 from ..study.seams import RefusalReason as RefusalReason
 from .bridged import BridgedTokens as BridgedTokens
-from .bridging import History as History
 from .closing import Truncation as Truncation
 from .factory import RendererPool as RendererPool
 from .factory import create_renderer as create_renderer
 from .factory import create_renderer_pool as create_renderer_pool
 from .lost import Lost as Lost
 from .lost import LostPolicy as LostPolicy
+from .past import Past as Past
 from .rendered import RenderedTokens as RenderedTokens
 from .rendered import TokenSpan as TokenSpan
 from .renderer import Renderer as Renderer

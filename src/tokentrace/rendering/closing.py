@@ -9,15 +9,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..parsing.compiled import Compiled
+from ..parsing.marked import mark
+from ..parsing.parser import read_turn
+from ..parsing.response import ParsedResponse
 from ..study.endings import TurnEndings
 from ..study.forms import TemplateForms
 from ..study.seams import BridgeRefusal, Continuation, RefusalReason
 from ..study.study import TemplateStudy
-from ..study.turns import common_prefix
 from ..template.origin import Origin
 from ..tokens.kinds import Kind
 from ..tokens.table import TokenTable, join
@@ -53,14 +57,13 @@ class Tail:
     def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         encoded, rendering, first = found.encoded, found.encoded.rendering, found.first_new
-        spans = encoded.spans[found.turn.stop :]
-        start = int(spans[0]) if len(spans) else 0
-        owners = span_messages(rendering, roles_of(found.conversation), start=start)
+        owners = span_messages(rendering, roles_of(found.conversation))
         messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
-        kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins[start:]], np.uint8)
+        kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)
         lost = find_lost(rendering, found.conversation, forms, first=first).lost
+        columns = (encoded.per_token(column)[found.turn.stop :] for column in (kinds, messages))
         return cls(
-            TokenTable.of(found.ids.copy(), kinds[spans - start], messages[spans - start]),
+            TokenTable.of(found.ids.copy(), *columns),
             len(found.conversation) - first,
             found.turn.stop_token,
             rendering.text[found.span.body_end : found.cut],
@@ -73,8 +76,8 @@ def kind_of_text(origin: Origin | None) -> Kind:
     return Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
 
 
-Missing = Callable[[Sequence[int] | Ids, Ids], str]
-"""What closes the turn that a completion ends in, after a prompt, as the template writes it; without a stop token."""
+GetCompiled = Callable[[], Compiled]
+"""The grammar that completions are parsed with; compiling it takes a while, and most bridges do without."""
 
 
 class _Seam(NamedTuple):
@@ -94,7 +97,7 @@ class SeamFinder:
     study: TemplateStudy
     endings: TurnEndings
     truncation: Truncation
-    missing: Missing
+    compiled: GetCompiled
 
     def join(
         self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, tail: Tail
@@ -123,33 +126,38 @@ class SeamFinder:
             return _Seam([], overlap)
         if self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
-        marked = self.study.markers().marked
-        missing = self.missing(prompt, completion) or self._space_before(stop, completion)
-        closing = marked.ids(marked.of_text(missing.rstrip() if is_head else missing))
+        parsed = read_turn(self.compiled(), completion, prompt)
+        missing = parsed.closing or self._space_before(stop, completion, parsed)
+        closing = self._ids(self._marked(missing.rstrip() if is_head else missing))
         if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
             closing = closing[: closing.index(stop) + 1]
         elif not is_head and not (closing and closing[-1] in self.endings.closers):
             closing = [*closing, stop]
         return _Seam([(closing, Kind.SYNTHETIC), *head])
 
-    def _space_before(self, stop: int, completion: Ids) -> str:
+    def _marked(self, text: str) -> bytes:
+        return self.compiled().marked.scaffold(text)
+
+    def _ids(self, marked: bytes) -> list[int]:
+        return self.compiled().marked.ids(marked, self.study.tokenizer)
+
+    def _space_before(self, stop: int, completion: Ids, parsed: ParsedResponse) -> str:
         """White space that the template writes between a past answer and its stop token, as far as it is missing.
 
         The last answer, which the grammar is read off, may end without either.
         """
-        markers = self.study.markers()
-        space, token, _ = markers.plain_close.partition(markers.marked.char(stop) or "\0")
-        text = markers.marked.of_ids(completion.tolist())
-        if not token or space.strip() or markers.has_call(text):
+        space, token, _ = self._marked(self.study.past_close()).partition(mark(stop))
+        if not token or space.strip() or parsed.tool_calls:
             return ""
-        return space[next((n for n in range(len(space), 0, -1) if text.endswith(space[:n])), 0) :]
+        data, _ = self.compiled().marked.spelled(completion, 0)
+        return space[_overlap(data, space) :].decode()
 
     def _is_stop(self, token: int) -> bool:
         """Whether generation ends at a token: a known stop, or a special token that no turn of the template holds."""
         if token in self.endings.stops | self.endings.closers | self.study.eos:
             return True
         added = self.study.tokenizer.vocabulary.added.get(token)
-        return added is not None and added.special and not self.study.markers().knows(token)
+        return added is not None and added.special and token not in self.study.turn_tokens()
 
     def _overlap(self, completion: Ids, stop: int, ids: Ids) -> int | None:
         """How much of what follows the stop token the completion has already: a separator, or the next head."""
@@ -166,22 +174,27 @@ class SeamFinder:
 
     def _open_seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail, last: int) -> _Seam | BridgeRefusal:
         """The seam of a template that ends the turn with text, or with nothing."""
-        markers = self.study.markers()
-        marked = markers.marked
-        whole = marked.of_text(tail.closing)
-        closing = whole[len(whole) - common_prefix(whole[::-1], markers.plain_close[::-1]) :]
+        whole = self._marked(tail.closing)
+        past_close = self._marked(self.study.past_close())
+        shared = zip(reversed(whole), reversed(past_close), strict=False)
+        count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
+        closing = whole[len(whole) - count :]
         ended = self._is_stop(last)
-        said = marked.of_ids(completion[-256 : -1 if ended else None].tolist())
-        if marked.ends_with_token(whole) and said.endswith(whole):
+        data, _ = self.compiled().marked.spelled(completion[-256 : -1 if ended else None], 0)
+        if whole[-5:-4] == b"\xff" and data.endswith(whole):
             return _NOTHING  # the template ends such a turn here: DeepSeek V3, after a single call
-        there = next((n for n in range(len(closing), 0, -1) if said.endswith(closing[:n])), 0)
+        there = _overlap(data, closing)
         if ended or (closing and there == len(closing)):
-            return _Seam([(marked.ids(closing[there:]), Kind.SCAFFOLD)])
-        rest = closing[there:]
+            return _Seam([(self._ids(closing[there:]), Kind.SCAFFOLD)])
+        remaining = closing[there:]
         if not there:
-            inner = marked.of_text(self.missing(prompt, completion))
-            done = next((n for n in range(len(closing), 0, -1) if inner.endswith(closing[:n])), 0)
-            rest = inner + closing[done:]
-        if rest and self.truncation is Truncation.REFUSE:
+            inner = self._marked(read_turn(self.compiled(), completion, prompt).closing)
+            remaining = inner + closing[_overlap(inner, closing) :]
+        if remaining and self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
-        return _Seam([(marked.ids(rest), Kind.SYNTHETIC)])
+        return _Seam([(self._ids(remaining), Kind.SYNTHETIC)])
+
+
+def _overlap(data: bytes, closing: bytes) -> int:
+    """How many bytes of a closing the data ends with already."""
+    return next((length for length in range(len(closing), 0, -1) if data.endswith(closing[:length])), 0)

@@ -1,12 +1,9 @@
-"""Making renderers: `create_renderer` for one, `create_renderer_pool` for many threads."""
+"""`create_renderer`: a tokenizer, its template and the settings, checked and put together."""
 
 from __future__ import annotations
 
-import copy
-import difflib
 import inspect
-import queue
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -14,6 +11,7 @@ from typing import Any, Final
 from ..conversation.forms import MessageForm
 from ..errors import RendererError, TemplateError, kind_of, shown
 from ..formats import families
+from ..parsing.response import CallReading
 from ..settings import choose, flag, instance, whole
 from ..study.outline import recognise
 from ..study.study import study_of
@@ -21,17 +19,21 @@ from ..template.chat_template import ChatTemplate, PythonFormat, Template
 from ..tokens.encoding import ControlPolicy
 from ..tokens.loading import load_tokenizer, named_templates
 from ..tokens.tokenizer import Tokenizer
-from .bridging import History
 from .closing import Truncation
 from .lost import LostPolicy
+from .past import Past
 from .renderer import Renderer
 from .trust import TRUSTED, check_trusted
+
+OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Arguments of `render`, which are no settings."""
 
 
 def create_renderer(
     tokenizer: Any,
     renderer: str = "auto",
     *,
+    past: str | None = None,
     preserve_all_thinking: bool = False,
     preserve_thinking_between_tool_calls: bool = False,
     use_patched: bool = False,
@@ -41,6 +43,7 @@ def create_renderer(
     truncation: str = "close",
     tool_parser: Any = None,
     reasoning_parser: Any = None,
+    calls: str = "strict",
     trusted: Iterable[str] = TRUSTED,
     messages: str = "adapt",
     lost: str = "warn",
@@ -48,42 +51,42 @@ def create_renderer(
 ) -> Renderer:
     """A renderer for a tokenizer: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
 
-    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by what it does), ``"default"`` (the same,
-    not recognised), or the name of a family, which fails where the template does not behave like it.
-    `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries. What is
-    left over goes to the template, which has to read it: ``enable_thinking=False``.
+    `renderer` is ``"auto"`` (the tokenizer's own template, recognised by its behaviour), ``"default"`` (the same, not
+    recognised), or the name of a family; then RendererError is raised if the template behaves differently.
+    `chat_template` overrides the template: its source, its file, or the name of one that the tokenizer carries. Other
+    arguments are template variables, which the template has to read: ``enable_thinking=False``.
 
-    `tool_parser` and `reasoning_parser` say how calls and reasoning are written where the template does not show it:
-    the name of a dialect (``"hermes"``, or as inference servers call it), or a `Dialect`, `CallGrammar` or `Frame`.
+    `past` says how turns are shown that are not the last (see `Past`): ``"template"``, ``"inference"``,
+    ``"tool_calls"``, ``"preserve"`` or ``"patched"``. `preserve_all_thinking`, `preserve_thinking_between_tool_calls`,
+    `use_patched` and `history` are other names of these values.
 
-    `messages` is ``"adapt"`` (the template is given the form of messages that it reads) or ``"as_given"`` (they stay as
-    they are, for ids that equal transformers' whatever the template makes of them). `lost` says what happens where
-    given text reaches no token: ``"warn"``, ``"error"`` or ``"ignore"``.
+    `calls` is ``"strict"`` or ``"lenient"``: if a well-formed call outside its place counts, as in vLLM.
+
+    `tool_parser` and `reasoning_parser` say how calls and reasoning are written if the template does not show it: the
+    name of a dialect (``"hermes"``, or an inference server's name), or a `Dialect`, `CallGrammar` or `Frame`.
+
+    `messages` is ``"adapt"`` (messages take the form that the template reads) or ``"as_given"`` (they stay as they are,
+    for ids that equal transformers'). `lost` says what happens if text reaches no token: ``"warn"``, ``"error"`` or
+    ``"ignore"``.
     """
     instance("renderer", renderer, str)
     loaded = load_tokenizer(tokenizer)
     templates = _templates(loaded, chat_template, renderer)
-    settings = [
-        name
-        for name, value in inspect.signature(create_renderer).parameters.items()
-        if value.kind is value.KEYWORD_ONLY
-    ]
-    _check_variables(template_kwargs, templates.values(), settings)
-    family = _recognised(loaded, templates, renderer, template_kwargs)
+    _check_variables(template_kwargs, templates.values())
+    family = "default"
+    if renderer != "default":
+        template = templates.get("default") or next(iter(templates.values()))
+        family = recognise(study_of(template, loaded, template_kwargs), renderer)
     return Renderer(
         loaded,
         templates,
         family=family,
-        preserve_all_thinking=flag("preserve_all_thinking", preserve_all_thinking),
-        preserve_thinking_between_tool_calls=flag(
-            "preserve_thinking_between_tool_calls", preserve_thinking_between_tool_calls
-        ),
-        use_patched=flag("use_patched", use_patched),
+        past=_past(past, use_patched, preserve_all_thinking, preserve_thinking_between_tool_calls, history),
         control_tokens=choose(ControlPolicy, "control_tokens", control_tokens),
-        history=choose(History, "history", history),
         truncation=choose(Truncation, "truncation", truncation),
         tool_parser=tool_parser if tool_parser is not None else families.tool_parser_of(family),
         reasoning_parser=reasoning_parser,
+        calls=choose(CallReading, "calls", calls),
         trusted=check_trusted(trusted, templates.values(), template_kwargs),
         messages=choose(MessageForm, "messages", messages),
         lost=choose(LostPolicy, "lost", lost),
@@ -91,46 +94,64 @@ def create_renderer(
     )
 
 
-OF_RENDER: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
-"""What `render` is given with each conversation."""
+def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any) -> Past:
+    """The choice that `past` and the other names of its values make; of several names the first here counts."""
+    if history not in ("train", "inference"):
+        raise RendererError(f"history is one of 'train', 'inference', not {shown(history)}")
+    aliases = {
+        Past.PATCHED: flag("use_patched", patched),
+        Past.PRESERVE: flag("preserve_all_thinking", preserve),
+        Past.TOOL_CALLS: flag("preserve_thinking_between_tool_calls", tool_calls),
+        Past.INFERENCE: history == "inference",
+    }
+    named = next((value for value, is_set in aliases.items() if is_set), None)
+    if past is None:
+        return named or Past.TEMPLATE
+    chosen = choose(Past, "past", past)
+    if chosen is Past.EXPAND:
+        raise RendererError("past='expand' makes several rows: pass it to build_supervised_samples")
+    if named not in (None, chosen):
+        raise RendererError(f"past is {chosen}, and another setting means {named}: use one of them")
+    return chosen
 
 
-def _check_variables(given: Mapping[str, Any], templates: Iterable[Template], settings: Collection[str]) -> None:
+def _check_variables(variables: Mapping[str, Any], templates: Collection[Template]) -> None:
     """Raise RendererError for a variable that is no setting and that none of the templates reads."""
-    some = list(templates)
-    for name in given:
+    for name in variables:
         if name in OF_RENDER:
             raise RendererError(f"{name} goes with each conversation: pass it to render(), not to the renderer")
-        if problem := unread_variable(name, some, settings):
-            raise RendererError(f"{shown(name)} is no setting of a renderer, and {problem}")
+        if problem := unread_variable(name, templates):
+            parameters = inspect.signature(create_renderer).parameters.values()
+            settings = ", ".join(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+            raise RendererError(f"{shown(name)} is no setting of a renderer ({settings}), and {problem}")
 
 
-def unread_variable(name: str, templates: Collection[Template], settings: Collection[str] = ()) -> str:
-    """That none of the templates reads a variable, and what may have been meant; nothing where one of them does."""
-    read = frozenset[str]().union(*(template.reads for template in templates)) - OF_RENDER
-    if name in read:
+def unread_variable(name: str, templates: Collection[Template]) -> str:
+    """A problem if none of the templates reads a variable; else nothing."""
+    if name in frozenset[str]().union(*(template.reads for template in templates)) - OF_RENDER:
         return ""
-    near = difflib.get_close_matches(name, [*settings, *read], 1)
-    meant = f"; did you mean {near[0]}?" if near else ""
     reads = ", ".join(sorted(frozenset[str]().union(*(template.variables for template in templates))))
-    return f"the chat template does not read it{meant} (it reads {reads or 'no variables'})"
+    return f"the chat template does not read it (it reads {reads or 'no variables'})"
 
 
-def template_source(given: Any) -> Any:
-    """The text of a template's file where one is named, else what was given.
+# -- templates
+
+
+def template_source(template: Any) -> Any:
+    """The text of a template's file if it names one, else the argument itself.
 
     Raises RendererError for a file that cannot be read or holds no template.
     """
-    if not isinstance(given, (str, PurePath)) or _is_source(str(given)):
-        return given
+    if not isinstance(template, (str, PurePath)) or _is_source(str(template)):
+        return template
     try:
-        if not Path(given).is_file():
-            return str(given)
-        source = Path(given).read_text(encoding="utf-8")
+        if not Path(template).is_file():
+            return str(template)
+        source = Path(template).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise RendererError(f"chat_template: {shown(str(given))} cannot be read: {error}") from error
+        raise RendererError(f"chat_template: {shown(str(template))} cannot be read: {error}") from error
     if not _is_source(source):
-        raise RendererError(f"{given} is not a chat template: nothing in it begins with {{{{, {{% or {{#")
+        raise RendererError(f"{template} is not a chat template: nothing in it begins with {{{{, {{% or {{#")
     return source
 
 
@@ -138,24 +159,24 @@ def _is_source(text: str) -> bool:
     return any(mark in text for mark in ("{{", "{%", "{#"))
 
 
-def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Template]:
-    """The templates to use, by name; a family that has no Jinja template brings its own format."""
-    if isinstance(given, (ChatTemplate, PythonFormat)):
-        return {"default": given}
-    if isinstance(given, str) and given in tokenizer.templates:
-        return {"default": ChatTemplate(tokenizer.templates[given])}
-    if given is not None:
-        source = template_source(given)
+def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, Template]:
+    """The templates to use, by name; a family without a Jinja template has a format in Python."""
+    if isinstance(template, (ChatTemplate, PythonFormat)):
+        return {"default": template}
+    if isinstance(template, str) and template in tokenizer.templates:
+        return {"default": ChatTemplate(tokenizer.templates[template])}
+    if template is not None:
+        source = template_source(template)
         if isinstance(source, str) and not _is_source(source):
-            known = ", ".join(sorted(tokenizer.templates)) or "none"
+            names = ", ".join(sorted(tokenizer.templates)) or "none"
             raise RendererError(
                 f"chat_template: there is no file {shown(source)}, and the tokenizer carries no template of that name "
-                f"(it carries {known})"
+                f"(it carries {names})"
             )
-        found = named_templates(source)
-        if not found:
-            raise RendererError(f"chat_template is a template's source, file or name, not {kind_of(given)}")
-        return {name: ChatTemplate(source) for name, source in found.items()}
+        sources = named_templates(source)
+        if not sources:
+            raise RendererError(f"chat_template is a template's source, file or name, not {kind_of(template)}")
+        return {name: ChatTemplate(source) for name, source in sources.items()}
     python_format = families.python_format(renderer, tokenizer)
     if python_format is not None:
         return {"default": python_format}
@@ -166,44 +187,22 @@ def _templates(tokenizer: Tokenizer, given: Any, renderer: str) -> dict[str, Tem
     return {name: ChatTemplate(source) for name, source in tokenizer.templates.items()}
 
 
-def _recognised(
-    tokenizer: Tokenizer, templates: Mapping[str, Template], renderer: str, kwargs: Mapping[str, Any]
-) -> str:
-    if renderer == "default":
-        return "default"
-    template = templates.get("default") or next(iter(templates.values()))
-    return recognise(study_of(template, tokenizer, kwargs), renderer)
+# -- pools
 
 
 class RendererPool:
-    """Renderers for many threads. They share one tokenizer, which is immutable and lets go of the GIL."""
+    """One renderer for many threads, which may share it: for code that expects a pool."""
 
-    def __init__(self, renderers: Sequence[Renderer]) -> None:
-        self._free: queue.SimpleQueue[Renderer] = queue.SimpleQueue()
-        self.size = len(renderers)
-        for renderer in renderers:
-            self._free.put(renderer)
+    def __init__(self, renderer: Renderer, size: int) -> None:
+        self.size = size
+        self._renderer = renderer
 
     @contextmanager
-    def checkout(self, timeout: float | None = None) -> Iterator[Renderer]:
-        """A renderer for the length of a ``with`` block; waits until one is free."""
-        try:
-            renderer = self._free.get(timeout=timeout)
-        except queue.Empty:
-            raise RendererError(f"no renderer came free within {timeout} s (pool of {self.size})") from None
-        try:
-            yield renderer
-        finally:
-            self._free.put(renderer)
-
-
-MOST_IN_POOL: Final = 4096
+    def checkout(self) -> Iterator[Renderer]:
+        """The renderer, for a ``with`` block. Never waits."""
+        yield self._renderer
 
 
 def create_renderer_pool(name_or_path: Any, renderer: str = "auto", size: int = 16, **settings: Any) -> RendererPool:
-    """A pool of `size` renderers, made as `create_renderer` makes one. What one of them learns, all of them know."""
-    if whole("the size of a pool", size, least=1) > MOST_IN_POOL:
-        raise RendererError(f"a pool of {size} renderers is more than any machine has threads for")
-    loaded = load_tokenizer(name_or_path)
-    made = create_renderer(loaded, renderer, **settings)
-    return RendererPool([made, *(copy.copy(made) for _ in range(size - 1))])
+    """A pool over one renderer, made as `create_renderer` makes it."""
+    return RendererPool(create_renderer(name_or_path, renderer, **settings), whole("the size of a pool", size, least=1))

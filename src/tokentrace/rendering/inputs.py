@@ -42,6 +42,13 @@ class ToolCache:
             return self._wrap(check_tools(tools) or [])
         return self._known.once(key, lambda: self._wrap(check_tools(tools) or []), keep=lambda _: is_plain(tools))
 
+    def key(self, tools: Any) -> object:
+        """Equal for equal tools."""
+        try:
+            return marshal.dumps(tools, 2)
+        except ValueError:
+            return repr(tools)
+
     def schemas(self, tools: Any) -> Tools:
         """Checked, and as a parser asks them what bare values mean."""
         try:
@@ -86,8 +93,8 @@ def credit_content(rendering: Rendering, adapted: Adapted) -> None:
         ]
 
 
-def with_given_text(messages: Messages, adapted: Adapted, given: Messages) -> Messages:
-    """Messages, with those whose text was put into a part as they were given."""
+def with_original_text(messages: Messages, adapted: Adapted, originals: Messages) -> Messages:
+    """Messages, with the originals of those whose text was wrapped in a part."""
     if not adapted.wrapped:
         return messages
-    return [given[at] if at in adapted.wrapped else message for at, message in enumerate(messages)]
+    return [originals[at] if at in adapted.wrapped else message for at, message in enumerate(messages)]

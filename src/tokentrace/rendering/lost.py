@@ -1,17 +1,18 @@
-"""Lost text: what was given and reached no token.
+"""Lost text: text of a message that reaches no token.
 
-The trace says what each span of a rendering came from. Text that does not stand in the spans of its origin is *lost*: a
-whole field, or a part of it. What a template drops from the past by design (the reasoning of turns that are not the
-last) is *dropped*, under the name of that policy. The rest:
+The trace says what each span of a rendering came from. Text that is not in the spans of its origin is *lost*. What a
+template drops from the past by design (the reasoning of turns that are not the last) is *dropped*, under the name of
+that policy. Not lost:
 
-- white space is never lost: templates strip it;
-- delimiters that a template takes out of content and writes itself (``</think>``) are not lost;
-- `BOOKKEEPING` fields are not text for the model: ids, names of results, what a data set says about training;
-- text that is written with other letters or marks (``content|lower``) is not lost but *altered*: a note says so.
+- white space: templates strip it;
+- delimiters that a template takes out of content and writes itself (``</think>``);
+- `BOOKKEEPING` fields, which are not text for the model;
+- text in other letters or marks (``content|lower``): it is *altered*, and a note reports it.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import re
@@ -25,13 +26,11 @@ from typing import Any, Final, NamedTuple
 from ..computed import computed
 from ..conversation.forms import texts_of
 from ..conversation.messages import Messages
-from ..conversation.place import Place
-from ..conversation.values import check_depth
-from ..errors import InputError, LostTextError, LostTextWarning, place
+from ..errors import LostTextError, LostTextWarning, place
 from ..study.forms import TemplateForms
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, UNKNOWN, FieldPath, Origin
-from ..template.spans import Block, Rendering
+from ..template.spans import Rendering
 
 BOOKKEEPING: Final = frozenset(
     {
@@ -46,24 +45,15 @@ BOOKKEEPING: Final = frozenset(
 PAST_REASONING: Final = "past_reasoning"
 """The policy of templates that show the reasoning of the last turn, and not that of turns before it."""
 
-
-_DEEP: Final = 160
-"""No value that was checked is nested deeper than that."""
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
-_MOST_MATCHES: Final = 64
-"""In how many pieces a field's text is looked for: one that was changed in more places counts as lost from there on."""
-
-
-_RESPELLED: Final = "text is not written as in the message"
-_CALL: Final = frozenset({"function", "name", "arguments"})
-"""The keys of calls and their functions that are looked at one by one."""
-
-Gap = tuple[int, int]
-"""A stretch of a text that is missing: from, to."""
+_CALL: Final = BOOKKEEPING | {"function", "arguments"}
+_MOST: Final = 10_000
+"""Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
+_DEEP: Final = 160
 
 
 class LostPolicy(StrEnum):
-    """What happens where given text reaches no token."""
+    """What happens if text reaches no token."""
 
     WARN = "warn"
     ERROR = "error"
@@ -72,7 +62,7 @@ class LostPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A given field of which some text, or all, reached no token. `message` is None for a tool."""
+    """A field of which some text, or all, reached no token. `message` is None for a tool."""
 
     message: int | None
     field: str
@@ -83,18 +73,36 @@ class Lost:
     """The policy that drops it by design; empty for what is lost."""
 
     def __str__(self) -> str:
-        shown = self.text if len(self.text) <= 80 else f"{self.text[:60]}…{self.text[-15:]}"
-        return f"{place(self.message, self.field)}{self.why}: {shown!r}"
+        excerpt = self.text if len(self.text) <= 80 else f"{self.text[:60]}…{self.text[-15:]}"
+        return f"{place(self.message, self.field)}{self.why}: {excerpt!r}"
 
 
 class LeftOut(NamedTuple):
-    """What became of given text that is not written as it was given."""
+    """Text that is not written as in its message."""
 
     lost: list[Lost]
     dropped: list[Lost]
-    """What the template drops by design."""
+    """Text that the template drops by design."""
     altered: list[str]
     """A note for each field that is written with other letters or marks."""
+
+
+def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
+    """Warn or raise, as the policy says, if anything is lost."""
+    if not lost or policy is LostPolicy.IGNORE:
+        return
+    if policy is LostPolicy.ERROR:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        one = lost[0]
+        raise LostTextError(f"{one.why}: {one.text[:80]!r}{more}", message=one.message, field=one.field, lost=lost)
+    excerpt = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
+    frame, level = sys._getframe(0), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        LostTextWarning(f"text reached no token: {excerpt} (rendered.lost lists it; lost='error' or 'ignore')"),
+        stacklevel=level,
+    )
 
 
 def find_lost(
@@ -106,276 +114,197 @@ def find_lost(
     first: int = 0,
 ) -> LeftOut:
     """What of `messages` (from message `first` on) and of `tools` is lost, dropped by design, or altered."""
-    return _Account(rendering, messages, forms).settle(tools, first)
+    finder = _LostFinder(rendering, messages, forms)
+    for index, message in enumerate(messages[first:], first):
+        for key, value in message.items():
+            if value and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
+                finder.check_field(index, key, value)
+    finder.check_tools(tools)
+    return finder.left_out
 
 
-def report_lost(lost: Sequence[Lost], policy: LostPolicy) -> None:
-    """Warn or raise, as the policy says, if anything is lost."""
-    if not lost or policy is LostPolicy.IGNORE:
-        return
-    if policy is LostPolicy.ERROR:
-        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        one = lost[0]
-        raise LostTextError(f"{one.why}: {one.text[:80]!r}{more}", message=one.message, field=one.field, lost=lost)
-    some = "; ".join(map(str, lost[:3])) + (f"; and {len(lost) - 3} more" if len(lost) > 3 else "")
-    warnings.warn(
-        LostTextWarning(f"given text reached no token: {some} (rendered.lost lists it; lost='error' or 'ignore')"),
-        stacklevel=_outside(),
-    )
-
-
-def _outside() -> int:
-    """How many calls up the caller is that is not tokentrace's own."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tokentrace":
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-class _Account:
-    """Every field of the messages compared with the spans that came from it."""
+class _LostFinder:
+    """Compares fields of messages with the spans that came from them."""
 
     def __init__(self, rendering: Rendering, messages: Messages, forms: TemplateForms) -> None:
+        self.left_out = LeftOut([], [], [])
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
-        self._lost: list[Lost] = []
-        self._dropped: list[Lost] = []
-        self._altered: list[str] = []
-        ends, _, origins = rendering.closed
+        ends, origins = rendering.ends, rendering.origins
         pieces = map(rendering.text.__getitem__, map(slice, [0, *ends], ends))
         self._texts: dict[FieldPath, list[str]] = {}
-        """What is written of each field, piece by piece."""
-        for origin, piece in itertools.compress(zip(origins, pieces, strict=True), origins):  # scaffold has no origin
-            self._texts.setdefault(origin, []).append(piece)  # type: ignore[arg-type]
+        """The text that came from each field, span by span."""
+        for origin, piece in zip(origins, pieces, strict=True):
+            if origin is not None:
+                self._texts.setdefault(origin, []).append(piece)
 
-    def settle(self, tools: Sequence[Mapping[str, Any]], first: int) -> LeftOut:
-        for index, message in enumerate(self._messages[first:], first):
-            for key, value in message.items():
-                if isinstance(value, (str, Sequence, Mapping)) and value and key not in BOOKKEEPING:
-                    self._field(index, key, value)
-        for at in self._unwritten(len(tools)) if tools else ():
-            name = str(tools[at].get("function", tools[at])["name"])
-            self._lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
-        return LeftOut(self._lost, self._dropped, self._altered)
-
-    def _unwritten(self, count: int) -> list[int]:
-        """The tools, of so many, of which nothing is written."""
-        missing = set(range(count))
-        for origin in self._rendering.closed.origins:
-            if origin is not None and origin[0] == "tools":
-                missing.difference_update(origin.tools if isinstance(origin, Block) else origin[1:2])
-                if not missing or (len(origin) == 1 and not isinstance(origin, Block)):  # all, printed as a list
-                    return []
-        return sorted(missing)
-
-    def _field(self, index: int, key: str, value: Any) -> None:
-        written = self._texts.get(("messages", index, key))
-        if written is not None and written[0] == value and len(written) == 1:
-            return  # as nearly all are
+    def check_field(self, index: int, key: str, value: Any) -> None:
+        pieces = self._texts.get(("messages", index, key))
+        if pieces is not None and pieces[0] == value and len(pieces) == 1:
+            return  # nearly always
         if key == "tool_calls" and not isinstance(value, (str, Mapping)):
             for at, call in enumerate(value):
                 if isinstance(call, Mapping):
-                    self._call(index, at, call)
-        elif key in REASONING_FIELDS and isinstance(value, str):
-            self._reasoning(index, key, value)
+                    self._check_call(index, at, call)
         elif key == "content" and not isinstance(value, Mapping):
             for path, text in texts_of(self._messages[index]):
-                self._content(index, path, text)
-        elif key == "content":
-            self._leaves(Origin.of(index, key), value)
+                self._check_text(Origin.of(index, *path), text)
+        elif isinstance(value, str):
+            self._check_text(Origin.of(index, key), value)
         else:
-            self._unknown(Origin.of(index, key), value)
+            missing = [text for path, text in _leaves(value, Origin.of(index, key)) if self._is_lost_leaf(path, text)]
+            self._add(Origin.of(index, key), "…".join(missing), whole=True)
+
+    def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Report tools of which nothing is written."""
+        missing = set(range(len(tools)))
+        for origin in self._rendering.origins if missing else ():
+            if origin is not None and origin[0] == "tools":
+                missing.difference_update(origin[1:2])
+                if len(origin) == 1:  # all, printed as a list
+                    return
+        for at in sorted(missing):
+            name = str(tools[at].get("function", tools[at])["name"])
+            self.left_out.lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
 
     # -- texts
 
-    def _content(self, index: int, path: FieldPath, text: str) -> None:
-        gaps = self._missing(Origin.of(index, *path), text)
-        if not gaps:
-            self._compare(Origin.of(index, *path), text)
-        end = text.rfind("</think>") + len("</think>")
-        is_reasoning = "</think>" in text and not any(text[end:stop].strip() for _, stop in gaps)
-        self._report(index, path, text, gaps, inline=True, is_reasoning=is_reasoning)
-
-    def _reasoning(self, index: int, key: str, text: str) -> None:
-        message = self._messages[index]
-        names = [name for name in REASONING_FIELDS if message.get(name) in (None, text)]
-        for name in names:
-            if self._shows(Origin.of(index, name), text):
-                self._compare(Origin.of(index, name), text)
-                return  # it goes by several names, and the template reads one of them
-        gaps = self._missing(Origin.of(index, key), text)
-        self._report(index, (key,), text, gaps, inline=False, is_reasoning=True)
-
-    def _report(
-        self, index: int, path: FieldPath, text: str, gaps: list[Gap], *, inline: bool, is_reasoning: bool
-    ) -> None:
-        """Reasoning of the past is dropped by design, if the template shows that of the last turn; the rest is lost."""
-        message = self._messages[index]
-        is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
-        if gaps and is_reasoning and is_past and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
-            why = "the template shows the reasoning of the last turn only"
-            missing = "".join(text[start:stop] for start, stop in gaps)
-            self._dropped.append(Lost(index, ".".join(map(str, path)), why, missing, PAST_REASONING))
-        else:
-            self._lose(index, path, text, gaps)
-
-    # -- calls
-
-    def _call(self, index: int, at: int, call: Mapping[str, Any]) -> None:
-        base = Origin.of(index, "tool_calls", at)
-        if base[:3] in self._texts and base not in self._called:
-            return  # the list of calls was printed as it is
-        function = call.get("function")
-        holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
-        for path, fields in {base: call, inner: holder}.items():
-            for key, value in fields.items():
-                if key not in _CALL and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
-                    self._unknown(path.at(key), value)
-        name, arguments = holder.get("name"), holder.get("arguments")
-        if base not in self._called:
-            text = f"{name}({_shown_arguments(arguments)})"
-            self._lose(index, base.path, text, [(0, len(text))])
+    def _check_text(self, origin: Origin, text: str) -> None:
+        """Report what is missing of a text: as dropped if it is reasoning of the past, else as lost."""
+        index, message = origin.message or 0, self._messages[origin.message or 0]
+        is_reasoning = origin.field in REASONING_FIELDS
+        if is_reasoning and any(  # it may go by several names, of which the template reads one
+            self._is_shown(Origin.of(index, name), text) for name in REASONING_FIELDS if message.get(name) == text
+        ):
             return
-        if isinstance(name, str) and not self._shows(inner.at("name"), name):
-            in_id = name in "".join(self._texts.get(base.at("id"), ()))  # as Kimi writes it
-            self._lose(index, inner.at("name").path, name, [] if in_id else [(0, len(name))])
-        path = inner.at("arguments")
-        if not isinstance(arguments, str):
-            self._leaves(path, arguments or {})
-        elif gaps := self._missing(path, arguments):
-            value = _as_json(arguments)
-            if isinstance(value, Mapping) and (not value or any(one[: len(path)] == path for one in self._texts)):
-                self._leaves(path, value)
-            else:
-                self._lose(index, path.path, arguments, gaps)
+        gaps = self._gaps(origin, text)
+        if not gaps:
+            return
+        missing = "…".join(text[start:stop] for start, stop in gaps)
+        end = text.rfind("</think>")
+        inline = origin.field == "content" and end >= 0 and not any(text[end + 8 : stop].strip() for _, stop in gaps)
+        is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
+        has_calls = bool(message.get("tool_calls"))
+        if (is_reasoning or inline) and is_past and self._forms.shows_reasoning(has_calls, inline):
+            why = "the template shows the reasoning of the last turn only"
+            path = ".".join(map(str, origin.path))
+            self.left_out.dropped.append(Lost(index, path, why, missing, PAST_REASONING))
+        else:
+            whole = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
+            self._add(origin, missing, whole=whole)
 
-    def _leaves(self, path: Origin, value: Any) -> None:
-        """Each text and number in a value that is JSON for the model, and each key."""
-        if path in self._texts and _as_json("".join(self._texts[path])) == value:
-            return  # it was printed as a whole
-        lost: dict[Origin, tuple[str, list[Gap]]] = {}
-        for inner, leaf in _leaves_of(value, path):
-            text = leaf if isinstance(leaf, str) else _number(leaf)
-            if not text.strip() or self._above(inner, path, text):
-                continue
-            if gaps := self._missing(inner, text):
-                lost[inner] = text, gaps
-            elif isinstance(leaf, str):
-                self._compare(inner, text)
-        for inner, (text, gaps) in lost.items():
-            if not inner.is_key or not any(other[: len(inner) - 1] == inner[:-1] for other in lost if other != inner):
-                self._lose(path.message or 0, inner.path, text, gaps)
-
-    def _above(self, path: Origin, base: Origin, text: str) -> bool:
-        """True if a text stands in the text of a value around it, which was printed whole."""
-        return any(
-            _contains("".join(self._texts[path[:length]]), text)
-            for length in range(len(path), len(base) - 1, -1)
-            if path[:length] in self._texts
-        )
-
-    def _unknown(self, base: Origin, value: Any) -> None:
-        """The texts in a field of which nothing is known."""
-        try:
-            check_depth(value, Place(field=str(base[-1])))
-        except InputError:
-            return  # it contains itself: no text of it could be shown
-        missing = [
-            leaf
-            for path, leaf in itertools.islice(_leaves_of(value, base), 10_000)
-            if isinstance(leaf, str) and leaf.strip() and not path.is_key
-            if not self._above(path, base, leaf) and self._missing(path, leaf)
+    def _gaps(self, origin: Origin, text: str) -> list[tuple[int, int]]:
+        """The stretches of a text that are not written, without white space and delimiters."""
+        if self._is_shown(origin, text):
+            return []
+        pieces = self._texts.get(origin, [])
+        if _letters(text) and _letters(text) in _letters("".join(pieces)):
+            path = ".".join(map(str, origin.path))
+            self.left_out.altered.append(f"{place(origin.message, path)}text is not written as in the message")
+            return []
+        scaffold = self._scaffold.get(origin.message or 0, "") + "\0" + self._scaffold.get(-1, "")
+        return [
+            (start, stop)
+            for start, stop in _uncovered(text, pieces)
+            if not _DELIMITERS.fullmatch(text[start:stop])
+            or not all(word in scaffold for word in text[start:stop].split())
         ]
-        if missing:
-            text = "…".join(missing)
-            self._lose(base.message or 0, base.path, text, [(0, len(text))])
 
-    # -- what is missing
-
-    @computed
-    def _called(self) -> set[FieldPath]:
-        """The calls of which something is written."""
-        return {origin[:4] for origin in self._texts if len(origin) > 3 and origin[2] == "tool_calls"}
+    def _is_shown(self, origin: Origin, text: str) -> bool:
+        """Whether a text is in the spans of its field, or of a value around it that was printed whole."""
+        if text.strip() in "".join(self._texts.get(origin, [])) and origin in self._texts:
+            return True
+        around = (origin[:length] for length in range(len(origin), 1, -1))
+        return any(_contains("".join(self._texts[path]), text) for path in (*around, UNKNOWN) if path in self._texts)
 
     @computed
     def _scaffold(self) -> dict[int, str]:
-        """What the template itself wrote in each message's turn."""
+        """The template's own text in each message's turn."""
         pieces: dict[int, list[str]] = {}
         for text, turn, origin in self._rendering.spans():
             if origin is None:
                 pieces.setdefault(turn, []).append(text)
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
-    @computed
-    def _spoken(self) -> set[int | None]:
-        """The messages of which more is written than their role."""
-        fields = (origin for origin in self._texts if origin[0] == "messages" and len(origin) > 2)
-        return {origin[1] for origin in fields if origin[2] != "role"}  # type: ignore[misc]
+    # -- calls
 
-    def _shows(self, origin: Origin, text: str) -> bool:
-        return origin in self._texts and not self._missing(origin, text)
-
-    def _missing(self, origin: Origin, text: str) -> list[Gap]:
-        """The stretches of a field's text that stand nowhere, white space aside."""
-        pieces = self._texts.get(origin, [])
-        if text.strip() in "".join(pieces) or _contains("".join(self._texts.get(UNKNOWN, ())), text):
-            return []
-        gaps = _gaps(text, pieces)
-        written = self._scaffold.get(origin.message or 0, "") + "\0" + self._scaffold.get(-1, "") if gaps else ""
-        return [(start, stop) for start, stop in gaps if not _is_written(text[start:stop], written)]
-
-    def _compare(self, origin: Origin, text: str) -> None:
-        """Note a text that is written, but not as it is in the message."""
-        pieces = self._texts.get(origin, [])
-        if not _contains("".join(pieces), text) and _is_respelled(text, pieces, _forms_in(text, pieces)):
-            self._altered.append(f"{place(origin.message, '.'.join(map(str, origin.path)))}{_RESPELLED}")
-
-    def _lose(self, index: int, path: Sequence[Any], text: str, gaps: Sequence[Gap]) -> None:
-        if not gaps:
+    def _check_call(self, index: int, at: int, call: Mapping[str, Any]) -> None:
+        base = Origin.of(index, "tool_calls", at)
+        if base[:3] in self._texts:
+            return  # the list of calls was printed as it is
+        function = call.get("function")
+        holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
+        name, arguments = holder.get("name"), holder.get("arguments")
+        if base not in self._called:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+            self._add(base, f"{name}({text})", whole=True)
             return
-        whole = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
+        for path, fields in {base: call, inner: holder}.items():
+            for key, value in fields.items():
+                if key not in _CALL:
+                    missing = [text for leaf, text in _leaves(value, path.at(key)) if self._is_lost_leaf(leaf, text)]
+                    self._add(path.at(key), "…".join(missing), whole=True)
+        in_id = isinstance(name, str) and self._is_shown(base.at("id"), name)  # as Kimi writes it
+        if isinstance(name, str) and not in_id and self._gaps(inner.at("name"), name):
+            self._add(inner.at("name"), name, whole=True)
+        self._check_arguments(inner.at("arguments"), arguments)
+
+    @computed
+    def _called(self) -> set[FieldPath]:
+        """The calls of which something is written."""
+        return {origin[:4] for origin in self._texts if len(origin) > 3 and origin[2] == "tool_calls"}
+
+    def _check_arguments(self, origin: Origin, arguments: Any) -> None:
+        """Report each text, number and key of a call's arguments that is not written."""
+        if isinstance(arguments, str):
+            value = _as_json(arguments)
+            is_read = not value or any(path[: len(origin)] == origin for path in self._texts)
+            if self._is_shown(origin, arguments) or not isinstance(value, Mapping) or not is_read:
+                self._check_text(origin, arguments)
+                return
+            arguments = value
+        if origin in self._texts and _as_json("".join(self._texts[origin])) == arguments:
+            return  # printed as a whole
+        lost = {path: text for path, text in _leaves(arguments or {}, origin, keys=True) if self._gaps(path, text)}
+        for path, text in lost.items():
+            if not path.is_key or not any(other[: len(path) - 1] == path[:-1] for other in lost if other != path):
+                self._add(path, text, whole=True)
+
+    def _is_lost_leaf(self, path: Origin, text: str) -> bool:
+        return bool(text.strip()) and bool(self._gaps(path, text))
+
+    def _add(self, origin: Origin, missing: str, *, whole: bool) -> None:
+        """Report lost text, if there is any."""
+        if not missing.strip():
+            return
+        index = origin.message or 0
         if not whole:
             why = "the template leaves out a part of it"
-        elif index in self._spoken:
+        elif any(path[:2] == ("messages", index) and path[2:] != ("role",) for path in self._texts if len(path) > 2):
             why = "the template does not write it"
         else:
             why = "the template writes nothing of this message"
-        missing = "…".join(text[start:stop] for start, stop in gaps)
-        self._lost.append(Lost(index, ".".join(map(str, path)), why, missing))
+        self.left_out.lost.append(Lost(index, ".".join(map(str, origin.path)), why, missing))
 
 
-def _number(value: float) -> str:
-    try:
-        return json.dumps(value)
-    except ValueError:  # more digits than Python writes
-        return ""
-
-
-def _shown_arguments(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-
-
-def _gaps(text: str, pieces: Sequence[str]) -> list[Gap]:
-    """The stretches of a text that none of the written pieces covers, without those that are white space only."""
-    forms = _forms_in(text, pieces)
-    if _is_respelled(text, pieces, forms):
-        return []
-    covered: list[Gap] = []
+def _uncovered(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:
+    """The stretches of a text that no written piece covers, without those that are only white space."""
+    covered: list[tuple[int, int]] = []
     cursor = 0
-    for piece, form in zip(pieces, forms, strict=True):
-        rest = piece if form is None else form
-        for _ in range(_MOST_MATCHES):
-            size = _longest_prefix(rest, text)
+    for piece in pieces:
+        remaining = next((form for form in _forms(piece) if form in text), piece)
+        for _ in range(64):
+            size = _longest_prefix(remaining, text)
             if size:
-                at = text.find(rest[:size], cursor)
-                at = text.find(rest[:size]) if at < 0 else at
+                at = text.find(remaining[:size], cursor)
+                at = text.find(remaining[:size]) if at < 0 else at
                 cursor = at + size
                 covered.append((at, cursor))
-            rest = rest[max(size, 1) :]
-            if not rest:
+            remaining = remaining[max(size, 1) :]
+            if not remaining:
                 break
-    gaps: list[Gap] = []
+    gaps: list[tuple[int, int]] = []
     end = 0
     for start, stop in [*sorted(covered), (len(text), len(text))]:
         if start > end and text[end:start].strip():
@@ -384,36 +313,17 @@ def _gaps(text: str, pieces: Sequence[str]) -> list[Gap]:
     return gaps
 
 
-def _forms_in(text: str, pieces: Sequence[str]) -> list[str | None]:
-    """What each written piece stands for in a text; None for a piece that does not occur in it."""
-    return [next((form for form in _forms_of(piece) if form in text), None) for piece in pieces]
-
-
-def _is_respelled(text: str, pieces: Sequence[str], forms: Sequence[str | None]) -> bool:
-    """True if a text is written in another way: in capitals, with other white space."""
-    return None in forms and bool(_letters(text)) and _letters(text) in _letters("".join(pieces))
-
-
 def _longest_prefix(piece: str, text: str) -> int:
-    """The length of the longest beginning of a piece that stands in a text."""
-    low, high = 0, len(piece)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if piece[:middle] in text else (low, middle - 1)
-    return low
+    """The length of the longest beginning of a piece that is in a text."""
+    return bisect.bisect_left(range(1, len(piece) + 1), True, key=lambda length: piece[:length] not in text)
 
 
-def _forms_of(piece: str) -> Iterator[str]:
+def _forms(piece: str) -> Iterator[str]:
     """The texts that a written piece may stand for: itself, or what it is JSON of."""
     yield piece
     bare = piece[1:-1] if len(piece) > 1 and piece[0] == piece[-1] and piece[0] in "\"'" else piece
-    if bare:
-        yield bare
     value = _as_json(f'"{bare}"')
-    if isinstance(value, str) and value:
-        yield value
-    if piece.strip():
-        yield piece.strip()
+    yield from (form for form in (bare, value, piece.strip()) if isinstance(form, str) and form)
 
 
 def _letters(text: str) -> str:
@@ -421,23 +331,10 @@ def _letters(text: str) -> str:
 
 
 def _contains(whole: str, text: str) -> bool:
-    """Whether a text stands in another, as it is or as JSON or Python writes it."""
-    if text in whole or text.strip() in whole:
+    """Whether a text is in another, as it is or as JSON or Python writes it."""
+    if text.strip() in whole:
         return True
     return any(form[1:-1] in whole for form in (json.dumps(text, ensure_ascii=False), json.dumps(text), repr(text)))
-
-
-def _is_written(gap: str, scaffold: str) -> bool:
-    """Whether the template wrote itself what it took out of a field: delimiters, all of them, in order."""
-    if not _DELIMITERS.fullmatch(gap):
-        return False
-    at = 0
-    for word in gap.split():
-        at = scaffold.find(word, at)
-        if at < 0:
-            return False
-        at += len(word)
-    return True
 
 
 def _as_json(text: str) -> Any:
@@ -447,18 +344,27 @@ def _as_json(text: str) -> Any:
         return None
 
 
-def _leaves_of(value: Any, path: Origin) -> Iterator[tuple[Origin, Any]]:
-    """Texts and numbers in a value, and keys. True, false and null a template may write as words of its own."""
+def _leaves(value: Any, path: Origin, *, keys: bool = False) -> Iterator[tuple[Origin, str]]:
+    """Texts in a value; with `keys` also numbers and keys. True, false and null a template may write in other words."""
+    return itertools.islice(_each_leaf(value, path, keys), _MOST)
+
+
+def _each_leaf(value: Any, path: Origin, keys: bool) -> Iterator[tuple[Origin, str]]:
     if len(path) > _DEEP:
         return
     if isinstance(value, Mapping):
         for key, inner in value.items():
             name = key if isinstance(key, (str, int)) else str(key)
-            if isinstance(key, str):
+            if keys and isinstance(key, str) and key.strip():
                 yield path.at(name, KEY), key
-            yield from _leaves_of(inner, path.at(name))
+            yield from _each_leaf(inner, path.at(name), keys)
     elif isinstance(value, (list, tuple)):
         for at, inner in enumerate(value):
-            yield from _leaves_of(inner, path.at(at))
-    elif isinstance(value, str) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            yield from _each_leaf(inner, path.at(at), keys)
+    elif isinstance(value, str) and value.strip():
         yield path, value
+    elif keys and isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            yield path, json.dumps(value)
+        except ValueError:  # more digits than Python writes
+            return

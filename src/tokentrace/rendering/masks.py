@@ -8,46 +8,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.messages import Messages
 from ..errors import TokentraceError, place
 from ..formats.dialects import with_parsers
 from ..parsing.compiled import Compiled
 from ..parsing.parser import parse
-from ..parsing.proof import MISREAD, PROOFS, misread
+from ..parsing.proof import MISREAD, PROOFS, misread_parts
 from ..study.probes import USER
-from ..study.sampling import find_sampled
 from ..study.study import TemplateStudy
-from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from .rendered import RenderedTokens, field_name
 
 
-def masked(
-    study: TemplateStudy,
-    encoded: Encoded,
-    messages: Messages,
-    shown: Messages,
-    tools: TracedList | None,
-    prompted: bool = False,
-    continued: bool = False,
-) -> RenderedTokens:
-    """The ids with the mask of what is sampled. A last turn that was left open is not."""
-    sampling = find_sampled(study, encoded, shown, tools)
-    if continued:
-        sampling.turns = [turn for turn in sampling.turns if turn.message != len(messages) - 1]
-    mask = sampling.mask(len(encoded.ids))
-    return RenderedTokens(
-        tokenizer=study.tokenizer,
-        encoded=encoded,
-        conversation=messages,
-        turns=sampling.turns,
-        mask=mask,
-        prompted=prompted,
-        notes=[*sampling.notes, *compare_generation_tags(encoded, mask), *_kept_as_text(encoded)],
-    )
+def mask_notes(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
+    """Notes on generation tags that disagree with the mask, and on control tokens that stayed text."""
+    return [*compare_generation_tags(encoded, mask), *_literal_tokens(encoded)]
 
 
-def _kept_as_text(encoded: Encoded) -> Iterator[str]:
+def _literal_tokens(encoded: Encoded) -> Iterator[str]:
     """A note for each control token that a field spells and does not hold: transformers would make it one."""
     origins = encoded.rendering.origins if encoded.forged else []
     for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.forged):
@@ -93,9 +70,8 @@ def compiled_grammar(
     grammar = with_parsers(derived, tool_parser, reasoning_parser)
     compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
     if grammar is derived and render is not None:
-        compiled.misread = tuple(_misread(compiled, render))
-        found = ", ".join(f"{part} of {name}" for part, name in compiled.misread)
-        compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {found}"] if found else [])))
+        misread = ", ".join(f"{part} of {name}" for part, name in _misread(compiled, render))
+        compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {misread}"] if misread else [])))
     return compiled
 
 
@@ -109,4 +85,4 @@ def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Ite
         for turn in rendered.turns[:1]:
             prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
             parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
-            yield from misread(name, rendered.rendering, parsed, compiled.grammar)
+            yield from misread_parts(name, rendered.rendering, parsed, compiled.grammar)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast, overload
@@ -21,7 +19,7 @@ from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
-from ..template.spans import Rendering, Spans
+from ..template.spans import Rendering
 from ..tokens.encoded import Encoded, Number
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import LeftOut, Lost
@@ -56,18 +54,12 @@ class TokenSpan:
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
-    Arrays: `ids` (int32), `messages` (int32; -1 for tokens that belong to no message), `mask` (bool; True where
-    the model samples). Lists of the same are made on request: `token_ids`, `message_indices`, `sampled`,
-    `fields`, `origins`. All have one entry per token.
+    Arrays with one entry per token: `ids`, `messages` (-1 for none), `mask` (True where the model samples). Lists of
+    the same: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`. ``rendered[3]`` is one `Token`.
 
-    ``rendered[3]`` is one token with all of this (`Token`), a slice a list of them.
-
-    `mask_means` is ``"sampled"``; in a training row, whose mask is what carries loss, it is ``"trained"``.
-
-    `turns` are the sampled turns with their stop tokens, `changes` what was changed in the messages so that the
-    template reads them (``messages="adapt"``) and in the text against the shipped template's (`preserve_*`,
-    `use_patched`), `lost` what was given and reached no token, `dropped` what the template leaves out of the past by
-    design, `notes` what could not be settled or does not agree.
+    `turns` are the sampled turns with their stop tokens. `changes` lists changes to the messages that made them fit
+    the template, and turns that differ from the shipped template's (`past`). `notes` lists what could not be proven or
+    does not agree. `mask_means` is ``"sampled"``, or ``"trained"`` if the mask is that of a training row.
     """
 
     def __init__(
@@ -84,9 +76,9 @@ class RenderedTokens(ShowsItself):
         find_lost: Callable[[], LeftOut] | None = None,
     ) -> None:
         self.ids: Ids = encoded.ids
+        self.turns = list(turns)
         self.mask = mask
         self.mask_means = "sampled"
-        self.turns = list(turns)
         self.changes = list(changes)
         self._find_lost = find_lost
         self._notes = list(notes)
@@ -119,13 +111,8 @@ class RenderedTokens(ShowsItself):
         return self._encoded.spans
 
     def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """What is known of each closed span of `rendering`, for each token that begins in it."""
+        """A value of each closed span of `rendering`, for each token that begins in it."""
         return self._encoded.per_token(of_spans)
-
-    def find_lost_with(self, find: Callable[[], LeftOut]) -> None:
-        """Let `lost` and `dropped` be found so, where the rendering was put together of several."""
-        self.__dict__.pop("_left_out", None)
-        self._find_lost = find
 
     @computed
     def _left_out(self) -> LeftOut:
@@ -133,19 +120,12 @@ class RenderedTokens(ShowsItself):
 
     @property
     def notes(self) -> list[str]:
-        """What could not be settled or does not agree, and which fields are not written as in the message."""
+        """What could not be proven or does not agree, and fields that are not written as in the message."""
         return list(dict.fromkeys([*self._notes, *self._left_out.altered]))
-
-    @notes.setter
-    def notes(self, notes: Sequence[str]) -> None:
-        self._notes = list(notes)
 
     @property
     def lost(self) -> list[Lost]:
-        """Given fields of which some text, or all, reached no token: message, field, why, and the text.
-
-        With ``lost="ignore"`` they are looked for when this is asked, in the messages as they are then.
-        """
+        """Fields of which some text, or all, reached no token: message, field, why, and the text."""
         return self._left_out.lost
 
     @property
@@ -156,7 +136,7 @@ class RenderedTokens(ShowsItself):
     @computed
     def messages(self) -> npt.NDArray[np.int32]:
         rendering = self.rendering
-        owners = np.asarray(span_messages(rendering, self._roles, rendering.closed), np.int32)
+        owners = np.asarray(span_messages(rendering, self._roles), np.int32)
         messages = self._encoded.per_token(owners)
         for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
             messages[turn.start : turn.stop] = turn.message
@@ -183,12 +163,8 @@ class RenderedTokens(ShowsItself):
     @computed
     def fields(self) -> list[str]:
         """The field of each token: ``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``…"""
-        return self.fields_from(0)
-
-    def fields_from(self, start: int) -> list[str]:
-        """The fields of the tokens from `start` on."""
         names = self._span_fields
-        return [names[span] for span in self._encoded.spans[start:].tolist()]
+        return [names[span] for span in self._encoded.spans.tolist()]
 
     @computed
     def _span_fields(self) -> list[str]:
@@ -223,7 +199,7 @@ class RenderedTokens(ShowsItself):
             yield TokenSpan(start, stop, message, self.role(message), self._span_fields[int(key[start])])
 
     def content_spans(self, role: str | None = None, field: str | None = "content") -> list[TokenSpan]:
-        """Spans of a field (and what lies below it), of messages of one role or of all; refuses as `select` does."""
+        """Spans of a field (and what lies below it), of messages of one role or of all. Raises what `select` does."""
         self._check_selection(None, role, field)
         return [
             span
@@ -241,17 +217,16 @@ class RenderedTokens(ShowsItself):
         field: str | None = None,
         sampled: bool | None = None,
     ) -> npt.NDArray[np.bool_]:
-        """A mask of the tokens that fit all that is given. ``message=-1`` is what belongs to no message.
+        """A mask of the tokens that fit all arguments. ``message=-1`` is tokens of no message.
 
-        RendererError for a message that does not exist, and for a role or a field that no message can have: an empty
-        mask means that the conversation has no such tokens, never that a name was misspelled.
+        Raises RendererError for a message that does not exist, and for a role or a field that no message can have.
         """
         self._check_selection(message, role, field)
         chosen = np.ones(len(self.ids), np.bool_)
         if message is not None:
             chosen &= self.messages == message
         if role is not None:
-            of_role = [at for at, own in enumerate(self._roles) if own == role]
+            of_role = [at for at, other in enumerate(self._roles) if other == role]
             chosen &= np.isin(self.messages, of_role)
         if field is not None:
             fits = [_is_field(name, field) for name in self._span_fields]
@@ -265,13 +240,10 @@ class RenderedTokens(ShowsItself):
         if message is not None and not -1 <= whole("message", message) < count:
             raise RendererError(f"there is no message {message}; there are {count}, from 0 to {count - 1}")
         if role is not None:
-            _choose_name("role", role, {*ROLES, *self._roles})
+            _check_name("role", role, {*ROLES, *self._roles})
         if field is not None:
-            given = {str(key) for row in self._conversation for key in row}
-            seen = {".".join(name.split(".")[: depth + 1]) for name in set(self._span_fields) for depth in range(9)}
-            known = _FIELDS | given | seen
-            if not (isinstance(field, str) and (field.split(".")[0] in known) and _CALL_FIELD.fullmatch(field)):
-                _choose_name("field", field, known | _CALL_PARTS)
+            names = {str(key) for row in self._conversation for key in row} | set(self._span_fields)
+            _check_name("field", field, _FIELDS.union(name.split(".")[0] for name in names))
 
     def decode(self, chosen: npt.NDArray[np.bool_] | slice | None = None) -> str:
         """The text of the chosen tokens, for people to read."""
@@ -333,26 +305,19 @@ _FIELDS: Final = frozenset(
     | {"tools", "kwargs", "unknown"}
 )
 """Fields that a token may be of, whether or not this conversation has one."""
-_CALL_PARTS: Final = frozenset(f"tool_calls.0.{part}" for part in ("id", "type", "function.name", "function.arguments"))
-_CALL_FIELD: Final = re.compile(
-    r"(?!tool_calls\.).*|tool_calls\.\d+(\.(id|type|(function\.)?(name|arguments)(\..*)?|function))?", re.DOTALL
-)
 
 
-def _choose_name(kind: str, name: Any, known: Collection[str]) -> None:
-    """RendererError, with the known names, for an unknown one."""
-    if isinstance(name, str) and name in known:
-        return
-    near = difflib.get_close_matches(name, known, 1) if isinstance(name, str) else []
-    meant = f"did you mean {near[0]}? " if near else ""
-    raise RendererError(f"there is no {kind} {shown(name)}; {meant}there are {', '.join(sorted(known))}")
+def _check_name(kind: str, name: Any, names: Collection[str]) -> None:
+    """Raise RendererError for a name that does not begin with one of these."""
+    if not isinstance(name, str) or name.split(".")[0] not in names:
+        raise RendererError(f"there is no {kind} {shown(name)}; there are {', '.join(sorted(names))}")
 
 
-def _is_field(name: str, wanted: str) -> bool:
-    """Whether a field is one that was asked for, or lies below it. Reasoning is one field by whatever name it came."""
-    if wanted in REASONING_FIELDS:
+def _is_field(name: str, chosen: str) -> bool:
+    """Whether a field is the chosen one, or lies below it. Reasoning is one field by whatever name it came."""
+    if chosen in REASONING_FIELDS:
         return name in REASONING_FIELDS
-    return name == wanted or name.startswith(wanted + ".")
+    return name == chosen or name.startswith(chosen + ".")
 
 
 def field_name(origin: Origin | None) -> str:
@@ -368,10 +333,8 @@ def roles_of(conversation: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(message["role"]) for message in conversation]
 
 
-def span_messages(
-    rendering: Rendering, roles: Sequence[str], spans: Spans | None = None, *, start: int = 0
-) -> list[int]:
-    """The message of each span from number `start` on: of all, or of the closed ones. `roles` are by message.
+def span_messages(rendering: Rendering, roles: Sequence[str]) -> list[int]:
+    """The message of each span. `roles` are by message.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
     that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
@@ -379,14 +342,12 @@ def span_messages(
     quoted in it, if it quotes one only. What comes before the quote may be a system block of the template: it belongs
     to the message if that is a system message.
     """
-    ends, turns, origins = spans or (rendering.ends, rendering.turns, rendering.origins)
-    owners = turns[start:]
-    for span, origin in enumerate(origins[start:] if start else origins):
+    ends, turns, origins = rendering.ends, rendering.turns, rendering.origins
+    owners = list(turns)
+    for span, origin in enumerate(origins):
         source = None if origin is None else origin.message
         if source is not None and (owners[span] < 0 or roles[source] != "assistant"):
             owners[span] = source
-    if start:
-        return owners
     first = next((k for k, turn in enumerate(turns) if turn >= 0), len(owners))
     quoted = list(dict.fromkeys(owner for owner in owners[:first] if owner >= 0))
     if not quoted:

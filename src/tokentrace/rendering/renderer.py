@@ -19,33 +19,32 @@ from ..errors import InputError, RendererError, TokentraceError, kind_of
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.parser import StreamingParser, called_functions, missing_close, parse
-from ..parsing.response import ParsedResponse, ReadAs
-from ..parsing.unreadable import Unreadable, find_unreadable
-from ..parsing.values import Tools as ToolSchemas
+from ..parsing.parser import StreamingParser
+from ..parsing.readback import Unreadable, find_unreadable
+from ..parsing.response import CallReading, ParsedResponse
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
+from ..study.sampling import find_sampled
 from ..study.seams import BridgeRefusal, Written
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
 from ..template.chat_template import Template
 from ..template.trace import Rendering
-from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens
-from .bridging import Bridger, History
+from .bridging import Bridger, Stream
 from .closing import Truncation
-from .inputs import ToolCache, credit_content, tools_of_each, with_given_text
+from .inputs import ToolCache, credit_content, tools_of_each, with_original_text
 from .lost import LostPolicy, find_lost, report_lost
-from .masks import compiled_grammar, masked
+from .masks import compiled_grammar, mask_notes
+from .past import Past, after_prompt, write_conversation
 from .prefill import left_open, with_mark
 from .rendered import RenderedTokens
 from .trust import TRUSTED, encode_trusted
-from .writing import HistoryPolicy, WrittenText, write_history
 
 Made = TypeVar("Made")
 
@@ -62,14 +61,12 @@ class Renderer:
         templates: Mapping[str, Template],
         *,
         family: str = "default",
-        preserve_all_thinking: bool = False,
-        preserve_thinking_between_tool_calls: bool = False,
-        use_patched: bool = False,
+        past: Past = Past.TEMPLATE,
         control_tokens: ControlPolicy = ControlPolicy.LITERAL,
-        history: History = History.TRAIN,
         truncation: Truncation = Truncation.CLOSE,
         tool_parser: Any = None,
         reasoning_parser: Any = None,
+        calls: CallReading = CallReading.STRICT,
         trusted: Iterable[str] = TRUSTED,
         messages: MessageForm = MessageForm.ADAPT,
         lost: LostPolicy = LostPolicy.WARN,
@@ -77,15 +74,13 @@ class Renderer:
     ) -> None:
         self.tokenizer = tokenizer
         self.family = family
-        self.preserve_all_thinking = preserve_all_thinking
-        self.preserve_thinking_between_tool_calls = preserve_thinking_between_tool_calls
-        self.use_patched = use_patched
+        self.past = past
         self.control_tokens = control_tokens
-        self.history = history
         self.truncation = truncation
         self.tool_parser = tool_parser
         self.reasoning_parser = reasoning_parser
         with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
+        self.calls = calls
         self.trusted = frozenset(trusted)
         self.messages = messages
         self.lost = lost
@@ -124,8 +119,20 @@ class Renderer:
             report_lost(rendered.lost, self.lost)
         return rendered
 
-    def _render(self, messages: Any, tools: Any, prompt: bool, continued: bool = False) -> RenderedTokens:
-        """The stages of `render`, one after another; nothing is said of lost text."""
+    def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
+        """Render a conversation up to an assistant's turn, with the history that the prompt for that turn shows.
+
+        Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
+        calls that are answered, Mistral's the system message. Raises what `render` raises.
+        """
+        rendered = self._render(messages, tools, False, as_prompted=True)
+        report_lost(rendered.lost, self.lost) if self.lost is not LostPolicy.IGNORE else None
+        return rendered
+
+    def _render(
+        self, messages: Any, tools: Any, prompt: bool, continued: bool = False, as_prompted: bool = False
+    ) -> RenderedTokens:
+        """The stages of `render`: check, adapt, write, encode, find the turns. Reports no lost text."""
         if prompt and continued:
             raise InputError(
                 "continue_final_message leaves the last message open, add_generation_prompt begins a new one; "
@@ -134,18 +141,35 @@ class Renderer:
         study = self.study(tools)
         checked, adapted = self._read(study, messages, tools)
         schemas = self._tools.wrap(tools)
-        given = with_mark(adapted.messages) if continued else adapted.messages
-        written = self._write(study, given, schemas, prompt, calls=checked, find_prompt=True)
+        run = functools.partial(study.run_with, schemas)
+        shown = with_mark(adapted.messages) if continued else adapted.messages
+        written = write_conversation(run, shown, prompt, self.past, originals=checked)
         rendering = left_open(written.rendering, len(checked) - 1) if continued else written.rendering
+        if as_prompted:
+            rendering = after_prompt(run, rendering, written.messages, self.past)
         credit_content(rendering, adapted)
-        encoded = self.encode_text(rendering, written.shown, tools=tools)
-        rendered = masked(study, encoded, checked, written.shown, schemas, prompt, continued)
-        rendered.changes = [*adapted.changes, *written.changes]
-        remarks = conversation_remarks(checked, continued=continued)
-        rendered.notes = [*written.notes, *rendered.notes, *remarks]
-        held = with_given_text(adapted.messages if continued else written.shown, adapted, checked)
-        rendered.find_lost_with(functools.partial(find_lost, rendering, held, study.forms, tools=schemas or ()))
-        return rendered
+        encoded = self.encode_text(rendering, written.messages, tools=tools)
+        sampling = find_sampled(study, encoded, written.messages, schemas)
+        if continued:  # the mask is 0 for the open turn, including any prefilled text
+            sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
+        mask = sampling.mask(len(encoded.ids))
+        originals = with_original_text(adapted.messages if continued else written.messages, adapted, checked)
+        return RenderedTokens(
+            tokenizer=self.tokenizer,
+            encoded=encoded,
+            conversation=checked,
+            turns=sampling.turns,
+            mask=mask,
+            prompted=prompt,
+            changes=[*adapted.changes, *written.changes],
+            notes=[
+                *written.notes,
+                *sampling.notes,
+                *mask_notes(encoded, mask),
+                *conversation_remarks(checked, continued=continued),
+            ],
+            find_lost=functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
+        )
 
     def render_batch(
         self, conversations: Any, *, tools: Any = None, add_generation_prompt: bool = False
@@ -173,18 +197,10 @@ class Renderer:
         study = self.study(tools)
         adapted = self.adapt_messages(messages, tools=tools)
         schemas = self._tools.wrap(tools)
-        written = self._write(study, adapted.messages, schemas, add_generation_prompt, find_prompt=True)
-        credit_content(written.rendering, adapted)
-        return written.rendering
-
-    def encode_rendering(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> RenderedTokens:
-        """A text with its spans as ids, origins and mask: what `render` does after the template has run.
-
-        `messages` are those it was rendered from, checked.
-        """
-        shown = self.adapt_messages(messages, tools=tools).messages
-        encoded = self.encode_text(rendering, shown, tools=tools)
-        return masked(self.study(tools), encoded, messages, shown, self._tools.wrap(tools))
+        run = functools.partial(study.run_with, schemas)
+        rendering = write_conversation(run, adapted.messages, add_generation_prompt, self.past).rendering
+        credit_content(rendering, adapted)
+        return rendering
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
         """The ids of a text with its spans, under this renderer's policy for control tokens."""
@@ -192,14 +208,6 @@ class Renderer:
         return encode_trusted(
             self.tokenizer, rendering, messages, tools, self.control_tokens, self.trusted, roles, inner
         )
-
-    def say_lost(self, rendered: RenderedTokens, messages: Any, *, tools: Any = None) -> None:
-        """Find what a rendering that was put together lost of these messages, and say it as `render` does."""
-        held, schemas = self.adapt_messages(messages, tools=tools).messages, self._tools.wrap(tools) or ()
-        forms = self.study(tools).forms
-        rendered.find_lost_with(functools.partial(find_lost, rendered.rendering, held, forms, tools=schemas))
-        if self.lost is not LostPolicy.IGNORE:
-            report_lost(rendered.lost, self.lost)
 
     # -- stages
 
@@ -237,18 +245,6 @@ class Renderer:
             return (checked := list(messages)), Adapted(checked)
         checked = self.check_messages(messages, tools=tools)
         return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
-
-    def _write(
-        self,
-        study: TemplateStudy,
-        messages: Messages,
-        tools: TracedList | None,
-        prompt: bool,
-        **options: Any,
-    ) -> WrittenText:
-        """Run the template, and put into the past what the settings ask for; see `write_history`."""
-        policy = HistoryPolicy(self.use_patched, self.preserve_all_thinking, self.preserve_thinking_between_tool_calls)
-        return write_history(functools.partial(study.run_with, tools), messages, prompt, policy, **options)
 
     # -- what the template tells
 
@@ -301,9 +297,9 @@ class Renderer:
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
-        bridged = self._bridger(study, bool(tools)).bridge(
-            prev_prompt_ids, completion, prev_completion_ids, list(adapted.messages), tools, before
-        )
+        stream = Stream(prev_prompt_ids, completion, prev_completion_ids)
+        bridger, key = self._bridger(study, bool(tools)), self._tools.key(tools)
+        bridged = bridger.bridge(stream, list(adapted.messages), tools, key, before)
         if isinstance(bridged, BridgedTokens):
             if adapted.changes:
                 bridged.changes = list(adapted.changes)
@@ -331,21 +327,17 @@ class Renderer:
 
         What comes after that turn is rendered with all that came before it.
         """
-        bridger = self._bridger(self.study(tools), bool(tools))
-        found = bridger.written_after(messages, message, tools)
-        if isinstance(found, BridgeRefusal):
-            return found
-        return bridger.join(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids, found)
+        stream = Stream(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids)
+        return self._bridger(self.study(tools), bool(tools)).bridge_after(stream, messages, message, tools)
 
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
             return Bridger(
                 study,
                 functools.partial(self._written, study),
-                lambda prompt, completion: called_functions(self._compiled(study, has_tools), completion, prompt),
-                lambda prompt, completion: missing_close(self._compiled(study, has_tools), completion, prompt),
+                functools.partial(self._compiled, study, has_tools),
                 has_tools=has_tools,
-                history=self.history,
+                as_inference=self.past is Past.INFERENCE,
                 truncation=self.truncation,
             )
 
@@ -353,11 +345,10 @@ class Renderer:
 
     def _written(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
-        schemas = self._tools.wrap(tools)
-        past = any(message["role"] == "assistant" for message in messages[at + 1 :])
-        rendering = self._write(study, messages, schemas, prompt, past=past).rendering
-        render = functools.partial(study.run_with, schemas)
-        turns, _ = find_turns(rendering, messages, render, self.tokenizer, wanted=lambda index: index == at)
+        run = functools.partial(study.run_with, self._tools.wrap(tools))
+        has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
+        rendering = write_conversation(run, messages, prompt, self.past if has_past else Past.TEMPLATE).rendering
+        turns, _ = find_turns(rendering, messages, run, self.tokenizer, wanted=lambda index: index == at)
         return self.encode_text(rendering, messages, tools=tools), turns
 
     # -- parsing
@@ -368,68 +359,55 @@ class Renderer:
         return self.tokenizer.decode(check_ids(token_ids, "token_ids", vocab_size=size).tolist())
 
     def parse_response(
-        self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
+        self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> ParsedResponse:
-        """What a completion says: reasoning, content and tool calls, each with its tokens.
+        """Read a completion: reasoning, content and tool calls, each with its tokens. See `parsing.response`.
 
-        `tools` say what bare values mean, and which calls are of no tool. `prompt_ids` tell what the prompt wrote of
-        the turn already, an opened ``<think>`` above all; without them it is taken to be what the template prompts
-        with. What is malformed is in the result, with its status. Ids just past the vocabulary, which a model with a
-        padded embedding can sample, read as U+FFFD; larger ones raise InputError.
+        `tools` say what bare values mean, and which names are tools. `prompt_ids` show what the prompt already wrote of
+        the turn, above all an opened ``<think>``; without them the template's own generation prompt is assumed. A
+        malformed call is in the result with its status. Ids just past the vocabulary, which a model with a padded
+        embedding can sample, read as U+FFFD; larger ones raise InputError.
 
-        `reading` is ``"strict"``: a call counts where the grammar has one, and what vLLM or SGLang would take for one
-        elsewhere is in `ParsedResponse.attempts`. Or ``"server"``: such a call counts, as it does in production.
+        `calls` is ``"strict"`` (a call counts where the grammar has one; others are in `ParsedResponse.attempts`) or
+        ``"lenient"`` (attempts count too, as in vLLM and SGLang). By default it is the renderer's setting.
         """
-        read_as = choose(ReadAs, "reading", reading)
-        compiled, schemas, prompt = self._parsing(tools, prompt_ids)
         ids = check_ids(token_ids, "token_ids")
         size = self.tokenizer.vocabulary.size
         if len(ids) and int(ids.max()) >= 2 * size:  # no embedding is padded to twice its vocabulary
             check_ids(ids, "token_ids", vocab_size=size)
-        return parse(compiled, ids, schemas, prompt, read_as)
+        parser = self.streaming_parser(tools=tools, prompt_ids=prompt_ids, calls=calls)
+        parser.feed(ids)
+        return parser.response
 
     def streaming_parser(
-        self, *, tools: Any = None, prompt_ids: Any = None, reading: str = "strict"
+        self, *, tools: Any = None, prompt_ids: Any = None, calls: str | None = None
     ) -> StreamingParser:
-        """A parser for a completion that is still arriving; see `parse_response`. It reads strictly.
-
-        RendererError for ``reading="server"``: whether reasoning stays open, for one, is known only at the end.
-        """
-        if choose(ReadAs, "reading", reading) is ReadAs.SERVER:
-            raise RendererError(
-                "reading='server' needs the whole completion: whether reasoning is closed is known only at its end; "
-                "use parse_response(..., reading='server') when it has arrived"
-            )
-        return StreamingParser(*self._parsing(tools, prompt_ids))
+        """A parser for a completion that is still arriving; see `parse_response`."""
+        reading = self.calls if calls is None else choose(CallReading, "calls", calls)
+        compiled = self._compiled(self.study(tools), bool(tools))
+        prompt = None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
+        return StreamingParser(compiled, self._tools.schemas(tools), prompt, reading)
 
     def grammar(self, tools: Any = None) -> TurnGrammar:
         """What the model writes in its turns, as derived from the template (and `tool_parser`, `reasoning_parser`)."""
         return self._compiled(self.study(tools), bool(tools)).grammar
 
     def find_unreadable(self, messages: Any, *, tools: Any = None) -> list[Unreadable]:
-        """What of the assistant messages cannot be read back from their tokens, and why: see `parsing.unreadable`."""
+        """The fields of assistant messages that are not read back from their tokens: see `parsing.readback`."""
         rendered = self._render(messages, tools, False)
-        compiled = self._compiled(self.study(tools), bool(tools))
-        spellable: frozenset[int] = frozenset()  # the control tokens that come of an assistant's text
-        if self.control_tokens is ControlPolicy.HF_COMPAT:
-            spellable = frozenset(self.tokenizer.vocabulary.added)
-        elif "assistant" in self.trusted:
-            spellable = self.inner_token_ids(tools)
         conversation = self.adapt_messages(messages, tools=tools).messages
-        spelled = compiled.delimiters(spellable)
-        schemas, ids = check_tools(tools), rendered.ids
-        read: dict[int, list[ParsedResponse]] = {}
+        turns: dict[int, list[ParsedResponse]] = {}
         for turn in rendered.turns:
-            parsed = self.parse_response(ids[turn.start : turn.stop], tools=tools, prompt_ids=ids[: turn.start])
-            read.setdefault(turn.message, []).append(parsed)
-        return find_unreadable(
-            rendered.rendering, conversation, compiled.grammar, schemas, spelled, compiled.misread, read
-        )
-
-    def _parsing(self, tools: Any, prompt_ids: Any) -> tuple[Compiled, ToolSchemas, bytes | None]:
-        schemas = self._tools.schemas(tools)
-        compiled = self._compiled(self.study(tools), bool(tools))
-        return compiled, schemas, None if prompt_ids is None else compiled.prompt_bytes(prompt_ids)
+            ids, prompt = rendered.ids[turn.start : turn.stop], rendered.ids[: turn.start]
+            turns.setdefault(turn.message, []).append(
+                self.parse_response(ids, tools=tools, prompt_ids=prompt, calls="strict")
+            )
+        return [
+            unreadable
+            for index, message in enumerate(conversation)
+            if message["role"] == "assistant"
+            for unreadable in find_unreadable(index, message, turns.get(index, ()))
+        ]
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
         def make() -> Compiled:
@@ -446,12 +424,12 @@ class Renderer:
         """Something that others make for this renderer, made once and shared by its shallow copies; bounded."""
         return self._made.once(("other", key), make)
 
-    def preserving(self) -> Renderer:
-        """This renderer with `preserve_all_thinking`; what is known of the template is shared."""
-        if self.preserve_all_thinking:
+    def with_past(self, past: Past) -> Renderer:
+        """This renderer with another `past`. Shares what is known of the template."""
+        if self.past is past:
             return self
         other = copy.copy(self)
-        other.preserve_all_thinking = True
+        other.past = past
         other._made = Memory()
         return other
 

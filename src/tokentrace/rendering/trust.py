@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -29,18 +28,18 @@ _SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
 
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
-    """The names of those who are trusted. RendererError for one that nothing is called."""
+    """The trusted roles and sources of text. Raises RendererError for a name that is neither."""
     if isinstance(trusted, str) or not isinstance(trusted, Iterable):
         raise RendererError(f"trusted is a set of roles, not {shown(trusted)}")
     names = list(trusted)
     if not all(isinstance(name, str) for name in names):
         raise RendererError(f"trusted is a set of roles, which are strings, not {shown(names)}")
     usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
-    known = usual.union(word for template in templates for word in template.constants if word.isidentifier())
+    allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1) or [", ".join(sorted(usual))]
-            raise RendererError(f"trusted names {shown(name)}, which is no role and no source of text; {near[0]}?")
+        if name not in allowed:
+            listed = ", ".join(sorted(usual))
+            raise RendererError(f"trusted names {shown(name)}, which is no role and no source of text: {listed}")
     return frozenset(names)
 
 

@@ -12,7 +12,6 @@ from .ends import FAILED_ENDS as FAILED_ENDS
 from .ends import End as End
 from .interactions import BaseInteraction as BaseInteraction
 from .interactions import Reply as Reply
-from .loading import load_interaction as load_interaction
 from .loading import load_interactions as load_interactions
 from .loading import load_tools as load_tools
 from .loop import Agent as Agent
@@ -25,7 +24,6 @@ from .record import Budget as Budget
 from .record import Rollout as Rollout
 from .record import Task as Task
 from .setup import read_run as read_run
-from .store import JournalWarning as JournalWarning
 from .store import RolloutStore as RolloutStore
 from .store import group_advantages as group_advantages
 from .tools import BaseTool as BaseTool

@@ -1,4 +1,4 @@
-"""Calling code that is not ours: within a time limit, and off the event loop where it may block."""
+"""Calling foreign code: within a time limit, and off the event loop if it may block."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ Returned = TypeVar("Returned")
 
 
 class TooLong(Exception):  # noqa: N818
-    """A tool, a simulated user or a reward took longer than it may."""
+    """A tool, a simulated user or a reward took too long."""
 
 
 async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
-    """What some work returns, if it takes no more seconds than the limit; else `TooLong`.
+    """Await work for at most `limit` seconds, else raise TooLong.
 
-    Work that ends as if it were cancelled although nobody cancels the task that waits for it (it waited for something
-    that was), or that wants to end the process, is a RuntimeError like any other failure.
+    Work that cancels itself, or tries to end the process, raises RuntimeError like any other failure.
     """
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
@@ -30,60 +29,54 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
         async with asyncio.timeout(limit) as timeout:
             return await work
     except TimeoutError as error:
-        if not timeout.expired():  # the work's own
+        if not timeout.expired():  # the work raised it
             raise
         raise TooLong(f"{who} took longer than {limit:g} s") from error
     except asyncio.CancelledError as error:
-        if task is None or task.cancelling() > before:  # somebody ends this task
+        if task is None or task.cancelling() > before:  # somebody cancels this task
             raise
         raise RuntimeError(f"{who} was cancelled") from error
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # SystemExit: a tool does not end the run
-        raise _harmless(error) from error
+    except BaseException as error:  # SystemExit
+        raise RuntimeError(describe_error(error)) from error
 
 
 async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Returned]:
-    """What coroutines return that are run at once. Where one raises, the others are cancelled, and that is raised."""
+    """Run coroutines at once. If one raises, cancels the others and raises that; skips those that cancel themselves."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
-    except ExceptionGroup as failed:  # the first is why, the others are the same again
+    except ExceptionGroup as failed:  # the others repeat the first
         raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
+    return [task.result() for task in tasks if not task.cancelled()]
 
 
 async def noted(step: Callable[[], Awaitable[Any]], limit: float | None, who: str, notes: list[str]) -> None:
-    """Take the last step of a tool or a simulated user: what goes wrong is put among the notes, not raised."""
+    """Take the last step of a tool or a simulated user; add a failure to the notes."""
     try:
         await within(step(), limit, who)
     except TooLong as error:
         notes.append(str(error))
     except Exception as error:
-        notes.append(f"{who}: {words_of(error)}")
+        notes.append(f"{who}: {describe_error(error)}")
 
 
-def words_of(error: BaseException) -> str:
-    """An error in words: of which kind it is, and what it says."""
+def describe_error(error: BaseException) -> str:
+    """Return the type and the message of an error."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _harmless(error: BaseException) -> RuntimeError:
-    """What ends a process or a task, as an error that does not."""
-    return RuntimeError(words_of(error))
-
-
 async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a function returns: a coroutine function is awaited, a plain one runs in a thread of its own."""
+    """Call a function: await a coroutine function, run a plain one in a thread of its own."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
         return await function(*args, **kwargs)
-    found = await in_thread(functools.partial(function, *args, **kwargs))
-    return await found if isinstance(found, Awaitable) else found
+    answer = await in_thread(functools.partial(function, *args, **kwargs))
+    return await answer if isinstance(answer, Awaitable) else answer
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own: one that hangs holds up neither other calls nor the end of the process,
-    as it would in the few threads that the event loop shares."""
+    """Call a function in a thread of its own: if it hangs, it blocks neither other calls nor the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
 
@@ -97,9 +90,9 @@ async def in_thread(call: Callable[[], Any]) -> Any:
             answer = call()
         except Exception as raised:
             error = raised
-        except BaseException as raised:
-            error = _harmless(raised)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        except BaseException as raised:  # SystemExit
+            error = RuntimeError(describe_error(raised))
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(deliver, answer, error)
 
     threading.Thread(target=contextvars.copy_context().run, args=(work,), name="tokentrace-tool", daemon=True).start()
@@ -110,12 +103,12 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function can be given an argument by this name. One whose signature cannot be read takes anything."""
+    """True if a function accepts an argument by this name, or if its signature cannot be read."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return True
-    found = parameters.get(name)
-    if found is not None and found.kind is not found.POSITIONAL_ONLY:
-        return found.kind is not found.VAR_POSITIONAL
+    parameter = parameters.get(name)
+    if parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY:
+        return parameter.kind is not parameter.VAR_POSITIONAL
     return any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -1,4 +1,4 @@
-"""Interactions: simulated users, who answer what the model says until they have heard enough."""
+"""Interactions: simulated users who answer the model until they are satisfied."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError, shown
-from ..settings import nearest
 from .calling import called, takes
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a simulated user says next; `done` ends the rollout, and then nothing is said."""
+    """A simulated user's next message; `done` ends the rollout without one."""
 
     content: str = ""
     done: bool = False
     reward: float | None = None
-    """What the answer was worth; None where nothing is said of that, which is not the same as 0."""
+    """None if the answer has no reward, which is not the same as 0."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -39,15 +38,14 @@ class BaseInteraction:
         return str(self.config.get("name", type(self).__name__))
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Begin a trajectory. `kwargs` are what its task has for the interaction."""
+        """Begin a trajectory. `kwargs` are its task's settings."""
 
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        """What the user says to the last message: a `Reply`, a string, None to end, or a quadruple of whether to end,
-        text, reward and metrics."""
+        """Answer the last message: a `Reply`, a string, None to end, or (done, text, reward, metrics)."""
         raise NotImplementedError
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float | None:
-        """The reward of the whole trajectory, or None."""
+        """Return the reward of the whole trajectory, or None."""
         return None
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
@@ -57,8 +55,8 @@ class BaseInteraction:
 class AdoptedInteraction(BaseInteraction):
     """An object of another library as a simulated user: anything with `generate_response`, such as verl's.
 
-    It is called as verl does: `generate_response` is given the same settings as `start_interaction`. What verl calls
-    `calculate_score` is the score of a turn, which `generate_response` has returned already: it is not asked again.
+    As in verl, `generate_response` gets the settings of `start_interaction`. verl's `calculate_score` is the score of a
+    turn, which `generate_response` has returned already: it is not called.
     """
 
     def __init__(self, user: Any) -> None:
@@ -73,32 +71,27 @@ class AdoptedInteraction(BaseInteraction):
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         start = getattr(self._user, "start_interaction", None)
-        own = None if start is None else await called(start, instance_id, **kwargs)
-        self._started[instance_id] = (own if isinstance(own, str) else instance_id, kwargs)
+        id = None if start is None else await called(start, instance_id, **kwargs)
+        self._started[instance_id] = (id if isinstance(id, str) else instance_id, kwargs)
 
     async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        own, settings = self._started[instance_id]
-        texts = [
-            {**message, "content": "" if (said := message.get("content")) is None else said} for message in messages
-        ]
+        id, settings = self._started[instance_id]
+        texts = [{**message, "content": message.get("content") or ""} for message in messages]
         respond = self._user.generate_response
-        return await called(respond, own, texts, **{key: one for key, one in settings.items() if takes(respond, key)})
+        return await called(respond, id, texts, **{key: one for key, one in settings.items() if takes(respond, key)})
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        own, _ = self._started.pop(instance_id)
+        id, _ = self._started.pop(instance_id)
         finalize = getattr(self._user, "finalize_interaction", None)
         if finalize is not None:  # verl's own base class has it without an id
-            await called(finalize, *([own] if takes(finalize, "instance_id") else []))
+            await called(finalize, *([id] if takes(finalize, "instance_id") else []))
 
 
-def as_interactions(given: Any) -> dict[str, BaseInteraction]:
-    """Simulated users by their names; one alone, which serves every task, is called "".
-
-    What is not a `BaseInteraction` but has `generate_response` is adopted.
-    """
-    if given is None:
+def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
+    """Return simulated users by name; a single one, which serves every task, is called ""."""
+    if interaction is None:
         return {}
-    users = given if isinstance(given, Mapping) else {"": given}
+    users = interaction if isinstance(interaction, Mapping) else {"": interaction}
     for name, user in users.items():
         if isinstance(user, type) or not callable(getattr(user, "generate_response", None)):
             raise InputError(f"interaction must be a BaseInteraction, not {shown(user)}")
@@ -110,7 +103,7 @@ def as_interactions(given: Any) -> dict[str, BaseInteraction]:
 
 
 def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[str, Any]) -> BaseInteraction | None:
-    """The simulated user of a task: the one that its settings name, or the only one."""
+    """Return the simulated user of a task: the one that its settings name, or the only one."""
     if not users or "" in users:
         return users.get("")
     name = settings.get("name")
@@ -119,12 +112,12 @@ def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[s
     if name is None:
         raise InputError(f"interaction_kwargs must name one of the simulated users: {', '.join(users)}")
     if not isinstance(name, str) or name not in users:
-        raise InputError(f"there is no simulated user {shown(name)}; {nearest(name, users)}")
+        raise InputError(f"there is no simulated user {shown(name)}; there are {', '.join(users)}")
     return users[name]
 
 
 def as_reply(answer: Any) -> Reply:
-    """What `generate_response` returned, as a reply; InputError for what is none of the things that it may return."""
+    """Return the answer of `generate_response` as a reply. Raises InputError for any other type."""
     if isinstance(answer, Reply):
         return answer
     if answer is None:
@@ -133,6 +126,8 @@ def as_reply(answer: Any) -> Reply:
         done, content, reward, metrics = answer
         return Reply("" if content is None else content, bool(done), reward, metrics or {})
     if not isinstance(answer, str):
-        wanted = "a Reply, text, None, or a tuple of done, text, reward and metrics"
-        raise InputError(f"generate_response returned {shown(answer)}: it must be {wanted}")
+        raise InputError(
+            f"generate_response returned {shown(answer)}: it must be a Reply, text, None, or a tuple of done, text, "
+            "reward and metrics"
+        )
     return Reply(answer)

@@ -1,9 +1,8 @@
-"""What a run does while its engine does not answer: it waits, asks again, and goes on; or its patience runs out.
+"""What a run does while its engine does not answer: it waits, asks again, and continues or gives up.
 
-A request that failed with `EngineUnavailable` has sampled nothing, so it can be sent again as it was. All rollouts of a
-run share one `Patience`: one of them asks the engine for a single token now and then, the others wait for what it
-finds. An engine that answers that, but not the request, is not down: the request is at fault, and after a few tries
-the rollout that made it ends.
+A request that failed with `EngineUnavailable` has sampled nothing, so it can be sent again. All rollouts of a run share
+one `Patience`: one of them asks the engine for a single token now and then, and the others wait for the result. If the
+engine answers that, but not the request, the request is at fault, and its rollout ends after a few tries.
 """
 
 from __future__ import annotations
@@ -15,15 +14,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from ..engines.backoff import Backoff
 from ..engines.protocol import EngineError, EngineUnavailable
 from ..errors import InputError
 from ..settings import limit
-from .checks import count
 
 Answer = TypeVar("Answer")
 
+_BACKOFF: Final = Backoff(1.0, 30.0)
+_TRIES: Final = 3
+"""How often a request may fail while the engine answers others."""
 _OUTAGES: Final = 10
-"""A request that fails in this many outages is taken to be their cause."""
+"""A request that fails in this many outages is their cause."""
 
 
 class EngineDown(EngineError):  # noqa: N818
@@ -32,53 +34,44 @@ class EngineDown(EngineError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An engine that does not answer, as of now."""
+    """An engine that does not answer."""
 
     reason: str
     waited: float
-    """Seconds since it was found out."""
+    """Seconds so far."""
     pause: float
     """Seconds until it is asked again."""
-    left: float | None
-    """Seconds until the run stops; None: never."""
+    remaining: float | None
+    """Seconds until the run stops; None is never."""
     problem: str = "the engine does not answer"
 
     def __str__(self) -> str:
-        stops = "" if self.left is None else f", the run stops in {self.left:.0f} s"
-        again = f"asking again in {self.pause:.0f} s{stops}"
-        return f"{self.problem}, and all rollouts wait: {again}; {self.reason}"
+        stops = "" if self.remaining is None else f", the run stops in {self.remaining:.0f} s"
+        return f"{self.problem}, and all rollouts wait: asking again in {self.pause:.0f} s{stops}; {self.reason}"
 
 
 class Patience:
-    """How long a run waits for its engine, and how often it asks. One for each run.
+    """How long a run waits for its engine. One for each run.
 
-    `seconds` is how long an engine may be down before `EngineDown` stops the run; None is forever. It is asked at
-    once, then after `pause` seconds, twice as long each time up to `longest_pause`. `notice` is called with an `Outage`
-    before each pause, and with None when the engine answers again. `tries` is how often a request may fail while the
-    engine answers others, before its rollout ends.
+    `seconds` is how long an engine may be down before `EngineDown` stops the run; None is forever. `notice` is called
+    with an `Outage` before each pause, and with None when the engine answers again.
     """
 
     def __init__(
         self,
         seconds: float | None = 600.0,
         *,
-        pause: float = 1.0,
-        longest_pause: float = 30.0,
-        tries: int = 3,
         notice: Callable[[Outage | None], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
         self.seconds: Final = limit("patience", seconds, zero=True, error=InputError)
-        self._pause: Final = limit("pause", pause, error=InputError) or 0.0
-        self._longest: Final = limit("longest_pause", longest_pause, error=InputError) or 0.0
-        self._tries: Final = count("tries", tries)
         self._notice: Final = notice or (lambda _: None)
         self._clock: Final = clock
         self._sleep: Final = sleep
         self._asking: Final = asyncio.Lock()
-        self._over = 0
-        """How many times it was asked until it answered."""
+        self._rounds = 0
+        """How many times the engine was probed until it answered."""
         self._was_down = False
         self._gave_up: EngineDown | None = None
         self.waited: float = 0.0
@@ -91,62 +84,61 @@ class Patience:
         *,
         waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Answer:
-        """What the engine answers to a request, however long it is down before.
+        """Return the engine's answer to a request, however long it is down before.
 
-        `probe` asks it for as little as can be; `waiting` is entered for as long as the request is not under way.
-        `EngineUnavailable` where the engine answers probes and not the request, `EngineDown` where it does not answer
-        for too long.
+        `probe` asks it for as little as possible; `waiting` is entered while the request is not under way. Raises
+        EngineUnavailable if the engine answers probes but not the request, EngineDown if it is down for too long.
         """
         refused = outages = 0
         while True:
             if self._asking.locked():
                 with waiting():
-                    await self._outlasted(self._over, None, probe)
-            over = self._over
+                    await self._outlast(self._rounds, None, probe)
+            rounds = self._rounds
             try:
                 return await request()
             except EngineUnavailable as error:
                 with waiting():
-                    was_down = await self._outlasted(over, error, probe)
+                    was_down = await self._outlast(rounds, error, probe)
                 refused, outages = (refused, outages + 1) if was_down else (refused + 1, outages)
-                if refused >= self._tries or outages >= _OUTAGES:
+                if refused >= _TRIES or outages >= _OUTAGES:
                     raise
 
-    async def _outlasted(self, over: int, error: EngineUnavailable | None, probe: Callable[[], Awaitable[Any]]) -> bool:
-        """Wait until the engine answers: the first to come asks, the others wait. Returns whether it was down."""
+    async def _outlast(self, rounds: int, error: EngineUnavailable | None, probe: Callable[[], Awaitable[Any]]) -> bool:
+        """Wait until the engine answers; the first caller probes. Returns whether it was down."""
         async with self._asking:
             if self._gave_up is not None:
                 raise EngineDown(str(self._gave_up))
-            if error is not None and over == self._over:
+            if error is not None and rounds == self._rounds:
                 began = self._clock()
                 try:
-                    self._was_down = await self._ask_until(error, probe, began)
+                    self._was_down = await self._probe_until(error, probe, began)
                 finally:
                     self.waited += self._clock() - began
-                self._over += 1
+                self._rounds += 1
             return self._was_down
 
-    async def _ask_until(self, error: EngineUnavailable, probe: Callable[[], Awaitable[Any]], began: float) -> bool:
-        """Ask until there is an answer. Whether there was none at first."""
-        pause = 0.0
+    async def _probe_until(self, error: EngineUnavailable, probe: Callable[[], Awaitable[Any]], began: float) -> bool:
+        """Probe until there is an answer. Returns whether the first probe failed."""
+        failures = 0
         while True:
             try:
                 await probe()
+                break
             except EngineUnavailable as again:
                 error = again
-            except EngineError:  # it answers, if oddly
+            except EngineError:  # it answers
                 break
-            else:
-                break
+            failures += 1
             waited = self._clock() - began
-            left = None if self.seconds is None else self.seconds - waited
-            if left is not None and left <= 0:
+            remaining = None if self.seconds is None else self.seconds - waited
+            if remaining is not None and remaining <= 0:
                 self._gave_up = EngineDown(f"the engine did not answer for {waited:.0f} s: {error}")
                 raise self._gave_up from error
-            pause = min(pause * 2 or self._pause, self._longest)
-            pause = pause if left is None else min(pause, left)
-            self._notice(Outage(str(error), waited, pause, left))
+            pause = _BACKOFF.after(failures)
+            pause = pause if remaining is None else min(pause, remaining)
+            self._notice(Outage(str(error), waited, pause, remaining))
             await self._sleep(pause)
-        if pause:
+        if failures:
             self._notice(None)
-        return bool(pause)
+        return bool(failures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -13,13 +14,11 @@ from ..conversation.messages import Messages
 from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, shown
 from ..parsing.response import ParsedToolCall
-from ..settings import choose, limit
+from ..settings import as_float, choose, limit, whole
 from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
-from .checks import count
 from .cutting import Keep
 from .ends import FAILED_ENDS, End
-from .toolbox import ToolUse
 from .tools import BaseTool, as_tools, step_settings
 
 
@@ -55,10 +54,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"result_keep": choose(Keep, "result_keep", self.result_keep, InputError)}
-        for name in ("turns", "turn_tokens", "result_tokens"):
-            checked[name] = count(name, getattr(self, name))
-        for name in ("tokens", "context", "user_turns", "parallel_calls"):
-            checked[name] = None if getattr(self, name) is None else count(name, getattr(self, name))
+        optional = ("tokens", "context", "user_turns", "parallel_calls")
+        for name in ("turns", "turn_tokens", "result_tokens", *optional):
+            value = getattr(self, name)
+            if value is not None or name not in optional:
+                checked[name] = whole(name, value, least=1, most=2**31 - 1, error=InputError)
         for name in ("seconds", "tool_timeout", "tool_seconds", "interaction_timeout", "reward_timeout"):
             checked[name] = limit(name, getattr(self, name), zero=name == "tool_seconds", error=InputError)
         for name, value in checked.items():
@@ -115,6 +115,34 @@ def _is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+_LARGEST: Final = 3.4028234663852886e38
+"""The largest float32, as rows have rewards."""
+
+
+def checked_reward(value: Any, what: str) -> float | None:
+    """Return a reward as a float; None stays None. Raises InputError unless it is a finite float32."""
+    number = None if isinstance(value, str | bytes) else as_float(value)
+    if value is not None and (number is None or abs(number) > _LARGEST):
+        raise InputError(f"{what} is {shown(value)}: it must be a finite number (float32), or None")
+    return number
+
+
+def checked_metrics(value: Any, who: str) -> tuple[dict[str, Any], str]:
+    """Return metrics as JSON, and a note if something in them had to become text."""
+    if not isinstance(value, Mapping):
+        return {}, f"{who}: metrics must be a mapping, not {shown(value)}: they are dropped"
+    metrics, texts = dict[str, Any](), list[str]()
+    for key, one in value.items():
+        name = key if isinstance(key, str) else shown(key)
+        texts += [] if name is key else [name]
+        try:
+            metrics[name] = json.loads(json.dumps(one, default=str))
+        except Exception:  # a cycle, or an object whose str() raises
+            metrics[name] = shown(one)
+            texts.append(name)
+    return metrics, f"{who}: metrics that are not JSON are recorded as text: {', '.join(texts)}" if texts else ""
+
+
 def call_id(turn: int, index: int) -> str:
     """An id for a call to which the model gave none: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
@@ -124,6 +152,26 @@ def result_message(call: ParsedToolCall, turn: int, content: str) -> dict[str, A
     """The message that answers a call of a turn."""
     message = {"role": "tool", "content": content, "tool_call_id": call.id or call_id(turn, call.index)}
     return {**message, "name": call.name} if call.name else message
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """How the tools of one trajectory were used."""
+
+    calls: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    reward: float = 0.0
+    is_rewarded: bool = False
+    """True if a tool or the simulated user returned a reward, be it 0."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add_reward(self, reward: float | None) -> float:
+        """Add the reward of a call or a reply, and return it as a number."""
+        self.is_rewarded = self.is_rewarded or reward is not None
+        self.reward += reward or 0.0
+        return reward or 0.0
 
 
 @dataclass(slots=True)
@@ -166,6 +214,8 @@ class Rollout:
     engine_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     per_turn: list[TurnMetrics] = field(default_factory=list)
+    pending: list[Mapping[str, Any]] = field(default_factory=list)
+    """Messages that answer the last turn of a recorded rollout, and that the trajectory does not have yet."""
     instance: str = ""
     """What identifies it to tools, the simulated user and the engine: its name, with a number after it while another
     rollout of that name is under way in this process."""

@@ -1,316 +1,300 @@
-"""Where rollouts go: a folder with one trajectory a file, a journal of what was started and finished, and the rows.
+"""A run's folder: each rollout is a session of one store (``rollouts.db``), and the rows lie beside it.
 
-A rollout is in the journal as finished only after its trajectory is on the disk. One that was started and has no such
-line was under way when the process ended. A line that a full disk or a crash has torn is reported; all others are read.
-All files are for their owner alone: they hold whole conversations.
+A rollout counts as finished once its session says how it ended. One without was under way when the process ended. All
+files are for their owner alone: they hold whole conversations.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
+import asyncio
 import json
 import math
 import os
-import re
-import shutil
 import threading
-import warnings
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeVar
 
-from ..data.sources import pyarrow
-from ..errors import ContinuationError, InputError, TrajectoryError, shown
+from ..errors import InputError, shown
 from ..files import lock, owned, write_whole
 from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
 from ..samples.trajectories import owned_turns, trajectory_samples
 from ..settings import flat
-from ..trajectory.storage import load_trajectory, save_trajectory
+from ..store.opening import open_store
+from ..store.store import Label, SessionInfo, State, Store, TurnRecord
+from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from .ends import FAILED_ENDS, End
-from .record import Rollout
+from .record import Rollout, Task, TurnMetrics
 
-JOURNAL: Final = "rollouts.jsonl"
-TRAJECTORIES: Final = "trajectories"
+Returned = TypeVar("Returned")
+
+STORE: Final = "rollouts.db"
 RUN: Final = "run.json"
 ROWS: Final = "rows.parquet"
 METRICS: Final = "metrics.json"
-_BUSY: Final = "another process writes rollouts to {}"
-_PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
-_UNSAFE: Final = re.compile(r"[^a-z0-9_-]+")
-_OWN_FILE: Final = re.compile(rf"{TRAJECTORIES}/[^/\\:\0]*\.tt", re.DOTALL)
-_DEVICES: Final = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")
-"""Names that Windows keeps for devices, whatever comes after a dot."""
-
-
-class JournalWarning(UserWarning):
-    """Lines of a journal could not be read. `RolloutStore.unreadable` has them."""
-
-
-class UnreadableLine(NamedTuple):
-    """A line of a journal that is not a record."""
-
-    line: int
-    """Its number, from 1 on."""
-    problem: str
+_LOCK: Final = "run.lock"
+_PENDING: Final = "next"
+"""The request under whose name a session keeps messages that no turn has answered."""
 
 
 class RolloutStore:
-    """A folder of rollouts. One process writes to it at a time; a second one is refused where the system has locks."""
+    """The folder of a run. One process writes to it at a time; a second one is refused."""
 
     def __init__(self, folder: str | Path) -> None:
         if not isinstance(folder, str | os.PathLike) or "\0" in os.fspath(folder):
             raise InputError(f"a store needs the path of a folder, not {shown(folder)}")
         self.folder = Path(folder)
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
-        trajectories = self.folder / TRAJECTORIES
-        if trajectories.is_symlink():
-            raise InputError(f"{trajectories} is a link, and not followed: put the folder itself there, or remove it")
-        trajectories.mkdir(0o700, exist_ok=True)
-        self._started: dict[str, dict[str, Any]] = {}
-        self._finished: dict[str, dict[str, Any]] = {}
-        self._again: dict[str, dict[str, Any]] = {}
-        """What was said of rollouts that had ended and are run again."""
-        self.unreadable: list[UnreadableLine] = []
-        """Lines of the journal that hold no record: torn ones, which a full disk or a crash leaves behind."""
-        self._torn = False
-        """The journal ends within a line, so the next record has to begin a new one."""
-        self._writing = threading.Lock()
-        self._journal = open(self.folder / JOURNAL, "ab", buffering=0, opener=owned)  # noqa: SIM115
+        self._lock = open(self.folder / _LOCK, "ab", opener=owned)  # noqa: SIM115
+        self._sessions: dict[str, SessionInfo] = {}
+        """The latest session of each rollout, by the rollout's name."""
+        self._store: Store | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tokentrace-run", daemon=True)
+        self._thread.start()
         try:
-            lock(self._journal, _BUSY.format(self.folder))
-            self._read()
+            lock(self._lock, f"another process writes rollouts to {self.folder}")
+            self._store = open_store(str(self.folder / STORE))
+            for info in reversed(self._wait(_all(self._store))):
+                self._sessions[str(info.settings["task"])] = info
         except BaseException:
-            self._journal.close()
+            self.close()
             raise
 
-    def _read(self) -> None:
-        path = self.folder / JOURNAL
-        raw = path.read_bytes()
-        for number, line in enumerate(raw.split(b"\n"), 1):
-            if not line:
-                continue
-            try:
-                self._count(_record(line))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                self.unreadable.append(UnreadableLine(number, f"{type(error).__name__}: {shown(str(error))}"))
-        self._torn = not raw.endswith(b"\n") and raw != b""
-        if self.unreadable:
-            warnings.warn(f"{path}: {unreadable_lines(self.unreadable)}", JournalWarning, stacklevel=3)
+    def _wait(self, work: Coroutine[Any, Any, Returned]) -> Returned:
+        """Run store operations in the store's own event loop, so that this class can be used from any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    @property
+    def _open(self) -> Store:
+        assert self._store is not None
+        return self._store
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._wait(self._store.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._lock.close()
+
+    # -- what is there
 
     def is_finished(self, name: str) -> bool:
-        return name in self._finished
+        return name in self._sessions and _result(self._sessions[name]) is not None
 
     @property
     def finished(self) -> list[dict[str, Any]]:
-        """What the journal says of finished rollouts, in the order in which they finished."""
-        return list(self._finished.values())
+        """The finished rollouts: name, metrics, notes and metadata of each."""
+        results = [(name, info, _result(info)) for name, info in self._sessions.items()]
+        return [{"name": name, "metadata": _metadata(info), **one} for name, info, one in results if one is not None]
 
     @property
     def unfinished(self) -> list[str]:
-        """Rollouts that were started and never finished."""
-        return [name for name in list(self._started) if name not in self._finished]
+        """Rollouts that were under way when a process ended."""
+        return [name for name, info in self._sessions.items() if _result(info) is None and info.state is State.OPEN]
 
-    def start(self, name: str) -> None:
-        self._write({"event": "started", "name": name})
-
-    def finish(self, rollout: Rollout) -> None:
-        """Write a rollout to the disk, then say so in the journal. It blocks for as long as the disk takes."""
-        name = rollout.task.name
-        file = f"{TRAJECTORIES}/{file_name(name)}.tt"
-        save_trajectory(rollout.trajectory, self.folder / file)
-        row: dict[str, Any] = {"event": "finished", "name": name, "file": file, "metrics": rollout.metrics()}
-        row |= {"turns": [asdict(turn) for turn in rollout.per_turn], "metadata": dict(rollout.task.metadata)}
-        row |= {"messages": list(rollout.messages), "notes": rollout.notes}
-        self._write(row, sync=True)
-        self._partial(name).unlink(missing_ok=True)
-
-    def keep(self, rollout: Rollout) -> None:
-        """Write what there is of an unfinished rollout to the disk: `recorded` gives it to those who go on with it."""
-        save_trajectory(rollout.trajectory, self._partial(rollout.task.name))
-
-    def recorded(self, name: str) -> Trajectory | None:
-        """What there is of a rollout that can be continued: it was under way when a run ended, or it was aborted.
-
-        `ContinuationError` where what there is cannot be read.
-        """
-        paths = [self._partial(name)]
-        if self._again.get(name, {}).get("metrics", {}).get("end") == End.ABORT:
-            paths.append(self.folder / TRAJECTORIES / f"{file_name(name)}.tt")
-        problem = ""
-        for path in paths:
-            if name not in self._finished and path.is_file() and not path.is_symlink():
-                try:
-                    return self._loaded(path, name)
-                except (TrajectoryError, OSError) as error:
-                    problem = str(error)
-        if problem:
-            raise ContinuationError(problem)
-        return None
-
-    def _partial(self, name: str) -> Path:
-        return self.folder / TRAJECTORIES / f"{file_name(name)}.partial.tt"
-
-    def run_again(self, ends: Collection[str]) -> list[str]:
-        """Count rollouts with these ends as not finished, so that they are run again. Returns their names."""
-        names = [name for name, row in self._finished.items() if row["metrics"]["end"] in ends]
-        for name in names:
-            self._write({"event": "again", "name": name})
-            self._started.pop(name, None)
-        return names
-
-    def _write(self, row: dict[str, Any], *, sync: bool = False) -> None:
-        """Append a record to the journal, and count it once all of it is there. After a failed write the next record
-        begins a line of its own."""
-        with self._writing:
-            text = b"\n" * self._torn + _line(row)
-            self._torn = True
-            while text:  # a raw file may write less than it is given
-                text = text[self._journal.write(text) or 0 :]
-            self._torn = False
-        if sync:
-            os.fsync(self._journal.fileno())
-        self._count(row)
-
-    def _count(self, row: dict[str, Any]) -> None:
-        """Take a line of the journal for what it says."""
-        match row["event"]:
-            case "started":
-                self._started[row["name"]] = row
-            case "finished":
-                self._finished[row["name"]] = row
-            case "again":
-                self._again[row["name"]] = self._finished.pop(row["name"], {})
-            case other:
-                raise ValueError(other)
+    def recorded(self, task: Task) -> Rollout | None:
+        """Return what there is of a rollout that can be continued: it was under way, or it was aborted."""
+        info = self._sessions.get(task.name)
+        if info is None or info.state is not State.OPEN or not info.turns:
+            return None
+        return self._wait(self._load(info, task))
 
     def trajectories(self) -> Iterator[tuple[dict[str, Any], Trajectory]]:
-        """Finished rollouts with what the journal says of them, by name: in whichever order they finished."""
+        """Yield finished rollouts by name: their `finished` entry with their messages, and the trajectory."""
         for row in sorted(self.finished, key=lambda row: str(row["name"])):
-            path = self.folder / row["file"]
-            if path.is_symlink():
-                raise TrajectoryError(f"{path} is a link, and not followed")
-            yield row, self._loaded(path, row["name"])
+            rollout = self._wait(self._load(self._sessions[row["name"]], Task([], row["name"])))
+            yield {**row, "messages": rollout.messages}, rollout.trajectory
 
-    def _loaded(self, path: Path, name: str) -> Trajectory:
-        """A trajectory that must be whole, and that of this rollout."""
-        file, loaded = path.relative_to(self.folder).as_posix(), load_trajectory(path)
-        if loaded.truncated:
-            raise TrajectoryError(f"{file}: {loaded.problem}")
-        if loaded.trajectory.name != name:
-            found = shown(loaded.trajectory.name)
-            raise TrajectoryError(f"{file} holds rollout {found}, and the journal says {shown(name)}")
-        return loaded.trajectory
+    async def _load(self, info: SessionInfo, task: Task) -> Rollout:
+        settings = info.settings
+        metadata = {**_metadata(info), "task": task.name}
+        trajectory = Trajectory(name=task.name, vocab_size=settings["vocab_size"], metadata=metadata)
+        rollout = Rollout(task, trajectory, task.tools or [], list(task.messages))
+        async for turn in self._open.turns(info.id):
+            replay_records(trajectory, turn.records)
+            metrics = TurnMetrics(**turn.info["metrics"])
+            if metrics.continues:
+                rollout.messages.pop()
+            elif turn.number or not task.messages:
+                rollout.messages += turn.info["messages"]
+            rollout.messages.append(turn.info["reply"])
+            rollout.per_turn.append(metrics)
+            if metrics.reward:
+                trajectory.set_reward(metrics.reward, trajectory.turns()[-1])
+        for request in await self._open.incomplete(info.id):
+            rollout.pending += request["messages"]
+        return rollout
+
+    # -- writing
+
+    def start(self, name: str) -> None:
+        """Start a rollout anew: an unfinished or discarded attempt is dropped."""
+        info = self._sessions.get(name)
+        if info is not None and info.state is State.OPEN:
+            self._wait(self._open.set_state(info.id, State.DROPPED))
+        attempt = 1 + (info.settings["attempt"] if info is not None else 0)
+        id = name if attempt == 1 else f"{name}~{attempt}"
+        settings = {"task": name, "attempt": attempt, "vocab_size": None}
+        self._sessions[name] = self._wait(self._open.create(SessionInfo(id, State.OPEN, time.time(), {}, settings)))
+
+    def keep(self, rollout: Rollout) -> None:
+        """Store the turns of an unfinished rollout: `recorded` returns it to whoever continues it."""
+        if rollout.task.name not in self._sessions:
+            self.start(rollout.task.name)
+        self._wait(self._save(rollout))
+
+    def finish(self, rollout: Rollout) -> None:
+        """Store a rollout and how it ended; it is on the disk when this returns."""
+        if rollout.task.name not in self._sessions:
+            self.start(rollout.task.name)
+        self._wait(self._finish(rollout))
+
+    async def _finish(self, rollout: Rollout) -> None:
+        info = await self._save(rollout)
+        rewards = [] if rollout.reward is None else [Label("reward", rollout.reward)]
+        turns = [Label("reward", turn.reward, at) for at, turn in enumerate(rollout.per_turn) if turn.reward]
+        await self._open.label(info.id, [*rewards, *turns])
+        result = {"metrics": rollout.metrics(), "notes": rollout.notes}
+        info = await self._open.update(info.id, metadata=_plain({**rollout.task.metadata, "rollout": result}))
+        if rollout.end is not End.ABORT:  # that can be continued
+            await self._open.set_state(info.id, State.SEALED)
+        self._sessions[rollout.task.name] = info
+
+    async def _save(self, rollout: Rollout) -> SessionInfo:
+        """Append the turns that the session does not have yet, and the messages that no turn has answered."""
+        info, trajectory = self._sessions[rollout.task.name], rollout.trajectory
+        settings = {**info.settings, "vocab_size": trajectory.vocab_size}
+        info = await self._open.update(info.id, metadata=_plain(rollout.task.metadata), settings=settings)
+        first = info.records
+        for turn in _turn_infos(rollout)[info.turns :]:
+            write = turn.pop("write")
+            records = tuple(write_records(trajectory, first))[: write + 1 - first]
+            sizes = (turn["stop"] - turn["start"], turn["start"])
+            record = TurnRecord(turn["number"], first, records, turn, b"", *sizes)
+            await self._open.append(info.id, record, request=str(turn["number"]))
+            first, info = write + 1, info.grown(record)
+        pending = _plain(list(rollout.messages[_answered(rollout) :]))
+        if pending:
+            await self._open.begin(info.id, _PENDING, {"messages": pending})
+        else:
+            await self._open.abandon(info.id, _PENDING, "answered")
+        self._sessions[rollout.task.name] = info
+        return info
+
+    def run_again(self, ends: Collection[str]) -> list[str]:
+        """Count rollouts with these ends as unfinished, so that they run again. Returns their names."""
+        names = [row["name"] for row in self.finished if row["metrics"]["end"] in ends]
+        for name in names:
+            info = self._sessions[name]
+            if info.state is not State.OPEN:
+                self._wait(self._open.set_state(info.id, State.DROPPED))
+            self._sessions[name] = self._wait(self._open.update(info.id, metadata=_metadata(info)))
+        return names
+
+    # -- rows
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
-        """The training rows of all finished rollouts.
+        """Yield the training rows of all finished rollouts.
 
-        With ``advantages="group"`` the rows of rollouts that have a reward carry advantages: see `group_advantages`.
-        Rows of rollouts that failed have neither.
+        With ``advantages="group"`` the rows of rollouts with a reward carry advantages: see `group_advantages`. Rows of
+        failed rollouts have neither.
         """
-        for _, _, samples in self._rows(advantages):
-            yield from samples
-
-    def _rows(self, advantages: str | None) -> Iterator[tuple[dict[str, Any], Trajectory, list[Sample]]]:
         if advantages not in (None, "group"):
             raise InputError(f"advantages are 'group' or None, not {shown(advantages)}")
         values = group_advantages(self.finished) if advantages == "group" else {}
         for row, trajectory in self.trajectories():
             reward = _reward(row)
-            made = trajectory_samples(trajectory, reward=reward, advantage=values.get(row["name"]))
-            # a task's metadata may have a "reward" of its own, which is not what the rollout got
-            yield row, trajectory, [sample.replace(reward=reward) for sample in made]
+            for sample in trajectory_samples(trajectory, reward=reward, advantage=values.get(row["name"])):
+                # a task's metadata may have a "reward" that is not the rollout's
+                yield sample.replace(reward=reward)
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
-        """Write the training rows to ``rows.parquet``, a few at a time; its metadata says which group each is of.
+        """Write the training rows to ``rows.parquet``; its metadata names the groups."""
+        from ..data.tables import Layout, sample_writer, samples_table
 
-        Beside the columns of all rows there are ``end``, ``metrics`` (JSON, of the rollout) and ``turns``: what is
-        known of each turn that the row trains. docs/rows.md has them.
-        """
-        from ..data.tables import Layout, SampleOrigin, sample_writer, samples_table
-
-        layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
             groups[_group(row)].append(row["name"])
-        path = self.folder / ROWS
-        told = {**(metadata or {}), "advantages": advantages, "groups": groups}
-        with sample_writer(path, layout, told, more=_rollout_fields(), private=True) as write:
-            numbers = itertools.count(1)
-            made = ((row, trajectory, one) for row, trajectory, all_ in self._rows(advantages) for one in all_)
-            while some := list(itertools.islice(made, 256)):
-                samples = [sample for _, _, sample in some]
-                counts = [int(sample.messages.max(initial=-1)) + 1 for sample in samples]
-                places = [SampleOrigin(one.name, next(numbers), 0, n) for one, n in zip(samples, counts, strict=True)]
-                table = samples_table(samples, places, layout)
-                for field, column in _rollout_columns(some):
-                    table = table.append_column(field, column)
-                write(table)
-        return path
-
-    def close(self) -> None:
-        self._journal.close()
+        layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
+        about = {**(metadata or {}), "advantages": advantages, "groups": groups}
+        with sample_writer(self.folder / ROWS, layout, about, private=True) as write:
+            for sample in self.samples(advantages=advantages):
+                write(samples_table([sample], layout=layout))
+        return self.folder / ROWS
 
 
-def _rollout_fields() -> list[Any]:
-    """What rows of rollouts have beside those of all trajectories: the end, the metrics, and those of the turns."""
-    pa = pyarrow()
-    turn = pa.struct(
-        [
-            ("start", pa.int32()),
-            ("stop", pa.int32()),
-            ("finish_reason", pa.string()),
-            ("prompt_tokens", pa.int32()),
-            ("cached_tokens", pa.int32()),
-            ("engine_seconds", pa.float64()),
-            ("tool_calls", pa.int32()),
-            ("tool_errors", pa.int32()),
-            ("tool_seconds", pa.float64()),
-            ("malformed", pa.bool_()),
-            ("reward", pa.float64()),
-            ("metrics", pa.string()),
-            ("continues", pa.bool_()),
-        ]
-    )
-    return [pa.field("end", pa.string()), pa.field("metrics", pa.string()), pa.field("turns", pa.list_(turn))]
+async def _all(store: Store) -> list[SessionInfo]:
+    return [info async for info in store.sessions()]
 
 
-def _rollout_columns(rows: Sequence[tuple[Mapping[str, Any], Trajectory, Sample]]) -> Iterator[tuple[Any, Any]]:
-    """Those columns of some rows: what the journal says of the rollout, its trajectory, and the row."""
-    pa = pyarrow()
-    values = [
-        [row["metrics"]["end"] for row, _, _ in rows],
-        [json.dumps(row["metrics"], default=str) for row, _, _ in rows],
-        [_turns(row, trajectory, sample) for row, trajectory, sample in rows],
-    ]
-    for field, column in zip(_rollout_fields(), values, strict=True):
-        yield field, pa.array(column, field.type)
+def _result(info: SessionInfo) -> dict[str, Any] | None:
+    """How a rollout ended; None if it did not."""
+    return info.metadata.get("rollout") if info.state is not State.DROPPED else None
 
 
-def _turns(row: Mapping[str, Any], trajectory: Trajectory, sample: Sample) -> list[dict[str, Any]] | None:
-    """The turns that a row trains, with where they stand in it; None where the journal says nothing of turns."""
-    told = row.get("turns")
-    owned = owned_turns(trajectory)
-    if told is None or len(told) != len(owned):
-        return None
-    found = []
-    for turn, said in zip(owned, told, strict=True):
-        if turn.branch == sample.branch:
-            metrics = json.dumps(said.get("metrics") or [], default=str)
-            known = {key: value for key, value in said.items() if key not in ("sampled", "metrics")}
-            found.append({**known, "start": turn.start, "stop": turn.stop, "metrics": metrics})
-    return found
+def _metadata(info: SessionInfo) -> dict[str, Any]:
+    return {key: value for key, value in info.metadata.items() if key != "rollout"}
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _answered(rollout: Rollout) -> int:
+    """The number of messages up to the model's last one."""
+    roles = [message.get("role") for message in rollout.messages]
+    last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
+    return last + 1 if last >= len(rollout.task.messages) else len(roles)
+
+
+def _turn_infos(rollout: Rollout) -> list[dict[str, Any]]:
+    """What a session records of each completion, in the form of the gateway's turns."""
+    start = len(rollout.task.messages)
+    replies = [at for at, one in enumerate(rollout.messages) if at >= start and one.get("role") == "assistant"]
+    turns: list[dict[str, Any]] = []
+    number, shared = -1, 0
+    for completion, metrics in zip(owned_turns(rollout.trajectory), rollout.per_turn, strict=True):
+        new: Sequence[Mapping[str, Any]] = []
+        if not metrics.continues:
+            end = replies[number] + 1 if number >= 0 else 0
+            number, shared = number + 1, end
+            new = rollout.messages[end : replies[number]] if number < len(replies) else rollout.messages[end:]
+        reply = rollout.messages[replies[number]] if number < len(replies) else {"role": "assistant", "content": ""}
+        turns.append(
+            {
+                "number": len(turns),
+                "base": len(turns) - 1 if turns else None,
+                "shared": shared + (len(turns[-1]["messages"]) if metrics.continues else 0),
+                "messages": _plain(list(new)),
+                "reply": _plain(dict(reply)),
+                "root": "",
+                "keys": [],
+                "matcher": "",
+                "branch": completion.branch,
+                "start": completion.start,
+                "stop": completion.stop,
+                "finish_reason": completion.finish_reason,
+                "tools": None if turns else rollout.schemas,
+                "dialect": "rollout",
+                "metrics": _plain(asdict(metrics)),
+                "write": completion.write,
+            }
+        )
+    return turns
 
 
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
-    """For each finished rollout by its name: its reward less its group's mean, by the group's deviation.
+    """Return the advantage of each finished rollout by name: its reward less its group's mean, by the deviation.
 
-    The deviation is that of a sample (n - 1), plus 1e-6. Rollouts that failed, and those without a reward, are in no
-    group and have no advantage: mean and deviation are those of the others. The one that is left of a group has 0.
+    The deviation is that of a sample (n - 1), plus 1e-6. Rollouts that failed or have no reward are in no group. A
+    group of one has advantage 0.
     """
     return dict(compared(rows).values)
 
@@ -321,30 +305,41 @@ def compared(rows: Collection[Mapping[str, Any]]) -> Relative:
     return relative_to_group(rewards, {row["name"]: _group(row) for row in rows})
 
 
-def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write down the settings of a run, or compare them with those of the run that has begun in the folder.
+def _group(row: Mapping[str, Any]) -> str:
+    group = row["metadata"].get("group")
+    return str(row["name"] if group is None else group)
 
-    InputError names the first setting that differs.
+
+def _reward(row: Mapping[str, Any]) -> float | None:
+    """Return the reward of a finished rollout; None if it failed."""
+    reward = None if row["metrics"]["end"] in FAILED_ENDS else row["metrics"]["reward"]
+    return float(reward) if reward is not None and math.isfinite(reward) else None
+
+
+# -- the settings of a run
+
+
+def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings of a run, or compare them with those of the run in the folder.
+
+    Raises InputError naming the first setting that differs.
     """
-    path, journal = folder / RUN, folder / JOURNAL
-    if not journal.is_file() or not journal.stat().st_size:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+    path = folder / RUN
+    if not path.is_file():
         text = json.dumps(settings, indent=2, ensure_ascii=False, default=str) + "\n"
         write_whole(path, text.encode("utf-8", "replace"), private=True)
         return
-    if not path.is_file():
-        raise InputError(f"{folder} holds rollouts, but no {RUN} that says of which run")
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{path} is not what a run wrote: {error}") from error
-    if differs := differing(before, settings):
-        raise InputError(f"{folder} holds a run with other settings: {differs}")
+        raise InputError(f"{path} does not hold the settings of a run: {error}") from error
+    if change := differing(before, settings):
+        raise InputError(f"{folder} holds a run with other settings: {change}")
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first setting that is not what it was, in words."""
-    old, new = (flat(json.loads(json.dumps(settings, default=str))) for settings in (before, now))
+    """Return the first setting that changed, in words."""
+    old, new = (flat(_plain(settings)) for settings in (before, now))
     for key in [*new, *old]:
         if new.get(key) != old.get(key):
             was, is_now = (json.dumps(one.get(key), ensure_ascii=False) for one in (old, new))
@@ -353,69 +348,10 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def discard_run(folder: Path) -> None:
-    """Remove what a run wrote into a folder, and nothing else. InputError while another process writes there."""
-    if not (folder / JOURNAL).is_file():
+    """Remove what a run wrote into a folder, and nothing else. Raises InputError while another process writes there."""
+    if not (folder / STORE).is_file():
         return
-    with open(folder / JOURNAL, "ab", opener=owned) as journal:
-        lock(journal, _BUSY.format(folder))
-        shutil.rmtree(folder / TRAJECTORIES, ignore_errors=True)
-        for name in (ROWS, METRICS, RUN, JOURNAL):
+    with open(folder / _LOCK, "ab", opener=owned) as file:
+        lock(file, f"another process writes rollouts to {folder}")
+        for name in (ROWS, METRICS, RUN, STORE, f"{STORE}-wal", f"{STORE}-shm"):
             (folder / name).unlink(missing_ok=True)
-
-
-def _group(row: Mapping[str, Any]) -> str:
-    group = row["metadata"].get("group")
-    return str(row["name"] if group is None else group)
-
-
-def _reward(row: Mapping[str, Any]) -> float | None:
-    """What a finished rollout is worth; None for one that failed, whatever the journal says."""
-    reward = None if row["metrics"]["end"] in FAILED_ENDS else row["metrics"]["reward"]
-    return float(reward) if reward is not None and math.isfinite(reward) else None
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    """A line of the journal. What JSON cannot hold becomes text; halves of surrogate pairs are escaped."""
-    text = json.dumps(row, ensure_ascii=False, default=str)
-    try:
-        return text.encode("utf-8") + b"\n"
-    except UnicodeEncodeError:
-        return json.dumps(row, default=str).encode("ascii") + b"\n"
-
-
-def _record(line: bytes) -> dict[str, Any]:
-    """A record of the journal. ValueError, KeyError and the like if it is not one; the file of a finished rollout must
-    be one of the store's own trajectories."""
-    row: dict[str, Any] = json.loads(line)
-    if not isinstance(row["name"], str):
-        raise ValueError("the name is not text")
-    if row["event"] == "finished":
-        if not isinstance(row["file"], str) or not _OWN_FILE.fullmatch(row["file"]):
-            raise ValueError(f"{shown(row['file'])} is not a trajectory of this folder")
-        if not isinstance(row["metadata"], dict) or not {"end", "reward"} <= row["metrics"].keys():
-            raise ValueError("metadata or metrics are missing")
-    return row
-
-
-def unreadable_lines(lines: Sequence[UnreadableLine]) -> str:
-    """How many lines of a journal cannot be read, and which."""
-    count = len(lines)
-    numbers = ", ".join(str(one.line) for one in lines[:5]) + (", …" if count > 5 else "")
-    word = "line" if count == 1 else "lines"
-    return (
-        f"{count} {word} cannot be read ({word} {numbers}): a rollout whose end was recorded there counts as unfinished"
-    )
-
-
-def file_name(name: str) -> str:
-    """A name that every file system takes, and that no two rollouts share, whether or not it tells capitals apart.
-
-    Plain names in small letters are kept; others have a digest of the name after a dot, which no plain name has.
-
-    >>> file_name("row-000001-0"), file_name("../../x")
-    ('row-000001-0', '_x.9cdf6a50100a862e14286c7a334296da')
-    """
-    if _PLAIN.fullmatch(name) and not _DEVICES.fullmatch(name):
-        return name
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"_{_UNSAFE.sub('_', name.lower()).lstrip('_')[:60]}.{digest}"

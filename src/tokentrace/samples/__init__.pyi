@@ -6,7 +6,6 @@ from .advantages import Relative as Relative
 from .advantages import relative_to_group as relative_to_group
 from .advantages import returns_to_go as returns_to_go
 from .advantages import trajectory_advantages as trajectory_advantages
-from .advantages import with_advantages as with_advantages
 from .collation import collate as collate
 from .packing import Pack as Pack
 from .packing import flatten as flatten
@@ -15,8 +14,6 @@ from .packing import unpack as unpack
 from .pasts import HistoryWarning as HistoryWarning
 from .pasts import TurnStartWarning as TurnStartWarning
 from .sample import Sample as Sample
-from .staleness import Fresh as Fresh
-from .staleness import Stale as Stale
 from .staleness import fresh_samples as fresh_samples
 from .staleness import row_staleness as row_staleness
 from .staleness import token_staleness as token_staleness
@@ -25,8 +22,6 @@ from .supervised import SampleSettings as SampleSettings
 from .supervised import build_prompt_response_sample as build_prompt_response_sample
 from .supervised import build_supervised_sample as build_supervised_sample
 from .supervised import build_supervised_samples as build_supervised_samples
-from .trajectories import RolloutReport as RolloutReport
-from .trajectories import report_rollouts as report_rollouts
 from .trajectories import trajectory_samples as trajectory_samples
 from .truncation import Overlong as Overlong
 from .truncation import Truncated as Truncated

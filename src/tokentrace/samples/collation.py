@@ -52,37 +52,15 @@ def collate(
 ) -> dict[str, Any]:
     """A batch of rows, padded to the longest, to `length`, or up to a multiple of `multiple_of`.
 
-    ====================  ==========  ============================================================
-    ``input_ids``         int64       `pad_id` on padding
-    ``attention_mask``    int64       1 on tokens, 0 on padding
-    ``position_ids``      int64       from 0 over the tokens of a row, wherever they are; 0 on padding
-    ``labels``            int64       the id where a token carries loss, else -100; not shifted
-    ``loss_mask``         int64       1 where `labels` is not -100
-    ``logprobs``          float32     NaN on padding and wherever nothing was sampled, never 0
-    ``advantages``        float32     0 wherever `loss_mask` is 0
-    ``version_ids``       int64       which of `versions` sampled a token; -1 on padding and where it is not known
-    ``rewards``           float32     one for each row
-    ``versions``          list        the versions of the weights, each once, in the order in which they occur
-    ====================  ==========  ============================================================
+    Has ``input_ids``, ``attention_mask``, ``position_ids``, ``labels`` (-100 without loss; not shifted) and
+    ``loss_mask``; if the samples have them also ``logprobs`` (NaN where nothing was sampled), ``advantages``,
+    ``version_ids``, ``versions`` and ``rewards``. With the `version` of the weights that are trained, also
+    ``token_versions``, ``staleness``, ``max_staleness`` and ``mean_staleness``; with `channels` an array for each name,
+    with its value for tokens without an entry: ``channels={"routed_experts": -1}``. docs/samples.md has the table.
 
-    The last five are there if the samples have them. With the `version` of the weights that are trained there are also
-
-    ====================  ==========  ============================================================
-    ``token_versions``    int64       the version that sampled a token; -1 on padding and where none did
-    ``staleness``         int64       how many versions ago that was; -1 likewise
-    ``max_staleness``     int64       one for each row, of its tokens that carry loss; -1 where none does
-    ``mean_staleness``    float32     likewise; NaN where none does
-    ====================  ==========  ============================================================
-
-    and with `channels` one array for each that is named, with the value given there for tokens that nothing was told
-    of, and on padding: ``channels={"routed_experts": -1}``. Its shape is that of the batch and of one token's entry.
-
-    The first token of a row never carries loss: nothing before it
-    could predict it. `SampleError` where there is no sample or an empty one, where one is longer than
-    `length`, where some have logprobs, advantages or a reward and others do not, and where a token carries loss and
-    has no logprob in a sample that has them. With `version`, versions that are no numbers, and tokens that carry
-    loss and have none, are errors too; with `channels`, a sample that has not the channel, or not on every token with
-    loss, and a channel that is called as a column above.
+    The first token of a row never carries loss: nothing before it could predict it. Raises SampleError for no sample,
+    for an empty one or one longer than `length`, if only some have logprobs, advantages or a reward, and for a token
+    that carries loss without a logprob, a version or a channel entry, if these are asked for.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -105,21 +83,19 @@ def collate(
     batch: Columns = {}
     for number, count in enumerate(rows.lengths):
         place = slice(0, count) if side == "right" else slice(width - count, width)
-        for name, values in rows.columns(number).items():
+        columns = rows.columns(number)
+        fills = {name: rows.fill(name) for name in columns} | dict(channels or {})
+        columns |= {name: rows.channel(number, name, fill) for name, fill in (channels or {}).items()}
+        for name, values in columns.items():
             if name not in batch:
-                batch[name] = rows.padding(name, (len(rows.samples), width), values.dtype)
+                batch[name] = np.full((len(rows.samples), width, *values.shape[1:]), fills[name], values.dtype)
+            if batch[name].shape[2:] != values.shape[1:]:
+                shapes = f"{batch[name].shape[2:]} and of {values.shape[1:]}"
+                raise SampleError(f"channel {name!r} has entries of shape {shapes}")
+            batch[name] = batch[name].astype(np.result_type(batch[name], values), copy=False)
             batch[name][number, place] = values
-        for name, fill in (channels or {}).items():
-            told = rows.channel(number, name, fill)
-            kept = batch.get(name)
-            if kept is None:
-                kept = batch[name] = np.full((len(rows.samples), width, *told.shape[1:]), fill, told.dtype)
-            elif kept.shape[2:] != told.shape[1:]:
-                raise SampleError(f"channel {name!r} has entries of shape {kept.shape[2:]} and of {told.shape[1:]}")
-            batch[name] = kept = kept.astype(np.result_type(kept, told), copy=False)
-            kept[number, place] = told
-    made = rows.as_tensors(batch | rows.rewards(range(len(rows.samples))))
-    return made | {"versions": list(rows.versions)} if rows.versions else made
+    tensors_by_name = rows.as_tensors(batch | rows.per_row(range(len(rows.samples))))
+    return tensors_by_name | {"versions": list(rows.versions)} if rows.versions else tensors_by_name
 
 
 class Rows:
@@ -133,15 +109,15 @@ class Rows:
         self._optional = [name for name in ("logprobs", "advantages") if self._all_have(name)]
         self._rewarded = self._all_have("reward")
         self._version = None if version is None else checked_version(version)
-        found = dict.fromkeys(span.version for sample in self.samples for span in sample.versions)
-        self.versions: dict[Version, int] = {version: number for number, version in enumerate(found)}
+        versions = dict.fromkeys(span.version for sample in self.samples for span in sample.versions)
+        self.versions: dict[Version, int] = {version: number for number, version in enumerate(versions)}
         """The versions of the weights that sampled something, and the number of each in `version_ids`."""
 
     def columns(self, number: int) -> Columns:
         """The per-token arrays of a sample: new ones, checked."""
         sample = self.samples[number]
         if not len(sample):
-            raise SampleError(f"{self._called(number)} has no tokens: leave it out")
+            raise SampleError(f"{self._label(number)} has no tokens: leave it out")
         labels, loss = sample.labels, sample.mask.astype(np.int64)
         labels[0], loss[0] = IGNORE, 0
         columns: Columns = {
@@ -157,7 +133,7 @@ class Rows:
             missing = sample.mask & ~np.isfinite(columns["logprobs"])
             if missing.any():
                 raise SampleError(
-                    f"{self._called(number)} has no logprob for token {int(missing.argmax())}, which carries loss"
+                    f"{self._label(number)} has no logprob for token {int(missing.argmax())}, which carries loss"
                 )
         if "advantages" in columns:
             columns["advantages"][loss == 0] = 0
@@ -171,35 +147,35 @@ class Rows:
         return columns
 
     def channel(self, number: int, name: str, fill: float) -> npt.NDArray[Any]:
-        """What is told of the tokens of a sample, with a value of the caller's for the others."""
+        """A channel of a sample, with `fill` for tokens without an entry."""
         sample = self.samples[number]
         channel = sample.channels.get(name)
         if channel is None:
-            raise SampleError(f"{self._called(number)} has no channel {name!r}; it has {sorted(sample.channels)}")
+            raise SampleError(f"{self._label(number)} has no channel {name!r}; it has {sorted(sample.channels)}")
         missing = sample.mask & ~channel.present
         if missing.any():
             raise SampleError(
-                f"{self._called(number)}: {name} tells nothing of token {int(missing.argmax())}, which carries loss"
+                f"{self._label(number)}: {name} has no entry for token {int(missing.argmax())}, which carries loss"
             )
         try:
             return channel.array(fill)
         except TrajectoryError as error:
-            raise SampleError(f"{self._called(number)}, {name}: {error}") from error
+            raise SampleError(f"{self._label(number)}, {name}: {error}") from error
 
-    def rewards(self, numbers: Sequence[int]) -> Columns:
-        """What there is one of for each of these samples: its reward, and how old it is."""
-        made: Columns = {}
+    def per_row(self, numbers: Sequence[int]) -> Columns:
+        """One value for each of these samples: its reward, and how old it is."""
+        columns: Columns = {}
         if self._rewarded:
-            made["rewards"] = np.array([self.samples[number].reward for number in numbers], np.float32)
+            columns["rewards"] = np.array([self.samples[number].reward for number in numbers], np.float32)
         if self._version is not None:
             ages = [row_staleness(self.samples[number], self._version) for number in numbers]
-            made["max_staleness"] = np.array([oldest for oldest, _ in ages], np.int64)
-            made["mean_staleness"] = np.array([mean for _, mean in ages], np.float32)
-        return made
+            columns["max_staleness"] = np.array([oldest for oldest, _ in ages], np.int64)
+            columns["mean_staleness"] = np.array([mean for _, mean in ages], np.float32)
+        return columns
 
-    def padding(self, name: str, shape: int | tuple[int, int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array of what a column holds where there is no token."""
-        return np.full(shape, self._pad_id if name == "input_ids" else _PADDING[name], dtype)
+    def fill(self, name: str) -> Any:
+        """The value of a column where there is no token."""
+        return self._pad_id if name == "input_ids" else _PADDING[name]
 
     def as_tensors(self, columns: Columns) -> dict[str, Any]:
         return {name: self._to_tensor(values) for name, values in columns.items()}
@@ -207,16 +183,16 @@ class Rows:
     def check_fit(self, width: int) -> None:
         for number, count in enumerate(self.lengths):
             if count > width:
-                raise SampleError(f"{self._called(number)} has {count} tokens, and length is {width}: truncate() it")
+                raise SampleError(f"{self._label(number)} has {count} tokens, and length is {width}: truncate() it")
 
     def _all_have(self, name: str) -> bool:
         having = [getattr(sample, name) is not None for sample in self.samples]
         if any(having) and not all(having):
-            some, others = self._called(having.index(True)), self._called(having.index(False))
-            raise SampleError(f"{some} has {name} and {others} has none: give it to all or to none")
+            one, other = self._label(having.index(True)), self._label(having.index(False))
+            raise SampleError(f"{one} has {name} and {other} has none: give it to all or to none")
         return all(having)
 
-    def _called(self, number: int) -> str:
+    def _label(self, number: int) -> str:
         name = self.samples[number].name
         return f"sample {number} ({name!r})" if name else f"sample {number}"
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, shown
-from ..tokens.ids import segments
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted
 from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, index, rounded_up
@@ -133,14 +132,14 @@ def _laid_out(rows: Rows, members: Sequence[int], width: int) -> Pack:
     documents = [rows.columns(number) for number in members]
     row: Columns = {}
     for name, first in documents[0].items():
-        row[name] = rows.padding(name, width, first.dtype)
+        row[name] = np.full(width, rows.fill(name), first.dtype)
         np.concatenate([document[name] for document in documents], out=row[name][:used])
     row["position_ids"][used:] = np.arange(width - used)
     row["document_ids"] = np.full(width, -1, np.int64)
     row["document_ids"][:used] = np.repeat(np.arange(len(members)), lengths)
     sequences = [*lengths, width - used] if used < width else lengths
     row["cu_seqlens"] = np.cumsum([0, *sequences], dtype=np.int32)
-    tensors = rows.as_tensors(row | rows.rewards(members))
+    tensors = rows.as_tensors(row | rows.per_row(members))
     return Pack(**tensors, max_seqlen=max(sequences), samples=tuple(members), versions=tuple(rows.versions))
 
 
@@ -148,66 +147,22 @@ def first_fit_decreasing(lengths: Sequence[int] | npt.NDArray[Any], capacity: in
     """Indices of `lengths` in bins whose sum is at most `capacity`.
 
     The longest go first, the earlier of equals before the later, each into the first bin that has room, or into a
-    new one. Bins come in the order in which they were opened, and indices in a bin in growing order. It takes
-    O(n log n). `SampleError` names the first length that is negative, or larger than a bin.
+    new one. Bins come in the order in which they were opened, and indices in a bin in growing order. Raises SampleError
+    for a length that is negative, or larger than a bin.
 
     >>> first_fit_decreasing([3, 5, 4, 2, 1], 8)
     [[0, 1], [2, 3, 4]]
     """
     room = index("capacity", capacity, least=1)
-    try:
-        sizes = np.asarray(lengths)
-    except (ValueError, OverflowError) as error:
-        raise SampleError(f"lengths must be a row of integers, not {shown(lengths)}") from error
-    if sizes.ndim != 1 or (len(sizes) and sizes.dtype.kind not in "iu"):
-        raise SampleError(f"lengths must be a row of integers, not {sizes.dtype} of shape {sizes.shape}")
-    if not len(sizes):
-        return []
-    wrong = (sizes < 0) | (sizes > room)
-    if wrong.any():
-        where = int(wrong.argmax())
-        raise SampleError(f"lengths[{where}] is {int(sizes[where])}: a bin takes 0 to {room}")
-    sizes = sizes.astype(np.int64)
-    order = np.argsort(-sizes, kind="stable")
-    # Of any two bins the later holds something that did not fit into the earlier: their sum is over the capacity.
-    free = _FreeSpace(min(len(sizes), 2 * (int(sizes.sum()) // room) + 2), room)
-    placed = np.empty(len(sizes), np.int64)
-    # Equal lengths go together: they fill the first bin with room for one, then the next.
-    for start, stop in segments(sizes[order]):
-        size = int(sizes[order[start]])
-        while start < stop:
-            chosen, count = free.take(size, stop - start)
-            placed[order[start : start + count]] = chosen
-            start += count
-    grouped = np.argsort(placed, kind="stable")
-    cuts = np.flatnonzero(np.diff(placed[grouped])) + 1
-    return [cast(list[int], members.tolist()) for members in np.split(grouped, cuts)]
-
-
-class _FreeSpace:
-    """The room left in each bin, in a tree of maxima; bins that are not yet open have all of it."""
-
-    def __init__(self, bins: int, capacity: int) -> None:
-        self._leaves = 1 << (bins - 1).bit_length()
-        self._most = [capacity] * (2 * self._leaves)
-
-    def take(self, size: int, wanted: int) -> tuple[int, int]:
-        """Put as many of `wanted` equal items as fit into the first bin with room for one; its number, and how many."""
-        most, leaves = self._most, self._leaves
-        node = 1
-        while node < leaves:
-            node *= 2
-            if most[node] < size:
-                node += 1
-        count = min(wanted, most[node] // size) if size else wanted
-        chosen = node - leaves
-        left = most[node] - count * size
-        most[node] = left
-        while node > 1:
-            other = most[node ^ 1]
-            node //= 2
-            left = max(left, other)
-            if most[node] == left:
-                break
-            most[node] = left
-        return chosen, count
+    sizes = [index(f"lengths[{at}]", size, least=0) for at, size in enumerate(lengths)]
+    if too_long := [at for at, size in enumerate(sizes) if size > room]:
+        raise SampleError(f"lengths[{too_long[0]}] is {sizes[too_long[0]]}: a bin takes 0 to {room}")
+    bins: list[list[int]] = []
+    free = np.full(len(sizes), room, np.int64)  # of bins that are not open yet, too
+    for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+        first = int((free[: len(bins) + 1] >= sizes[at]).argmax())
+        if first == len(bins):
+            bins.append([])
+        bins[first].append(at)
+        free[first] -= sizes[at]
+    return [sorted(members) for members in bins]

@@ -48,7 +48,7 @@ class PartFinder:
     def arrays(self, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
         """The message, the `Part` and the `Kind` of each token, by the names that a `Sample` has for them."""
         codes = bytes(
-            _SCAFFOLD_CODE if origin is None else _field_part(origin) for origin in rendered.rendering.closed.origins
+            _SCAFFOLD_CODE if origin is None else _field_part(origin) for origin in rendered.rendering.origins
         )
         parts: Parts = rendered.per_token(np.frombuffer(codes, np.uint8))
         kinds = _KIND_OF_PART.take(parts)

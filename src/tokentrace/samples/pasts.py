@@ -14,13 +14,11 @@ import numpy as np
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
-from ..rendering.history import reasoning_of
+from ..rendering.past import reasoning_of
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..study.probes import stringified
-from ..study.turns import turn_spans
 from ..template.origin import Origin
-from ..template.trace import Rendering
 
 TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
 """Has reasoning, has it in the content, the content (its outline), has calls; a user speaks later, an answer follows;
@@ -171,22 +169,6 @@ class PastTurns:
         stop = max((one.stop for one in alone.turns if one.message == 1), default=0)
         return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
 
-    def after_prompt(self, rendered: RenderedTokens, messages: Messages, tools: Any) -> RenderedTokens:
-        """A conversation up to an assistant's turn, with the history that the prompt for that turn shows.
-
-        Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
-        calls that are answered, Mistral's the system message. Then the turn is put after the history of its prompt.
-        """
-        renderer, at = self._renderer, len(messages) - 1
-        own = next(iter(turn_spans(rendered.rendering, {at})), None)
-        try:
-            asked = renderer.render_text(messages[:at], tools=tools, add_generation_prompt=True)
-        except TokentraceError:  # nothing comes before it, or nothing that may be answered
-            return rendered
-        if own is None or rendered.text.startswith(asked.text[: asked.tail]):
-            return rendered
-        return renderer.encode_rendering(_joined(asked, rendered.rendering, own.start), messages, tools=tools)
-
     def stop_before(self, messages: Messages, following: Mapping[str, Any], tools: Any) -> int | None:
         """The token that ends the last turn of a conversation when `following` comes after it."""
         key = (str(following["role"]), bool(tools))
@@ -236,13 +218,6 @@ def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTok
         return renderer.render([stringified(message) for message in messages], tools=tools)
 
 
-def _joined(asked: Rendering, whole: Rendering, start: int) -> Rendering:
-    """A prompt up to its generation prompt, then another rendering from `start` on."""
-    out = Rendering.of([*asked.spans(0, asked.tail), *whole.spans(start)])
-    out.tail = len(out.text)
-    return out
-
-
 def _outline(content: Any) -> str:
     """A short text that begins and ends with the same white space, which some templates strip off past turns."""
     if not isinstance(content, str) or not content.strip():
@@ -255,7 +230,7 @@ def _hidden(thoughts: Mapping[int, tuple[str, str]], rendered: RenderedTokens) -
     """The messages whose reasoning is not in the rendering."""
     if not thoughts:
         return []
-    origins = (origin for origin in rendered.rendering.closed.origins if origin and origin[0] == "messages")
+    origins = (origin for origin in rendered.rendering.origins if origin and origin[0] == "messages")
     shown = {origin[1:3] for origin in origins}
     out = []
     for at, (reasoning, field) in thoughts.items():

@@ -1,7 +1,7 @@
 """How an assistant's turns end: which control tokens close them, and at which the model stops.
 
-Where a template closes turns with nothing, the model stops by sampling the head of the next turn (GLM), and that token
-is the stop. A token that stands after each of several calls ends a call, not the turn.
+If a template closes turns with nothing, the model stops by sampling the head of the next turn (GLM), and that token is
+the stop. A token after each of several calls ends a call, not the turn.
 """
 
 from __future__ import annotations
@@ -86,6 +86,16 @@ def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None
     inside = [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
     after = int(encoded.ids[stop]) if stop < len(encoded.ids) and encoded.control[stop] else None
     return inside[-1] if inside else None, after
+
+
+def past_close(study: TemplateStudy) -> str:
+    """What the template writes after the words of a past answer, in its turn."""
+    for probe in (CONTINUED, ANSWERED):
+        rendering = study.probe(probe)
+        turns = [turn for turn in turn_spans(rendering) if turn.message == 1] if rendering else []
+        if rendering is not None and turns:
+            return rendering.text[turns[0].body_end : turns[0].end]
+    return ""
 
 
 def _between_fields(study: TemplateStudy, tools: bool) -> set[int]:

@@ -40,6 +40,8 @@ _PARTS: Final = [{"type": "text", "text": word} for word in ("wordone", "wordtwo
 _ODD_ROLE: Final = "probe_role"
 _TOOLS: Final = (False, True)
 _AFTER_CALLS: Final = ((RESULT,), ())
+_WAYS: Final = tuple(itertools.product((True, False), Silence))
+"""Ways to write a call: arguments as a mapping or as JSON text, and how there is no content."""
 
 
 class TemplateForms:
@@ -182,21 +184,21 @@ class ReadCalls:
     @computed
     def mapping(self) -> bool:
         """Arguments that are a mapping."""
-        return any(self._is_good(True, silence) for silence in Silence) or not self._reads_any
+        return any(as_mapping for as_mapping, _ in self._good) or not self._good
 
     @computed
     def text(self) -> bool:
-        """Arguments that are JSON text, written as a mapping is where that is read too."""
-        if not any(self._is_good(False, silence) for silence in Silence):
+        """Arguments that are JSON text, if a mapping is written the same way or not read."""
+        if all(as_mapping for as_mapping, _ in self._good):
             return False
         return not self.mapping or self._writes_alike(self.silence[0])
 
     @computed
     def silence(self) -> tuple[Silence, ...]:
-        """How no content beside calls may be said, the best first."""
-        if not self._reads_any:
+        """The ways to have no content beside calls, the best first."""
+        if not self._good:
             return self._forms.alone
-        return tuple(silence for silence in Silence if self._is_good(self.mapping, silence))
+        return tuple(silence for silence in Silence if (self.mapping, silence) in self._good)
 
     @property
     def readable(self) -> Mapping[str, Any]:
@@ -206,52 +208,26 @@ class ReadCalls:
     @property
     def message(self) -> Message:
         """A message with that call, and no content."""
-        return {"role": "assistant", **self.silent_fields, "tool_calls": [self.readable]}
-
-    @property
-    def silent_fields(self) -> Message:
-        """The fields of a message that says nothing beside calls, as the template reads it best."""
-        is_usual = self._reads_usual or not self.silence
-        return SILENT[Silence.EMPTY if is_usual else self.silence[0]]
+        silence = self.silence[0] if self.silence else Silence.EMPTY
+        return {"role": "assistant", **SILENT[silence], "tool_calls": [self.readable]}
 
     @computed
     def are_shown(self) -> bool:
-        """Whether anything of a call is written, in whatever form it is given."""
-        if self._reads_usual:
-            return True
-        drawn = (
+        """True if the template writes anything of a call, in any form."""
+        renderings = (
             self._study.probe([USER, _calling(as_mapping, silence), *after], tools)
-            for as_mapping, silence in itertools.product((True, False), Silence)
+            for as_mapping, silence in _WAYS
             for after, tools in itertools.product(_AFTER_CALLS, _TOOLS)
         )
-        return any(origin and origin.field == "tool_calls" for one in drawn if one for origin in one.origins)
-
-    # -- finding out
-
-    @computed
-    def _reads_any(self) -> bool:
-        return self._reads_usual or any(any(found) for found in self._all.values())
-
-    @computed
-    def _reads_usual(self) -> bool:
-        """Whether a mapping beside ``""`` is read everywhere: then other forms are compared with that."""
-        return all(self._reads(True, Silence.EMPTY))
-
-    def _is_good(self, as_mapping: bool, silence: Silence) -> bool:
-        """Whether a form is read wherever one is; if none is, whether it is read in the first place that reads any."""
-        if self._reads_usual:
-            return all(self._reads(as_mapping, silence))
-        return (as_mapping, silence) in self._good
-
-    @computed
-    def _all(self) -> dict[tuple[bool, Silence], list[bool]]:
-        return {way: self._reads(*way) for way in itertools.product((True, False), Silence)}
+        return any(origin and origin.field == "tool_calls" for one in renderings if one for origin in one.origins)
 
     @computed
     def _good(self) -> list[tuple[bool, Silence]]:
-        cases = [case for case in range(4) if any(found[case] for found in self._all.values())]
-        good = [way for way, found in self._all.items() if all(found[case] for case in cases)]
-        return (good or [way for way, found in self._all.items() if found[cases[0]]]) if cases else []
+        """The forms that are read wherever any is; failing that, those read in the first place that reads any."""
+        reads = {way: self._reads(*way) for way in _WAYS}
+        cases = [case for case in range(4) if any(some[case] for some in reads.values())]
+        good = [way for way, some in reads.items() if all(some[case] for case in cases)]
+        return (good or [way for way, some in reads.items() if some[cases[0]]]) if cases else []
 
     def _reads(self, as_mapping: bool, silence: Silence) -> list[bool]:
         """Whether a call is read with a result after it and as the last message, without tools and with them."""

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..formats.grammar import TurnGrammar
-from ..tokens.tokenizer import Tokenizer
 from ..tokens.vocabulary import Vocabulary
-from .probes import ASSISTANT_TURNS, OTHER_TURNS, USER, Probe, role_turn
+from .probes import ASSISTANT_TURNS, OTHER_TURNS, USER, role_turn
+from .view import turn_views
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
@@ -36,20 +36,29 @@ _ROLE: Final = re.compile(r"[a-z][a-z_.-]{2,30}")
 _TAG: Final = re.compile(r"</?[\w:.-]+>")
 
 
+class ControlTokens(NamedTuple):
+    """The control tokens that a template writes, by whose turn they are in."""
+
+    assistant: set[int]
+    others: set[int]
+    """Outside of assistants' turns, without tools."""
+    all: set[int]
+
+
 def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
-    """The control tokens that an assistant's text may hold, where its turns are written as `grammar` says."""
+    """The control tokens that an assistant's text may hold, if its turns are written as `grammar` says."""
     vocabulary = study.tokenizer.vocabulary
-    named = {name: vocabulary.control[text].id for name, text in _variables(study.tokenizer)}
+    variables = study.tokenizer.variables.items()
+    named = {name: vocabulary.control[text].id for name, text in variables if text in vocabulary.control}
     never = set(study.eos) | _spelled(vocabulary, grammar.head)
     for tools in (False, True):
         never |= study.endings(tools).closers | study.endings(tools).heads
     never.update(index for name, index in named.items() if name in _NAMED)
-    own, others, written = _written(study)
-    written |= set(named.values())
+    tokens = control_tokens(study)
     delimiters = _spelled(vocabulary, "\n".join([*_delimiters(grammar), *_prompts(study)]))
-    inside = (delimiters | (own - others)) - never
+    inside = (delimiters | (tokens.assistant - tokens.others)) - never
     tags = {token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)}
-    return frozenset(inside | (tags - written - never))
+    return frozenset(inside | (tags - tokens.all - set(named.values()) - never))
 
 
 def _prompts(study: TemplateStudy) -> Iterator[str]:
@@ -60,43 +69,22 @@ def _prompts(study: TemplateStudy) -> Iterator[str]:
             yield prompted.text[len(plain.text) :]
 
 
-def _written(study: TemplateStudy) -> tuple[set[int], set[int], set[int]]:
-    """The control tokens of assistants' turns, of what stands outside of them (without tools), and all of them."""
-    vocabulary = study.tokenizer.vocabulary
+def control_tokens(study: TemplateStudy) -> ControlTokens:
+    """The control tokens that the template writes in probe conversations."""
     roles = [word for word in sorted(study.template.constants) if _ROLE.fullmatch(word)][:64]  # maybe other roles
-    probes = (*ASSISTANT_TURNS, *OTHER_TURNS, *map(role_turn, roles))
-    own: set[int] = set()
-    others: set[int] = set()
-    written: set[int] = set()
-    for tools in (False, True):
-        for probe, turn, text in _scaffold(study, probes, tools):
-            found = _spelled(vocabulary, text)
-            written |= found
-            if probe in ASSISTANT_TURNS and turn == 1:
-                own |= found
-            elif not tools and (turn < 0 or probe[turn]["role"] != "assistant"):
-                others |= found
-    return own, others, written
-
-
-def _variables(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    return [(name, text) for name, text in tokenizer.variables.items() if text in tokenizer.vocabulary.control]
-
-
-def _scaffold(study: TemplateStudy, probes: Iterable[Probe], tools: bool) -> Iterator[tuple[Probe, int, str]]:
-    """What the template itself writes, in stretches: in which conversation, and in whose turn (-1: in none)."""
-    for probe in probes:
-        for prompt in (False, True):
+    tokens = ControlTokens(set(), set(), set())
+    for tools, prompt in itertools.product((False, True), (False, True)):
+        for probe in (*ASSISTANT_TURNS, *OTHER_TURNS, *map(role_turn, roles)):
             rendering = study.readable(probe, tools, prompt)
-            if rendering is None:
-                continue
-            stretch, current = "", -1
-            for text, turn, origin in rendering.spans():
-                if origin is not None or turn != current:
-                    yield probe, current, stretch
-                    stretch, current = "", turn
-                stretch += text if origin is None else ""
-            yield probe, current, stretch
+            for view in turn_views(rendering) if rendering is not None else ():
+                scaffold = "".join(piece.text if piece.is_scaffold else "\0" for piece in view.pieces)
+                spelled = _spelled(study.tokenizer.vocabulary, scaffold)
+                tokens.all.update(spelled)
+                if probe in ASSISTANT_TURNS and view.message == 1:
+                    tokens.assistant.update(spelled)
+                elif not tools and (view.message < 0 or probe[view.message]["role"] != "assistant"):
+                    tokens.others.update(spelled)
+    return tokens
 
 
 def _delimiters(grammar: TurnGrammar) -> Iterator[str]:

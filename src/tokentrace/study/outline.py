@@ -18,6 +18,7 @@ from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
 from .probes import ANSWER, REASONED, RESULT, THOUGHT, USER, Message, call
 from .turns import common_prefix
+from .view import turn_pieces
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
@@ -82,11 +83,8 @@ class TemplateOutline:
 
 
 def _turn(rendering: Rendering | None, message: int) -> str:
-    return "".join(
-        hole(origin, text) if origin is not None else text
-        for text, turn, origin in (rendering.spans() if rendering is not None else ())
-        if turn == message
-    )
+    pieces = turn_pieces(rendering, message)
+    return "".join(piece.text if piece.origin is None else hole(piece.origin, piece.text) for piece in pieces)
 
 
 def hole(origin: Origin, text: str) -> str:

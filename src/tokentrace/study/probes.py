@@ -7,7 +7,7 @@ each probe once). Nothing in them spells a control token or a tag.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..conversation.forms import Silence
@@ -84,22 +84,6 @@ CALLED: Final[Probe] = (USER, calling())
 RETURNED: Final[Probe] = (USER, calling(), RESULT)
 """A call, and its result."""
 CALLED_TWICE: Final[Probe] = (USER, calling(call(1), call(2)))
-
-
-def marked_turns(silence: Message) -> Iterator[Probe]:
-    """Turns with and without reasoning, words and calls: which markers an assistant's turn has, in which order.
-
-    The assistant's is message 1. Turns of the past come first, because that is how turns are closed. `silence` is how
-    the template reads that nothing is said beside calls.
-    """
-    silent = [{"role": "assistant", **silence}, {"role": "assistant", **silence, "reasoning_content": "thought"}]
-    calls = [(silent[0], {}), *((said, TWO_ARGUMENTS) for said in (*silent, ANSWER, THOUGHT))]
-    for is_last in (False, True):
-        for reply in (ANSWER, THOUGHT):
-            yield (USER, reply) if is_last else (USER, reply, USER)
-        for said, arguments in calls:
-            message = {**said, "tool_calls": [call(1, arguments)]}
-            yield (USER, message) if is_last else (USER, message, RESULT)
 
 
 _SPOKEN_CALLS: Final = (

@@ -102,7 +102,7 @@ class Continuation:
 
     def shows(self, fields: Sequence[str], after: int = 0) -> bool:
         """Whether text of one of these fields of the assistant's message is written, after a place in the text."""
-        ends, _, origins = self.encoded.rendering.closed
+        ends, origins = self.encoded.rendering.ends, self.encoded.rendering.origins
         return any(
             origin is not None and origin.message == self.first_new - 1 and origin.field in fields and end > after
             for end, origin in zip(ends, origins, strict=True)
@@ -298,7 +298,7 @@ def check_continuation(found: Continuation, known_names: int, *, true_context: b
 
     `true_context`: the messages before the turn are the real ones, so the template may repeat them.
     """
-    ends, _, origins = found.encoded.rendering.closed
+    ends, origins = found.encoded.rendering.ends, found.encoded.rendering.origins
     cut, first = found.cut, found.first_new
     begin = 0
     for end, origin in zip(ends, origins, strict=True):
@@ -343,7 +343,7 @@ def _path(origin: Origin) -> str:
 def shows_tools(rendering: Rendering, cut: int) -> bool:
     """Whether tool schemas are written after the turn."""
     begin = 0
-    for end, origin in zip(rendering.closed.ends, rendering.closed.origins, strict=True):
+    for end, origin in zip(rendering.ends, rendering.origins, strict=True):
         if end > cut and origin is not None and origin.source == "tools" and begin < end:
             return True
         begin = end

@@ -28,9 +28,8 @@ from ..tokens.encoded import Encoded
 from ..tokens.encoding import ControlPolicy, encode_spans
 from ..tokens.tokenizer import Tokenizer
 from . import derive, inner
-from .endings import TurnEndings, find_endings
+from .endings import TurnEndings, find_endings, past_close
 from .forms import TemplateForms
-from .markers import TurnMarkers
 from .memory import Memory
 from .outline import TemplateOutline
 from .probes import REASONED, STAND_IN_TOOL, Probe, stringified
@@ -142,9 +141,14 @@ class TemplateStudy:
         return self.endings(False) if tools and not found.seen else found
 
     @learned
-    def markers(self) -> TurnMarkers:
-        """The markers of an assistant's turn, and how a turn that was cut off is closed."""
-        return TurnMarkers(self)
+    def past_close(self) -> str:
+        """What the template writes after the words of a past answer, in its turn."""
+        return past_close(self)
+
+    @learned
+    def turn_tokens(self) -> frozenset[int]:
+        """The control tokens that the template writes in an assistant's turn."""
+        return frozenset(inner.control_tokens(self).assistant)
 
     @learned
     def grammar(self, tools: bool) -> TurnGrammar:

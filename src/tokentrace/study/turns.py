@@ -44,7 +44,7 @@ def turn_spans(rendering: Rendering, wanted: Container[int] | None = None) -> li
     out: list[TurnSpan] = []
     current = before = -1
     first = 0
-    for span, turn in enumerate((*rendering.closed.turns, -1)):
+    for span, turn in enumerate((*rendering.turns, -1)):
         if turn != current:
             if current >= 0:
                 if wanted is None or current in wanted:
@@ -56,7 +56,7 @@ def turn_spans(rendering: Rendering, wanted: Container[int] | None = None) -> li
 
 def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before: int) -> TurnSpan:
     """The turn that is written in the spans `first` to `stop`."""
-    ends, _, origins = rendering.closed
+    ends, origins = rendering.ends, rendering.origins
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
     own = first
     while own < stop and ((origin := origins[own]) is None or (origin[-1] == "role" and origin.is_role)):

@@ -17,9 +17,10 @@ from typing import Final
 
 from jinja2 import nodes
 
-from .sources import namespaces_of
+from .syntax import leaves, names_in, with_children
 
-_ASKED: Final = "add_generation_prompt"
+_PROMPT: Final = "add_generation_prompt"
+_NO_PROMPT: Final = "not add_generation_prompt"
 _PURE: Final = frozenset({"dict", "namespace", "raise_exception", "range"})
 """Functions of the environment whose result depends on their arguments alone."""
 _CHANGING: Final = frozenset({"messages", "tools", "documents", "loop", "caller"})
@@ -29,9 +30,8 @@ _STATEFUL: Final = frozenset(
 """Filters whose result is used up as it is read, or is not the same every time."""
 _ELSEWHERE: Final = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
 
-_LEAVING: Final = (nodes.Break, nodes.Continue)
-
-Parts = tuple[nodes.Node, ...]
+Names = frozenset[str]
+"""Names of variables. ``"ns.x"`` is an attribute of one; `_NO_PROMPT` is ``not add_generation_prompt``."""
 
 
 def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
@@ -39,36 +39,41 @@ def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
 
     `functions` are the names that the environment defines.
     """
-    namespaces = namespaces_of(tree)
-    if next(tree.find_all(_ELSEWHERE), None) is not None or not _has_plain_namespaces(tree, namespaces):
+    calls = [call for call in tree.find_all(nodes.Call) if getattr(call.node, "name", "") == "namespace"]
+    namespaces = _namespaces(tree)
+    is_plain = all(not (call.args or call.dyn_args or call.dyn_kwargs) for call in calls) and all(
+        target.name in namespaces for target in tree.find_all(nodes.NSRef)
+    )
+    if next(tree.find_all(_ELSEWHERE), None) is not None or not is_plain:
         return False
     reading = _Reading(namespaces, _unclear(tree, namespaces))
-    reading.read(tree.body, ())
+    reading.read(tree.body, Names())
     turns = [loop for loop in reading.loops if reading.has_turns(loop.node)]
-    if not turns:
+    if not turns or any(reading.may_write_prompt(loop.node) for loop in turns):
         return False
-    inside = [any(loop.start <= at < loop.stop for loop in turns) for at in range(len(reading.outputs))]
-    if any(reading.asks_in(loop.node) for loop in turns):
-        return False
-    after = [reading.reach(parts) for at, parts in enumerate(reading.outputs) if at >= turns[0].stop and not inside[at]]
-    is_asked = any(name.name == _ASKED for name in tree.find_all(nodes.Name))
-    changing = _CHANGING.union(functions).difference(_PURE)
-    return is_asked == any(_ASKED in names for names in after) and all(names.isdisjoint(changing) for names in after)
+    in_turns = {at for loop in turns for at in range(loop.start, loop.stop)}
+    outputs = [names for at, names in enumerate(reading.outputs) if at >= turns[0].stop and at not in in_turns]
+    after = list(map(reading.reach, outputs))
+    changing = _CHANGING.union(functions) - _PURE
+    has_prompt = any(not names.isdisjoint((_PROMPT, _NO_PROMPT)) for names in after)
+    return (_PROMPT in names_in(tree)) == has_prompt and all(names.isdisjoint(changing) for names in after)
 
 
-def _has_plain_namespaces(tree: nodes.Template, namespaces: frozenset[str]) -> bool:
-    """True if all attributes of namespaces are set by their name, and none through another name of the namespace."""
-    calls = (call for call in tree.find_all(nodes.Call) if getattr(call.node, "name", "") == "namespace")
-    by_name = all(not (call.args or call.dyn_args or call.dyn_kwargs) for call in calls)
-    return by_name and all(target.name in namespaces for target in tree.find_all(nodes.NSRef))
+def _namespaces(tree: nodes.Template) -> Names:
+    """Variables that are set to ``namespace(…)``, and to nothing else anywhere."""
+    stores = Counter(name.name for name in tree.find_all(nodes.Name) if name.ctx != "load")
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.node, nodes.Call) and getattr(assign.node.node, "name", "") == "namespace":
+            stores.subtract(names_in(assign.target))
+    return Names(name for name, count in stores.items() if count == 0)
 
 
-def _unclear(tree: nodes.Template, namespaces: frozenset[str]) -> frozenset[str]:
-    """Namespaces that are made more than once, or set inside of a macro: who calls it does not show in the names."""
-    targets = Counter(name.name for name in tree.find_all(nodes.Name) if name.ctx == "store")
+def _unclear(tree: nodes.Template, namespaces: Names) -> Names:
+    """Namespaces that are made more than once, or set inside a macro: names do not show who calls it."""
+    stores = Counter(name.name for name in tree.find_all(nodes.Name) if name.ctx == "store")
     macros = tree.find_all((nodes.Macro, nodes.CallBlock))
     inside = {target.name for macro in macros for target in macro.find_all(nodes.NSRef)}
-    return frozenset(inside.union(name for name in namespaces if targets[name] > 1))
+    return Names(inside.union(name for name in namespaces if stores[name] > 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +87,29 @@ class _Loop:
 
 @dataclass(slots=True)
 class _Reading:
-    """What the statements of a template print and set, each with the tests and loops around it."""
+    """What the statements of a template print and set, and the names that each depends on."""
 
-    namespaces: frozenset[str]
-    unclear: frozenset[str]
-    outputs: list[Parts] = field(default_factory=list)
+    namespaces: Names
+    unclear: Names
+    outputs: list[Names] = field(default_factory=list)
     loops: list[_Loop] = field(default_factory=list)
-    sources: dict[str, list[Parts]] = field(default_factory=dict)
-    """What each name depends on; an attribute of a namespace is a name of its own."""
+    sources: dict[str, set[str]] = field(default_factory=dict)
+    """The names that each name depends on; an attribute of a namespace is a name of its own."""
+    values: dict[str, list[nodes.Node]] = field(default_factory=dict)
+    """The expressions that each name is set to."""
 
-    def read(self, body: Iterable[nodes.Node], around: Parts, *, in_loop: bool = False) -> None:
+    def read(self, body: Iterable[nodes.Node], around: Names, *, in_loop: bool = False) -> None:
+        """Read statements; `around` are the names in the tests and loops around them."""
         for node in body:
             match node:
                 case nodes.Output():
-                    self.outputs += [(part, *around) for part in node.nodes]
+                    self.outputs += [self._names(part) | around for part in node.nodes]
                 case nodes.Assign():
-                    self._set(node.target, (node.node, *around))
+                    self._set(node.target, node.node, around)
                 case nodes.If():
                     tests = around
                     for branch in (node, *node.elif_):  # a branch depends on its test and on those before it
-                        tests = (branch.test, *tests)
+                        tests |= self._names(branch.test)
                         self.read(branch.body, tests, in_loop=in_loop)
                     self.read(node.else_, tests, in_loop=in_loop)
                 case nodes.For():
@@ -110,107 +118,97 @@ class _Reading:
                     self._read_buffer(node, around, in_loop)
                 case nodes.With():
                     for target, value in zip(node.targets, node.values, strict=True):
-                        self._set(target, (value, *around))
+                        self._set(target, value, around)
                     self.read(node.body, around, in_loop=in_loop)
                 case _:
                     self.read(getattr(node, "body", ()), around, in_loop=in_loop)
 
-    def _read_loop(self, node: nodes.For, around: Parts, in_loop: bool) -> None:
-        leaves = next(node.find_all(_LEAVING), None) is not None
-        leaving = [one.test for one in node.find_all(nodes.If)] if leaves else []
-        inner = tuple(part for part in (node.iter, node.test, *leaving, *around) if part is not None)
-        self._set(node.target, inner)
+    def _read_loop(self, node: nodes.For, around: Names, in_loop: bool) -> None:
+        tests = [one.test for one in node.find_all(nodes.If)] if leaves(node.body) else []
+        inner = around.union(*map(self._names, [node.iter, *tests, *([node.test] if node.test is not None else [])]))
+        self._set(node.target, node.iter, inner)
         start = len(self.outputs)
         self.read((*node.body, *node.else_), inner, in_loop=True)
         if len(self.outputs) > start and not in_loop:
             self.loops.append(_Loop(node, start, len(self.outputs)))
 
-    def _read_buffer(self, node: nodes.Node, around: Parts, in_loop: bool) -> None:
+    def _read_buffer(self, node: nodes.Node, around: Names, in_loop: bool) -> None:
         """A buffer depends on everything in it. A macro and a set block print only where their name is read."""
         outputs, loops = len(self.outputs), len(self.loops)
         self.read(getattr(node, "body", ()), around, in_loop=in_loop)
         del self.outputs[outputs:], self.loops[loops:]
-        if isinstance(node, (nodes.Macro, nodes.AssignBlock)):
-            self._set(nodes.Name(node.name, "store") if isinstance(node, nodes.Macro) else node.target, (node, *around))
+        if isinstance(node, nodes.Macro):
+            self._set(nodes.Name(node.name, "store"), node, around)
+        elif isinstance(node, nodes.AssignBlock):
+            self._set(node.target, node, around)
         else:
-            self.outputs.append((node, *around))
+            self.outputs.append(self._names(node) | around)
 
-    def _set(self, target: nodes.Node, parts: Parts) -> None:
-        for name in _with_children(target):
-            if isinstance(name, nodes.NSRef):
-                for key in (f"{name.name}.{name.attr}", name.name):
-                    self.sources.setdefault(key, []).append(parts)
-            elif isinstance(name, nodes.Name):
-                value, *around = parts
-                for pair in value.kwargs if name.name in self.namespaces and isinstance(value, nodes.Call) else ():
-                    self.sources.setdefault(f"{name.name}.{pair.key}", []).append((pair.value, *around))
-                self.sources.setdefault(name.name, []).append(parts)
+    def _set(self, target: nodes.Node, value: nodes.Node, around: Names) -> None:
+        names = self._names(value) | around
+        for part in with_children(target):
+            if isinstance(part, nodes.NSRef):
+                self.sources.setdefault(f"{part.name}.{part.attr}", set()).update(names)
+            if isinstance(part, (nodes.Name, nodes.NSRef)):
+                self.sources.setdefault(part.name, set()).update(names)
+                self.values.setdefault(part.name, []).append(value)
+                if part.name in self.namespaces and isinstance(part, nodes.Name) and isinstance(value, nodes.Call):
+                    for pair in value.kwargs:
+                        self.sources.setdefault(f"{part.name}.{pair.key}", set()).update(
+                            self._names(pair.value), around
+                        )
 
     def has_turns(self, loop: nodes.For) -> bool:
         """True if a loop runs over some of the messages, one in each round."""
         is_plain = isinstance(loop.target, nodes.Name) and not loop.else_ and not loop.recursive
-        return is_plain and self._are_messages(loop.iter, frozenset())
+        return is_plain and self._are_messages(loop.iter, Names())
 
-    def asks_in(self, loop: nodes.For) -> bool:
-        """True if a loop may print part of the generation prompt: it reads more than ``not add_generation_prompt``."""
-        asking: set[str] = {_ASKED}
-        grows = True
-        while grows:
-            more = {name for name, sources in self.sources.items() if any(_reads(parts, asking) for parts in sources)}
-            grows = not more <= asking
-            asking |= more
-        return _reads((loop,), asking)
-
-    def _are_messages(self, items: nodes.Node, names: frozenset[str]) -> bool:
+    def _are_messages(self, items: nodes.Node, names: Names) -> bool:
         """True if an expression is the list of messages, a slice of it, or a name that is set to nothing else."""
         if isinstance(items, nodes.CondExpr):
             return all(one is not None and self._are_messages(one, names) for one in (items.expr1, items.expr2))
         if isinstance(items, nodes.Getitem) and isinstance(items.arg, nodes.Slice):
             return self._are_messages(items.node, names)
-        if not isinstance(items, nodes.Name) or items.name in names:
-            return isinstance(items, nodes.Name)
-        sources = self.sources.get(items.name, ())
-        is_given = items.name == "messages"
-        return (is_given or bool(sources)) and all(self._are_messages(one[0], names | {items.name}) for one in sources)
+        if not isinstance(items, nodes.Name):
+            return False
+        values = self.values.get(items.name, [])
+        is_known = items.name in names or items.name == "messages" or bool(values)
+        return is_known and (
+            items.name in names or all(self._are_messages(value, names | {items.name}) for value in values)
+        )
 
-    def reach(self, parts: Iterable[nodes.Node]) -> set[str]:
-        """The names that something depends on."""
+    def may_write_prompt(self, loop: nodes.For) -> bool:
+        """True if a loop may print part of the generation prompt: it reads more than ``not add_generation_prompt``."""
+        return _PROMPT in self.reach(self._names(loop))
+
+    def reach(self, names: Iterable[str]) -> set[str]:
+        """The names that some names depend on, and these themselves."""
         reached: set[str] = set()
-        queue = list(parts)
+        queue = list(names)
         while queue:
-            for name in self._names(queue.pop()):
-                if name not in reached:
-                    reached.add(name)
-                    queue += [part for some in self.sources.get(name, ()) for part in some]
+            name = queue.pop()
+            name = name if name in self.sources else name.partition(".")[0]
+            if name not in reached:
+                reached.add(name)
+                queue += self.sources.get(name, ())
+                queue += ["messages"] if name.partition(".")[0] in self.unclear else []
         return reached
 
-    def _names(self, node: nodes.Node) -> Iterator[str]:
-        attributes: set[int] = set()
-        for part in _with_children(node):
-            if isinstance(part, (nodes.Name, nodes.NSRef)) and part.name in self.unclear:
-                yield "messages"
-            if isinstance(part, (nodes.Name, nodes.NSRef)) and id(part) not in attributes:
-                yield part.name
+    def _names(self, node: nodes.Node) -> Names:
+        return Names(self._names_of(node))
+
+    def _names_of(self, node: nodes.Node) -> Iterator[str]:
+        skipped: set[int] = set()
+        for part in with_children(node):
+            if isinstance(part, nodes.Not) and getattr(part.node, "name", "") == _PROMPT:
+                skipped.add(id(part.node))
+                yield _NO_PROMPT
             elif isinstance(part, nodes.Filter) and part.name in _STATEFUL:
                 yield "messages"  # as if it could be anything
             elif isinstance(part, (nodes.Getattr, nodes.Getitem)) and isinstance(part.node, nodes.Name):
                 key = part.attr if isinstance(part, nodes.Getattr) else getattr(part.arg, "value", None)
-                if (name := f"{part.node.name}.{key}") in self.sources:
-                    attributes.add(id(part.node))
-                    yield name
-
-
-def _reads(parts: Iterable[nodes.Node], names: Collection[str]) -> bool:
-    """True if one of these names is read, otherwise than in ``not add_generation_prompt``."""
-    for part in parts:
-        negated = {id(one.node) for one in part.find_all(nodes.Not) if getattr(one.node, "name", "") == _ASKED}
-        negated |= {id(part.node)} if isinstance(part, nodes.Not) else set()
-        for name in _with_children(part):
-            if isinstance(name, nodes.Name) and name.ctx == "load" and name.name in names and id(name) not in negated:
-                return True
-    return False
-
-
-def _with_children(node: nodes.Node) -> Iterator[nodes.Node]:
-    yield node
-    yield from node.find_all(nodes.Node)
+                if isinstance(key, str):
+                    skipped.add(id(part.node))
+                    yield f"{part.node.name}.{key}"
+            elif isinstance(part, (nodes.Name, nodes.NSRef)) and id(part) not in skipped:
+                yield part.name

@@ -1,13 +1,9 @@
 """The tracing Jinja environment: the semantics of transformers' chat templates, with the trace kept.
 
-Four things differ from a plain sandbox, none of them visible in the text:
-
-- templates are compiled to code on plain values with origins beside them (`compiling.py`); what that code has no
-  plain form for is done here, on boxed values;
-- loops tell the trace whose turn is being written;
-- what a filter, a call, a method or an operator makes out of traced values is of unknown origin, unless it is one of
-  the few that are proven to keep the trace (`filters.py`, `method`, `call`);
-- each is charged by the size of what it touches (`budget.py`).
+Compiled templates (`compiling.py`) work on *pairs*: a plain value, and its origin beside it. What compiled code does
+not do by itself it asks of this class. The first half of its methods take pairs and answer where the value is plain;
+everything else happens on boxed values (`traced.py`), in the second half. What a filter, a call, a method or an
+operator makes out of traced values is of unknown origin, unless it is one of the few that keep the trace.
 """
 
 from __future__ import annotations
@@ -22,98 +18,59 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
-from . import filters, formatting
-from .budget import (
-    TooLarge,
-    charge_method,
-    check_bits,
-    check_items,
-    check_pieces,
-    check_size,
-    listed,
-    looked_at,
-    made,
-    spend,
-    weigh,
-    weigh_key,
-)
+from . import filters
+from .budget import SMALL, TooLarge, charge, check_bits, check_items, check_search, check_size, listed, step, weigh
 from .compiling import TracingGenerator, code_line
-from .loops import leaves
-from .markup import TracedMarkup, as_markup
+from .formatting import percent_format, str_format
+from .jsonify import plain_dumps
 from .origin import Origin
-from .pair_environment import PairEnvironment
-from .pairs import pieces
-from .sources import DICT_ATTRIBUTES
-from .strings import TracedStr, join_traced, plain_text, promoted, traced
+from .pairs import PLAIN, Beside, box, inside, keeps_items, paid, pieces
+from .strings import ASKING_METHODS, TRACED_METHODS, TracedStr, join_traced, plain_text, promoted
+from .syntax import DICT_ATTRIBUTES, leaves
 from .trace import Trace, join_buffer
 from .traced import (
-    TRACED_TYPES,
     TracedBool,
-    TracedBytes,
     TracedDict,
     TracedFloat,
     TracedInt,
     TracedList,
+    TracedMarkup,
     TracedNone,
     TracedTuple,
-    UnknownRange,
-    doubted,
     is_traced,
+    opaque,
     text_of,
+    wrap,
 )
 
-_TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
-"""Methods of strings that are written anew over runs."""
-_ASKING_METHODS: Final = frozenset(
-    (
-        *("count", "endswith", "find", "index", "rfind", "rindex", "startswith"),
-        *(name for name in dir(str) if name.startswith("is")),
-    )
-)
-"""Methods of strings that tell a count, a place or a truth."""
-_STR_METHODS: Final = _TRACED_METHODS | _ASKING_METHODS
-_LOOP_ATTRIBUTES: Final = frozenset(
-    ("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem")
-)
+_STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
+_BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
+"""Methods that are not available: bytes are not traced."""
 _PLAIN_TYPES: Final[dict[type, type]] = {
-    TracedList: list,
-    TracedTuple: tuple,
-    TracedInt: int,
-    TracedFloat: float,
-    TracedBool: int,
-    TracedNone: type(None),
-    TracedBytes: bytes,
-    UnknownRange: range,
+    **{TracedList: list, TracedTuple: tuple, TracedInt: int, TracedFloat: float},
+    **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
 }
 _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
-    dict: frozenset({"copy", "fromkeys", "get", "items", "keys", "values"}),
-    TracedDict: frozenset({"copy", "get", "items", "keys", "values"}),
+    **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
     **dict.fromkeys((list, TracedList, tuple, TracedTuple), frozenset({"copy", "count", "index"})),
     LoopContext: frozenset({"changed", "cycle"}),
     Cycler: frozenset({"next", "reset"}),
 }
-"""Methods that hand out what went in, as it went in (or a count of it)."""
-_NUMBERS: Final = frozenset({TracedInt, TracedFloat, TracedBool})
+"""Methods that hand out their input, or a count of it."""
 _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    **{"*": operator.mul, "**": operator.pow, "-": operator.sub},
-    **{"/": operator.truediv, "//": operator.floordiv},
+    **{"*": operator.mul, "**": operator.pow, "-": operator.sub, "%": operator.mod},
+    **{"/": operator.truediv, "//": operator.floordiv, "+": operator.add},
 }
-_MAX_WORDS: Final = 100_000
-"""Words of placeholder text, and characters of a date's format."""
-_BOUND: Final = (MethodType, BuiltinMethodType)
-_SCALARS: Final = frozenset({int, float, bool, type(None), TracedInt, TracedBool, TracedFloat, TracedNone})
+_JINJAS_ARGUMENTS: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
+_MAX_FORMAT: Final = 100_000
+"""Characters of a date's format."""
 _MISSING: Final = object()
 _PLAIN_TEXT: Final = frozenset({str, TracedStr})
 """Text that is joined as it is. Markup escapes what it is joined with."""
-
-
-def _as_key(value: Any) -> Any:
-    """`value`, about to become a key."""
-    weigh_key(value)
-    return value
 
 
 class _GenerationTag(Extension):
@@ -127,8 +84,7 @@ class _GenerationTag(Extension):
         if leaves(body):
             parser.fail("a {% generation %} block cannot break off or continue the loop around it", line)
         return nodes.Scope(
-            [code_line("budget.step(); OUT += (tt_begins, None)"), *body, code_line("OUT += (tt_ends, None)")],
-            lineno=line,
+            [code_line("OUT += (tt_begins, None)"), *body, code_line("OUT += (tt_ends, None)")], lineno=line
         )
 
 
@@ -143,237 +99,8 @@ class TracingContext(Context):
         return context
 
 
-class TracingEnvironment(PairEnvironment):
-    """Compiles chat templates as transformers does; see the module's own words for what differs."""
-
-    code_generator_class = TracingGenerator
-    context_class = TracingContext
-    concat = staticmethod(join_buffer)
-    pieces = staticmethod(pieces)
-    within = staticmethod(filters.within)
-    key = staticmethod(_as_key)
-    intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
-        self.filters.update(filters.traced_filters(self.filters))
-        self.tests.update(filters.traced_tests(cast(Any, self.tests)))
-        self.globals.update(
-            raise_exception=_raise_exception,
-            strftime_now=strftime_now,
-            dict=_TemplateDict(),
-            namespace=TemplateNamespace,
-            lipsum=_lipsum,
-        )
-
-    # -- what is charged for
-
-    @property
-    def round(self) -> bool:
-        """A round of a filtered loop."""
-        spend(1)
-        return True
-
-    @staticmethod
-    def weighed(value: Any) -> Any:
-        """`value`, about to be compared."""
-        if type(value) not in _SCALARS:
-            weigh(value)
-        return value
-
-    def sliced(self, value: Any) -> Any:
-        """`value`, about to be sliced. Traced text pays for what is made of it."""
-        if isinstance(value, str):
-            looked_at(value)
-        elif isinstance(value, (list, tuple)):
-            check_items(len(value))
-        return value
-
-    # -- access
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if kind is TracedDict:
-            if attribute not in DICT_ATTRIBUTES:
-                value = dict.get(obj, attribute, _MISSING)
-                kind = type(value)
-                if kind in TRACED_TYPES:
-                    return value
-                if kind is str:
-                    value = traced(value, Origin(obj.origin + (attribute,)))
-                    dict.__setitem__(obj, attribute, value)
-                    return value
-                return self.undefined(obj=obj, name=attribute) if value is _MISSING else obj[attribute]
-        elif kind is LoopContext:
-            if attribute in _LOOP_ATTRIBUTES:
-                return getattr(obj, attribute)
-        elif kind is TemplateNamespace:
-            value = attributes_of(obj).get(attribute, _MISSING)
-            if value is not _MISSING:
-                return value
-        elif kind is TracedMarkup and (attribute in _STR_METHODS or attribute in ("unescape", "striptags")):
-            return Proven(lambda *args, **kwargs: obj.method(attribute, args, kwargs))
-        elif kind is TracedStr or kind is str or isinstance(obj, TracedStr):
-            if attribute in _STR_METHODS:
-                return getattr(promoted(obj), attribute)
-            if attribute in ("format", "format_map"):
-                return self._formatter(obj, attribute)
-            return self._no_attribute(obj, attribute, str)
-        elif kind in _PLAIN_TYPES:
-            return self._no_attribute(obj, attribute, _PLAIN_TYPES[kind])
-        return super().getattr(obj, attribute)
-
-    def _no_attribute(self, obj: Any, attribute: str, base: type) -> Any:
-        """Nothing of ours (``runs``, ``origin``) may be seen: only what the plain type has."""
-        if attribute in dir(base):
-            source = obj.source if isinstance(obj, UnknownRange) else obj
-            value = super().getattr(source, attribute)
-            return value if callable(value) else doubted(value)
-        return self.undefined(obj=obj, name=attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        if type(obj) is TracedDict and isinstance(argument, str):
-            if argument in obj:
-                return obj[argument]
-            if argument not in DICT_ATTRIBUTES:
-                return self.undefined(obj=obj, name=argument)
-        elif type(obj) is TracedList and type(argument) is int:
-            try:
-                return obj[argument]
-            except IndexError:
-                return self.undefined(obj=obj, name=argument)  # type: ignore[arg-type]
-        elif isinstance(argument, str) and (isinstance(obj, str) or type(obj) in _PLAIN_TYPES):
-            return self.getattr(obj, argument)
-        elif isinstance(argument, tuple):
-            weigh_key(argument)
-        return super().getitem(obj, argument)
-
-    def _formatter(self, text: str, name: str) -> Any:
-        """``str.format``, sandboxed."""
-        if isinstance(text, TracedMarkup):
-            markup = Markup(plain_text(text))
-            return Proven(lambda *args, **kwargs: as_markup(formatting.markup_format(self, markup, name, args, kwargs)))
-        return Proven(lambda *args, **kwargs: formatting.str_format(self, text, name, args, kwargs))
-
-    # -- calls
-
-    def method(__self, __context: Any, __obj: Any, __name: str, *args: Any, **kwargs: Any) -> Any:
-        """``obj.name(…)`` in a template."""
-        kind = type(__obj)
-        if kind is TracedStr or kind is str:
-            if __name in _STR_METHODS:
-                if len(__obj) > 4096 or (args and type(args[0]) is tuple):
-                    charge_method(__obj, __name, args)
-                return getattr(__obj if kind is TracedStr else traced(__obj, None), __name)(*args, **kwargs)
-        elif kind is TracedDict and __name in _HANDING_OUT[TracedDict]:
-            for value in args:
-                weigh_key(value)
-            return getattr(__obj, __name)(*args, **kwargs)
-        return __self.call(__context, __self.getattr(__obj, __name), *args, **kwargs)
-
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = type(__obj)
-        if kind is Macro:
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
-            return __obj(__context.eval_ctx, *args, **kwargs)
-        spend(1)
-        if __obj is TemplateNamespace:
-            kwargs.pop("_loop_vars", None)
-            kwargs.pop("_block_vars", None)
-            return TemplateNamespace(*args, **kwargs)
-        if kind in _HANDING_OUT_WHEN_CALLED or __obj is Cycler or __obj is Joiner:
-            return super().call(__context, __obj, *args, **kwargs)
-        owner = __obj.__self__ if isinstance(__obj, _BOUND) else None
-        given = (owner, *args, *(value for name, value in kwargs.items() if name not in _JINJAS_OWN))
-        if owner is not None:
-            charge_method(owner, __obj.__name__, args)
-        result = super().call(__context, __obj, *args, **kwargs)
-        if isinstance(result, int):
-            check_bits(result.bit_length())
-        if owner is not None and _hands_out(owner, __obj.__name__):
-            return result
-        if __obj is __self.globals["range"]:
-            spend(1 + len(result) // 16)
-            return UnknownRange(result) if any(map(is_traced, args)) else result
-        return doubted(result) if isinstance(owner, bytes) or any(map(is_traced, given)) else result
-
-    # -- operators
-
-    def spelled(self, size: int, value: Any) -> Any:
-        """A container of the template's own, of so many bytes."""
-        made(size)
-        return value
-
-    def add(self, *parts: Any) -> Any:
-        """``a + b + …``, left to right, as Python has it."""
-        if all(type(part) in _PLAIN_TEXT for part in parts):
-            return join_traced(parts)
-        total = parts[0]
-        for part in parts[1:]:
-            total = _computed(total + part, total, part)
-            if isinstance(total, (list, tuple)):
-                check_items(len(total))
-            elif isinstance(total, (str, bytes)):
-                check_size(len(total))
-        return total
-
-    def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
-        if name == "%":
-            if isinstance(left, TracedMarkup):
-                formatting.percent_format(plain_text(left), right)  # knows what is too large
-                return left % right
-            if isinstance(left, str):
-                return formatting.percent_format(left, right)
-            if isinstance(left, bytes):
-                formatting.percent_format(left.decode("latin-1"), _as_text(right))  # knows what is too large
-                return doubted(left % right)
-            return _computed(left % right, left, right)
-        if name == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, (str, list, tuple, bytes)) and isinstance(other, int):
-                    (check_items if isinstance(one, (list, tuple)) else check_size)(len(one) * other)
-                    spend(1 + max(0, len(one) * other) // 4096 + max(0, other) // 64)
-                    return promoted(one) * other if isinstance(one, str) else one * other
-        if isinstance(left, int) and isinstance(right, int):
-            check_bits(left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length())
-        return _computed(_OPERATIONS[name](left, right), left, right)
-
-
-def _computed(result: Any, left: Any, right: Any) -> Any:
-    """What was computed of two values: of unknown origin if one was a traced number. Where a float or a boolean of the
-    template's own stands on the left, Python does not ask the other."""
-    if type(result) in (int, float) and (type(left) in _NUMBERS or type(right) in _NUMBERS):
-        return doubted(result)
-    return result
-
-
-def _raise_exception(message: Any) -> None:
-    raise jinja2.exceptions.TemplateError(str.__str__(text_of(message)))
-
-
-def strftime_now(format: str, now: datetime | None = None) -> str:
-    if len(format) > _MAX_WORDS:
-        raise TooLarge(f"the template asked for a date in a format of {len(format)} characters")
-    return (now or datetime.now()).strftime(format)
-
-
-def _lipsum(*args: Any, **kwargs: Any) -> str:
-    from jinja2.utils import generate_lorem_ipsum
-
-    asked = 20 * 100  # Jinja's own numbers, where none are given
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int):
-            asked *= max(1, abs(value))
-    if asked > 20 * 100 * _MAX_WORDS:
-        raise TooLarge("the template asked for too much placeholder text")
-    spend(asked // 100)
-    text = generate_lorem_ipsum(*args, **kwargs)
-    return as_markup(str(text)) if isinstance(text, Markup) else text
-
-
 class Proven:
-    """A function of ours that keeps the trace of what it is given, or gives it up, by itself."""
+    """A function that keeps the trace of its arguments, or gives it up, by itself."""
 
     __slots__ = ("function",)
 
@@ -384,57 +111,278 @@ class Proven:
         return self.function(*args, **kwargs)
 
 
-_JINJAS_OWN: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
+class TracingEnvironment(ImmutableSandboxedEnvironment):
+    """Compiles chat templates as transformers does, and runs them with traced values."""
+
+    code_generator_class = TracingGenerator
+    context_class = TracingContext
+    concat = staticmethod(join_buffer)
+    pieces = staticmethod(pieces)
+    within = staticmethod(filters.within)
+    intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
+    intercepted_unops = frozenset({"+", "-"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
+        self.filters.update(filters.traced_filters(self.filters))
+        self.tests.update(filters.traced_tests(cast(Any, self.tests)))
+        del self.globals["lipsum"]
+        self.globals.update(
+            raise_exception=_raise_exception,
+            strftime_now=strftime_now,
+            dict=_TemplateDict(),
+            namespace=TemplateNamespace,
+        )
+
+    @property
+    def round(self) -> bool:
+        """True, in each round of a filtered loop: a step."""
+        step()
+        return True
+
+    # -- on pairs
+
+    def joined(self, written: list[Any]) -> TracedStr:
+        """What a macro or a set block wrote."""
+        return join_buffer(pieces(written))
+
+    def printed(self, value: Any, origin: Beside) -> str:
+        """The text of a value. Made at once: a namespace may change before the template is done."""
+        return text_of(box(value, origin))
+
+    def field(self, value: Any, origin: Beside, name: str) -> Any:
+        """``value.name``."""
+        if type(value) is TemplateNamespace and name in (attributes := attributes_of(value)):
+            return attributes[name]
+        if type(value) is dict and origin is not None:
+            return self._lookup(value, origin, name)
+        return self.getattr(box(value, origin), name)
+
+    def item(self, value: Any, origin: Beside, key: Any) -> Any:
+        """``value[key]``."""
+        if type(value) is list and type(key) is int:
+            if not -len(value) <= key < len(value):
+                return self.undefined(obj=value, name=key)  # type: ignore[arg-type]
+            item = value[key]
+            return item if origin is None or item is None or type(item) in PLAIN else box(value, origin)[key]
+        is_field = type(value) is dict and origin is not None and isinstance(key, str)
+        if is_field and (key in value or key not in DICT_ATTRIBUTES):
+            return self._lookup(value, origin, key)
+        return self.getitem(box(value, origin), key)
+
+    def _lookup(self, value: dict[Any, Any], origin: Beside, key: str) -> Any:
+        item = value.get(key, _MISSING)
+        if item is _MISSING:
+            return self.undefined(obj=value, name=key)
+        return item if item is None or type(item) in PLAIN else wrap(item, cast(Origin, inside(origin, key)))
+
+    def got(self, context: Any, value: Any, origin: Beside, key: str, default: Any, beside: Beside) -> Any:
+        """``value.get(key, default)``."""
+        if type(value) is dict and origin is not None:
+            return self._lookup(value, origin, key) if key in value else default
+        return self.method(context, box(value, origin), "get", key, box(default, beside))
+
+    def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> str:
+        """``value|tojson(…)``, with options that are constants."""
+        text = plain_dumps(value, origin, options) if type(origin) is Origin else None
+        return text if text is not None else cast(str, self.filters["tojson"](box(value, origin), *options))
+
+    def cut(self, value: Any, origin: Beside, bounds: slice) -> Any:
+        """``value[start:stop]``."""
+        if origin is not None:
+            if type(value) is str:
+                return (value if len(value) < SMALL else paid(value))[bounds]
+            if type(value) is list and (type(origin) is not Origin or keeps_items(value)):
+                check_items(len(value))
+                return value[bounds]
+        value = box(value, origin)
+        if isinstance(value, (list, tuple)):
+            check_items(len(value))
+        elif type(value) is str:
+            value = paid(value)
+        return value[bounds]
+
+    # -- looking into boxed values
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is TemplateNamespace and attribute in attributes_of(obj):
+            return attributes_of(obj)[attribute]
+        if kind is TracedDict and attribute not in DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif isinstance(obj, str):
+            return self._string_method(obj, attribute)
+        elif kind in _PLAIN_TYPES and attribute not in dir(_PLAIN_TYPES[kind]):
+            return self.undefined(obj=obj, name=attribute)  # nothing of ours may be seen
+        elif attribute in _BYTES and isinstance(obj, int):
+            return self.undefined(obj=obj, name=attribute)
+        value = super().getattr(obj, attribute)
+        return opaque(value) if kind in _PLAIN_TYPES and not callable(value) else value
+
+    def _string_method(self, text: str, name: str) -> Any:
+        """A method of a string; of those that are not known, all text is of unknown origin."""
+        is_markup = isinstance(text, TracedMarkup)
+        if name in _STR_METHODS and not is_markup:
+            return getattr(promoted(text), name)
+        if name.startswith("_"):
+            return super().getattr(plain_text(text), name)
+        if name in _BYTES or name not in dir(Markup if is_markup else str):
+            return self.undefined(obj=plain_text(text), name=name)
+        if name in ("format", "format_map"):
+            return Proven(lambda *args, **kwargs: str_format(self, text, name, args, kwargs))
+        method = getattr(Markup(plain_text(text)) if is_markup else plain_text(text), name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            sizes = (abs(one) if isinstance(one, int) else weigh(one) for one in (*args, *kwargs.values()))
+            check_size((len(text) + 1) * (1 + max(sizes, default=8)))
+            return opaque(method(*args, **kwargs))
+
+        return Proven(call)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, str) and (isinstance(obj, str) or type(obj) in _PLAIN_TYPES):
+            return self.getattr(obj, argument)
+        if isinstance(argument, tuple):
+            weigh(argument)
+        elif type(obj) is TracedDict and isinstance(argument, str) and argument in obj:
+            return obj[argument]
+        return super().getitem(obj, argument)
+
+    # -- calling
+
+    def method(__self, __context: Any, __obj: Any, __name: str, *args: Any, **kwargs: Any) -> Any:
+        """``obj.name(…)`` in a template."""
+        kind = type(__obj)
+        if (kind is TracedStr or kind is str) and __name in _STR_METHODS:
+            _check_arguments(__obj, args)
+            return getattr(promoted(__obj), __name)(*args, **kwargs)
+        return __self.call(__context, __self.getattr(__obj, __name), *args, **kwargs)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = type(__obj)
+        if kind is Macro:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(__context.eval_ctx, *args, **kwargs)
+        step()
+        owner = __obj.__self__ if isinstance(__obj, (MethodType, BuiltinMethodType)) else None
+        _check_arguments(owner, args)
+        result = super().call(__context, __obj, *args, **kwargs)
+        if kind in _KEEPING_TRACE or __obj in (TemplateNamespace, Cycler, Joiner):
+            return result
+        if owner is not None and _keeps_trace(owner, __obj.__name__):
+            return result
+        if isinstance(result, int):
+            check_bits(result.bit_length())
+        values = [owner, *args, *(value for name, value in kwargs.items() if name not in _JINJAS_ARGUMENTS)]
+        return opaque(result) if is_traced(values) else result
+
+    # -- operators
+
+    @staticmethod
+    def charged(size: int, value: Any) -> Any:
+        """A container of `size` bytes that the template made."""
+        charge(size)
+        return value
+
+    @staticmethod
+    def weighed(value: Any) -> Any:
+        """`value`, before it is compared, hashed or put into a container."""
+        if isinstance(value, (list, tuple, dict)):
+            weigh(value)
+        return value
+
+    def add(self, *parts: Any) -> Any:
+        """``a + b + …``, left to right, as Python has it."""
+        if all(type(part) in _PLAIN_TEXT for part in parts):
+            return join_traced(parts)
+        total = parts[0]
+        for part in parts[1:]:
+            total = self.call_binop(None, "+", total, part)
+        return total
+
+    def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
+        """An operator. Raises TooLarge before a value is made that would be too large."""
+        if name == "%" and isinstance(left, str):
+            return percent_format(left, right)
+        if name == "+" and isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+            check_items(len(left) + len(right))
+        elif isinstance(left, int) and isinstance(right, int):
+            check_bits(left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length())
+        elif name == "*":
+            left, right = (right, left) if isinstance(left, int) else (left, right)
+            if isinstance(left, (str, list, tuple)) and isinstance(right, int):
+                (check_size if isinstance(left, str) else check_items)(len(left) * right)
+                left = promoted(left) if isinstance(left, str) else left
+        result = _OPERATIONS[name](left, right)
+        return opaque(result) if isinstance(result, (int, float)) and is_traced([left, right]) else result
+
+    def call_unop(self, context: Any, name: str, value: Any) -> Any:
+        result = super().call_unop(context, name, value)
+        return opaque(result) if is_traced(value) else result
 
 
-def _hands_out(owner: Any, name: str) -> bool:
-    """Whether a bound method is one of the few that keep the trace."""
+def _check_arguments(owner: Any, args: tuple[Any, ...]) -> None:
+    """Raise TooLarge if a method would compare, hash or search too much."""
+    for value in args:
+        if isinstance(value, str):
+            if isinstance(owner, str):
+                check_search(owner, value)
+        elif isinstance(value, (list, tuple, dict)):
+            weigh(value)
+    if isinstance(owner, (list, tuple, dict)):
+        check_items(len(owner))
+
+
+def _keeps_trace(owner: Any, name: str) -> bool:
     kind = type(owner)
-    return name in (_TRACED_METHODS if kind is TracedStr else _HANDING_OUT.get(kind, ()))
+    return name in (TRACED_METHODS | ASKING_METHODS if kind is TracedStr else _HANDING_OUT.get(kind, ()))
 
 
-def _as_text(values: Any) -> Any:
-    """What bytes are formatted with, as text of the same size."""
-    if isinstance(values, bytes):
-        return bytes.decode(values, "latin-1")
-    return tuple(map(_as_text, values)) if isinstance(values, tuple) else values
+def _raise_exception(message: Any) -> None:
+    raise jinja2.exceptions.TemplateError(str.__str__(text_of(message)))
+
+
+def strftime_now(format: str, now: datetime | None = None) -> str:
+    if len(format) > _MAX_FORMAT:
+        raise TooLarge(f"the template asked for a date in a format of {len(format)} characters")
+    return (now or datetime.now()).strftime(format)
 
 
 class _TemplateDict:
     """``dict(…)`` in a template, without the attributes of the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        weigh([*args, *kwargs.values()])
         if args and not hasattr(args[0], "keys"):  # as Python asks; what is undefined says so
-            args = ([(_as_key(key), value) for key, value in listed(args[0])], *args[1:])
+            args = ([(weighed(key), value) for key, value in args[0]], *args[1:])
         result = dict(*args, **kwargs)
-        check_pieces(len(result))
+        check_items(len(result))
         return result
 
     def fromkeys(self, keys: Any, value: Any = None, /) -> dict[Any, Any]:
-        return dict.fromkeys(map(_as_key, listed(keys)), value)
+        return dict.fromkeys(map(weighed, listed(keys)), value)
+
+
+weighed = TracingEnvironment.weighed
 
 
 class TemplateNamespace(Namespace):
     """``namespace(…)``; names with a leading underscore are refused, as in transformers."""
 
-    __slots__ = ("_attributes",)
-
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, arguments = args[0], args[1:]
-        attributes = dict(*arguments, **kwargs) if arguments else kwargs
-        for name in attributes:
+        Namespace.__init__(*args, **kwargs)
+        for name in attributes_of(args[0]):
             _check_name(name)
-        Namespace.__init__(self, attributes)
-        _set_attributes(self, object.__getattribute__(self, "_Namespace__attrs"))
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         Namespace.__setitem__(self, name, value)
 
 
-attributes_of: Final[Callable[[TemplateNamespace], dict[str, Any]]] = TemplateNamespace._attributes.__get__  # type: ignore[attr-defined]
-"""What a namespace holds; a name of the template's own hides nothing of it."""
-_set_attributes: Final = TemplateNamespace._attributes.__set__  # type: ignore[attr-defined]
+def attributes_of(namespace: Namespace) -> dict[str, Any]:
+    """The attributes of a namespace. Reading them by name would find the template's own ones first."""
+    return object.__getattribute__(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]
 
 
 def _check_name(name: Any) -> None:
@@ -442,6 +390,6 @@ def _check_name(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: leading underscore")
 
 
-_HANDING_OUT_WHEN_CALLED: Final = frozenset({BlockReference, Joiner, LoopContext, Proven, _TemplateDict})
-"""Callables that hand out what they were given, as it was given, or keep the trace by themselves."""
+_KEEPING_TRACE: Final = frozenset({BlockReference, Joiner, LoopContext, Proven, _TemplateDict})
+"""Callables that hand out their arguments, or keep the trace by themselves."""
 _HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})

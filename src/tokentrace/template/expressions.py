@@ -1,23 +1,25 @@
 """How the expressions of a chat template are compiled: each into a pair of expressions of Python.
 
-One gives the value, the other its origin (see `pairs`), which is evaluated after the value, and only where something
-is printed or stored. ``message.content.strip()`` becomes ``message.get("content").strip()`` and the origin of
-``message.content``: what is cut out of text of one origin has that origin. The plain form is taken only for values
-on which it cannot fail; all else goes to the environment, boxed, where each operation has its one meaning.
+One gives the value, the other its origin, which is evaluated after the value, and only where something is printed or
+stored. ``message.content.strip()`` becomes ``message.get("content").strip()`` and the origin of ``message.content``:
+text that is cut out of a field has the origin of that field.
+
+Each method ``code_X`` compiles one kind of node. Its code first checks that the value is plain, so that the plain form
+cannot fail; in all other cases it asks the environment, which works on boxed values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
 
 from jinja2 import nodes
-from jinja2.compiler import Frame, operators
+from jinja2.compiler import CodeGenerator, Frame, operators
 
-from .containers import Containers, is_constant, is_fixed
-from .pairs import SMALL
-from .sources import DICT_ATTRIBUTES, Pair, asked, beside, field_of, flattened, json_options, told_by_loop
+from .budget import SMALL
+from .syntax import DICT_ATTRIBUTES, field_of, is_constant, json_options, summands
 
 _CUTTING: Final = frozenset(
     (
@@ -26,60 +28,84 @@ _CUTTING: Final = frozenset(
     )
 )
 """Methods whose result is a part of the text, or the text in other letters: it has the text's origin."""
-_PEEKING: Final = frozenset(("endswith", "startswith"))
-_ASKING: Final = frozenset(("count", "find", "isdigit", "isspace", "isalpha", "isupper"))
-"""Methods that tell a count, a place or a truth, in time that grows with the text only."""
+_ASKING: Final = frozenset(("count", "endswith", "find", "isdigit", "isspace", "isalpha", "isupper", "startswith"))
+"""Methods that return a count, a position or a truth, in time that grows with the text only."""
 _SPLITTING: Final = frozenset(("split", "splitlines"))
-_LOOKING: Final = frozenset(
+_METHODS: Final = {"trim": "strip", **{name: name for name in ("upper", "lower", "capitalize")}}
+"""Filters that do what a method does."""
+_KIND_TESTS: Final = frozenset(
     ("boolean", "callable", "escaped", "false", "float", "integer", "iterable", "number", "sequence", "true")
 )
-"""Tests that look at what a value is: the same for a plain value as for a boxed one."""
-_MOST_SEARCHED: Final = 64
-"""Longer constants are searched for where it is paid for."""
+"""Tests of what a value is: the same for a plain value as for a boxed one."""
+_MAX_WORD: Final = 64
+"""Longer constants are searched for by the environment, which checks what that takes."""
 
 
-class Expressions(Containers):
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The source of a value, and of its origin."""
+
+    value: str
+    origin: str = "None"
+    is_count: bool = False
+    """It is a number or a truth of the template's own: a count, a position, an answer."""
+
+    @property
+    def boxed(self) -> str:
+        """The source of the two as one value."""
+        return self.value if self.origin == "None" else f"tt_box({self.value}, {self.origin})"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNames:
+    """A loop that needs no loop object: the names of its index, its items and their origins."""
+
+    index: str
+    items: str
+    origins: str
+
+    def code(self, attribute: str) -> Code:
+        """``loop.attribute``."""
+        if attribute in ("previtem", "nextitem"):
+            at = f"{self.index} {'-' if attribute == 'previtem' else '+'} 1"
+            return Code(f"tt_neighbour({self.items}, {at}, undefined)", f"tt_of_neighbour({self.origins}, {at})")
+        values = {
+            "index0": self.index,
+            "index": f"({self.index} + 1)",
+            "first": f"({self.index} == 0)",
+            "last": f"({self.index} + 1 == len({self.items}))",
+            "length": f"len({self.items})",
+            "revindex": f"(len({self.items}) - {self.index})",
+            "revindex0": f"(len({self.items}) - {self.index} - 1)",
+        }
+        return Code(values[attribute], is_count=True)
+
+
+class Expressions(CodeGenerator):
     """The part of the generator that knows expressions.
 
-    A visitor of an expression writes it as one value, boxed, which is what Jinja's own visitors ask for; `pair` and
-    `condition` are asked where more can be made of it.
+    Jinja's own visitors write an expression as one value: they get it boxed. `code` and `condition` give more.
     """
-
-    counted_loops: dict[str, tuple[str, str, str]]
-    """Of loops that need no object of their own: names of the index, of the items and of their origins."""
-    namespaces: frozenset[str]
-    """Variables that hold nothing but namespaces."""
-    fields: dict[str, dict[str, tuple[str, str]]]
-    """Of variables of loops: the names of what is known of each field of theirs in a round, its value and its origin.
-    None stands in them for what is not known yet."""
-    _pairs: dict[nodes.Node, Pair]
-    """Of expressions seen: one that has no plain form asks for its parts twice, and so would each of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._pairs = {}
-        self.fields = {}
+        self.loops: dict[str, LoopNames] = {}
+        """Loops that need no loop object, by the Python name of their ``loop``."""
+        self._codes: dict[nodes.Node, Code] = {}
 
-    def pair(self, node: nodes.Node, frame: Frame) -> Pair:
-        """Value and origin of an expression."""
-        found = self._pairs.get(node)
-        if found is None:
-            found = self._pairs[node] = self._pair(node, frame)
-        return found
+    def code(self, node: nodes.Node, frame: Frame) -> Code:
+        """Value and origin of an expression. Compiles each once: an expression may ask for its parts twice."""
+        if node not in self._codes:
+            self._codes[node] = self._compile(node, frame)
+        return self._codes[node]
 
-    def _pair(self, node: nodes.Node, frame: Frame) -> Pair:
+    def _compile(self, node: nodes.Node, frame: Frame) -> Code:
         if self.optimizer is not None and isinstance(node, _FOLDED):
             node = self.optimizer.visit(node, frame.eval_ctx)
-        method: Callable[[Any, Frame], Pair | None] | None = getattr(self, f"pair_{type(node).__name__}", None)
-        found = method(node, frame) if method is not None else None
-        return found if found is not None else Pair(self._source(self._boxed_visitor(node), node, frame))
-
-    def value(self, node: nodes.Node, frame: Frame) -> str:
-        """An expression of which the origin does not matter."""
-        return self.pair(node, frame).code
-
-    def boxed(self, node: nodes.Node, frame: Frame) -> str:
-        return self.pair(node, frame).boxed
+        kind = type(node).__name__
+        method: Callable[[Any, Frame], Code | None] | None = getattr(self, f"code_{kind}", None)
+        code = method(node, frame) if method is not None else None
+        return code if code is not None else Code(self._source(getattr(super(), f"visit_{kind}"), node, frame))
 
     def condition(self, node: nodes.Node, frame: Frame) -> str:
         """An expression of which only the truth matters."""
@@ -88,411 +114,330 @@ class Expressions(Containers):
             return f"({self.condition(node.left, frame)} {word} {self.condition(node.right, frame)})"
         if isinstance(node, nodes.Not):
             return f"(not {self.condition(node.node, frame)})"
-        return self.seen(node, frame)
+        return self._or_none(node, frame)
 
-    def seen(self, node: nodes.Node, frame: Frame) -> str:
-        """An expression where None may stand for what is missing: it is as false, is no text, and equals none."""
-        name = field_of(node)
-        if name is None or not isinstance(node, (nodes.Getattr, nodes.Getitem)) or self._is_namespace(node.node):
-            return self.value(node, frame)
-        if self._of_loop(node.node, name, frame) is not None:
-            return self.value(node, frame)
-        return self._looked_up(node, name, frame, or_none=True).code
-
-    def _is_namespace(self, node: nodes.Node) -> bool:
-        return isinstance(node, nodes.Name) and node.name in self.namespaces
-
-    def _boxed_visitor(self, node: nodes.Node) -> Callable[..., None]:
-        """The visitor that writes an expression which has no plain form."""
-        name = f"visit_{type(node).__name__}"
-        return getattr(super(), name)  # type: ignore[no-any-return]
+    def _or_none(self, node: nodes.Node, frame: Frame) -> str:
+        """A value for which None may stand if it is missing: that is as false, is no text, and equals no text."""
+        is_field = isinstance(node, (nodes.Getattr, nodes.Getitem)) and field_of(node) is not None
+        if not is_field or self._loop_of(node.node, frame) is not None:  # type: ignore[attr-defined]
+            return self.code(node, frame).value
+        return self._field(node, str(field_of(node)), frame, or_none=True).value  # type: ignore[arg-type]
 
     def _source(self, write: Callable[..., None], *args: Any) -> str:
         """What `write` writes, instead of writing it."""
-        kept = self.stream, self._new_lines
+        before = self.stream, self._new_lines
         self.stream, self._new_lines = StringIO(), 0
         try:
             write(*args)
             return self.stream.getvalue()
         finally:
-            self.stream, self._new_lines = kept
+            self.stream, self._new_lines = before
 
-    # -- names and constants
+    # -- names, constants and containers
 
-    def pair_Const(self, node: nodes.Const, frame: Frame) -> Pair:
+    def code_Const(self, node: nodes.Const, frame: Frame) -> Code:
         code = self._source(super().visit_Const, node, frame)
         kind = type(node.value)
-        return Pair(code if kind is str else f"({code})", is_count=kind is int or kind is bool)
+        return Code(code if kind is str else f"({code})", is_count=kind is int or kind is bool)
 
-    def pair_Name(self, node: nodes.Name, frame: Frame) -> Pair:
-        origin = beside(frame.symbols.ref(node.name))
-        return Pair(self._source(super().visit_Name, node, frame), origin, f"{origin} is not None")
+    def code_Name(self, node: nodes.Name, frame: Frame) -> Code:
+        return Code(self._source(super().visit_Name, node, frame), origin_name(frame.symbols.ref(node.name)))
+
+    def code_List(self, node: nodes.List, frame: Frame) -> Code:
+        return self._charged(node, self._source(super().visit_List, node, frame))
+
+    def code_Tuple(self, node: nodes.Tuple, frame: Frame) -> Code:
+        return self._charged(node, self._source(super().visit_Tuple, node, frame))
+
+    def code_Dict(self, node: nodes.Dict, frame: Frame) -> Code:
+        keys = [self.code(item.key, frame).boxed for item in node.items]
+        keys = [
+            key if is_constant(item.key) else f"environment.weighed({key})"
+            for key, item in zip(keys, node.items, strict=True)
+        ]
+        values = [self.code(item.value, frame).boxed for item in node.items]
+        return self._charged(node, f"{{{', '.join(map('{}: {}'.format, keys, values))}}}")
+
+    def _charged(self, node: nodes.List | nodes.Tuple | nodes.Dict, source: str) -> Code:
+        """A container that the template makes anew each time."""
+        return Code(f"environment.charged({64 + 64 * len(node.items)}, {source})")
 
     # -- looking into values
 
-    def pair_Getattr(self, node: nodes.Getattr, frame: Frame) -> Pair:
-        counted = self._of_loop(node.node, node.attr, frame)
-        if counted is not None:
-            return counted
+    def code_Getattr(self, node: nodes.Getattr, frame: Frame) -> Code:
+        loop = self._loop_of(node.node, frame)
+        if loop is not None:
+            return loop.code(node.attr)
         if node.attr in DICT_ATTRIBUTES:
-            return Pair(f"environment.getattr({self.boxed(node.node, frame)}, {node.attr!r})")
+            return Code(f"environment.getattr({self.code(node.node, frame).boxed}, {node.attr!r})")
         return self._field(node, node.attr, frame)
 
-    def pair_Getitem(self, node: nodes.Getitem, frame: Frame) -> Pair:
-        key = node.arg
+    def _loop_of(self, node: nodes.Node, frame: Frame) -> LoopNames | None:
+        is_loop = isinstance(node, nodes.Name) and node.name == "loop"
+        return self.loops.get(frame.symbols.find_ref("loop") or "") if is_loop else None
+
+    def code_Getitem(self, node: nodes.Getitem, frame: Frame) -> Code:
+        base, key = self.code(node.node, frame), node.arg
+        value, index = self.temporary_identifier(), self.temporary_identifier()
         if isinstance(key, nodes.Slice):
-            return self._slice(node.node, key, frame)
+            ends = [
+                self.code(end, frame).boxed if end is not None else "None" for end in (key.start, key.stop, key.step)
+            ]
+            code = f"environment.cut({value} := {base.value}, {base.origin}, {index} := tt_bounds({', '.join(ends)}))"
+            return Code(code, self._origin(base, f"tt_of_slice({base.origin}, {value}, {index})"))
         if isinstance(key, nodes.Const) and type(key.value) is str:
             return self._field(node, key.value, frame)
-        base = self.pair(node.node, frame)
-        value, index = self.temporary_identifier(), self.temporary_identifier()
-        at = self.pair(key, frame)
-        if base.is_split:
-            return Pair(f"environment.item({base.code}, None, {at.boxed})", base.origin, base.given)
-        if base.origin == "None":
-            return Pair(f"environment.item({base.code}, None, {at.boxed})")
-        if not isinstance(node.node, nodes.Name):
-            code = f"environment.item({value} := {base.code}, {base.origin}, {index} := {at.boxed})"
-            return Pair(code, f"tt_of_item({base.origin}, {value}, {index})", base.given)
-        found = self.temporary_identifier()
-        code = (
-            f"({found} if (type({value} := {base.code}) is list) & (type({index} := {at.boxed}) is int)"
-            f" and 0 <= {index} < len({value}) and type({found} := {value}[{index}]) in tt_plain"
-            f" else environment.item({value}, {base.origin}, {index}))"
-        )
-        return Pair(code, f"tt_of_item({base.origin}, {value}, {index})", base.given)
+        code = f"environment.item({value} := {base.value}, {base.origin}, {index} := {self.code(key, frame).boxed})"
+        return Code(code, self._origin(base, f"tt_of_item({base.origin}, {value}, {index})"))
 
-    def _field(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame) -> Pair:
-        """``value.name`` or ``value["name"]``: at hand without a call where a plain dict has it."""
-        if self._is_namespace(node.node):
-            base = self.pair(node.node, frame).stored
-            value, found = self.temporary_identifier(), self.temporary_identifier()
-            look = f"({found} := tt_attributes({value}).get({name!r}, missing)) is not missing"
-            otherwise = f"environment.{asked(node)}({value}, {base.origin}, {name!r})"
-            return Pair(f"({found} if type({value} := {base.code}) is tt_namespace and {look} else {otherwise})")
-        return self._looked_up(node, name, frame)
+    def _origin(self, base: Code, origin: str) -> str:
+        """The origin of a part; what has none has no parts with one."""
+        return "None" if base.origin == "None" else origin
 
-    def _looked_up(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False) -> Pair:
-        """A field of a value. `or_none`: None may be given for one that is missing."""
-        base = self.pair(node.node, frame).stored
-        known, known_origin = self.fields.get(base.code, {}).get(name, ("", ""))
-        found, value, here = self.temporary_identifier(), base.code, base.code
+    def _field(self, node: nodes.Getattr | nodes.Getitem, name: str, frame: Frame, or_none: bool = False) -> Code:
+        """``value.name`` or ``value["name"]``: without a call if a plain dict has it."""
+        base, item = self.code(node.node, frame), self.temporary_identifier()
+        value = named = base.value
         if not value.isidentifier():
             value = self.temporary_identifier()
-            here = f"{value} := {base.code}"
-        plain = f"type({found} := {value}.get({name!r})) in tt_plain"
+            named = f"{value} := {base.value}"
+        is_plain = f"type({item} := {value}.get({name!r})) in tt_plain"
         if or_none:
-            plain = f"({plain} or {found} is None)"
-        rest = f"environment.{asked(node)}({value}, {base.origin}, {name!r})"
-        code = f"({found} if type({here}) is dict and {plain} else {rest})"
-        if known:
-            code = f"({known} if {known} is not None else ({known} := {found}){code.removeprefix(f'({found}')}"
-        if base.origin == "None":
-            return Pair(code)
-        origin = f"tt_inside({base.origin}, {name!r})"
-        if known_origin:
-            origin = f"({known_origin} if {known_origin} is not None else {origin})"
-        return Pair(code, origin, base.given)
+            is_plain = f"({is_plain} or {item} is None)"
+        lookup = "field" if isinstance(node, nodes.Getattr) else "item"
+        code = (
+            f"({item} if type({named}) is dict and {is_plain}"
+            f" else environment.{lookup}({value}, {base.origin}, {name!r}))"
+        )
+        return Code(code, self._origin(base, f"tt_inside({base.origin}, {name!r})"))
 
-    def _slice(self, node: nodes.Expr, key: nodes.Slice, frame: Frame) -> Pair:
-        base = self.pair(node, frame).stored
-        value, which = self.temporary_identifier(), self.temporary_identifier()
-        ends = [self.boxed(end, frame) if end is not None else "None" for end in (key.start, key.stop, key.step)]
-        code = f"environment.cut({value} := {base.code}, {base.origin}, {which} := tt_bounds({', '.join(ends)}))"
-        if base.origin == "None":
-            return Pair(code)
-        return Pair(code, f"tt_of_slice({base.origin}, {value}, {which})", base.given)
+    # -- calls
 
-    def _of_loop(self, node: nodes.Expr, name: str, frame: Frame) -> Pair | None:
-        """``loop.index`` and the like, of a loop that has no object."""
-        if not isinstance(node, nodes.Name) or node.name != "loop":
-            return None
-        names = self.counted_loops.get(frame.symbols.find_ref("loop") or "")
-        if names is None:
-            return None
-        return told_by_loop(name, *names)
-
-    # -- calls, filters, tests
-
-    def pair_Call(self, node: nodes.Call, frame: Frame) -> Pair:
+    def code_Call(self, node: nodes.Call, frame: Frame) -> Code:
         target = node.node
         if not isinstance(target, nodes.Getattr):
-            return Pair(self._source(self.write_call, node, frame))
-        if self._takes_constants(node):
-            found = self._method(self.pair(target.node, frame), target.attr, node, frame)
-            if found is not None:
-                return found
-        return Pair(self._source(self._write_method, node, target, frame))
+            return Code(self._source(self.write_call, node, frame))
+        if not (node.kwargs or node.dyn_args or node.dyn_kwargs):
+            constants = [arg.value if isinstance(arg, nodes.Const) else None for arg in node.args]
+            if target.attr == "get" and constants and type(constants[0]) is str and len(constants) <= 2:
+                return self._get(self.code(target.node, frame), node.args, frame)
+            if all(type(word) is str and 0 < len(word) <= _MAX_WORD for word in constants):
+                base, value = self.code(target.node, frame), self.temporary_identifier()
+                args = "".join(f", {word!r}" for word in constants)
+                boxed = f"environment.method(context, tt_box({value}, {base.origin}), {target.attr!r}{args})"
+                code = self._text_method(base, target.attr, args, value, boxed)
+                if code is not None:
+                    return code
+        return Code(self._source(self._write_method, node, target, frame))
 
     def write_call(self, node: nodes.Call, frame: Frame, extra: dict[str, str] | None = None) -> None:
-        self.write(f"environment.call(context, {self.boxed(node.node, frame)}")
+        self.write(f"environment.call(context, {self.code(node.node, frame).boxed}")
         self.signature(node, frame, extra)
         self.write(")")
 
     def _write_method(self, node: nodes.Call, target: nodes.Getattr, frame: Frame) -> None:
-        self.write(f"environment.method(context, {self.boxed(target.node, frame)}, {target.attr!r}")
+        self.write(f"environment.method(context, {self.code(target.node, frame).boxed}, {target.attr!r}")
         self.signature(node, frame)
         self.write(")")
 
-    def _method(self, base: Pair, name: str, node: nodes.Call, frame: Frame) -> Pair | None:
-        if name == "get" and node.args and type(getattr(node.args[0], "value", None)) is str:
-            return self._get(base, node, frame)
-        words = [arg.value if isinstance(arg, nodes.Const) else None for arg in node.args]
-        if not all(type(word) is str and 0 < len(word) <= _MOST_SEARCHED for word in words):
-            return None
-        args = ", ".join(self.value(arg, frame) for arg in node.args)
-        value = self.temporary_identifier()
-        boxed = f"environment.method(context, tt_box({value}, {base.origin}), {name!r}{', ' + args if args else ''})"
-        return self._of_text(base, name, args, value, boxed)
-
-    def _of_text(self, base: Pair, name: str, args: str, value: str, otherwise: str) -> Pair | None:
-        """A method of strings on a plain text of some field; `otherwise` is what is done to all else."""
-        if base.origin == "None" or base.is_split:
-            return None
-        plain = f"type({value} := {base.code}) is str and {base.given}"
+    def _text_method(self, base: Code, name: str, args: str, value: str, boxed: str) -> Code | None:
+        """A method of strings. `value` is the name to use for the text; `boxed` is the source for other objects."""
+        is_plain = f"type({value} := {base.value}) is str"
         text = f"({value} if len({value}) < {SMALL} else tt_paid({value}))"
-        if name in _PEEKING:
-            return Pair(f"({value}.{name}({args}) if {plain} else {otherwise})", is_count=True)
         if name in _ASKING:
-            return Pair(f"({text}.{name}({args}) if {plain} else {otherwise})", is_count=True)
+            return Code(f"({value}.{name}({args[2:]}) if {is_plain} else {boxed})", is_count=True)
         if name in _CUTTING:
-            return Pair(f"({text}.{name}({args}) if {plain} else {otherwise})", base.origin, base.given)
+            return Code(f"({text}.{name}({args[2:]}) if {is_plain} else {boxed})", base.origin)
         if name in _SPLITTING:
-            split = f"tt_pieces_of({value}, {name!r}, {args})"
-            return Pair(f"({split} if {plain} else {otherwise})", base.origin, base.given, is_split=True)
+            code = f"(tt_split({value}, {name!r}{args}) if {is_plain} else {boxed})"
+            return Code(code, self._origin(base, f"tt_of_pieces({base.origin})"))
         return None
 
-    def _takes_constants(self, node: nodes.Call) -> bool:
-        plain = not (node.kwargs or node.dyn_args or node.dyn_kwargs)
-        return plain and all(isinstance(arg, (nodes.Const, nodes.Name)) for arg in node.args)
-
-    def _get(self, base: Pair, node: nodes.Call, frame: Frame) -> Pair | None:
+    def _get(self, base: Code, args: list[nodes.Expr], frame: Frame) -> Code:
         """``value.get("key", default)``."""
-        if len(node.args) > 2:
-            return None
-        base = base.stored
-        default = self.pair(node.args[1], frame) if len(node.args) > 1 else Pair("None")
-        key = self.value(node.args[0], frame)
-        value, found = self.temporary_identifier(), self.temporary_identifier()
+        default = self.code(args[1], frame) if len(args) > 1 else Code("None")
+        key = self.code(args[0], frame).value
+        value, item = self.temporary_identifier(), self.temporary_identifier()
         code = (
-            f"({found} if type({value} := {base.code}) is dict and type({found} := {value}.get({key})) in tt_plain"
-            f" else environment.got(context, {value}, {base.origin}, {key}, {default.code}, {default.origin}))"
+            f"({item} if type({value} := {base.value}) is dict and type({item} := {value}.get({key})) in tt_plain"
+            f" else environment.got(context, {value}, {base.origin}, {key}, {default.value}, {default.origin}))"
         )
-        if base.origin == "None":
-            return Pair(code) if default.origin == "None" else None
-        given = f"({base.given} if type({value}) is dict and {key} in {value} else {default.given})"
-        return Pair(code, f"tt_of_get({base.origin}, {value}, {key}, {default.origin})", given)
+        if base.origin == default.origin == "None":
+            return Code(code)
+        return Code(code, f"tt_of_get({base.origin}, {value}, {key}, {default.origin})")
 
-    def _json(self, node: nodes.Filter, value: nodes.Expr, frame: Frame) -> Pair | None:
-        """``value|tojson(…)``."""
-        options = json_options(node, frame)
-        if options is None:
+    # -- filters and tests
+
+    def code_Filter(self, node: nodes.Filter, frame: Frame) -> Code | None:
+        if node.node is None or node.dyn_args or node.dyn_kwargs:
             return None
-        base = self.pair(value, frame).stored
-        if base.origin == "None":
-            return Pair(f"environment.json({base.code}, None, {options!r})")
-        origin = self.temporary_identifier()
-        return Pair(f"environment.json({base.code}, {origin} := {base.origin}, {options!r})", origin, base.given)
-
-    def pair_Filter(self, node: nodes.Filter, frame: Frame) -> Pair | None:
-        if node.name == "tojson" and node.node is not None and not (node.args or node.dyn_args or node.dyn_kwargs):
+        if node.name == "tojson" and not node.args:
             return self._json(node, node.node, frame)
-        if node.node is None or node.dyn_args or node.dyn_kwargs or node.kwargs:
+        if node.kwargs or node.name not in ("count", "d", "default", "length", "string", *_METHODS):
             return None
-        name, arity = node.name, len(node.args)
-        if name not in ("count", "d", "default", "first", "last", "length", "string", "trim", *_CUTTING):
-            return None
-        base = self.pair(node.node, frame)
-        value = self.temporary_identifier()
-        function = self.filters[name]
-        otherwise = f"{function}(tt_box({value}, {base.origin}))"
-        if name in ("length", "count") and not arity:
-            code = f"(len({value}) if type({value} := {base.code}) in tt_sized else {otherwise})"
-            return Pair(code, is_count=True)
-        if name in ("default", "d"):
-            return self._default(base, node, frame)
-        if arity or base.origin == "None":
-            return None
-        if name == "string" and not base.is_split:
-            code = f"({value} if type({value} := {base.code}) is str else {otherwise})"
-            return Pair(code, base.origin, base.given)
-        if name in ("first", "last"):
-            return self._end_of(base, 0 if name == "first" else -1, function)
-        method = "strip" if name == "trim" else name
-        if method in ("strip", "upper", "lower", "capitalize"):
-            return self._of_text(base, method, "", value, otherwise)
-        return None
-
-    def _end_of(self, base: Pair, index: int, function: str) -> Pair:
-        """``value|first``, ``value|last``."""
-        value = self.temporary_identifier()
-        if base.is_split:
-            code = f"({value}[{index}] if ({value} := {base.code}) else {function}(environment, {value}))"
-            return Pair(code, base.origin, base.given)
-        code = (
-            f"(environment.item({value}, {base.origin}, {index}) if type({value} := {base.code}) is list and {value}"
-            f" else {function}(environment, tt_box({value}, {base.origin})))"
-        )
-        return Pair(code, f"tt_of_item({base.origin}, {value}, {index})", base.given)
-
-    def _default(self, base: Pair, node: nodes.Filter, frame: Frame) -> Pair | None:
-        """``value|default(…)``."""
-        if len(node.args) > 2 or not all(isinstance(arg, (nodes.Const, nodes.Name)) for arg in node.args):
-            return None
-        default = self.pair(node.args[0], frame) if node.args else Pair("''")
-        empty = node.args[1].value if len(node.args) > 1 and isinstance(node.args[1], nodes.Const) else False
-        if len(node.args) > 1 and (not isinstance(node.args[1], nodes.Const) or type(empty) is not bool):
-            return None
-        base = base.stored
-        value, missing = self.temporary_identifier(), self.temporary_identifier()
-        asked = f"isinstance({value} := {base.code}, Undefined)" + (f" or not {value}" if empty else "")
-        code = f"({default.code} if ({missing} := ({asked})) else {value})"
-        return self._either(code, missing, default, base)
-
-    def pair_Test(self, node: nodes.Test, frame: Frame) -> Pair | None:
-        if node.kwargs or node.dyn_args or node.dyn_kwargs or node.name not in self.tests:
-            return None
-        if node.name == "sameas" and len(node.args) == 1:
-            sides = [self.pair(side, frame).stored for side in (node.node, node.args[0])]
-            args = ", ".join(f"{side.code}, {side.origin}" for side in sides)
-            return Pair(f"environment.same({args})", is_count=True)
+        base, value = self.code(node.node, frame), self.temporary_identifier()
+        if node.name in ("default", "d"):
+            return self._default(base, value, node.args, frame)
         if node.args:
             return None
-        base = self.pair(node.node, frame)
-        if base.is_split:
+        boxed = f"{self.filters[node.name]}(tt_box({value}, {base.origin}))"
+        if node.name in ("length", "count"):
+            code = f"(len({value}) if type({value} := {base.value}) in tt_sized else {boxed})"
+            return Code(code, is_count=True)
+        if node.name == "string":
+            return Code(f"({value} if type({value} := {base.value}) is str else {boxed})", base.origin)
+        return self._text_method(base, _METHODS[node.name], "", value, boxed)
+
+    def _json(self, node: nodes.Filter, value: nodes.Expr, frame: Frame) -> Code | None:
+        """``value|tojson(…)``."""
+        options = json_options(node, frame.eval_ctx)
+        if options is None:
             return None
-        value = self.temporary_identifier()
+        base, origin = self.code(value, frame), self.temporary_identifier()
+        code = f"environment.json({base.value}, {origin} := {base.origin}, {options!r})"
+        return Code(code, self._origin(base, origin))
+
+    def _default(self, base: Code, value: str, args: list[nodes.Expr], frame: Frame) -> Code | None:
+        """``value|default(…)``."""
+        also_falsy = args[1] if len(args) > 1 else nodes.Const(False)
+        if len(args) > 2 or not all(isinstance(arg, (nodes.Const, nodes.Name)) for arg in args[:1]):
+            return None
+        if not isinstance(also_falsy, nodes.Const) or type(also_falsy.value) is not bool:
+            return None
+        default, is_missing = self.code(args[0], frame) if args else Code("''"), self.temporary_identifier()
+        test = f"isinstance({value} := {base.value}, Undefined)" + (f" or not {value}" if also_falsy.value else "")
+        return self._either(f"({default.value} if ({is_missing} := ({test})) else {value})", is_missing, default, base)
+
+    def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
+        if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs or node.name not in self.tests:
+            return None
+        base, value, test = self.code(node.node, frame).value, self.temporary_identifier(), self.tests[node.name]
         forms = {
-            "defined": f"(not isinstance({base.code}, Undefined))",
-            "undefined": f"isinstance({base.code}, Undefined)",
-            "string": f"isinstance({self.seen(node.node, frame)}, str)",
-            "none": f"(({value} := {base.code}) is None or type({value}) is tt_none)",
-            "mapping": f"(type({value} := {base.code}) is dict or {self.tests[node.name]}({value}))",
-            **dict.fromkeys(_LOOKING, f"{self.tests[node.name]}({base.code})"),
+            "defined": f"(not isinstance({base}, Undefined))",
+            "undefined": f"isinstance({base}, Undefined)",
+            "string": f"isinstance({self._or_none(node.node, frame)}, str)",
+            "none": f"(({value} := {base}) is None or type({value}) is tt_none)",
+            "mapping": f"(type({value} := {base}) is dict or {test}({value}))",
+            **dict.fromkeys(_KIND_TESTS, f"{test}({base})"),
         }
-        return Pair(forms[node.name], is_count=True) if node.name in forms else None
+        return Code(forms[node.name], is_count=True) if node.name in forms else None
 
     # -- operators
 
-    def pair_Compare(self, node: nodes.Compare, frame: Frame) -> Pair:
+    def code_Compare(self, node: nodes.Compare, frame: Frame) -> Code:
         if len(node.ops) != 1:
             operands = [node.expr, *(operand.expr for operand in node.ops)]
-            codes = [f"environment.weighed({self.boxed(operand, frame)})" for operand in operands]
-            rest = (f" {operators[operand.op]} {code}" for operand, code in zip(node.ops, codes[1:], strict=True))
-            return Pair(f"({codes[0]}{''.join(rest)})", is_count=True)
+            first, *more = (f"environment.weighed({self.code(operand, frame).boxed})" for operand in operands)
+            links = (f" {operators[operand.op]} {code}" for operand, code in zip(node.ops, more, strict=True))
+            return Code(f"({first}{''.join(links)})", is_count=True)
         op, sides = node.ops[0].op, (node.expr, node.ops[0].expr)
         if op in ("in", "notin"):
             return self._within(op, *sides, frame)
-        left, right = (self.pair(side, frame).stored for side in sides)
-        word = operators[op]
-        cheap = left.is_count or right.is_count or any(map(is_constant, sides))
+        left, right = (self.code(side, frame) for side in sides)
         if op in ("eq", "ne"):
-            is_word = [isinstance(side, nodes.Const) and type(side.value) is str for side in sides]
-            codes = [self.seen(sides[0], frame) if is_word[1] else left.code, right.code]
-        else:  # may be refused, in words that name what was compared
-            codes = [left.boxed, right.boxed]
-        first, second = codes if cheap else [f"environment.weighed({code})" for code in codes]
-        return Pair(f"({first} {word} {second})", is_count=True)
+            is_word = isinstance(sides[1], nodes.Const) and type(sides[1].value) is str
+            values = [self._or_none(sides[0], frame) if is_word else left.value, right.value]
+        else:  # may fail, with an error that names the types
+            values = [left.boxed, right.boxed]
+        if not (left.is_count or right.is_count or any(map(is_constant, sides))):
+            values = [f"environment.weighed({value})" for value in values]
+        return Code(f"({values[0]} {operators[op]} {values[1]})", is_count=True)
 
-    def _within(self, op: str, item: nodes.Expr, container: nodes.Expr, frame: Frame) -> Pair:
-        word = "not in" if op == "notin" else "in"
-        if is_fixed(container):
-            base = self.pair(item, frame).stored
-            inner = self._source(self.visit_unpaid, container, frame)
-            if not is_constant(container):
-                return Pair(f"({base.code} {word} {inner})", is_count=True)
-            return Pair(f"({base.boxed} {word} {inner})", is_count=True)
-        value = self.temporary_identifier()
-        base = self.pair(container, frame).stored
+    def _within(self, op: str, item: nodes.Expr, container: nodes.Expr, frame: Frame) -> Code:
         no = "not " if op == "notin" else ""
+        if isinstance(container, (nodes.List, nodes.Tuple)) and all(map(is_constant, container.items)):
+            constants = tuple(one.value for one in container.items)  # type: ignore[attr-defined]
+            return Code(f"({self.code(item, frame).value} {no}in {constants!r})", is_count=True)
+        base = self.code(container, frame)
         if isinstance(item, nodes.Const) and type(item.value) is str:
-            key = self.value(item, frame)
-            quick = f"(type({value} := {base.code}) is str and len({value}) < 4096) or type({value}) is dict"
-            otherwise = f"environment.within({key}, tt_box({value}, {base.origin}))"
-            return Pair(f"({no}({key} in {value} if {quick} else {otherwise}))", is_count=True)
-        return Pair(f"({no}environment.within({self.boxed(item, frame)}, {base.boxed}))", is_count=True)
+            value = self.temporary_identifier()
+            is_plain = f"type({value} := {base.value}) is str or type({value}) is dict"
+            boxed = f"environment.within({item.value!r}, tt_box({value}, {base.origin}))"
+            return Code(f"({no}({item.value!r} in {value} if {is_plain} else {boxed}))", is_count=True)
+        return Code(f"({no}environment.within({self.code(item, frame).boxed}, {base.boxed}))", is_count=True)
 
-    def pair_And(self, node: nodes.And, frame: Frame) -> Pair:
-        left, right = self.pair(node.left, frame).stored, self.pair(node.right, frame).stored
-        first = self.temporary_identifier()
-        return self._either(f"({right.code} if ({first} := {left.code}) else {first})", first, right, left)
+    def code_And(self, node: nodes.And, frame: Frame) -> Code:
+        left, right, first = self.code(node.left, frame), self.code(node.right, frame), self.temporary_identifier()
+        return self._either(f"({right.value} if ({first} := {left.value}) else {first})", first, right, left)
 
-    def pair_Or(self, node: nodes.Or, frame: Frame) -> Pair:
-        left, right = self.pair(node.left, frame).stored, self.pair(node.right, frame).stored
-        first = self.temporary_identifier()
-        return self._either(f"({first} if ({first} := {left.code}) else {right.code})", first, left, right)
+    def code_Or(self, node: nodes.Or, frame: Frame) -> Code:
+        left, right, first = self.code(node.left, frame), self.code(node.right, frame), self.temporary_identifier()
+        return self._either(f"({first} if ({first} := {left.value}) else {right.value})", first, left, right)
 
-    def pair_Not(self, node: nodes.Not, frame: Frame) -> Pair:
-        return Pair(self.condition(node, frame), is_count=True)
+    def code_Not(self, node: nodes.Not, frame: Frame) -> Code:
+        return Code(self.condition(node, frame), is_count=True)
 
-    def pair_CondExpr(self, node: nodes.CondExpr, frame: Frame) -> Pair:
+    def code_CondExpr(self, node: nodes.CondExpr, frame: Frame) -> Code:
         frame = frame.soft()
-        first = self.pair(node.expr1, frame).stored
+        first, test = self.code(node.expr1, frame), self.temporary_identifier()
         if node.expr2 is not None:
-            second = self.pair(node.expr2, frame).stored
+            second = self.code(node.expr2, frame)
         else:
-            said = (
+            hint = (
                 f"the inline if-expression on {self.position(node)} evaluated to false and no else section was defined."
             )
-            second = Pair(f"cond_expr_undefined({said!r})")
-        test = self.temporary_identifier()
-        code = f"({first.code} if ({test} := {self.condition(node.test, frame)}) else {second.code})"
+            second = Code(f"cond_expr_undefined({hint!r})")
+        code = f"({first.value} if ({test} := {self.condition(node.test, frame)}) else {second.value})"
         return self._either(code, test, first, second)
 
-    def _either(self, code: str, test: str, first: Pair, second: Pair) -> Pair:
-        """The pair of a value that is the first where `test` is true, else the second."""
-        counts = first.is_count and second.is_count
-        if first.origin == "None" and second.origin == "None":
-            return Pair(code, is_count=counts)
-        return Pair(
-            code,
-            f"({first.origin} if {test} else {second.origin})",
-            f"({first.given} if {test} else {second.given})",
-        )
+    def _either(self, value: str, test: str, first: Code, second: Code) -> Code:
+        """A value that is the first if `test` is true, else the second."""
+        if first.origin == second.origin == "None":
+            return Code(value, is_count=first.is_count and second.is_count)
+        return Code(value, f"({first.origin} if {test} else {second.origin})")
 
-    def _counts(self, node: nodes.BinExpr, word: str, frame: Frame) -> Pair | None:
-        left, right = self.pair(node.left, frame), self.pair(node.right, frame)
-        if left.is_count and right.is_count:
-            return Pair(f"({left.code} {word} {right.code})", is_count=True)
-        return None
+    def code_Neg(self, node: nodes.Neg, frame: Frame) -> Code | None:
+        is_number = isinstance(node.node, nodes.Const) and type(node.node.value) is int
+        return Code(f"(-{node.node.value})", is_count=True) if is_number else None  # type: ignore[attr-defined]
 
-    def pair_Sub(self, node: nodes.Sub, frame: Frame) -> Pair | None:
-        return self._counts(node, "-", frame)
+    def code_Sub(self, node: nodes.Sub, frame: Frame) -> Code | None:
+        return self._counts([node.left, node.right], "-", frame)
 
-    def pair_Mod(self, node: nodes.Mod, frame: Frame) -> Pair | None:
+    def code_Mod(self, node: nodes.Mod, frame: Frame) -> Code | None:
         by = node.right
-        return self._counts(node, "%", frame) if isinstance(by, nodes.Const) and by.value else None
+        return self._counts([node.left, by], "%", frame) if isinstance(by, nodes.Const) and by.value else None
 
-    def pair_Add(self, node: nodes.Add, frame: Frame) -> Pair:
-        parts = [self.pair(part, frame) for part in flattened(node)]
-        if all(part.is_count for part in parts):
-            return Pair(f"({' + '.join(part.code for part in parts)})", is_count=True)
-        return Pair(f"environment.add({', '.join(part.boxed for part in parts)})")
+    def code_Add(self, node: nodes.Add, frame: Frame) -> Code:
+        parts = summands(node)
+        boxed = (self.code(part, frame).boxed for part in parts)
+        return self._counts(parts, "+", frame) or Code(f"environment.add({', '.join(boxed)})")
 
-    def pair_Concat(self, node: nodes.Concat, frame: Frame) -> Pair:
-        return Pair(f"environment.concat(({', '.join(self.boxed(part, frame) for part in node.nodes)},))")
+    def _counts(self, operands: list[nodes.Node], word: str, frame: Frame) -> Code | None:
+        """An operation on counts of the template's own; None if an operand is something else."""
+        codes = [self.code(operand, frame) for operand in operands]
+        if not all(code.is_count for code in codes):
+            return None
+        return Code(f"({f' {word} '.join(code.value for code in codes)})", is_count=True)
+
+    def code_Concat(self, node: nodes.Concat, frame: Frame) -> Code:
+        return Code(f"environment.concat(({', '.join(self.code(part, frame).boxed for part in node.nodes)},))")
 
 
 _FOLDED: Final = (
     *(nodes.Filter, nodes.Test, nodes.Compare, nodes.CondExpr, nodes.And, nodes.Or, nodes.Not, nodes.Pos, nodes.Neg),
     *(nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow),
 )
-"""Expressions that are computed while compiling, where they are constant."""
+"""Expressions that are computed while compiling if they are constant."""
 
 
-def _writing_pairs(name: str) -> Callable[..., None]:
+def origin_name(name: str) -> str:
+    """The Python variable for the origin of what another holds: ``o_1_x`` for ``l_1_x``."""
+    return f"o{name[1:]}"
+
+
+def _visitor(kind: str) -> Callable[..., None]:
     """A visitor that writes an expression of this kind as one value."""
 
     def visit(self: Expressions, node: Any, frame: Frame, **options: Any) -> None:
         if options.get("forward_caller"):
             self.write_call(node, frame, {"caller": "caller"})
         elif getattr(node, "ctx", "load") != "load":
-            super(Expressions, self).visit_Name(node, frame)
+            getattr(super(Expressions, self), f"visit_{kind}")(node, frame)
         else:
-            self.write(self.boxed(node, frame))
+            self.write(self.code(node, frame).boxed)
 
     return visit
 
 
-for _name in [name.removeprefix("pair_") for name in vars(Expressions) if name.startswith("pair_")]:
-    setattr(Expressions, f"visit_{_name}", _writing_pairs(_name))
+for _kind in [name.removeprefix("code_") for name in vars(Expressions) if name.startswith("code_")]:
+    setattr(Expressions, f"visit_{_kind}", _visitor(_kind))

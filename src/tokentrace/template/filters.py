@@ -1,8 +1,11 @@
 """Jinja's filters and tests over traced values.
 
-A filter is rewritten here, or it hands out what it was given as it was given, or else what it makes out of traced
-values is of unknown origin: text, numbers, and text and numbers in containers. There is no fourth way, so no filter
-can launder text. Each pays for the size of what it goes through (`budget.py`).
+A filter is in one of four classes, so that no filter can launder text:
+
+- rewritten here, with the trace kept;
+- handing out its input, whole or item by item;
+- handing out its input in another order, after comparing or hashing all of it;
+- everything else: what it makes out of traced values is of unknown origin.
 """
 
 from __future__ import annotations
@@ -12,98 +15,50 @@ from collections.abc import Callable, Mapping
 from types import GeneratorType
 from typing import Any, Final
 
-from jinja2.filters import do_title, do_truncate, do_xmlattr
-from jinja2.utils import pass_environment, pass_eval_context
+from jinja2.filters import make_attrgetter
+from jinja2.utils import pass_eval_context
 
-from .budget import (
-    TooLarge,
-    check_bits,
-    check_pieces,
-    check_size,
-    counted,
-    dear,
-    listed,
-    looked_at,
-    spend,
-    weigh,
-    weigh_key,
-)
+from .budget import TooLarge, check_bits, counted, listed, step, weigh
 from .formatting import percent_format
-from .jsonify import dumps
-from .markup import TracedMarkup, as_markup, escaped
-from .origin import UNKNOWN, InTurn, Origin
-from .strings import TracedStr, join_traced, mapped, plain_text, promoted, with_runs
-from .traced import TracedBool, TracedDict, TracedInt, TracedList, TracedNone, doubted, is_traced, plain, text_of
+from .jsonify import JsonOptions, dumps
+from .origin import UNKNOWN, InTurn
+from .strings import TracedStr, join_with, promoted
+from .traced import (
+    TracedBool,
+    TracedDict,
+    TracedInt,
+    TracedList,
+    TracedNone,
+    as_markup,
+    is_traced,
+    opaque,
+    plain,
+    text_of,
+)
 
 _MAX_COUNT: Final = 1_000_000
-_MAX_DIGITS: Final = 10_000
-
+"""No number may be a larger argument of a filter: it may be a width, or a number of digits."""
+_MAX_SLOW: Final = 20_000
+_SLOW: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
+"""Filters whose time may grow with the square of their input; of that, so much is allowed."""
 _AS_IT_IS: Final = frozenset({"attr", "count", "d", "default", "first", "last", "length", "random", "reverse"})
-"""Filters that hand out a part of their input, or its length, and cost next to nothing."""
-_ONE_BY_ONE: Final = frozenset(
-    ("batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"),
-)
+_LAZY: Final = frozenset({"batch", "items", "map", "reject", "rejectattr", "select", "selectattr", "slice"})
 """Filters that hand out their input item by item (what ``map`` does to an item, it does through a filter)."""
-_REGROUPING: Final = frozenset({"batch", "items", "slice"})
-_ALL_AT_ONCE: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
-"""Filters that hand out their input in another order: they compare or hash all of it."""
-_SPELLING: Final = frozenset({"striptags"})
-"""Filters that make letters of digits (``&#60;`` is ``<``): counts are digits, and a user decides on counts."""
-_QUADRATIC: Final = frozenset({"pprint", "striptags", "sum", "urlize", "wordwrap"})
-"""Filters whose time may grow with the square of their input."""
+_SORTING: Final = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
 
 
-def tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+def _tojson(
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
-    return dumps(
-        value,
-        ensure_ascii=bool(ensure_ascii),
-        indent=indent if isinstance(indent, str) else plain(indent),
-        separators=separators,
-        sort_keys=bool(sort_keys),
-    )
+    indent = indent if isinstance(indent, str) else plain(indent)
+    return dumps(value, JsonOptions(bool(ensure_ascii), indent, separators and tuple(separators), bool(sort_keys)))
 
 
+@pass_eval_context
 def _join(context: Any, value: Any, d: str = "", attribute: Any = None) -> str:
     if attribute is not None:
-        from jinja2.filters import make_attrgetter
-
         value = map(make_attrgetter(context.environment, attribute), value)
-    pieces: list[str] = []
-    separator = text_of(d)
-    size = 0
-    for index, item in enumerate(value):
-        text = text_of(item)
-        size += len(separator) + len(text)
-        if index:
-            pieces.append(separator)
-        pieces.append(text)
-        check_size(size)
-    check_pieces(len(pieces))
-    return join_traced(pieces)
-
-
-def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    if not isinstance(s, str):
-        raise TypeError(f"cannot indent a {type(s).__name__}")
-    if not isinstance(width, str):
-        check_size(width)
-    margin = width if isinstance(width, str) else " " * width
-    lines = join_traced((s, "\n")).splitlines()
-    check_size(len(margin) * len(lines))
-    pieces: list[str] = [margin] if first else []
-    for index, line in enumerate(lines):
-        if index:
-            pieces.append("\n")
-            if line or blank:
-                pieces.append(margin)
-        pieces.append(line)
-    return join_traced(pieces)
+    return join_with(text_of(d), map(text_of, counted(value)))
 
 
 def _format(value: Any, *args: Any, **kwargs: Any) -> str:
@@ -113,84 +68,29 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _trim(value: Any, chars: str | None = None) -> str:
-    return (value if type(value) is TracedStr else _soft(value)).strip(chars)
-
-
-def _soft(value: Any) -> str:
-    """Any value as text; markup stays markup."""
-    return value if isinstance(value, TracedMarkup) else promoted(text_of(value))
+    result = promoted(text_of(value)).strip(chars)
+    return as_markup(result) if hasattr(value, "__html__") else result
 
 
 def _changing_case(name: str) -> Callable[[Any], str]:
-    def method(value: Any) -> str:
-        return getattr(_soft(value), name)()  # type: ignore[no-any-return]
+    def change_case(value: Any) -> str:
+        result = getattr(promoted(text_of(value)), name)()
+        return as_markup(result) if hasattr(value, "__html__") else result
 
-    method.__qualname__ = name
-    return method
-
-
-def _safe(value: Any) -> str:
-    return as_markup(text_of(value))
-
-
-def _wordcount(function: Callable[[Any], Any], value: Any) -> Any:
-    text = text_of(value)
-    check_pieces(len(text) >> 1)  # a list of all the words is made
-    return function(text)
-
-
-def _title(value: Any) -> str:
-    text = text_of(value)
-    check_pieces(len(text) >> 2)
-    return mapped(text, do_title) if isinstance(text, TracedStr) else do_title(text)
-
-
-def _center(value: Any, width: int = 80) -> str:
-    return _soft(value).center(width)
-
-
-def _escape(value: Any) -> str:
-    return value if isinstance(value, TracedMarkup) else as_markup(escaped(text_of(value)))
-
-
-def _forceescape(value: Any) -> str:
-    text = text_of(value)
-    return as_markup(escaped(with_runs(plain_text(text), promoted(text).runs)))
+    return change_case
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    text = promoted(text_of(value))
-    return text.replace(text_of(old), text_of(new), -1 if count is None else count)
-
-
-def _truncate(
-    environment: Any, s: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int | None = None
-) -> str:
-    text = promoted(s) if isinstance(s, str) else s
-    return do_truncate(environment, text, length, killwords, end, leeway)
-
-
-def _xmlattr(context: Any, d: Any, autospace: bool = True) -> str:
-    weigh(d)
-    text = do_xmlattr(context, {key: plain(value) for key, value in d.items()}, autospace)
-    return doubted(text) if text and is_traced(d) else text
+    return promoted(text_of(value)).replace(text_of(old), text_of(new), -1 if count is None else count)
 
 
 _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
-    "tojson": tojson,
-    "join": pass_eval_context(_join),
-    "indent": _indent,
+    "tojson": _tojson,
+    "join": _join,
     "format": _format,
-    "title": _title,
-    "center": _center,
     "string": text_of,
-    "safe": _safe,
-    "e": _escape,
-    "escape": _escape,
-    "forceescape": _forceescape,
+    "safe": lambda value: as_markup(text_of(value)),
     "replace": _replace,
-    "truncate": pass_environment(_truncate),
-    "xmlattr": pass_eval_context(_xmlattr),
     "trim": _trim,
     **{name: _changing_case(name) for name in ("upper", "lower", "capitalize")},
     "list": listed,
@@ -203,182 +103,107 @@ def traced_filters(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Cal
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's, with its arguments checked and its result handed out or marked unknown."""
     if name in _AS_IT_IS:
         return function
-    if name == "wordcount":
-        return functools.partial(_wordcount, function)
-    if name in _ONE_BY_ONE:
-        return _surrounded(name, function, _count_items, _handed_out)
-    if name in _ALL_AT_ONCE:
-        return _surrounded(name, function, _weigh_items, _handed_out)
-    return _surrounded(name, function, _weigh_given, _doubt_result)
-
-
-def _surrounded(
-    name: str,
-    function: Callable[..., Any],
-    charge: Callable[[str, list[Any], dict[str, Any]], None],
-    finish: Callable[[str, Any, list[Any]], Any],
-) -> Callable[..., Any]:
-    """A filter that is charged for what it is given (`charge` may replace it), and whose result is seen to."""
-    before = _machinery(function)
+    context = 0 if getattr(function, "jinja_pass_arg", None) is None else 1  # arguments that Jinja itself puts first
 
     @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        given = list(args[before:])
-        charge(name, given, kwargs)
-        return finish(name, function(*args[:before], *given, **kwargs), [*given, *kwargs.values()])
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        values = list(args[context:])
+        if name not in _LAZY or name in ("batch", "slice"):
+            _check_counts(values[1:], kwargs)
+        if name in _LAZY:
+            if values and values[0] and name != "items":
+                values[0] = counted(values[0])
+            return function(*args[:context], *values, **kwargs)
+        if values and not isinstance(values[0], (str, Mapping)) and (name in _SORTING or name == "sum"):
+            values[0] = listed(values[0])
+        size = weigh([*values, *kwargs.values()])
+        if name in _SLOW:
+            _check_slow(size)
+        result = function(*args[:context], *values, **kwargs)
+        if name in _SORTING:
+            return counted(result) if isinstance(result, GeneratorType) else result
+        if isinstance(result, int):
+            check_bits(result.bit_length())
+        is_spelled = name in ("escape", "forceescape", "striptags", "e")  # ``&#60;`` is ``<``: a count may be a letter
+        return opaque(result) if is_spelled or is_traced([*values, *kwargs.values()]) else result
 
-    return wrapper
-
-
-def _count_items(name: str, given: list[Any], kwargs: dict[str, Any]) -> None:
-    if name in _REGROUPING:
-        _check_counts(given[1:], kwargs, _MAX_COUNT)
-    elif given and given[0]:  # items that are dropped count as well
-        given[0] = counted(given[0])
-
-
-def _handed_out(name: str, result: Any, given: list[Any]) -> Any:
-    return (
-        counted(result) if name in _REGROUPING or (type(result) is GeneratorType and name in _ALL_AT_ONCE) else result
-    )
-
-
-def _weigh_items(name: str, given: list[Any], kwargs: dict[str, Any]) -> None:
-    """Comparing n items takes n log n comparisons, each of which may go through all of an item."""
-    if given and not isinstance(given[0], (str, Mapping)):
-        given[0] = listed(given[0])
-    for value in (*given, *kwargs.values()):
-        size = weigh(value)
-        parts = len(value) if isinstance(value, (list, dict)) else 1
-        spend((size * parts.bit_length() >> 8) + parts)
-        check_pieces(size >> 3)  # keys to compare by are made of all the text
-        for part in value if isinstance(value, list) else ():
-            weigh_key(part)
+    return guarded
 
 
-def _weigh_given(name: str, given: list[Any], kwargs: dict[str, Any]) -> None:
-    if name == "round":
-        _check_counts(given[1:], kwargs, _MAX_DIGITS)
-    values = (*given, *kwargs.values())
-    size = sum(map(weigh, values))
-    if name in _QUADRATIC:
-        dear(size)
-        check_size(size * max(1, *(len(value) for value in values[1:] if isinstance(value, str)), 1))
-
-
-def _doubt_result(name: str, result: Any, given: list[Any]) -> Any:
-    """Whatever comes of traced values is of unknown origin."""
-    if isinstance(result, int):
-        check_bits(result.bit_length())
-    return doubted(result) if name in _SPELLING or any(map(is_traced, given)) else result
-
-
-def _machinery(function: Callable[..., Any]) -> int:
-    """How many arguments Jinja itself puts before the value: its context, or its environment."""
-    return 0 if getattr(function, "jinja_pass_arg", None) is None else 1
-
-
-def _check_counts(args: list[Any], kwargs: Mapping[str, Any], most: int) -> None:
+def _check_counts(args: list[Any], kwargs: Mapping[str, Any]) -> None:
     for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > most:
+        if isinstance(value, int) and abs(value) > _MAX_COUNT:
             raise TooLarge(f"{value} is too large an argument for a filter")
+
+
+def _check_slow(size: int) -> None:
+    if size > _MAX_SLOW:
+        raise TooLarge(f"a filter that may take long got a value of {size} characters (limit {_MAX_SLOW})")
 
 
 # -- tests
 
 
 def within(item: Any, container: Any) -> bool:
-    """``item in container``, paid for: a search through text, or a comparison with each item."""
+    """``item in container``."""
     if type(container) is TracedDict and type(item) is str:
         return dict.__contains__(container, item)
-    if isinstance(container, (str, bytes)):
-        if len(container) > 4096:
-            looked_at(container)
-    elif isinstance(container, (list, tuple)):
-        if len(container) > 64 or isinstance(item, (list, tuple, dict)):
-            size = weigh(item)
-            spend((len(container) >> 4) + (len(container) * size >> 12))
-            if isinstance(item, (list, tuple, dict)):
-                weigh(container)
-    else:
-        weigh_key(item)
+    if not isinstance(item, str):
+        weigh(item)
+    if isinstance(container, (list, tuple)):
+        step(len(container) >> 6)
     return item in container
 
 
-def _boolean(value: Any) -> bool:
+def _is_boolean(value: Any) -> bool:
     return value is True or value is False or isinstance(value, TracedBool)
 
 
-def _integer(value: Any) -> bool:
-    return isinstance(value, int) and not _boolean(value)
-
-
-def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, (TracedNone, TracedBool)) or isinstance(other, (TracedNone, TracedBool)):
-        return plain(value) is plain(other)
-    if value is other:
+def _is_same(value: Any, other: Any) -> bool:
+    """``value is sameas other``. The same field may have been boxed twice."""
+    is_scalar = any(isinstance(one, (TracedNone, TracedBool, TracedInt)) for one in (value, other))
+    if value is other or (is_scalar and plain(value) is plain(other)):
         return True
-    if isinstance(value, TracedInt) and plain(value) is plain(other):
-        return True
-    origin = _whole_origin(value)
-    return (
-        origin not in (None, UNKNOWN)
-        and type(value) is type(other)
-        and origin == _whole_origin(other)
-        and value == other
-    )
+    origin = _field_of(value)
+    is_field = origin is not None and origin != UNKNOWN and origin == _field_of(other)
+    return is_field and type(value) is type(other) and bool(value == other)
 
 
-def _whole_origin(value: Any) -> Origin | None:
-    """The field that a boxed value is, or may be: the same field may be boxed twice."""
+def _field_of(value: Any) -> Any:
     if isinstance(value, TracedStr):
         origin = value.runs[0][1] if len(value.runs) == 1 else None
         return origin.origin if isinstance(origin, InTurn) else origin
     return value.origin if isinstance(value, (TracedDict, TracedList, TracedInt)) else None
 
 
-_SAFE_KINDS: Final = frozenset({str, TracedStr, int, float, bool, type(None), TracedInt, TracedBool, TracedNone})
-
-
-def _weighing(function: Callable[..., bool]) -> Callable[..., bool]:
-    """A test that may go through all of what it is given."""
-    before = _machinery(function)
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> bool:
-        spend(1)
-        for value in (*args[before:], *kwargs.values()):
-            if type(value) not in _SAFE_KINDS or (isinstance(value, str) and len(value) > 4096):
-                weigh(value)
-                weigh_key(value)
-        return function(*args, **kwargs)
-
-    return wrapper
-
-
-_LOOKING: Final = frozenset(
-    (
-        *("boolean", "callable", "defined", "escaped", "even", "false", "float", "integer", "iterable", "mapping"),
-        *("none", "number", "odd", "sameas", "sequence", "string", "true", "undefined"),
-    )
-)
-"""Tests that look at what a value is, not at what is in it."""
-
-
-def traced_tests(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., bool]]:
-    """The tests of the tracing environment. A test's answer is a truth, which is the template's own."""
-    tests = {**originals, **_TRACED_TESTS}
-    return {name: test if name in _LOOKING or name == "in" else _weighing(test) for name, test in tests.items()}
-
-
 _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {
     "none": lambda value: value is None or isinstance(value, TracedNone),
     "true": lambda value: value is True or (isinstance(value, TracedBool) and bool(value)),
     "false": lambda value: value is False or (isinstance(value, TracedBool) and not value),
-    "boolean": _boolean,
-    "integer": _integer,
+    "boolean": _is_boolean,
+    "integer": lambda value: isinstance(value, int) and not _is_boolean(value),
     "in": within,
-    "sameas": _same,
+    "sameas": _is_same,
 }
+
+
+def traced_tests(originals: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., bool]]:
+    """The tests of the tracing environment. A test's answer is a truth, which is the template's own."""
+    return {name: _TRACED_TESTS.get(name) or _weighing(test) for name, test in originals.items()}
+
+
+def _weighing(test: Callable[..., bool]) -> Callable[..., bool]:
+    """A test that may compare, hash or print all of what it gets."""
+
+    @functools.wraps(test)
+    def weighing(*args: Any, **kwargs: Any) -> bool:
+        step()
+        for value in args:
+            if isinstance(value, (list, tuple, dict)):
+                weigh(value)
+        return test(*args, **kwargs)
+
+    return weighing

@@ -1,119 +1,118 @@
-"""``%`` and ``str.format`` inside a template: the text as Python makes it, with the trace kept or given up.
+"""``%`` and ``str.format`` inside a template.
 
-A format can make a character of a number (``%c``, ``{:c}``), and a number does not say whose character it is. So
-only conversions that are known to print what they are given leave text as the template's own; any other, and any
-that is put together at run time, makes the whole of unknown origin.
+A format string with bare fields only (``%s``, ``%d``, ``{}``, ``{name}``) keeps the trace. The text of any other is of
+unknown origin: a format can make a character of a number (``%c``, ``{:c}``), and a number does not say whose
+character it is.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
+from markupsafe import Markup
 
-from .budget import check_pieces, check_size, made, weigh
-from .origin import UNKNOWN
-from .strings import TracedStr, join_traced, plain_text, traced
-from .traced import is_traced, text_of
+from .budget import TooLarge, check_size, weigh
+from .strings import join_traced, plain_text, promoted
+from .traced import TracedMarkup, is_traced, opaque, text_of
 
-_PERCENT: Final = re.compile(r"%(?:%|(\([^()%]*\))?[-+ #0]*\d*(?:\.\d+)?[hlL]?([sdiouxXeEfFgGra]))")
-"""A conversion that prints what it is given. Its name holds no parentheses: Python would look for the matching one."""
-_SPEC: Final = re.compile(r"(?:.?[<>=^])?[-+ ]?z?#?0?\d*[,_]?(?:\.\d+)?[bdeEfFgGnosxX%]?", re.DOTALL)
+_MAX_FIELDS: Final = 10_000
+"""Fields of one format string: Python's search for a closing parenthesis is quadratic."""
 _NUMBER_TEXT: Final = 400
-"""More characters than a float prints without being asked for digits."""
+"""More characters than a float prints if no digits are asked for."""
+_PERCENT: Final = re.compile(r"%([%sdi])")
+_WIDTHS: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)")
 
 
 def percent_format(template: str, values: Any) -> str:
-    """``template % values``, traced piece by piece for bare ``%s`` and ``%d``, else of unknown origin."""
-    plain = plain_text(template)
-    fields = _percent_fields(plain)
-    _check_percent(plain, fields, values)
-    text = str.__mod__(plain, values)
-    check_size(len(text))
-    if fields is not None and not is_traced(template) and not is_traced(values):
-        made(len(text))
-        return text
-    pieces = _percent_pieces(template, values)
-    if pieces is not None:
-        whole = join_traced(pieces)
-        if whole == text:
-            return whole
-    return traced(text, UNKNOWN)
+    """``template % values``."""
+    text = plain_text(template)
+    fields = text.count("%")
+    _check_fields(fields)
+    repeats = fields if isinstance(values, Mapping) else 1
+    widths = _numbers(" ".join(_WIDTHS.findall(text)))
+    check_size(len(text) + fields * _NUMBER_TEXT + widths + repeats * weigh(values))
+    if "*" in text:
+        check_size(sum(abs(value) for value in _arguments(values) if isinstance(value, int)))
+    result = (Markup(text) if isinstance(template, TracedMarkup) else text) % values
+    check_size(len(result))
+    return _followed(result, template, lambda: _percent_pieces(promoted(template), values))
 
 
-def _percent_fields(template: str) -> list[re.Match[str]] | None:
-    """The conversions of a format string, or None if one is not known to print what it is given."""
-    check_pieces(template.count("%"))
-    fields: list[re.Match[str]] = []
-    at = template.find("%")
-    while at >= 0:
-        field = _PERCENT.match(template, at)
-        if field is None:
-            return None
-        fields.append(field)
-        at = template.find("%", field.end())
-    return fields
+def _arguments(values: Any) -> tuple[Any, ...]:
+    return values if isinstance(values, tuple) else (values,)
 
 
-def _check_percent(template: str, fields: list[re.Match[str]] | None, values: Any) -> None:
-    """Refuse widths and repetitions that would print gigabytes."""
-    size = len(template) + template.count("%") * _NUMBER_TEXT
-    size += _numbers(template) if fields is None else sum(_numbers(field[0]) for field in fields)
-    whole = weigh(values)
-    if not isinstance(values, Mapping):
-        given = values if isinstance(values, tuple) else (values,)
-        size += whole + sum(abs(value) for value in given if fields is None and isinstance(value, int))
-    elif fields is None:
-        size += template.count("%") * whole
+def _percent_pieces(template: Any, values: Any) -> Iterator[str]:
+    arguments = iter(_arguments(values))
+    start = 0
+    for field in _PERCENT.finditer(template):
+        yield template[start : field.start()]
+        yield template[field.start() : field.start() + 1] if field[1] == "%" else text_of(next(arguments, ""))
+        start = field.end()
+    yield template[start:]
+
+
+def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...], kwargs: Any) -> str:
+    """``template.format(…)``, or ``.format_map(…)`` if that is its `name`."""
+    if name == "format_map":
+        if kwargs or len(args) != 1:
+            raise TypeError("format_map() takes exactly one argument")
+        kwargs, args = args[0], ()
+    text = plain_text(template)
+    _check_fields(text.count("{"))
+    if isinstance(template, TracedMarkup):
+        formatter: _Formatter = _MarkupFormatter(environment, escape=Markup.escape)
     else:
-        names = Counter(field[1][1:-1] for field in fields if field[1])
-        size += whole + sum(times * weigh(values.get(name)) for name, times in names.items())
-    check_size(size)
+        formatter = _Formatter(environment)
+    result = formatter.vformat(text, args, kwargs)
+    result = Markup(result) if isinstance(template, TracedMarkup) else result
+    return _followed(result, template, lambda: _format_pieces(text, args, kwargs))
 
 
-def _percent_pieces(template: str, values: Any) -> list[str] | None:
-    """The pieces of a format string with plain ``%s`` and ``%d`` only, else None."""
-    given = iter(values if isinstance(values, tuple) else (values,))
-    pieces: list[str] = []
-    at = 0
-    while (found := template.find("%", at)) >= 0:
-        pieces.append(template[at:found])
-        code = template[found + 1 : found + 2]
-        if code == "%":
-            pieces.append(template[found : found + 1])
-        elif code in ("s", "d", "i"):
-            value = next(given, _percent_pieces)
-            if value is _percent_pieces:
-                return None
-            pieces.append(text_of(value))
-        else:
-            return None
-        at = found + 2
-    pieces.append(template[at:])
-    return pieces
+def _format_pieces(template: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
+    automatic = iter(args)
+    for literal, name, _, _ in string.Formatter().parse(template):
+        yield literal
+        if name is not None:
+            value = next(automatic, "") if name == "" else args[int(name)] if name.isdigit() else kwargs.get(name)
+            yield text_of(value)
+
+
+def _followed(result: str, template: str, pieces: Any) -> str:
+    """`result` with the trace of its `pieces`, if they make the same text; else of unknown origin."""
+    if not isinstance(result, Markup) and not is_traced(template):
+        try:
+            whole = join_traced(pieces())
+        except (LookupError, ValueError, AttributeError, TypeError):
+            whole = None
+        if whole is not None and whole == result:
+            return whole
+    return opaque(result)  # type: ignore[no-any-return]
+
+
+def _check_fields(count: int) -> None:
+    if count > _MAX_FIELDS:
+        raise TooLarge(f"a format string has {count} fields (limit {_MAX_FIELDS})")
 
 
 def _numbers(text: str) -> int:
     return sum(int(digits[:12]) for digits in re.findall(r"\d+", text))
 
 
-class _Checked(SandboxedFormatter):
-    """Formats field by field: each is weighed before it is printed, and what was not proven is noted."""
+class _Formatter(SandboxedFormatter):
+    """Checks the size of each field before it is printed."""
 
     size = 0
-    doubtful = False
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         weigh(value)
-        self.doubtful = self.doubtful or is_traced(value)
         return super().convert_field(value, conversion)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        self.doubtful = self.doubtful or is_traced(value) or _SPEC.fullmatch(format_spec) is None
         check_size(self.size + _numbers(format_spec) + weigh(value))
         text = str.__str__(super().format_field(value, format_spec))
         self.size += len(text)
@@ -121,60 +120,5 @@ class _Checked(SandboxedFormatter):
         return text
 
 
-class _CheckedMarkup(_Checked, SandboxedEscapeFormatter):
+class _MarkupFormatter(_Formatter, SandboxedEscapeFormatter):
     pass
-
-
-def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """``template.format(…)`` or ``.format_map(…)``, traced piece by piece where every field is bare."""
-    args, kwargs = _arguments(name, args, kwargs)
-    check_pieces(template.count("{"))
-    formatter = _Checked(environment)
-    text = formatter.vformat(plain_text(template), args, kwargs)
-    if not formatter.doubtful and not is_traced(template):
-        made(len(text))
-        return text
-    pieces = _format_pieces(template, args, kwargs) if name == "format" and not is_traced(template) else None
-    whole = join_traced(pieces) if pieces is not None else None
-    return whole if whole is not None and whole == text else traced(text, UNKNOWN)
-
-
-def markup_format(environment: Any, template: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> TracedStr:
-    """The same for markup, which escapes what it is given: of unknown origin."""
-    args, kwargs = _arguments(name, args, kwargs)
-    check_pieces(template.count("{"))
-    return traced(_CheckedMarkup(environment, escape=template.escape).vformat(str(template), args, kwargs), UNKNOWN)
-
-
-def _arguments(name: str, args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], Any]:
-    """The positional and the named arguments; ``format_map`` takes the latter as a mapping."""
-    if name == "format":
-        return args, kwargs
-    if kwargs or len(args) != 1:
-        raise TypeError("format_map() takes exactly one argument")
-    return (), args[0]
-
-
-def _format_pieces(template: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str] | None:
-    """The pieces where every field is a bare ``{}``, ``{0}`` or ``{name}``."""
-    pieces: list[str] = []
-    automatic = 0
-    try:
-        for literal, name, spec, conversion in string.Formatter().parse(plain_text(template)):
-            pieces.append(literal)
-            if name is None:
-                continue
-            if spec or conversion:
-                return None
-            if name == "":
-                value, automatic = args[automatic], automatic + 1
-            elif name.isdigit():
-                value = args[int(name)]
-            elif name in kwargs:
-                value = kwargs[name]
-            else:
-                return None
-            pieces.append(text_of(value))
-    except (ValueError, IndexError):
-        return None
-    return pieces

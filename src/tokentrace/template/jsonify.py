@@ -1,232 +1,178 @@
-"""``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its own field."""
+"""``tojson`` with a trace: the text of ``json.dumps``, each scalar credited to its own field.
+
+The arguments of a tool call are one field, and so is everything inside a tool's schema: one run, written by Python's
+own encoder. Other values are walked.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from json import encoder as json_encoder
+from collections.abc import Callable, Iterable, Iterator
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from .budget import MAX_PIECES, TooLarge, check_pieces, check_size, made
+from .budget import SMALL, TooLarge, charge, check_items, check_size, weigh
 from .origin import KEY, Origin
-from .spans import known_runs
-from .strings import TracedStr, traced, with_runs
-from .traced import (
-    TracedBool,
-    TracedDict,
-    TracedFloat,
-    TracedInt,
-    TracedList,
-    TracedNone,
-    TracedTuple,
-    is_traced,
-    plain,
-)
+from .strings import TracedStr, join_traced, runs_of, traced
+from .traced import TracedDict, TracedList, TracedNone, is_traced, plain
 
 _MAX_INDENT: Final = 1_000
-_SMALL: Final = 1024
-"""Text up to this size is paid for by the step that makes it (see `strings`)."""
 
 
-def dumps(
-    value: Any,
-    *,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: Sequence[str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+class JsonOptions(NamedTuple):
+    """The options of ``tojson``, as transformers has them."""
+
+    ensure_ascii: bool = False
+    indent: int | str | None = None
+    separators: tuple[str, str] | None = None
+    sort_keys: bool = False
+
+
+DEFAULTS: Final = JsonOptions()
+
+
+def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
     """``json.dumps(value, …)``, character for character, as a traced string.
 
     Punctuation belongs to the container it punctuates; a container built by the template is scaffold. Separators and
-    indents that come from a field stay that field's, so a text made with them is not remembered for others.
+    indents that come from a field stay that field's.
     """
-    if (indent if isinstance(indent, int) else len(indent or "")) > _MAX_INDENT:
+    if (options.indent if isinstance(options.indent, int) else len(options.indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
-    options = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
-    own_options = (indent is not None or separators is not None) and is_traced(options)
-    memo = None
-    if not own_options:
-        memo = getattr(value, "memo", None) if type(value) in (TracedDict, TracedList) else None
-        if memo is not None and options in memo:
-            return memo[options]  # type: ignore[no-any-return]
-        whole = _arguments(value, options)
-        if whole is not None:
-            return whole
-    writer = _Writer(*options, whole_arguments=indent is None and not own_options)
-    writer.value(value, "\n", None)
-    check_pieces(len(writer.texts))
-    runs = tuple(writer.runs) if memo is None else known_runs(writer.runs)
-    result = with_runs("".join(writer.texts), runs)
-    if memo is not None:
-        memo[options] = result
-    return result
+    if options == DEFAULTS or not is_traced(tuple(options)):
+        text = _one_field(value, options)
+        if text is not None:
+            return text
+    weigh(value)
+    pieces: list[str] = []
+    size = 0
+    for piece in _Writer(options).value(value, "\n", None):
+        size += len(piece)
+        check_size(size)
+        pieces.append(piece)
+    check_items(len(pieces))
+    return join_traced(pieces)
 
 
 def plain_dumps(value: Any, origin: Origin, options: tuple[Any, ...]) -> str | None:
-    """The JSON of a plain value, where all of it has the value's origin: a text, or the arguments of a call."""
-    if type(value) is str and value:  # an empty text has no origin: its quotes are whose they are
-        text: str = (encode_basestring_ascii if options[0] else encode_basestring)(value)
-    elif type(value) is dict and origin[-1] == "arguments":
+    """The JSON of a plain value, if all of it has the value's origin: a text, or a container that is one field."""
+    if type(value) is str and value:  # the quotes of an empty text belong to nobody
+        text = _escape(options)(value)
+    elif (type(value) is dict or type(value) is list) and _is_one_field(origin):
         try:
             text = _encoder(options)(value)
         except (TypeError, RecursionError):
             return None
     else:
         return None
-    if len(text) > _SMALL:
+    if len(text) > SMALL:
         check_size(len(text))
-        made(len(text))
+        charge(len(text))
     return text
 
 
-def _arguments(value: Any, options: tuple[Any, ...]) -> str | None:
-    """The arguments of a tool call are one field: one run, made by the C encoder."""
-    if type(value) is not TracedDict or value.origin[-1] != "arguments":
+def _is_one_field(origin: Origin) -> bool:
+    return origin[-1] == "arguments" or origin[0] == "tools"
+
+
+def _one_field(value: Any, options: JsonOptions) -> str | None:
+    """The JSON of a container that is one field; None for other values."""
+    if (type(value) is not TracedDict and type(value) is not TracedList) or not _is_one_field(value.origin):
         return None
-    try:
-        return traced(_encoder(options)(value.raw), value.origin)
-    except (TypeError, RecursionError):  # not plain JSON all the way down; the walk reduces it, or says why not
-        return None
+    texts: dict[Any, str] = getattr(value, "texts", {})
+    if options not in texts:
+        try:
+            texts[options] = traced(_encoder(options)(value.raw), value.origin)
+        except (TypeError, RecursionError):  # not plain JSON all the way down; the walk reduces it, or says why not
+            return None
+        if value.origin[0] == "tools":  # these come again and again
+            value.texts = texts
+    return texts[options]
 
 
 @functools.lru_cache(maxsize=64)
 def _encoder(options: tuple[Any, ...]) -> Callable[[Any], str]:
-    """``json.dumps`` with its options settled once. Where the C encoder can do it, that is kept ready too."""
+    """``json.dumps`` with its options settled once; without indents, with the C encoder kept ready."""
     ensure_ascii, indent, separators, sort_keys = options
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    c_make_encoder = getattr(json_encoder, "c_make_encoder", None)
-    if c_make_encoder is None or indent is not None:
+    make_encoder = getattr(json.encoder, "c_make_encoder", None)
+    if make_encoder is None or indent is not None:
         return encoder.encode
-    escape = encode_basestring_ascii if ensure_ascii else encode_basestring
     colon, comma = encoder.key_separator, encoder.item_separator
-    chunks = c_make_encoder(None, encoder.default, escape, None, colon, comma, sort_keys, False, True)
+    chunks = make_encoder(None, encoder.default, _escape(options), None, colon, comma, sort_keys, False, True)
     return lambda value: "".join(chunks(value, 0))
 
 
+def _escape(options: tuple[Any, ...]) -> Callable[[str], str]:
+    return encode_basestring_ascii if options[0] else encode_basestring
+
+
 class _Writer:
-    def __init__(
-        self, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: bool, *, whole_arguments: bool
-    ) -> None:
-        self.escape: Any = encode_basestring_ascii if ensure_ascii else encode_basestring
-        self.indent: str | None = " " * indent if isinstance(indent, int) else indent
-        comma, colon = separators or (", " if indent is None else ",", ": ")
-        self.comma: str = str(comma)
-        self.colon: str = str(colon)
-        self.sort_keys = sort_keys
-        self.options = (ensure_ascii, indent, separators, sort_keys)
-        self.whole_arguments = whole_arguments
-        self.texts: list[str] = []
-        self.runs: list[tuple[int, Origin | None]] = []
-        self.at = 0
+    """Walks a value and yields its JSON piece by piece."""
 
-    def write(self, text: str, origin: Origin | None) -> None:
-        if not text:
-            return
-        if isinstance(text, TracedStr):
-            start = 0
-            for end, own in text.runs:
-                self.write(str.__getitem__(text, slice(start, end)), origin if own is None else own)
-                start = end
-            return
-        self.texts.append(text)
-        self.at += len(text)
-        check_size(self.at)
-        if len(self.texts) > MAX_PIECES:
-            check_pieces(len(self.texts))
-        runs = self.runs
-        if runs and runs[-1][1] == origin:
-            runs[-1] = (self.at, origin)
-        else:
-            runs.append((self.at, origin))
+    def __init__(self, options: JsonOptions) -> None:
+        indent = options.indent
+        self._options = options
+        self._has_one_line = indent is None and not is_traced(tuple(options))
+        self._indent: str | None = " " * indent if isinstance(indent, int) else indent
+        self._comma, self._colon = options.separators or (", " if indent is None else ",", ": ")
 
-    def string(self, value: str, origin: Origin | None) -> None:
-        """A JSON string. Escaping works character by character, so each run is escaped on its own."""
-        if not isinstance(value, TracedStr):
-            self.write(self.escape(value), origin)
-            return
-        runs = value.runs
-        if len(runs) <= 1:
-            self.write(self.escape(value), runs[0][1] if runs else origin)
-            return
-        self.write('"', origin)
-        start = 0
-        for end, run_origin in runs:
-            self.write(self.escape(str.__getitem__(value, slice(start, end)))[1:-1], run_origin)
-            start = end
-        self.write('"', origin)
-
-    def value(self, value: Any, newline: str, origin: Origin | None) -> None:
+    def value(self, value: Any, newline: str, origin: Origin | None) -> Iterator[str]:
+        """The JSON of `value`; `origin` is that of the container around it."""
+        origin = getattr(value, "origin", origin)
+        inner = newline + (self._indent or "")
         if isinstance(value, str):
-            self.string(value, origin)
-        elif value is None or isinstance(value, TracedNone):
-            self.write("null", getattr(value, "origin", origin))
-        elif isinstance(value, (bool, TracedBool)):
-            self.write("true" if value else "false", getattr(value, "origin", origin))
-        elif isinstance(value, int):
-            self.write(int.__repr__(value), value.origin if type(value) is TracedInt else origin)
-        elif isinstance(value, float):
-            self.write(_float(value), value.origin if type(value) is TracedFloat else origin)
-        elif isinstance(value, dict):
-            if self.whole_arguments:
-                whole = _arguments(value, self.options)
-                if whole is not None:
-                    self.write(whole, value.origin)  # type: ignore[attr-defined]
-                    return
-            self.mapping(value, newline, value.origin if type(value) is TracedDict else origin)
-        elif isinstance(value, (list, tuple)):
-            own = isinstance(value, (TracedList, TracedTuple))
-            self.sequence(value, newline, value.origin if own else origin)  # type: ignore[union-attr]
-        else:
+            yield self._string(value, origin)
+        elif value is None or isinstance(value, (bool, int, float, TracedNone)):
+            yield traced(json.dumps(plain(value)), origin)
+        elif not isinstance(value, (dict, list, tuple)):
             raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-
-    def mapping(self, value: dict[Any, Any], newline: str, origin: Origin | None) -> None:
-        keys: Any = dict.__iter__(value)
-        for key in self.entries("{}", sorted(keys) if self.sort_keys else keys, newline, origin):
-            name = _key(key)
-            key_origin = getattr(key, "origin", origin)
-            self.string(name, Origin(value.origin + (name, KEY)) if type(value) is TracedDict else key_origin)
-            self.write(self.colon, origin)
-            self.value(value[key], self.inner(newline), origin)
-
-    def sequence(self, value: list[Any] | tuple[Any, ...], newline: str, origin: Origin | None) -> None:
-        for item in self.entries("[]", value, newline, origin):
-            self.value(item, self.inner(newline), origin)
-
-    def inner(self, newline: str) -> str:
-        return newline + self.indent if self.indent is not None else newline
-
-    def entries(self, brackets: str, items: Iterable[Any], newline: str, origin: Origin | None) -> Iterator[Any]:
-        """The items of a container, to be written one after another; what stands around and between them is written."""
-        inner = self.inner(newline) if self.indent is not None else ""
-        written = False
-        for item in items:
-            self.write((self.comma if written else brackets[0]) + inner, origin)
-            written = True
-            yield item
-        if not written:
-            self.write(brackets, origin)
+        elif self._has_one_line and (text := _one_field(value, self._options)) is not None:
+            yield text
+        elif isinstance(value, dict):
+            keys = sorted(dict.keys(value)) if self._options.sort_keys else dict.keys(value)
+            yield from self._container("{}", (self._entry(value, key, inner, origin) for key in keys), newline, origin)
         else:
-            self.write((newline if self.indent is not None else "") + brackets[1], origin)
+            yield from self._container("[]", (self.value(item, inner, origin) for item in value), newline, origin)
+
+    def _container(
+        self, brackets: str, entries: Iterable[Iterator[str]], newline: str, origin: Origin | None
+    ) -> Iterator[str]:
+        """The entries, with brackets around and commas between them."""
+        is_empty = True
+        for entry in entries:
+            yield _owned(brackets[0] if is_empty else self._comma, origin)
+            if self._indent is not None:
+                yield _owned(newline + self._indent, origin)
+            yield from entry
+            is_empty = False
+        if is_empty:
+            yield _owned(brackets, origin)
+        else:
+            yield _owned(brackets[1] if self._indent is None else newline + brackets[1], origin)
+
+    def _entry(self, value: dict[Any, Any], key: Any, newline: str, origin: Origin | None) -> Iterator[str]:
+        name = key if isinstance(key, str) else _key_text(key)
+        is_field = type(value) is TracedDict
+        yield self._string(name, value.origin.at(name, KEY) if is_field else origin)  # type: ignore[attr-defined]
+        yield _owned(self._colon, origin)
+        yield from self.value(value[key], newline, origin)
+
+    def _string(self, value: str, origin: Origin | None) -> str:
+        """A JSON string. Escaping works character by character, so each run is escaped on its own."""
+        escape = _escape(self._options)
+        if not isinstance(value, TracedStr) or len(value.runs) <= 1:
+            return traced(escape(value), value.runs[0][1] if isinstance(value, TracedStr) and value.runs else origin)
+        quote = traced('"', origin)
+        return join_traced((quote, *(traced(escape(text)[1:-1], own) for text, own in runs_of(value)), quote))
 
 
-def _key(key: Any) -> str:
-    if isinstance(key, str):
-        return key
-    if type(key) is int:
-        return int.__repr__(key)
-    if key is None or isinstance(key, (bool, int, float, TracedNone)):
-        dumped = json.dumps({plain(key): 0})
-        return str(json.loads(dumped).popitem()[0])
-    raise TypeError(f"keys must be str, int, float, bool or None, not {type(key).__name__}")
+def _owned(text: str, origin: Origin | None) -> str:
+    """Punctuation of a container; text that is traced keeps its trace."""
+    return text if isinstance(text, TracedStr) else traced(text, origin)
 
 
-def _float(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float.__repr__(value)
+def _key_text(key: Any) -> str:
+    """A key that is not text, as JSON writes it. Raises TypeError for what cannot be a key."""
+    return str(next(iter(json.loads(json.dumps({plain(key): 0})))))

@@ -1,28 +1,28 @@
-"""Values that remember where they came from.
+"""Values that remember where they came from: *boxed* values.
 
-A template is run with its messages wrapped in these types. A ``TracedStr`` is a ``str`` that also carries
-*runs*: ``(end, origin)`` pairs that cover it without gaps. An origin is
+A ``TracedStr`` is a ``str`` that also carries *runs*: ``(end, origin)`` pairs that cover it without gaps. An origin is
 
 - a path such as ``("messages", 2, "content")``: the text came from that field;
 - ``None``: the template itself wrote it (scaffold);
 - an `InTurn`: any of these, in the turn of a message (the text went through a buffer of the template);
 - ``UNKNOWN``: it was derived from fields in a way that cannot be followed. Never trusted, never credited.
 
-Every method that cuts, joins or maps text keeps the runs exact, or says UNKNOWN. So do numbers: what is computed
-from a field's number is a number of unknown origin. Counts (lengths, positions) are the template's own.
+Numbers, None and containers carry one origin. What is computed from a field's number is a number of unknown origin.
+Counts (lengths, positions) are the template's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any, Final, Protocol, cast
 
+from markupsafe import Markup, escape
+
 from ..conversation.values import json_like
-from .budget import check_pieces, check_size, made, spend, weigh
-from .markup import TracedMarkup, as_markup
+from .budget import charge, check_items, check_size, weigh
 from .origin import KEY, UNKNOWN, InTurn, Origin
-from .strings import TracedStr, check_codec, plain_text, traced, with_runs
+from .strings import TracedStr, join_traced, plain_text, promoted, traced, with_runs
 
 
 class _Printed(Protocol):
@@ -30,11 +30,8 @@ class _Printed(Protocol):
 
 
 def _print(self: _Printed) -> str:
-    """What ``str(…)`` gives of a value that came from a field: text of that field."""
+    """``str(…)`` of a value that came from a field: text of that field."""
     return traced(repr(self), self.origin)
-
-
-# -- numbers, booleans, None, bytes
 
 
 class TracedInt(int):
@@ -55,40 +52,6 @@ class TracedBool(int):
 
     def __repr__(self) -> str:
         return "True" if self else "False"
-
-
-class TracedBytes(bytes):
-    """What ``str.encode`` gives inside a template: whatever is made of it is of unknown origin."""
-
-    def __iter__(self) -> Iterator[Any]:
-        check_pieces(len(self))
-        return map(doubted, bytes.__iter__(self))
-
-    def __radd__(self, other: Any) -> Any:
-        return doubted(other + bytes(memoryview(self))) if isinstance(other, bytes) else NotImplemented
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        check_codec(encoding, len(self))
-        return traced(bytes.decode(self, encoding, errors), UNKNOWN)
-
-
-def _doubt_results(kind: type, names: Iterable[str]) -> None:
-    """Whatever is computed from a traced number, or made of bytes, is of unknown origin."""
-
-    def doubting(computed: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *values: doubted(computed(*values))
-
-    for name in names:
-        computed = getattr(kind.__mro__[1], f"__{name}__", None)
-        if computed is not None:
-            setattr(kind, f"__{name}__", doubting(computed))
-
-
-_BOTH_SIDES: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
-for _kind in (TracedInt, TracedFloat, TracedBool):
-    _doubt_results(_kind, ("neg", "pos", "abs", "round", "trunc", "floor", "ceil", *_BOTH_SIDES))
-    _doubt_results(_kind, (f"r{name}" for name in _BOTH_SIDES))
-_doubt_results(TracedBytes, ("getitem", "add", "mul", "rmul", "mod"))
 
 
 class TracedNone:
@@ -114,23 +77,20 @@ class TracedNone:
         return "None"
 
 
-# -- containers
-
-
 class TracedDict(dict[Any, Any]):
-    """A dict whose keys and values are traced. Values are wrapped when they are first looked at."""
+    """A dict whose keys and values are traced. Values are wrapped when they are first read."""
 
-    __slots__ = ("memo", "origin", "raw")
+    __slots__ = ("origin", "raw", "texts")
     origin: Origin
     raw: dict[Any, Any]
     """What was wrapped."""
-    memo: dict[Any, Any]
-    """JSON already made of it, by options; only set where the same dict is rendered again and again."""
+    texts: dict[Any, str]
+    """Its JSON, by options (see `jsonify`)."""
 
     def __getitem__(self, key: Any) -> Any:
         value = dict.__getitem__(self, key)
         if type(value) not in TRACED_TYPES:
-            value = wrap(value, Origin(self.origin + (key if type(key) is str else plain(key),)))
+            value = wrap(value, Origin(self.origin + (plain(key),)))
             dict.__setitem__(self, key, value)
         return value
 
@@ -138,56 +98,39 @@ class TracedDict(dict[Any, Any]):
         return self[key] if dict.__contains__(self, key) else default
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._key(key) for key in dict.__iter__(self))
+        return map(self._key, dict.__iter__(self))
 
     def __reversed__(self) -> Iterator[Any]:
-        return (self._key(key) for key in dict.__reversed__(self))
+        return map(self._key, dict.__reversed__(self))
 
     def _key(self, key: Any) -> Any:
-        return traced(key, Origin(self.origin + (key, KEY))) if type(key) is str else key
-
-    def keys(self) -> Any:
-        check_pieces(len(self))
-        return dict.fromkeys(self).keys()
-
-    def values(self) -> Any:
-        check_pieces(len(self))
-        return _Values(self)
-
-    def items(self) -> Any:
-        check_pieces(len(self))
-        return {key: self[key] for key in self}.items()
+        return traced(key, self.origin.at(key, KEY)) if type(key) is str else key
 
     def copy(self) -> dict[Any, Any]:
-        check_pieces(len(self))
+        check_items(len(self))
         return {key: self[key] for key in self}
 
-    def __or__(self, other: Any) -> Any:
-        return {**self.copy(), **other}
+    def keys(self) -> Any:
+        return self.copy().keys()
 
-    def __ror__(self, other: Any) -> Any:
-        return {**other, **self.copy()}
+    def values(self) -> Any:
+        return self.copy().values()
+
+    def items(self) -> Any:
+        return self.copy().items()
 
     __str__ = _print
-
-
-class _Values(list[Any]):
-    """``dict.values()`` of a traced dict; prints as the real one does."""
-
-    def __init__(self, source: TracedDict) -> None:
-        super().__init__(source[key] for key in dict.__iter__(source))
-
-    def __repr__(self) -> str:
-        return f"dict_values({list.__repr__(self)})"
 
 
 class TracedList(list[Any]):
     """A list whose items are traced (they are wrapped at once)."""
 
-    __slots__ = ("memo", "origin")
+    __slots__ = ("origin", "raw", "texts")
     origin: Origin
-    memo: dict[Any, Any]
-    """As a `TracedDict` has it; also what loops wrote of it (see `remembered`)."""
+    raw: list[Any]
+    """What was wrapped."""
+    texts: dict[Any, str]
+    """Its JSON, by options (see `jsonify`)."""
 
     __str__ = _print
 
@@ -200,23 +143,46 @@ class TracedTuple(tuple[Any, ...]):
     __str__ = _print
 
 
-class UnknownRange(list[Any]):
-    """``range(…)`` up to a number of a field: its numbers are of unknown origin. Prints as the real one does."""
+class TracedMarkup(TracedStr):
+    """What ``|safe`` and ``|escape`` give: text that escapes whatever plain text is added to it, as Markup does."""
 
-    def __init__(self, source: range) -> None:
-        super().__init__(map(doubted, source))
-        self.source = source
+    __slots__ = ()
 
-    def __getitem__(self, key: Any) -> Any:
-        return UnknownRange(self.source[key]) if isinstance(key, slice) else list.__getitem__(self, key)
+    def __html__(self) -> str:
+        return plain_text(self)
+
+    def __getitem__(self, key: Any) -> TracedStr:
+        return as_markup(super().__getitem__(key))
 
     def __repr__(self) -> str:
-        return repr(self.source)
+        return f"Markup({str.__repr__(self)})"
+
+    def __add__(self, other: str) -> TracedStr:
+        return as_markup(join_traced((self, _escaped(other)))) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: str) -> TracedStr:
+        return as_markup(join_traced((_escaped(other), self))) if isinstance(other, str) else NotImplemented
+
+
+def as_markup(text: str) -> TracedMarkup:
+    self = str.__new__(TracedMarkup, plain_text(text))
+    self.runs = promoted(text).runs
+    return self
+
+
+def _escaped(text: str) -> str:
+    """The text with HTML's characters escaped, unless it is markup or has none."""
+    if isinstance(text, TracedMarkup):
+        return text
+    result = str(escape(plain_text(text)))
+    return text if result == text else opaque(result) if is_traced(text) else result
 
 
 TRACED_TYPES: Final = frozenset(
     {TracedStr, TracedDict, TracedList, TracedTuple, TracedInt, TracedFloat, TracedBool, TracedNone}
 )
+_TRACED: Final = tuple(TRACED_TYPES - {TracedStr})
+_NUMBERS: Final[dict[type, Any]] = {bool: TracedBool, int: TracedInt, float: TracedFloat}
 
 
 def wrap(value: Any, origin: Origin) -> Any:
@@ -226,122 +192,98 @@ def wrap(value: Any, origin: Origin) -> Any:
         return traced(value, origin)
     if kind is dict:
         result = TracedDict(value)
-        result.origin = origin
-        result.raw = value
+        result.origin, result.raw = origin, value
         return result
     if kind is list or kind is tuple:
         wrapped = [wrap(item, Origin(origin + (index,))) for index, item in enumerate(value)]
-        items = TracedList(wrapped) if kind is list else TracedTuple(wrapped)
-        items.origin = origin
+        if kind is tuple:
+            pair = TracedTuple(wrapped)
+            pair.origin = origin
+            return pair
+        items = TracedList(wrapped)
+        items.origin, items.raw = origin, value
         return items
     if value is None:
         return TracedNone(origin)
-    number: TracedBool | TracedInt | TracedFloat
-    if kind is bool:
-        number = TracedBool(value)
-    elif kind is int:
-        number = TracedInt(value)
-    elif kind is float:
-        number = TracedFloat(value)
-    elif kind in TRACED_TYPES:
+    if kind in _NUMBERS:
+        number = _NUMBERS[kind](value)
+        number.origin = origin
+        return number
+    if kind in TRACED_TYPES:
         return value
-    else:
-        return wrap(json_like(value, f"<{kind.__name__}>"), origin)  # an inert name where JSON has nothing for it
-    number.origin = origin
-    return number
+    return wrap(json_like(value, f"<{kind.__name__}>"), origin)  # an inert name where JSON has nothing for it
 
 
 def plain(value: Any) -> Any:
     """The value without its trace (for keys of paths and for error texts)."""
     if isinstance(value, TracedStr):
         return plain_text(value)
-    for kind, base in ((TracedBool, bool), (TracedInt, int), (TracedFloat, float)):
+    for base, kind in _NUMBERS.items():
         if isinstance(value, kind):
             return base(value)
     return None if isinstance(value, TracedNone) else value
 
 
-_TRACED: Final = (*TRACED_TYPES, TracedBytes)
-
-
 def is_traced(value: Any) -> bool:
-    """Whether any part of `value` carries a trace, or may: what cannot be looked into is not vouched for.
-
-    Looks at each part once, however often it is shared: a template can nest a list in itself many times over.
-    """
-    if isinstance(value, _TRACED):
-        return not isinstance(value, TracedStr) or any(origin is not None for _, origin in value.runs)
-    if value is None or isinstance(value, (str, int, float)):
-        return False
+    """True if any part of `value` carries a trace, or may: what cannot be inspected counts as traced."""
     seen: set[int] = set()
-    queue = [value]
-    walked = 0
-    while queue:
-        part = queue.pop()
-        walked += 1
+
+    def has_trace(part: Any) -> bool:
         if isinstance(part, TracedStr):
-            if any(origin is not None for _, origin in part.runs):
-                return True
-            continue
+            return any(origin is not None for _, origin in part.runs)
         if isinstance(part, _TRACED):
             return True
         if part is None or isinstance(part, (str, int, float, range)) or id(part) in seen:
-            continue
-        seen.add(id(part))
+            return False
+        seen.add(id(part))  # a template can nest a list in itself many times over
         if isinstance(part, dict):
-            queue += dict.keys(part)
-            queue += dict.values(part)
-        elif isinstance(part, (list, tuple, set, frozenset)):
-            queue += part
-        else:
-            return True
-    spend(walked >> 2)
-    return False
+            return any(map(has_trace, dict.keys(part))) or any(map(has_trace, dict.values(part)))
+        return any(map(has_trace, part)) if isinstance(part, (list, tuple, set, frozenset)) else True
+
+    return has_trace(value)
 
 
-def doubted(value: Any) -> Any:
-    """`value`, made out of traced values in a way that is not proven to keep the trace: text and numbers in it
-    are of unknown origin. Parts that are known to come from a field stay that field's."""
+def opaque(value: Any) -> Any:
+    """`value`, made out of traced values in a way that is not proven to keep the trace.
+
+    Text and numbers in it become UNKNOWN; parts that are known to come from a field stay that field's.
+    """
     kind = type(value)
     if isinstance(value, TracedStr):
-        runs = tuple((end, _doubted_origin(origin)) for end, origin in value.runs)
-        if runs == value.runs:
-            return value
+        runs = tuple((end, _doubt(origin)) for end, origin in value.runs)
         text = with_runs(plain_text(value), runs)
         return as_markup(text) if kind is TracedMarkup else text
-    if value is None or kind is bool or kind in TRACED_TYPES:
-        return value
+    if isinstance(value, Markup):
+        return as_markup(traced(str(value), UNKNOWN))
     if isinstance(value, str):
-        return traced(plain_text(value), UNKNOWN)
-    if isinstance(value, int):
-        return TracedInt(value)
-    if isinstance(value, float):
-        return TracedFloat(value)
-    if isinstance(value, bytes):
-        return value if kind is TracedBytes else TracedBytes(value)
+        return traced(value, UNKNOWN)
+    if kind in _NUMBERS:
+        return value if kind is bool else _NUMBERS[kind](value)
     if kind in (list, tuple, set, frozenset):
-        check_pieces(len(value))
-        return kind(map(doubted, value))
+        check_items(len(value))
+        return kind(map(opaque, value))
+    if kind is range:
+        return [opaque(number) for number in value]
     if kind is dict:
-        check_pieces(len(value))
-        return {doubted(key): doubted(item) for key, item in value.items()}
+        check_items(len(value))
+        return {opaque(key): opaque(item) for key, item in value.items()}
     if kind is GeneratorType or isinstance(value, (map, filter, zip, reversed)):
-        return map(doubted, value)
+        return map(opaque, value)
     return value
 
 
-def _doubted_origin(origin: Origin | None) -> Origin:
+def _doubt(origin: Origin | None) -> Origin:
     if isinstance(origin, InTurn):
         return origin if origin.origin is not None else InTurn.within(UNKNOWN, origin.turn)
     return UNKNOWN if origin is None else origin
 
 
 def text_of(value: Any) -> str:
-    """What ``str(value)`` prints, with its trace: the one way a value becomes text inside a template."""
+    """``str(value)`` with its trace: the one way a value becomes text inside a template."""
     kind = type(value)
     if kind is TracedStr or kind is str:
         return cast(str, value)
-    if isinstance(value, TracedStr):  # what a generation tag wrote
+    if isinstance(value, TracedStr):
         return with_runs(plain_text(value), value.runs)
     if value is None or isinstance(value, (int, float)):
         return str(value)
@@ -352,5 +294,5 @@ def text_of(value: Any) -> str:
         return text
     if is_traced(value):
         return traced(text, UNKNOWN)
-    made(len(text))
+    charge(len(text))
     return text

@@ -55,19 +55,16 @@ class Encoded:
     @computed
     def spans(self) -> npt.NDArray[np.int32]:
         """The span in which each token begins."""
-        ends = self.rendering.ends
-        return np.repeat(np.arange(len(ends), dtype=np.int32), self._tokens_in(ends))
+        return self.per_token(np.arange(len(self.rendering.ends), dtype=np.int32))
 
     def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """A value for each closed span of the rendering, for each token that begins in it."""
-        return np.repeat(of_spans, self._tokens_in_closed)
+        """A value for each span of the rendering, for each token that begins in it."""
+        return np.repeat(of_spans, self._tokens_in_spans)
 
     @computed
-    def _tokens_in_closed(self) -> npt.NDArray[np.intp]:
-        return self._tokens_in(self.rendering.closed.ends)
-
-    def _tokens_in(self, ends: list[int]) -> npt.NDArray[np.intp]:
-        """How many tokens begin in each of the spans that end there."""
+    def _tokens_in_spans(self) -> npt.NDArray[np.intp]:
+        """How many tokens begin in each span."""
+        ends = self.rendering.ends
         bounds = np.zeros(len(ends) + 1, np.intp)
         bounds[1:] = self._begins.searchsorted(np.asarray(ends, self._begins.dtype), "left")
         bounds[-1] = len(self.ids) if ends else 0

@@ -96,7 +96,7 @@ def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
     """Whether a control token touches a span that may not contain it."""
     at = encoded.control.nonzero()[0]
-    spans, places = encoded.rendering.closed, encoded.starts.dtype
+    spans, places = encoded.rendering, encoded.starts.dtype
     bounds = np.asarray(spans.ends, places)
     first = bounds.searchsorted(encoded.starts.take(at), "right").tolist()
     last = bounds.searchsorted(encoded.ends.take(at) - places.type(1), "right").tolist()

@@ -85,13 +85,13 @@ class TokenTable:
                 object.__setattr__(self, "_deferred", None)
             return object.__getattribute__(self, name)
 
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
+    def columns(self) -> dict[str, Any]:
         """The columns that the table has, by name."""
         return {name: column for name in COLUMNS if (column := getattr(self, name)) is not None}
 
     def slice(self, start: int, stop: int) -> Self:
         """The tokens from `start` to `stop`, as a table of the same type."""
-        columns: dict[str, Any] = {name: column[start:stop] for name, column in self.columns().items()}
+        columns = {name: column[start:stop] for name, column in self.columns().items()}
         return dataclasses.replace(self, **columns)
 
     def message_spans(self) -> list[tuple[int, int, int]]:

@@ -29,8 +29,6 @@ from pydantic import TypeAdapter
 from tests.guides import run_guide
 from tokentrace import Trajectory, create_renderer, trajectory_samples
 from tokentrace.demo.calculator import calculate
-from tokentrace.diagnose.rollout_report import check_rollouts
-from tokentrace.diagnose.rollouts import Relation
 from tokentrace.engines import EmbeddedEngine, SamplingParams
 from tokentrace.errors import SampleError, TrajectoryError
 from tokentrace.integrations.nemo_gym import TokenStore
@@ -129,13 +127,6 @@ def test_chat_messages_carry_the_row(rollout: Rollout) -> None:
     assert [message["content"] for message in messages] == [message.get("content") for message in rollout.messages]
 
 
-def test_one_field_without_the_others_is_refused_by_nemo_gym(rollout: Rollout) -> None:
-    item = next(item for item in output_items(rollout.trajectory, rollout.messages) if "prompt_token_ids" in item)
-    del item["generation_log_probs"]
-    with pytest.raises(ValueError, match="Token metadata must include all required fields"):
-        ITEM.validate_python(item)
-
-
 async def captured(rollout: Rollout, place: str, deltas: bool) -> tuple[dict[str, Any], Trajectory]:
     """Send the turns of a rollout through NeMo Gym's capture into our store; what NeMo Gym builds of it for a trainer,
     and the trajectory of its records."""
@@ -208,32 +199,6 @@ def test_every_branch_is_a_response_of_its_own() -> None:
         assert [item["type"] for item in items][-2:] == ["reasoning", "message"]
 
 
-def test_parts_of_one_message_are_one_completion() -> None:
-    trajectory = Trajectory()
-    trajectory.begin([1], messages=1)
-    trajectory.append_completion([2], [-0.5], finish_reason="abort")
-    trajectory.append_completion([3], [-0.25], finish_reason="stop", continues=True)
-    (item,) = output_items(trajectory, [TALK[0], {**TALK[1], "tool_calls": None}])
-    assert (item["generation_token_ids"], item["generation_log_probs"]) == ([2, 3], [-0.5, -0.25])
-
-
-def test_what_cannot_be_said_is_refused() -> None:
-    trajectory = Trajectory()
-    trajectory.begin([1], messages=1)
-    trajectory.append_completion([2], [-0.5], finish_reason="abort")
-    with pytest.raises(SampleError, match="message 1 was sampled"):
-        output_items(trajectory, TALK[:1])
-    trajectory.append_context([9], Kind.SCAFFOLD)
-    trajectory.append_completion([3], [-0.25], finish_reason="stop", continues=True)
-    with pytest.raises(SampleError, match="after 1 tokens that nobody sampled"):
-        output_items(trajectory, TALK[:2])
-    without = Trajectory(logprobs=False)
-    without.begin([1], messages=1)
-    without.append_completion([2], None, finish_reason="stop")
-    with pytest.raises(TrajectoryError, match="logprobs"):
-        output_items(without, TALK[:2])
-
-
 def test_branches_and_retries_come_back_from_captured_records() -> None:
     from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry, stamp_lineage
 
@@ -273,30 +238,3 @@ def test_branches_and_retries_come_back_from_captured_records() -> None:
 
 def test_the_guide_runs(tmp_path: Path) -> None:
     run_guide("nemo", tmp_path)
-
-
-def test_captured_calls_are_inspected_as_they_are_written(tmp_path: Path) -> None:
-    from nemo_gym.token_id_capture.records import ParentResolutionStatus, TokenEntry
-
-    def call(id: str, prompt: list[int], generated: list[int], **more: Any) -> TokenEntry:
-        logprobs = [-0.5] * len(generated)
-        return TokenEntry(
-            rollout_id="one",
-            model_call_id=id,
-            prompt_token_ids=prompt,
-            generation_token_ids=generated,
-            generation_log_probs=logprobs,
-            **more,
-        )
-
-    linked = {"parent_call_id": "a", "parent_resolution": ParentResolutionStatus.RESOLVED, "prompt_is_delta": True}
-    calls = [call("a", [1, 2], [3]), call("b", [5], [6], **linked), call("c", [1, 9, 3, 5, 6, 7], [8])]
-    (tmp_path / "tokens.jsonl").write_text("".join(one.model_dump_json() + "\n" for one in calls))
-    report = check_rollouts([str(tmp_path / "tokens.jsonl")])
-    assert not report.unreadable
-    assert [(step, report.steps[step]) for step in Relation if report.steps[step]] == [
-        (Relation.FIRST, 1),
-        (Relation.EXTENDS, 1),
-        (Relation.BREAKS, 1),
-    ]
-    assert report.reprefilled == 4

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tinker_cookbook.renderers import ParseTermination, ToolCall, TrainOnWhat, get_renderer, register_renderer
-from tinker_cookbook.renderers.base import RenderContext
 
 from tests.oracle import Refusal, hf_ids, hf_tokenizer
 from tokentrace.errors import InputError
@@ -168,40 +167,3 @@ def test_responses_are_parsed_into_the_cookbooks_types() -> None:
     assert [call.raw_text for call in message["unparsed_tool_calls"]] == ['<tool_call>\n{"name": }\n</tool_call>']
     assert ours.parse_response(ids)[1] is ParseTermination.MALFORMED
     assert ours.parse_response([*ours.get_stop_sequences(), *ids])[1] is ParseTermination.MALFORMED
-
-
-@pytest.mark.parametrize("message", [ANSWER, THOUGHT, {**CALLING, "tool_calls": [CALL]}])
-def test_what_is_rendered_is_parsed_as_it_was(message: dict[str, Any]) -> None:
-    ours = renderer("qwen3")
-    model_input, weights = ours.build_supervised_example([USER, message])
-    prompt = ours.build_generation_prompt([USER]).to_ints()
-    ids = model_input.to_ints()
-    assert ids[: len(prompt)] == prompt
-    sampled = [id for id, weight in zip(ids, weights.tolist(), strict=True) if weight]
-    again, ended = ours.parse_response(sampled)
-    without_ids = [ToolCall(function=call.function) for call in message.get("tool_calls", ())]
-    assert (again["content"], again.get("tool_calls", [])) == (message["content"], without_ids)
-    assert ended.is_clean
-
-
-def test_what_a_template_cannot_do_is_refused() -> None:
-    ours = renderer("qwen3")
-    with pytest.raises(NotImplementedError, match="whole conversations"):
-        ours.render_message(USER, RenderContext(0, True))
-    with pytest.raises(InputError, match="not for 'user'"):
-        ours.build_generation_prompt([USER], role="user")
-    with pytest.raises(InputError, match="'image'"):
-        ours.build_generation_prompt([{"role": "user", "content": [{"type": "image", "image": "x"}]}])
-    for wrong in ({"role": "user"}, {"role": "user", "content": None}, {"content": "x"}):
-        with pytest.raises(InputError, match=r"message 1.*a role and a content"):
-            ours.build_generation_prompt([USER, wrong])
-    for part in ({"text": "x"}, "x", {"type": "text"}):
-        with pytest.raises(InputError, match=r"message 1.*part"):
-            ours.build_generation_prompt([USER, {"role": "user", "content": [part]}])
-    with pytest.raises(InputError, match="one thinking part"):
-        ours.build_generation_prompt([USER, {"role": "assistant", "content": [THINKING, THINKING]}, USER])
-    prefix = ours.create_conversation_prefix_with_tools([SPEC])
-    with pytest.raises(InputError, match="second time"):
-        ours.build_generation_prompt([*prefix, *prefix, USER])
-    prefilled = ours.build_generation_prompt([USER], prefill="Sure").to_ints()
-    assert prefilled == ours.build_generation_prompt([USER]).to_ints() + hf_tokenizer("qwen3").encode("Sure")

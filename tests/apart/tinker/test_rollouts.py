@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tinker
@@ -20,7 +19,6 @@ from tests.guides import run_guide
 from tokentrace import Trajectory, create_renderer, trajectory_samples
 from tokentrace.demo.calculator import calculate
 from tokentrace.engines import EmbeddedEngine, SamplingParams
-from tokentrace.engines.protocol import EngineAnswerError, EngineRefusal, EngineUnavailable, LogprobKindError
 from tokentrace.errors import SampleError
 from tokentrace.integrations.tinker_rollouts import TinkerEngine, training_data
 from tokentrace.pocket import POCKET
@@ -180,40 +178,6 @@ def asked(client: Client, **sampling: Any) -> Any:
         return await TinkerEngine(client, vocab_size=4096).generate([1, 2, 3], SamplingParams(4, **sampling))
 
     return asyncio.run(run())
-
-
-def test_what_goes_wrong_is_told_as_engines_tell_it() -> None:
-    client = Client()
-    with pytest.raises(LogprobKindError):
-        asked(client, temperature=0.5)
-    request = httpx.Request("POST", "http://127.0.0.1")
-    client.error = tinker.APIConnectionError(request=request)
-    with pytest.raises(EngineUnavailable):
-        asked(client)
-    client.error = tinker.BadRequestError("too long", response=httpx.Response(400, request=request), body=None)
-    with pytest.raises(EngineRefusal, match="too long") as caught:
-        asked(client)
-    assert caught.value.status == 400
-    client.error = None
-    two, one = np.array([1, 2], np.int32), np.array([-1.0], np.float32)
-    for ids, logprobs, problem in (
-        (two, None, "without logprobs"),
-        (np.array([9999], np.int32), one, "the vocabulary has 4096 ids"),
-        (two, one, "1 logprobs for 2 ids"),
-        (two, np.array([3.0, -1.0], np.float32), "at most 0"),
-        (two, np.array([np.nan, -1.0], np.float32), "logprob of id 1"),
-        (np.array([1.5, 2.0]), np.repeat(one, 2), "no id"),
-        (np.ones(99, np.int32), np.repeat(one, 99), "99 ids"),
-    ):
-        client.answer = {"tokens_np": ids, "logprobs_np": logprobs, "stop_reason": "stop"}
-        with pytest.raises(EngineAnswerError, match=problem):
-            asked(client)
-    client.answer = {"tokens_np": two, "logprobs_np": np.repeat(one, 2), "stop_reason": "aborted"}
-    with pytest.raises(EngineAnswerError, match="aborted"):
-        asked(client)
-    client.answer = {"tokens_np": two, "logprobs_np": np.repeat(one, 2), "stop_reason": "length"}
-    made = asked(client)
-    assert (made.ids.tolist(), made.logprobs.tolist(), made.finish_reason) == ([1, 2], [-1.0, -1.0], "length")
 
 
 def test_the_guide_runs(tmp_path: Path) -> None:

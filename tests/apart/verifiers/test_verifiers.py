@@ -19,7 +19,6 @@ from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.guides import run_guide
 from tokentrace import create_renderer
 from tokentrace.demo.calculator import calculate
-from tokentrace.diagnose.rollout_report import check_rollouts
 from tokentrace.pocket import POCKET
 
 TOOL = Tool(name="compute", description="Computes a formula.", parameters=TOOLS[0]["function"]["parameters"])
@@ -119,33 +118,5 @@ def test_re_rendered_history_branches_at_the_message(served: Served) -> None:
         assert [int(one) for one in branch.sampled_mask] == [int(one) for one in row["loss_mask"]]
 
 
-def test_images_are_refused_before_anything_is_sampled(served: Served) -> None:
-    client = TrainClient(config(served.url))
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    turn = prepare_turn(new_trace(), [UserMessage(content=[part])], [])
-    with pytest.raises(NotImplementedError, match="TokentraceRenderer"):
-        asyncio.run(client.get_response(ChatDialect(), {"model": "pocket"}, SamplingConfig(), "s", turn))
-    assert not served.prompts
-
-
 def test_guide(tmp_path: Path) -> None:
     run_guide("prime-rl", tmp_path)
-
-
-def test_records_of_traces_are_inspected(served: Served, tmp_path: Path) -> None:
-    """What verifiers writes of a trace: no break in one that was bridged, one where a message was rewritten."""
-    trace = new_trace()
-
-    async def twice() -> None:
-        await roll_out(served.url, trace)
-        await roll_out(served.url, trace, QUESTIONS[1:])
-
-    asyncio.run(twice())
-    nodes = [node.model_dump(mode="json") for node in trace.nodes]
-    (tmp_path / "traces.jsonl").write_text(json.dumps({"version": 1, "id": "one", "nodes": nodes}) + "\n")
-    report = check_rollouts([str(tmp_path / "traces.jsonl")], create_renderer(POCKET))
-    assert not report.unreadable
-    assert not report.faults
-    assert (report.samples, report.breaks) == (len(trace.branches), 1)
-    assert report.sampled == report.trained == sum(sum(node.mask) for node in trace.nodes)
-    assert report.row_tokens == sum(len(branch.token_ids) for branch in trace.branches)

@@ -153,7 +153,3 @@ def remember(rollout: Rollout) -> float:
     """A reward for the tests: it keeps the rollout, whose trajectory is what was really sampled."""
     SEEN[rollout.task.metadata["uid"]] = rollout
     return 1.0 / (1 + rollout.turns)
-
-
-def undecided(rollout: Rollout) -> None:
-    """A reward function that has none to give."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,17 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from verl.trainer.ppo.core_algos import compute_gae_advantage_return, get_policy_loss_fn
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.replica import TokenOutput
 
 from tests.apart.verl.servers import JUDGE, Done, PocketServers, rollouts
 from tokentrace import InputError, trajectory_samples
-from tokentrace.engines import EngineError, LogprobKindError
+from tokentrace.engines import LogprobKindError
 from tokentrace.integrations.verl import RolloutFailed, row_output
-from tokentrace.integrations.verl_engine import ServerEngine, logprob_kind, sampling_of
+from tokentrace.integrations.verl_engine import ServerEngine, sampling_of
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import End, Rollout
-from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import LogprobKind
 
 ONE = ["What is 17 * 23 + 4?"]
@@ -159,45 +157,7 @@ def test_a_rollout_ends_where_verls_rows_have_no_more_room(room: int, end: End, 
     assert done.batch.batch["response_mask"][0].sum() == len(sampled)
 
 
-def test_a_tools_result_that_nothing_follows_is_not_in_the_row(tmp_path: Path) -> None:
-    done = asyncio.run(rollouts(tmp_path, ONE, "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=1"))
-    ((_, rollout, sampled),) = streams(done)
-    assert rollout.end is End.TURNS
-    stream, rows = rollout.trajectory.stream(), done.batch.batch
-    assert len(stream) > sampled[-1] + 1, "the calculator's result stands at the end of the stream"
-    assert rows["attention_mask"][0].sum() == sampled[-1] + 1
-    assert rows["response_mask"][0].sum() == len(sampled)
-    # verl's GAE leaves the rewards of masked tokens out: on the token after, the result's first, it would be lost
-    mask, scores = rows["response_mask"].float(), rows["rm_scores"]
-    _, returns = compute_gae_advantage_return(scores, torch.zeros_like(mask), mask, 1.0, 1.0)
-    assert returns[mask.bool()].tolist() == pytest.approx([rollout.reward] * len(sampled))
-    _, lost = compute_gae_advantage_return(scores.roll(1, -1), torch.zeros_like(mask), mask, 1.0, 1.0)
-    assert not lost[mask.bool()].any()
-
-
-def test_a_prompt_that_is_too_long_is_refused_and_not_cut(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"longer than rollout.prompt_length, 32; .*filter_overlong_prompts"):
-        asyncio.run(rollouts(tmp_path, ONE, "data.max_prompt_length=32"))
-
-
 # -- settings
-
-
-def test_logprobs_that_verl_does_not_want_are_not_in_the_batch(tmp_path: Path) -> None:
-    done = asyncio.run(rollouts(tmp_path, ONE, "actor_rollout_ref.rollout.calculate_log_probs=False"))
-    assert "rollout_log_probs" not in done.batch.batch
-    ((_, rollout, sampled),) = streams(done)
-    assert np.isfinite(rollout.trajectory.logprobs()[sampled]).all()
-
-
-def test_without_a_reward_of_its_own_verls_is_asked(tmp_path: Path) -> None:
-    done = asyncio.run(rollouts(tmp_path, ONE, loop=""))
-    assert "rm_scores" not in done.batch.batch
-
-
-def test_a_row_without_a_reward_is_named_since_verl_would_drop_those_of_the_whole_batch(tmp_path: Path) -> None:
-    with pytest.raises(RolloutFailed, match=r"What is .*servers:undecided gave it no reward \(None\)"):
-        asyncio.run(rollouts(tmp_path, ONE, loop="reward: tests.apart.verl.servers:undecided"))
 
 
 def test_rows_choose_among_the_tools(tmp_path: Path) -> None:
@@ -271,25 +231,6 @@ def test_tools_that_verl_loads_are_called(tmp_path: Path, monkeypatch: pytest.Mo
     assert rollout.tools[0].tool.given == {"ground_truth": "395"}
 
 
-@pytest.mark.parametrize(
-    ("loop", "said"),
-    [
-        ("budget: {turnz: 3}", "budget has no 'turnz'.*turns"),
-        ("tool_file: x.yaml", "tool_file"),
-        ("renderer: {renderer: nonesuch}", "nonesuch"),
-    ],
-)
-def test_a_setting_that_nobody_reads_is_refused(loop: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=said):
-        asyncio.run(rollouts(tmp_path, ONE, loop=loop))
-
-
-def test_a_picture_is_refused(tmp_path: Path) -> None:
-    picture = [{"role": "user", "content": [{"type": "image", "image": "cat.png"}, {"type": "text", "text": "What?"}]}]
-    with pytest.raises(InputError, match=r"message 0, .*image.*only text is supported"):
-        asyncio.run(rollouts(tmp_path, ONE, raw_prompt=[picture]))
-
-
 def test_sampling_parameters_are_honoured_or_refused() -> None:
     given = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
     made = sampling_of(given, 64)
@@ -301,18 +242,6 @@ def test_sampling_parameters_are_honoured_or_refused() -> None:
     assert (made.min_p, made.repetition_penalty) == (0.05, 1.1)
     with pytest.raises(LogprobKindError):
         asyncio.run(ServerEngine(None, "one", kind=LogprobKind.RAW, vocab_size=9).generate([1], made))
-
-
-def test_the_kind_of_logprobs_follows_verls_settings() -> None:
-    kinds = {
-        ("vllm", "processed_logprobs"): LogprobKind.PROCESSED,
-        ("vllm", "raw_logprobs"): LogprobKind.RAW,
-        ("vllm", "processed_logits"): LogprobKind.UNKNOWN,
-        ("sglang", "processed_logprobs"): LogprobKind.SCALED,
-        ("trtllm", "processed_logprobs"): LogprobKind.UNKNOWN,
-    }
-    for (name, mode), kind in kinds.items():
-        assert logprob_kind({"name": name, "logprobs_mode": mode}) is kind
 
 
 # -- servers
@@ -363,28 +292,3 @@ def test_routed_experts_reach_the_batch_at_the_places_that_they_are_of(tmp_path:
     assert torch.equal(experts[start : start + len(stream), 0, 0], stream)
     assert torch.equal(experts[start : start + len(stream), 0, 1], stream + 1)
     assert not experts[start + len(stream) :].any()
-
-
-def test_a_turn_with_weights_of_several_steps_has_no_version(tmp_path: Path) -> None:
-    told = {"min_global_steps": 3, "max_global_steps": 5, "num_cached_tokens": None}
-    done = asyncio.run(rollouts(tmp_path, ONE, servers=Answers({"extra_fields": told})))
-    ((_, rollout, _),) = streams(done)
-    assert all(not turn.versions for turn in rollout.trajectory.turns())
-    assert done.batch.non_tensor_batch["max_global_steps"][0] == 5
-
-
-def test_a_rollout_without_logprobs_is_not_made_up() -> None:
-    trajectory = Trajectory(name="bare", logprobs=False)
-    trajectory.begin([1, 2], messages=1)
-    trajectory.append_completion([3], None, finish_reason="stop")
-    (sample,) = trajectory_samples(trajectory)
-    with pytest.raises(InputError, match="has no logprobs"):
-        row_output(sample)
-    assert row_output(sample, logprobs=False).response_logprobs is None
-
-
-def test_the_engine_cannot_be_asked_for_what_verl_does_not_pass_on() -> None:
-    engine = ServerEngine(None, "one", kind=LogprobKind.PROCESSED, vocab_size=100)
-    sampling = sampling_of({}, 8)
-    with pytest.raises(EngineError, match="top_logprobs"):
-        asyncio.run(engine.generate([1], dataclasses.replace(sampling, top_logprobs=2)))

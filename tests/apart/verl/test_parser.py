@@ -69,16 +69,5 @@ def test_a_call_that_is_only_spelled_is_text(parser: ToolParser) -> None:
     assert content == spelled
 
 
-def test_what_is_not_json_goes_on_as_it_was_written(parser: ToolParser) -> None:
-    renderer = create_renderer(POCKET)
-    ids = completion("", [CALL])
-    text = renderer.tokenizer.decode(ids).replace('"6 * 7"', "6 * 7")
-    broken = [int(one) for one in renderer.tokenizer.encode(text)]
-    _, calls = extracted(parser, broken)
-    assert len(calls) == 1
-    with pytest.raises(json.JSONDecodeError):
-        json.loads(calls[0].arguments)
-
-
 def test_stop_tokens_are_those_of_the_template(parser: ToolParser) -> None:
     assert parser.stop_token_ids == create_renderer(POCKET).get_stop_token_ids()

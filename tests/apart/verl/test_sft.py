@@ -17,7 +17,7 @@ from verl.utils.dataset.dataset_utils import SFTTensorCollator
 from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 from verl.workers.utils.losses import sft_loss
 
-from tokentrace import InputError, build_supervised_sample, create_renderer
+from tokentrace import build_supervised_sample, create_renderer
 from tokentrace.data.tables import write_samples
 from tokentrace.errors import SampleError
 from tokentrace.integrations.verl_sft import SFTDataset
@@ -109,14 +109,6 @@ def test_what_carries_loss_can_be_chosen(tmp_path: Path) -> None:
     assert tok.decode(last["input_ids"][last["loss_mask"].bool()]) == "6"
 
 
-def test_template_variables_of_a_row_are_read(tmp_path: Path) -> None:
-    file = parquet(tmp_path, [PLAIN[0], PLAIN[0]], enable_thinking=[False, None])
-    tok = tokenizer()
-    rows = SFTDataset(file, tok, settings(pad_mode="no_padding", enable_thinking_default="none"))
-    assert "<think>" in tok.decode(rows[0]["input_ids"])
-    assert "<think>" not in tok.decode(rows[1]["input_ids"])
-
-
 def test_rows_that_tokentrace_has_written_reach_verls_loss_as_they_are(tmp_path: Path) -> None:
     renderer = create_renderer(POCKET)
     samples = [build_supervised_sample(renderer, one) for one in PLAIN]
@@ -164,49 +156,9 @@ def test_rows_of_ids_that_would_train_something_else_are_refused(
         SFTDataset(str(file), tokenizer(), settings(pad_mode=pad_mode))[0]
 
 
-def test_a_row_in_which_nothing_carries_loss_is_warned_of(tmp_path: Path) -> None:
-    rows = SFTDataset(parquet(tmp_path, [PLAIN[0][:1]]), tokenizer(), settings())
-    with pytest.warns(UserWarning, match="row 0: nothing in it carries loss"):
-        assert rows[0]["loss_mask"].sum() == 0
-
-
-def test_a_text_is_not_taken_for_a_switch(tmp_path: Path) -> None:
-    rows = SFTDataset(parquet(tmp_path, PLAIN[:1], enable_thinking=["false"]), tokenizer(), settings())
-    with pytest.raises(InputError, match="must be true or false, not 'false'"):
-        rows[0]
-    with pytest.raises(InputError, match="must be true or false, not 'no'"):
-        SFTDataset(parquet(tmp_path, PLAIN[:1]), tokenizer(), settings(enable_thinking_default="no"))
-
-
 def test_too_long_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     file = parquet(tmp_path, PLAIN)
     with pytest.raises(SampleError, match=r"row 1 has \d+ tokens, more than data.max_length, 12.*truncation"):
         SFTDataset(file, tokenizer(), settings(max_length=12))[1]
     with pytest.warns(UserWarning, match="row 1: nothing that carries loss is left"):
         SFTDataset(file, tokenizer(), settings(max_length=8, truncation="right"))[1]
-
-
-def test_as_many_rows_as_verl_would_choose(tmp_path: Path) -> None:
-    file = parquet(tmp_path, PLAIN * 5, number=[*range(10)])
-    for data in ({}, {"shuffle": True, "seed": 3}):
-        ours = SFTDataset(file, tokenizer(), settings(**data), max_samples=4)
-        verls = MultiTurnSFTDataset([file], tokenizer(), settings(**data), max_samples=4)
-        assert ours.rows["number"].to_pylist() == verls.dataframe["number"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("data", "columns", "said"),
-    [
-        ({"pad_mode": "left"}, {}, "data.pad_mode must be one of right, no_padding"),
-        ({"messages_key": "chat"}, {}, "data.messages_key"),
-        ({}, {"images": [["cat.png"], []]}, "images: pictures and films are not supported"),
-        ({"tokentrace": {"turnz": "last"}}, {}, "turnz"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(
-    data: dict[str, Any], columns: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(Exception, match=said):
-        SFTDataset(parquet(tmp_path, PLAIN, **columns), tokenizer(), settings(**data))[0]
-    with pytest.raises(InputError, match="pictures are not supported"):
-        SFTDataset(parquet(tmp_path, PLAIN), tokenizer(), settings(), processor=object())

@@ -101,15 +101,3 @@ def test_reasoning_is_closed_however_far_back_it_began(prefilled: str, sampled: 
     assert isinstance(bridged, BridgedTokens)
     close = renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC])
     assert close == "\n</think>\n\n<|im_end|>"
-
-
-def test_private_characters_are_no_tokens() -> None:
-    renderer = small_renderer("qwen3")
-    encode = renderer.tokenizer.encode
-    for number in range(40):
-        completion = [*encode("<think>\nHm. "), *encode(chr(0xF0000 + number))]
-        prompt = renderer.render_ids([ASK], add_generation_prompt=True)
-        bridged = renderer.bridge(prompt, completion, [BYE])
-        assert isinstance(bridged, BridgedTokens)
-        close = renderer.tokenizer.decode(bridged.new_ids[bridged.kinds == Kind.SYNTHETIC])
-        assert close == "\n</think>\n\n<|im_end|>"

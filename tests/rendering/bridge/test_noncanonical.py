@@ -12,7 +12,6 @@ one for the canonical completion, and what it adds is
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -25,10 +24,10 @@ from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
 from tests.conversations import CONVERSATIONS, SIMPLE, SYS, assistant, call, result, user
+from tests.rendering.bridge.marked_text import MarkedText
 from tests.rendering.bridge.rollouts import Cut, check_extension, cut, cuts
 from tests.support import FULL, load_family, make_renderer, per_family, rotating
 from tokentrace import BridgedTokens, BridgeRefusal
-from tokentrace.study.markers import MarkedText
 from tokentrace.tokens import Kind, Tokenizer
 from tokentrace.tokens.vocabulary import Vocabulary
 
@@ -340,15 +339,6 @@ def test_an_odd_completion_stays_and_the_new_turn_is_the_same(any_family: str, o
     assert sum(changed) > len(changed) / 4
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("oddity", ODDITIES)
-def test_an_odd_completion_stays_at_length(any_family: str, oddity: str) -> None:
-    examples = int(os.environ.get("TOKENTRACE_EXAMPLES", LONG))
-    changed: list[bool] = []
-    settings(max_examples=examples, **QUIET)(law(any_family, ODDITIES[oddity], changed))()  # type: ignore[arg-type]
-    assert sum(changed) > len(changed) / 4
-
-
 # -- without chance
 
 
@@ -382,10 +372,3 @@ def test_an_empty_completion_is_closed_anywhere_in_the_matrix(any_family: str) -
             assert len(empty.new_ids) > len(bridged.new_ids) or not situation.is_ended, "something ends the turn"
             checked += 1
     assert checked >= (15 if FULL else 1)
-
-
-def test_every_vocabulary_spells_a_text_in_many_ways(any_family: str) -> None:
-    tokenizer = load_family(any_family)
-    ids = tokenizer.encode_plain(["The weather in Paris is sunny today."])[0].tolist()
-    others = {tuple(retokenized(random.Random(seed), tokenizer, ids)) for seed in range(20)}
-    assert len(others - {tuple(ids)}) > 5

@@ -28,7 +28,6 @@ from tests.conversations import (
 from tests.rendering.bridge.rollouts import cut
 from tests.support import byte_tokenizer_json, make_renderer
 from tokentrace import BridgedTokens, BridgeRefusal, InputError, Renderer, create_renderer
-from tokentrace.errors import ControlTokenError, RendererError
 from tokentrace.pocket import POCKET
 from tokentrace.rendering import RefusalReason
 from tokentrace.tokens import Kind, Tokenizer
@@ -244,13 +243,6 @@ def test_bad_completions_are_input_errors(pocket: Renderer, bad: Any) -> None:
         pocket.bridge(prompt.ids, bad, [BYE])
 
 
-@pytest.mark.parametrize("bad", [[-1], [1.5], ["a"], "abc", [[1, 2]], [2**31], 7, None, [None]])
-def test_bad_prompts_are_input_errors_when_their_ids_are_looked_at(pocket: Renderer, bad: Any) -> None:
-    """A prompt may be long: it is looked at when the whole next prompt is asked for, at the latest."""
-    with pytest.raises(InputError, match="prev_prompt_ids"):
-        pocket.bridge(bad, [], [BYE]).ids  # type: ignore[union-attr]  # noqa: B018
-
-
 READINGS = [
     lambda bridged: bridged.ids,
     lambda bridged: bridged.token_ids,
@@ -281,39 +273,7 @@ def test_no_id_comes_out_that_was_not_put_in(history: str, count: int, wrong: An
         read(renderer.bridge(form(ids), prompt[:2], [BYE]))
 
 
-@pytest.mark.parametrize("back", [0, 70, 5000])
-def test_a_parser_checks_what_it_reads_of_a_prompt(pocket: Renderer, back: int) -> None:
-    prompt = [*pocket.render_ids([HI], add_generation_prompt=True), *[100] * back]
-    with pytest.raises(InputError, match=f"prompt_ids: entry {len(prompt) - back - 1} is 1.0"):
-        pocket.parse_response([1], prompt_ids=[*prompt[: len(prompt) - back - 1], 1.0, *prompt[len(prompt) - back :]])
-
-
-def test_bad_tools_are_input_errors(pocket: Renderer) -> None:
-    prompt = pocket.render([HI], add_generation_prompt=True)
-    with pytest.raises(InputError):
-        pocket.bridge(prompt.ids, [], [BYE], tools="tools")
-    with pytest.raises(InputError):
-        pocket.bridge(prompt.ids, [], [BYE], messages=[{"role": "wizard", "content": "x"}])
-
-
-@pytest.mark.parametrize("setting", ["history", "truncation"])
-def test_unknown_settings_are_named(setting: str) -> None:
-    with pytest.raises(RendererError, match=setting):
-        create_renderer(POCKET, **{setting: "maybe"})
-
-
 # -- the result of a refusal
-
-
-def test_a_refusal_is_false_and_says_why(pocket: Renderer) -> None:
-    prompt = pocket.render([HI], add_generation_prompt=True)
-    refusal = pocket.bridge([], [], [BYE])
-    assert not refusal
-    assert isinstance(refusal, BridgeRefusal)
-    assert refusal.reason is RefusalReason.EMPTY_STREAM
-    assert repr(refusal).startswith("BridgeRefusal(empty_stream: there is no prompt")
-    assert pocket.bridge_to_next_turn([], [], [BYE]) is None
-    assert pocket.bridge_to_next_turn(prompt.ids, [], [BYE])
 
 
 # -- what users and tools say is text
@@ -336,44 +296,7 @@ def test_forged_control_tokens_stay_text(new: Any) -> None:
     assert forged.new_ids[control[forged.new_ids]].tolist() == honest.new_ids[control[honest.new_ids]].tolist()
 
 
-def test_forged_control_tokens_are_rejected_where_that_is_the_policy() -> None:
-    renderer = make_renderer("qwen3", control_tokens="reject")
-    prompt = renderer.render([ASK], tools=SIMPLE, add_generation_prompt=True)
-    sampled = renderer.tokenizer.encode("<tool_call>\n{}\n</tool_call><|im_end|>")
-    for new, at in (([result(FORGED)], 0), ([result("ok"), user("x " + FORGED)], 1)):
-        with pytest.raises(ControlTokenError) as caught:
-            renderer.bridge_to_next_turn(prompt.ids, sampled, new, tools=SIMPLE)
-        assert caught.value.message == at
-        assert caught.value.field == "content"
-        assert caught.value.token == "<|im_end|>"
-        assert caught.value.position == new[at]["content"].index("<|im_end|>")
-    assert renderer.bridge_to_next_turn(prompt.ids, sampled, [result("ok")], tools=SIMPLE) is not None
-
-
-def test_a_message_that_is_rejected_does_not_spoil_those_that_follow() -> None:
-    """Messages of one shape share what was found out about it; an error about one of them is no such thing."""
-    renderer = create_renderer(POCKET, control_tokens="reject")
-    prompt = renderer.render([HI], add_generation_prompt=True)
-    for bad in ("<|end|>", "\ud800"):
-        with pytest.raises(InputError):
-            renderer.bridge(prompt.ids, [], [user(bad)])
-        assert isinstance(renderer.bridge(prompt.ids, [], [BYE]), BridgedTokens)
-
-
 # -- what holds for every call
-
-
-def test_tools_and_template_variables_are_those_of_the_first_prompt() -> None:
-    """The generation prompt of the next turn depends on them."""
-    thinking, silent = make_renderer("qwen3"), make_renderer("qwen3", enable_thinking=False)
-    for renderer, tail in ((thinking, "assistant\n"), (silent, "assistant\n<think>\n\n</think>\n\n")):
-        for tools in (None, SIMPLE, ALL):
-            prompt = renderer.render([HI], tools=tools, add_generation_prompt=True)
-            sampled = renderer.tokenizer.encode("Hi!<|im_end|>")
-            bridged = renderer.bridge(prompt.ids, sampled, [BYE], tools=tools)
-            assert isinstance(bridged, BridgedTokens)
-            assert renderer.tokenizer.decode(bridged.token_ids).endswith(tail)
-            assert bridged.token_ids[: len(prompt)] == prompt.token_ids
 
 
 def test_a_bridge_depends_on_nothing_that_came_before() -> None:
@@ -415,23 +338,6 @@ def test_threads_share_a_renderer() -> None:
     assert found == [expected[at % len(cases)] for at in range(64)]
 
 
-def test_what_was_given_is_not_changed(pocket: Renderer) -> None:
-    prompt, sampled = pocket.render([HI], add_generation_prompt=True).token_ids, [5, 6, 7]
-    new, before = [dict(BYE)], ([*prompt], [*sampled])
-    bridged = pocket.bridge(prompt, sampled, new)
-    assert isinstance(bridged, BridgedTokens)
-    assert (prompt, sampled) == before
-    assert new == [BYE]
-
-
-@pytest.mark.parametrize("kind", [list, tuple, np.asarray, lambda ids: np.asarray(ids, np.int64)])
-def test_ids_may_come_in_any_shape(pocket: Renderer, kind: Any) -> None:
-    prompt = pocket.render([HI], add_generation_prompt=True).token_ids
-    sampled = pocket.tokenizer.encode("I am Ada.<|end|>").tolist()
-    expected = pocket.bridge(prompt, sampled, [BYE])
-    assert pocket.bridge(kind(prompt), kind(sampled), [BYE]) == expected
-
-
 def test_a_bridge_is_a_sequence_of_ids(pocket: Renderer) -> None:
     prompt = pocket.render([HI], add_generation_prompt=True).token_ids
     sampled = pocket.tokenizer.encode("I am Ada.<|end|>").tolist()
@@ -461,15 +367,3 @@ def test_a_bridge_is_a_sequence_of_ids(pocket: Renderer) -> None:
     assert isinstance(again, BridgedTokens)
     assert again[: len(whole)] == whole
     assert "new" in repr(bridged)
-
-
-def test_a_bridge_runs_the_template_only_on_what_a_render_gives_it() -> None:
-    """A template cannot tell a bridge from a render, and so cannot loop without a budget in one of them."""
-    forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    renderer = made_up(
-        "{% if messages[-1].copy is not defined %}" + forever + "{% endif %}{% for m in messages %}"
-        "<s>{{ m.role }}:{{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}<s>assistant:{% endif %}",
-        *("<s>", "<e>"),
-    )
-    for _ in range(5):
-        assert isinstance(bridged_after(renderer, ANSWERED, [BYE]), BridgedTokens)

@@ -251,13 +251,6 @@ def test_a_cut_off_turn_is_refused_if_that_is_the_policy(seam: Seam) -> None:
     assert refused.reason is RefusalReason.TRUNCATED
 
 
-@by_name(ENDED)
-def test_an_ended_turn_is_joined_whatever_the_policy(seam: Seam) -> None:
-    bridged = bridge(seam, truncation="refuse")
-    assert isinstance(bridged, BridgedTokens)
-    assert texts(seam, bridged) == ("", seam.after)
-
-
 # -- an open parameter
 
 IN_A_PARAMETER = [
@@ -370,14 +363,6 @@ def test_reasoning_without_words_is_put_in_whole(family: str, thought: str) -> N
     assert text.count("<think>") == text.count("</think>") == 1
 
 
-def test_what_was_sampled_after_the_stop_token_stays() -> None:
-    """An engine that does not stop in time: all of it is the stream, and the last stop counts."""
-    seam = Seam("qwen3", "late", "Hi!<|im_end|>\nHi again!<|im_end|>", "", "\n" + QWEN_USER)
-    bridged = bridge(seam)
-    assert isinstance(bridged, BridgedTokens)
-    assert texts(seam, bridged) == ("", seam.after)
-
-
 def test_no_new_messages_give_another_generation_prompt() -> None:
     seam = Seam("qwen3", "again", "Hi!<|im_end|>", "", "\n<|im_start|>assistant\n")
     renderer = make_renderer("qwen3")
@@ -399,16 +384,6 @@ def test_names_of_results_come_from_the_completion() -> None:
         assert isinstance(bridged, BridgedTokens)
         assert f"<|start|>functions.{name} to=assistant" in renderer.tokenizer.decode(bridged.new_ids)
         assert bridged == where.full.token_ids
-
-
-def test_half_a_name_is_no_name() -> None:
-    """Cut off inside the name of the function, it is not known what was called."""
-    renderer = make_renderer("gpt-oss")
-    prompt = renderer.render([HELLO], tools=SIMPLE, add_generation_prompt=True)
-    sampled = renderer.tokenizer.encode(" to=functions.get")
-    refused = renderer.bridge(prompt.ids, sampled, [result("sunny")], tools=SIMPLE)
-    assert isinstance(refused, BridgeRefusal)
-    assert refused.reason is RefusalReason.UNKNOWN_VALUE
 
 
 TEXT_CLOSED = (
@@ -440,14 +415,6 @@ def test_a_turn_that_ends_in_text_is_closed_once(completion: str, added: str) ->
     bridged = renderer.bridge_to_next_turn(prompt, tokenizer.encode(completion), [user("Bye.")])
     assert bridged is not None
     assert tokenizer.decode(bridged.new_ids) == f"{added}<user>Bye.</user>\n<assistant><think>"
-
-
-def test_a_call_that_is_cut_off_after_a_marker_and_text_is_closed() -> None:
-    mark = "]<]minimax[>["
-    completion = f'<mm:think>Hm.</mm:think>{mark}<tool_call>\n{mark}<invoke name="look">{mark}<city'
-    bridged = bridge(Seam("minimax-m3", "in_call", completion, "", "", (SUNNY,)))
-    assert isinstance(bridged, BridgedTokens)
-    assert texts(Seam("minimax-m3", "in_call", completion, "", ""), bridged)[0].endswith("</tool_call>[e~[")
 
 
 OPEN_AT_THE_END = (

@@ -1,0 +1,145 @@
+"""Attempts: well-formed calls outside their place.
+
+vLLM and SGLang search a text for whatever looks like a call. So does `find_attempts`, in content and in reasoning that
+is never closed, with the grammar that reads calls in their place:
+
+- a call inside reasoning that is not closed;
+- a call that begins with its head, without the delimiter before it;
+- a call without delimiters after other text;
+- a call in any dialect, if the template shows no calls.
+
+A strict reading reports attempts; a lenient one counts them as calls (`count_attempts`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .calls import CallParser
+from .compiled import Compiled, CompiledCalls
+from .output import Output
+from .reader import Reader
+from .response import CallStatus, ParsedPart, ParsedResponse, ParsedToolCall, PartKind
+
+_RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
+"""The calls that servers pass on to an agent."""
+_INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
+"""A control token right before a call that has no delimiters: Llama's ``<|python_tag|>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A call outside its place: as a strict reading reports it, its bytes, and its status in a lenient reading."""
+
+    call: ParsedToolCall
+    start: int
+    stop: int
+    lenient: CallStatus
+
+
+def find_attempts(compiled: Compiled, output: Output) -> list[Attempt]:
+    """The attempts of a completion, each MALFORMED with a problem that says why it is not a call."""
+    if compiled.grammar.channels is not None:
+        return []
+    if compiled.calls is not None:
+        return list(_attempts(compiled, compiled.calls, output, ""))
+    for name, dialect in compiled.dialects.items() if output.tools.declared_any else ():
+        problem = f"the template shows no tool calls; tool_parser={name!r} reads this one"
+        if dialect.calls is not None and (attempts := list(_attempts(dialect, dialect.calls, output, problem))):
+            return attempts
+    return []
+
+
+def _attempts(compiled: Compiled, calls: CompiledCalls, output: Output, problem: str) -> Iterator[Attempt]:
+    data, count = output.reader.data, 0
+    for start, stop, openers, why in _places(calls, output, problem):
+        pattern, at = re.compile(b"|".join(map(re.escape, openers))), start
+        while (match := pattern.search(data, at, stop)) is not None:
+            introduction = _INTRODUCTION.search(data, at, match.start()) if calls.bare else None
+            first = introduction.start() if introduction is not None else match.start()
+            scratch = _read_calls(compiled, calls, output, match.start(), stop)
+            at = match.start() + max(scratch.reader.at, len(match[0]))
+            places = [place for part, place in zip(scratch.parts, scratch.places, strict=True) if part.call is not None]
+            for call, status, place in zip(scratch.calls, scratch.lenient, places, strict=True):
+                if status in _RUNNABLE:
+                    begin, end = match.start() + place[0], match.start() + place[1]
+                    begin = first if call.index == 0 else begin
+                    call = replace(
+                        call,
+                        index=count,
+                        status=CallStatus.MALFORMED,
+                        problem=problem or (calls.bare and call.problem) or why,
+                        raw=output.text(begin, end),
+                        span=output.span(begin, end),
+                    )
+                    count += 1
+                    yield Attempt(call, begin, end, status)
+
+
+def _places(calls: CompiledCalls, output: Output, problem: str) -> Iterator[tuple[int, int, list[bytes], str]]:
+    """Stretches of text that may hold attempts, what these begin with there, and why they are none."""
+    for part, (start, stop) in zip(output.parts, output.places, strict=True):
+        openers = [*(calls.openers if problem else []), calls.headless_opener]
+        why = f"{calls.grammar.open.strip()!r} is missing before the call"
+        if calls.bare:
+            why = "the call comes after something else, and only its place says that it is a call"
+        if part.kind is PartKind.REASONING and output.open is PartKind.REASONING and part is output.parts[-1]:
+            openers, why = calls.openers, "the call is inside reasoning that is not closed"
+        elif part.kind is not PartKind.CONTENT:
+            continue
+        openers = [opener for opener in openers if opener]
+        if any(output.reader.data.find(opener, start, stop) >= 0 for opener in openers):
+            yield start, stop, openers, why
+
+
+def _read_calls(compiled: Compiled, calls: CompiledCalls, output: Output, start: int, stop: int) -> Output:
+    """Read calls at byte `start` as if they were in their place."""
+    reader = Reader(bytes(output.reader.data[start:stop]), ended=True)
+    scratch = Output(reader, compiled.marked, 0, output.tools)
+    parser = CallParser(compiled, calls, reader, scratch, lenient=True)
+    headless = calls.headless_opener and reader.data.startswith(calls.headless_opener)
+    for _ in parser.bare() if calls.bare else parser.headless() if headless else parser.read():
+        pass
+    if calls.bare and not scratch.calls:  # what is inside of some other JSON is no call
+        for _ in parser.skip_json():
+            pass
+    return scratch
+
+
+def count_attempts(response: ParsedResponse, output: Output, attempts: list[Attempt]) -> ParsedResponse:
+    """The lenient reading: attempts are calls, and so are calls whose name and arguments are read all the same."""
+    parts: list[ParsedPart] = []
+    calls: list[ParsedToolCall] = []
+
+    def add_call(call: ParsedToolCall, status: CallStatus, lead: str) -> None:
+        problem = "" if status is CallStatus.OK else call.problem
+        call = replace(call, index=len(calls), status=status, problem=problem)
+        calls.append(call)
+        parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
+
+    for part, (start, stop) in zip(output.parts, output.places, strict=True):
+        if part.call is not None:
+            add_call(output.calls[part.call], output.lenient[part.call], part.lead)
+            continue
+        inside = [one for one in attempts if start <= one.start < stop]
+        bounds = [start, *(bound for one in inside for bound in (one.start, one.stop)), stop]
+        for at, (begin, end) in enumerate(zip(bounds[::2], bounds[1::2], strict=True)):
+            if begin < end:
+                parts.append(ParsedPart(part.kind, output.text(begin, end), output.span(begin, end)))
+            if at < len(inside):
+                add_call(inside[at].call, inside[at].lenient, "")
+                output.enter(PartKind.TOOL_CALL, inside[at].start)
+                output.enter(part.kind, inside[at].stop)
+    reasoning = "".join(part.text for part in parts if part.kind is PartKind.REASONING)
+    return replace(
+        response,
+        content="".join(part.text for part in parts if part.kind is PartKind.CONTENT),
+        reasoning_content=reasoning or ("" if response.reasoning_content == "" else None),
+        tool_calls=calls,
+        parts=parts,
+        attempts=[],
+        regions=output.regions(len(output.starts)),
+    )

@@ -1,0 +1,456 @@
+"""The past of a conversation, as the settings choose it. `write_conversation` runs the template and puts it in order.
+
+Nothing here knows a model. A turn that the template shortens in the past is rendered again among other messages, where
+the template shows all of it. Its spans replace the old ones, and the trace proves what changed: `keep_reasoning` only
+ever adds text.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from ..computed import computed
+from ..conversation.forms import Change, with_parsed_arguments
+from ..conversation.messages import Messages
+from ..errors import InputError, TemplateError, TokentraceError
+from ..study.probes import ANSWER, USER, call
+from ..study.turns import common_prefix, turn_spans
+from ..template.chat_template import REASONING_FIELDS
+from ..template.origin import KEY, FieldPath, Origin
+from ..template.trace import Rendering, Span
+
+Run = Callable[[Messages, bool], Rendering]
+"""Runs the template, with a generation prompt or without."""
+Render = Callable[[Messages], Rendering]
+
+
+class Past(StrEnum):
+    """How turns are shown that are not the last."""
+
+    TEMPLATE = "template"
+    """As the template writes them. A bridge keeps the stream as it is."""
+    INFERENCE = "inference"
+    """As the template writes them. There is no bridge where production would write the past anew."""
+    TOOL_CALLS = "tool_calls"
+    """With the reasoning of turns after the last user message."""
+    PRESERVE = "preserve"
+    """With all reasoning."""
+    PATCHED = "patched"
+    """Each as it was when it was sampled, with all reasoning and with values as in the message."""
+    EXPAND = "expand"
+    """Rows only: as many as needed to show before each turn what the model saw when it wrote that turn."""
+
+
+class WrittenText(NamedTuple):
+    """A rendered conversation."""
+
+    rendering: Rendering
+    messages: Messages
+    """The messages as the template received them."""
+    changes: list[Change]
+    """Turns that differ from what the template writes."""
+    notes: list[str]
+
+
+def write_conversation(
+    run: Run, messages: Messages, prompt: bool, past: Past, *, originals: Messages | None = None
+) -> WrittenText:
+    """Run the template and put the past in order.
+
+    `originals` are the messages with their tool calls as the caller passed them.
+    """
+    if past is Past.PATCHED:
+        return _write_patched(run, messages, prompt, messages if originals is None else originals)
+    rendering = _run(run, messages, prompt)
+    if past not in (Past.PRESERVE, Past.TOOL_CALLS):
+        return WrittenText(rendering, messages, [], [])
+    users = (at for at, message in enumerate(messages) if message["role"] == "user")
+    since = max(users, default=-1) if past is Past.TOOL_CALLS else -1
+    rendering, changes, notes = keep_reasoning(rendering, messages, lambda some: run(some, False), since=since)
+    return WrittenText(rendering, messages, changes, notes)
+
+
+def after_prompt(run: Run, rendering: Rendering, messages: Messages, past: Past) -> Rendering:
+    """The last turn of a rendering, after the history that the prompt for that turn shows."""
+    last = len(messages) - 1
+    turn = next(iter(turn_spans(rendering, {last})), None)
+    try:
+        prompt = write_conversation(run, messages[:last], True, past).rendering
+    except TokentraceError:  # nothing comes before it, or nothing that may be answered
+        return rendering
+    if turn is None or rendering.text.startswith(prompt.text[: prompt.tail]):
+        return rendering
+    joined = Rendering.of([*prompt.spans(0, prompt.tail), *rendering.spans(turn.start)])
+    joined.tail = len(joined.text)
+    return joined
+
+
+def _run(run: Run, messages: Messages, prompt: bool) -> Rendering:
+    """Run the template, and find the generation prompt if the last message was written outside its turn."""
+    rendering = run(messages, prompt)
+    if prompt and rendering.tail < rendering.last_field:
+        without = run(messages, False).text
+        rendering.begin_tail(len(without) if rendering.text.startswith(without) else rendering.last_field)
+    return rendering
+
+
+def _write_patched(run: Run, messages: Messages, prompt: bool, originals: Messages) -> WrittenText:
+    """Write the conversation with its history as it was sampled; calls are those of `originals`."""
+    try:
+        parsed = with_parsed_arguments(messages)
+        rendering = _run(run, parsed, prompt)
+    except (InputError, TemplateError):  # arguments that are not JSON, or a template that takes only JSON text
+        parsed, rendering = list(messages), _run(run, messages, prompt)
+    sampled = [
+        {**message, "tool_calls": original["tool_calls"]} if message.get("tool_calls") else message
+        for message, original in zip(messages, originals, strict=True)
+    ]
+
+    def render(some: Messages) -> Rendering:
+        return run(some, False)
+
+    rendering, notes = _as_sampled(rendering, parsed, render, sampled)
+    rendering, _, more = keep_reasoning(rendering, parsed, render)
+    notes += more
+    try:
+        changes = _compare_turns(render(messages), rendering, messages)
+    except TemplateError as refusal:
+        changes = []
+        notes.append(f"the shipped template refuses this conversation as it is ({refusal.problem})")
+    return WrittenText(rendering, parsed, changes, notes)
+
+
+# -- reasoning
+
+
+def reasoning_of(message: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A message's reasoning and the field that holds it: its own, or content with think tags."""
+    for name in REASONING_FIELDS:
+        value = message.get(name)
+        if isinstance(value, str) and value.strip():
+            return value, name
+    content = message.get("content")
+    if isinstance(content, str) and "</think>" in content:
+        inline = content.split("</think>")[0].split("<think>")[-1]
+        if inline.strip():
+            return inline, "content"
+    return None
+
+
+def shows_reasoning(message: Mapping[str, Any], spans: Sequence[Span], index: int) -> bool:
+    """Whether the spans of a turn hold its reasoning, by the trace."""
+    match = reasoning_of(message)
+    if match is None:
+        return True
+    reasoning, name = match
+    return reasoning.strip() in "".join(text for text, _, origin in spans if origin == Origin.of(index, name))
+
+
+def keep_reasoning(
+    rendering: Rendering, messages: Messages, render: Render, *, since: int = -1
+) -> tuple[Rendering, list[Change], list[str]]:
+    """Put back reasoning that the template dropped from turns after message `since`. Only ever adds text."""
+    changes: list[Change] = []
+    notes: list[str] = []
+    replaced: dict[int, list[Span]] = {}
+    turns = _TurnRenderer(messages, render)
+    for turn in turn_spans(rendering):
+        index = turn.message
+        old = rendering.spans(turn.start, turn.end)
+        if index <= since or messages[index]["role"] != "assistant" or shows_reasoning(messages[index], old, index):
+            continue
+        fuller = (new for new in turns.candidates(index) if shows_reasoning(messages[index], new, index))
+        spans = next((spans for new in fuller if (spans := _extended(old, new)) is not None), None)
+        spans = spans or turns.with_reasoning_block(index, old)
+        if spans is None:
+            notes.append(f"message {index}: the template shows its reasoning in no context; it stays left out")
+            continue
+        replaced[turn.start] = spans
+        changes.append(Change(index, "reasoning kept", _text(old), _text(spans)))
+    return _spliced(rendering, replaced), changes, notes
+
+
+def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
+    """`new` with the end of `old`, if it has all text of `old` in the same order, field by field; else None."""
+    before, after = _text(old), _text(new)
+    old_end, new_end = _body_end(old), _body_end(new)
+    old_fields, new_fields = _by_field(old), _by_field(new)
+    if not _is_subsequence(before[:old_end], after[:new_end]) or any(
+        not _is_subsequence(text, new_fields.get(origin, "")) for origin, text in old_fields.items()
+    ):
+        return None
+    is_empty = all(origin.is_role for origin in old_fields)
+    if after[new_end:].endswith(before[old_end:]) or (is_empty and _is_subsequence(before, after)):
+        return new  # it ends as the old one does, after what closes its reasoning
+    return [*_slice_spans(new, 0, new_end), *_slice_spans(old, old_end, len(before))]
+
+
+def _is_subsequence(short: str, long: str) -> bool:
+    at = 0
+    for char in short:
+        at = long.find(char, at) + 1
+        if not at:
+            return False
+    return True
+
+
+class _TurnRenderer:
+    """Renders the turn of one message among chosen other messages. Each choice is rendered once."""
+
+    def __init__(self, messages: Messages, render: Render) -> None:
+        self._messages = messages
+        self._render = render
+        roles = [message["role"] for message in messages]
+        self._users = [i for i, role in enumerate(roles) if role == "user"]
+        self._systems = [i for i, role in enumerate(roles) if role in ("system", "developer")]
+        self._turns: dict[tuple[int, ...], dict[int, list[Span]]] = {}
+
+    def turn(self, index: int, chosen: Sequence[int]) -> list[Span] | None:
+        """The spans of message `index`, if the conversation had only the chosen messages."""
+        key = tuple(chosen)
+        if key not in self._turns:
+            try:
+                rendering = self._render([self._messages[i] for i in key])
+                first = {key[turn.message]: turn for turn in reversed(turn_spans(rendering))}
+                self._turns[key] = {at: rendering.spans(turn.start, turn.end) for at, turn in first.items()}
+            except TokentraceError:
+                self._turns[key] = {}
+        spans = self._turns[key].get(index)
+        if spans is None:
+            return None
+        return [(text, index, origin and origin.renumbered(key)) for text, _, origin in spans]
+
+    def candidates(self, index: int) -> Iterator[list[Span]]:
+        """The turn in its exchange (up to the next user message), then as the last message; alone, then after all."""
+        at = bisect.bisect_left(self._users, index)
+        begin = self._users[at - 1] if at else 0
+        after = at + (at < len(self._users) and self._users[at] == index)
+        end = self._users[after] if after < len(self._users) else len(self._messages)
+        head = self._systems[: bisect.bisect_left(self._systems, begin)]
+        for stop in (end, index + 1):
+            for chosen in ((*head, *range(begin, stop)), range(stop)):
+                spans = self.turn(index, chosen)
+                if spans is not None:
+                    yield spans
+
+    def with_reasoning_block(self, index: int, old: list[Span]) -> list[Span] | None:
+        """`old` with its reasoning where the template writes that of other turns.
+
+        For templates that show it in some turns only, beside tool calls for one. None if no turn shows how.
+        """
+        match = reasoning_of(self._messages[index])
+        if match is None or match[1] == "content":
+            return None
+        text, origin = _text(old), Origin.of(index, match[1])
+        for before, opening, closing in self._reasoning_blocks:
+            if text.startswith(before):
+                block: list[Span] = [(opening, index, None), (match[0], index, origin), (closing, index, None)]
+                return [*_slice_spans(old, 0, len(before)), *block, *_slice_spans(old, len(before), len(text))]
+        return None
+
+    @computed
+    def _reasoning_blocks(self) -> list[tuple[str, str, str]]:
+        """The text before reasoning in a turn, its opening and its closing.
+
+        Compares a small exchange with reasoning and without: the difference is the reasoning's own.
+        """
+        blocks = []
+        for extra in ({}, {"tool_calls": [call()]}):
+            plain = {**ANSWER, **extra}
+            try:
+                without, shown = (
+                    _text(_turns(self._render([USER, reply])).get(1, []))
+                    for reply in (plain, {**plain, "reasoning_content": "reasoning"})
+                )
+            except TokentraceError:
+                continue
+            shared = common_prefix(without, shown)
+            added = shown[shared : shared + len(shown) - len(without)]
+            if "reasoning" in added and shown == without[:shared] + added + without[shared:]:
+                opening, _, closing = added.partition("reasoning")
+                blocks.append((without[:shared], opening, closing))
+        return blocks
+
+
+# -- history as it was sampled
+
+
+def _as_sampled(
+    rendering: Rendering, messages: Messages, render: Render, originals: Messages
+) -> tuple[Rendering, list[str]]:
+    """Every assistant turn as it was written when it was the last, with values as in `originals`.
+
+    White space that the template strips off a field is restored; booleans and null are JSON; arguments that were JSON
+    text stay that text. Notes report text that the template moves, which no turn on its own can mend.
+    """
+    replaced: dict[int, list[Span]] = {}
+    turns = _TurnRenderer(messages, render)
+    for turn in turn_spans(rendering):
+        index = turn.message
+        if messages[index]["role"] != "assistant":
+            continue
+        old = rendering.spans(turn.start, turn.end)
+        is_past = index < len(messages) - 1
+        new = _with_original_values((is_past and turns.turn(index, range(index + 1))) or old, originals[index])
+        if new != old:
+            replaced[turn.start] = new
+    return _spliced(rendering, replaced), _moved(rendering)
+
+
+def _moved(rendering: Rendering) -> list[str]:
+    """Notes on messages and tools that the template writes out of order, so that history is not append-only."""
+    notes: dict[str, None] = {}
+    latest = -1
+    for origin in rendering.origins:
+        if origin is None or origin.is_role:
+            continue
+        if origin.source == "tools" and latest > 0:
+            notes["the template writes tools after messages: its history is not append-only"] = None
+        index = origin.message
+        if index is not None and origin.field == "content":
+            if index < latest:
+                note = f"message {index}: the template writes it after later ones: its history is not append-only"
+                notes[note] = None
+            latest = max(latest, index)
+    return list(notes)
+
+
+def _compare_turns(shipped: Rendering, patched: Rendering, messages: Messages) -> list[Change]:
+    """Every assistant turn that a patched rendering writes otherwise than the shipped template, and how."""
+    before, after = _turns(shipped), _turns(patched)
+    changes = []
+    for index in sorted(before.keys() | after.keys()):
+        old, new = before.get(index, []), after.get(index, [])
+        if messages[index]["role"] == "assistant" and _text(old) != _text(new):
+            was, now = _by_field(old), _by_field(new)
+            fields = [origin for origin in {**was, **now} if was.get(origin) != now.get(origin)]
+            names = dict.fromkeys(".".join(map(str, origin.path)) or "message" for origin in fields)
+            what = f"{', '.join(names)} as given" if names else "scaffold as when it was the last turn"
+            changes.append(Change(index, what, _text(old), _text(new)))
+    return changes
+
+
+def _with_original_values(spans: Sequence[Span], message: Mapping[str, Any]) -> list[Span]:
+    """A turn's spans with the text of each field as the message has it."""
+    out: list[Span] = []
+    for member, group in itertools.groupby(spans, key=lambda span: _argument(span[2])):
+        pieces = list(group)
+        value, inside = _value(member, message) if member is not None else (None, ())
+        if isinstance(value, str) and len(inside) == 1:  # arguments as JSON text: the member as it is written there
+            text = _json_member(value, inside[0])
+            out += pieces if text is None else [(text, pieces[0][1], member)]
+        else:
+            out += [(_original(text, origin, message), turn, origin) for text, turn, origin in pieces]
+    return out
+
+
+def _argument(origin: Origin | None) -> Origin | None:
+    """The argument of a call whose value an origin lies in; the origin itself if it lies in none."""
+    if origin is None or "arguments" not in origin:
+        return origin
+    first = origin.index("arguments") + 1
+    inside = origin[first:]
+    return Origin(origin[: first + 1]) if inside and inside[1:] != (KEY,) else origin
+
+
+def _value(origin: Origin, message: Mapping[str, Any]) -> tuple[Any, FieldPath]:
+    """The value of a message at an origin, and the remaining path if it ends in a string."""
+    value: Any = message
+    for at, key in enumerate(origin.path):
+        if isinstance(value, str):
+            return value, origin.path[at:]
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None, ()
+    return value, ()
+
+
+def _original(text: str, origin: Origin | None, message: Mapping[str, Any]) -> str:
+    """A span's text as its field has it: unstripped, booleans and JSON as they are."""
+    if origin is None or origin.field is None or origin.is_key:
+        return text
+    value, inside = _value(origin, message)
+    if isinstance(value, str) and not inside:
+        is_whole = origin[-1] == "arguments" or (text and value.strip() == text.strip())
+        return value if is_whole else text
+    if isinstance(value, bool) or (value is None and text == "None"):
+        return json.dumps(value)
+    return text
+
+
+def _json_member(source: str, name: str | int) -> str | None:
+    """The text of one member of a JSON object, as written in `source`; None for a string, or if there is none."""
+    decoder = json.JSONDecoder()
+    at = source.find("{") + 1
+    try:
+        while True:
+            at += len(source[at:]) - len(source[at:].lstrip(" \t\r\n,"))
+            key, at = decoder.raw_decode(source, at)
+            at += len(source[at:]) - len(source[at:].lstrip(" \t\r\n:"))
+            value, end = decoder.raw_decode(source, at)
+            if key == name:
+                return None if isinstance(value, str) else source[at:end]
+            at = end
+    except (ValueError, IndexError):
+        return None
+
+
+# -- spans
+
+
+def _turns(rendering: Rendering) -> dict[int, list[Span]]:
+    turns: dict[int, list[Span]] = {}
+    for turn in turn_spans(rendering):
+        turns.setdefault(turn.message, []).extend(rendering.spans(turn.start, turn.end))
+    return turns
+
+
+def _by_field(spans: Sequence[Span]) -> dict[Origin, str]:
+    fields: dict[Origin, str] = {}
+    for text, _, origin in spans:
+        if origin is not None:
+            fields[origin] = fields.get(origin, "") + text
+    return fields
+
+
+def _text(spans: Sequence[Span]) -> str:
+    return "".join(text for text, _, _ in spans)
+
+
+def _body_end(spans: Sequence[Span]) -> int:
+    """Where the last text of a field ends."""
+    at = end = 0
+    for text, _, origin in spans:
+        at += len(text)
+        end = at if origin is not None else end
+    return end
+
+
+def _slice_spans(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
+    out: list[Span] = []
+    at = 0
+    for text, turn, origin in spans:
+        piece = text[max(0, start - at) : max(0, stop - at)]
+        if piece:
+            out.append((piece, turn, origin))
+        at += len(text)
+    return out
+
+
+def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Rendering:
+    """The rendering with some of its turns replaced, each by where it begins."""
+    if not replaced:
+        return rendering
+    pieces: list[Span] = []
+    at = 0
+    for turn in turn_spans(rendering):
+        if turn.start in replaced:
+            pieces += rendering.spans(at, turn.start) + replaced[turn.start]
+            at = turn.end
+    return Rendering.of([*pieces, *rendering.spans(at)])

@@ -1,0 +1,249 @@
+"""Questions about the syntax tree of a template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import jinja2.meta
+from jinja2 import nodes
+
+DICT_ATTRIBUTES: Final = frozenset(dir(dict))
+_COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
+"""What a loop knows without an object of its own."""
+_NEIGHBOURS: Final = frozenset(("previtem", "nextitem"))
+"""What a loop over single items knows, too; a loop over keys and values has its items in another form."""
+
+
+# -- expressions
+
+
+def with_children(node: nodes.Node) -> Iterator[nodes.Node]:
+    yield node
+    yield from node.find_all(nodes.Node)
+
+
+def names_in(node: nodes.Node) -> set[str]:
+    return {name.name for name in with_children(node) if isinstance(name, nodes.Name)}
+
+
+def summands(node: nodes.Node) -> list[nodes.Node]:
+    """The summands of ``a + b + c``."""
+    return [*summands(node.left), node.right] if isinstance(node, nodes.Add) else [node]
+
+
+def field_of(node: nodes.Node) -> str | None:
+    """The field that an expression names, as ``value.name`` or ``value["name"]``; None for a method of dicts."""
+    key = node.arg if isinstance(node, nodes.Getitem) else None
+    name = key.value if isinstance(key, nodes.Const) else node.attr if isinstance(node, nodes.Getattr) else None
+    return name if type(name) is str and name not in DICT_ATTRIBUTES else None
+
+
+def is_constant(node: nodes.Node) -> bool:
+    """True for a text, a number, a truth or none."""
+    return isinstance(node, nodes.Const) and (node.value is None or isinstance(node.value, (str, int, float)))
+
+
+def json_options(node: nodes.Filter, context: nodes.EvalContext) -> tuple[Any, ...] | None:
+    """The options of ``value|tojson(…)``; None if they are not constants of the usual kinds."""
+    options: dict[str, Any] = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
+    for option in node.kwargs:
+        try:
+            options[str(option.key)] = option.value.as_const(context)
+        except nodes.Impossible:
+            return None
+    ensure_ascii, indent, separators, sort_keys, *unknown = options.values()
+    is_usual = type(indent) in (int, type(None)) and type(separators) in (tuple, type(None)) and not unknown
+    return tuple(options.values()) if is_usual and type(ensure_ascii) is type(sort_keys) is bool else None
+
+
+# -- loops
+
+
+def items_of(node: nodes.Node) -> nodes.Expr | None:
+    """The ``x`` of ``x.items()`` or ``x|items``."""
+    if not isinstance(node, (nodes.Filter, nodes.Call)) or node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
+        return None
+    if isinstance(node, nodes.Filter):
+        return node.node if node.name == "items" else None
+    return node.node.node if isinstance(node.node, nodes.Getattr) and node.node.attr == "items" else None
+
+
+def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
+    """The variables of a loop that needs no loop object; None for a loop that does.
+
+    It runs over single items, or over the keys and values of ``x.items()``, and its body asks ``loop`` for nothing but
+    counts and neighbours.
+    """
+    items = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
+    names = [name for name in items if isinstance(name, nodes.Name)]
+    is_pair = isinstance(node.target, nodes.Tuple) and len(items) == 2 and items_of(node.iter) is not None
+    if node.recursive or node.test is not None or len(names) < len(items) or (len(items) > 1 and not is_pair):
+        return None
+    if node.find(nodes.Block) is not None or any("loop" in names_in(macro) for macro in node.find_all(nodes.Macro)):
+        return None
+    if any(name.name == "loop" and name.ctx == "store" for name in node.find_all(nodes.Name)):
+        return None  # Jinja refuses it
+    known = _COUNTS | _NEIGHBOURS if len(names) == 1 else _COUNTS
+    uses = _uses_of_loop(nodes.Scope(list(node.body)))
+    return names if all(isinstance(use, nodes.Getattr) and use.attr in known for use in uses) else None
+
+
+def _uses_of_loop(node: nodes.Node) -> Iterator[nodes.Node]:
+    """The places below `node` where its ``loop`` is read: as ``loop.something``, or (a bare name) in another way."""
+    for child in node.iter_child_nodes():
+        if isinstance(child, nodes.For):  # its body has a ``loop`` of its own
+            parts = [child.iter, *child.else_] + ([child.test] if child.test is not None else [])
+            yield from _uses_of_loop(nodes.Scope(parts))
+        elif getattr(child.node if isinstance(child, nodes.Getattr) else child, "name", "") == "loop":
+            yield child
+        else:
+            yield from _uses_of_loop(child)
+
+
+def leaves(body: Iterable[nodes.Node]) -> bool:
+    """True if statements break off, or continue, a loop around them."""
+    return any(
+        isinstance(node, (nodes.Break, nodes.Continue))
+        or leaves(node.else_ if isinstance(node, nodes.For) else node.iter_child_nodes())
+        for node in body
+    )
+
+
+# -- the variables that a caller can set
+
+
+def variables_of(tree: nodes.Template) -> set[str]:
+    """The names that a template reads before it has surely set them.
+
+    Not a name that is always overwritten first, like the ``content`` of a loop that begins with ``{% set content %}``.
+    Jinja counts a name that is set in one branch only, whether or not it is read outside of that branch.
+    """
+    reads = _Reads()
+    reads.statements(tree.body, set())
+    return jinja2.meta.find_undeclared_variables(tree) & reads.names
+
+
+@dataclass(slots=True)
+class _Reads:
+    """Names that are read where they may not have been set. `known` are those that are set at a place."""
+
+    names: set[str] = field(default_factory=set)
+
+    def statements(self, body: Iterable[nodes.Node], known: set[str]) -> None:
+        """Go through statements in order; adds to `known` what they set in any case."""
+        for node in body:
+            match node:
+                case nodes.Assign():
+                    self._read(node.node, known)
+                    self._set(node.target, known)
+                case nodes.If():
+                    self._branches(node, known)
+                case nodes.For():
+                    self._read(node.iter, known)
+                    inner = {*known, "loop", *names_in(node.target)}
+                    self._read(node.test, inner)
+                    self.statements(node.body, inner)
+                    self.statements(node.else_, set(known))
+                case nodes.With():
+                    for value in node.values:
+                        self._read(value, known)
+                    self.statements(node.body, known.union(*map(names_in, node.targets)))
+                case nodes.Macro() | nodes.CallBlock():
+                    for part in (*node.defaults, getattr(node, "call", None)):
+                        self._read(part, known)
+                    known |= {node.name} if isinstance(node, nodes.Macro) else set()
+                    self.statements(node.body, known.union(("caller", "kwargs", "varargs"), *map(names_in, node.args)))
+                case nodes.AssignBlock() | nodes.FilterBlock():
+                    self.statements(node.body, set(known))
+                    self._read(node.filter, known)
+                    if isinstance(node, nodes.AssignBlock):
+                        self._set(node.target, known)
+                case nodes.Scope():
+                    self.statements(node.body, set(known))
+                case _:
+                    self._read(node, known)
+
+    def _branches(self, node: nodes.If, known: set[str]) -> None:
+        """A name is set after an ``if`` if every branch sets it that does not refuse the conversation."""
+        ends: list[set[str]] = []
+        for branch in (node, *node.elif_, None):
+            inner = set(known)
+            if branch is not None:
+                self._read(branch.test, known)
+            body = node.else_ if branch is None else branch.body
+            self.statements(body, inner)
+            ends += [] if any(map(_refuses, body)) else [inner]
+        known |= set.intersection(*ends) if ends else set()
+
+    def _set(self, target: nodes.Node, known: set[str]) -> None:
+        if isinstance(target, nodes.NSRef):
+            self.names |= {target.name} - known
+        known |= names_in(target)
+
+    def _read(self, node: nodes.Node | None, known: set[str]) -> None:
+        for name in () if node is None else with_children(node):
+            if isinstance(name, nodes.Name) and name.ctx == "load" and name.name not in known:
+                self.names.add(name.name)
+
+
+def _refuses(node: nodes.Node) -> bool:
+    calls = node.nodes if isinstance(node, nodes.Output) else ()
+    return any(isinstance(call, nodes.Call) and getattr(call.node, "name", "") == "raise_exception" for call in calls)
+
+
+# -- the words that a template looks for
+
+
+def constants_of(tree: nodes.Template) -> frozenset[str]:
+    """Strings that the template compares values with, looks for in them, or cuts them at."""
+    return frozenset(text for node, _ in _searches(tree) for text in _strings(node))
+
+
+def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> frozenset[str]:
+    """Of the constants, those that may be looked for in a message's text: what lies in one of `text_fields`.
+
+    The others are compared with fields that are something else (a role, a schema's type), or looked up in mappings.
+    """
+    called = {id(call.node) for call in tree.find_all(nodes.Call)}
+    accesses: list[Any] = [node for node in tree.find_all((nodes.Getattr, nodes.Getitem)) if id(node) not in called]
+    mappings = {node.node.name for node in accesses if isinstance(node.node, nodes.Name) and _field_name(node)}
+    kinds = [test for test in tree.find_all(nodes.Test) if test.name in ("string", "mapping", "iterable", "sequence")]
+    mappings -= {test.node.name for test in kinds if isinstance(test.node, nodes.Name)}  # it may be either
+
+    def may_be_text(operand: nodes.Node) -> bool:
+        if isinstance(operand, (nodes.Const, nodes.List, nodes.Tuple, nodes.Dict)):
+            return False
+        if isinstance(operand, nodes.Name):
+            return operand.name not in mappings
+        name = _field_name(operand)
+        return name in text_fields if name else True
+
+    return frozenset(
+        text for node, operands in _searches(tree) if any(map(may_be_text, operands)) for text in _strings(node)
+    )
+
+
+def _searches(tree: nodes.Template) -> Iterator[tuple[nodes.Node, list[nodes.Node]]]:
+    """Comparisons, tests and method calls, each with its operands."""
+    for compare in tree.find_all(nodes.Compare):
+        yield compare, [compare.expr, *(operand.expr for operand in compare.ops)]
+    for test in tree.find_all(nodes.Test):
+        yield test, [test.node] if test.args else []
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr):
+            yield call, [call.node.node]
+
+
+def _field_name(node: nodes.Node) -> str:
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    key = node.arg if isinstance(node, nodes.Getitem) else None
+    return key.value if isinstance(key, nodes.Const) and isinstance(key.value, str) else ""
+
+
+def _strings(node: nodes.Node) -> Iterator[str]:
+    for constant in node.find_all(nodes.Const):
+        if isinstance(constant.value, str) and constant.value:
+            yield constant.value
