@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..diagnose.audit_report import AuditReport
     from ..rendering.renderer import Renderer
 
-_ON = ("index", "step", "history", "preserve_all_thinking", "preserve_thinking_between_tool_calls", "use_patched")
+_ON = ("index", "step", "past")
 _PARSERS = ("tool_parser", "reasoning_parser")
 
 _on_options = together(
@@ -42,15 +42,10 @@ _on_options = together(
     tools_option,
     click.option("--step", type=click.IntRange(min=0), metavar="N", help="With --on: what differs at step N only."),
     click.option(
-        "--history",
-        type=OneOf(["train", "inference"]),
-        default="train",
-        show_default=True,
-        help="With --on: where the template rewrites the past, the rollout keeps it (train) or breaks (inference).",
+        "--past",
+        type=OneOf(["template", "inference", "tool_calls", "preserve", "patched"]),
+        help="With --on: how training shows the past; inference: the rollout breaks where production rewrites.",
     ),
-    click.option("--preserve-all-thinking", is_flag=True, help="With --on: training keeps all reasoning."),
-    click.option("--preserve-thinking-between-tool-calls", is_flag=True, help="With --on: that after the last user."),
-    click.option("--use-patched", is_flag=True, help="With --on: training shows past turns as they were sampled."),
 )
 _grammar_options = together(
     click.option("--grammar", is_flag=True, help="Show the grammar of the model's turn instead."),
@@ -194,7 +189,7 @@ def _show_conversation(options: dict[str, Any], html: Path | None, as_json: bool
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
 
     messages, tools = read_conversation(options["on"], options["index"])
-    renderer = make_renderer(options, **{name: options[name] for name in _ON[2:]})
+    renderer = make_renderer(options, past=options["past"])
     with working("comparing"):
         report = compare_histories(renderer, messages, tools=read_tools(options["tools"], tools))
     step = options["step"]

@@ -215,7 +215,7 @@ class AppendMatrix:
         """Return the length of the stream up to the end of its turn, and whether a stop token ends it."""
         study, last = self._study, len(messages) - 1
         render = functools.partial(study.run_with, self._tools if case.tools else None)
-        turns, _ = find_turns(encoded.rendering, messages, render, study.tokenizer, wanted=lambda index: index == last)
+        turns, _ = find_turns(encoded.rendering, messages, render, study.tokenizer, only=last)
         turns = [turn for turn in turns if turn.message == last]
         if not turns:
             return len(encoded.ids), True
