@@ -24,7 +24,6 @@ class Limits:
     body_bytes: int = 64 * 2**20
     max_tokens: int = 32_768
     turns: int = 100_000
-    """Of one session."""
     concurrent: int = 512
     """Requests that are sampled at once."""
     waiting: int = 2_048

@@ -107,7 +107,6 @@ class Request:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Values for `SamplingParams`, checked. The session or the engine decides about all others."""
     stop: tuple[str, ...] = ()
-    """Texts at which the content ends. They are not part of it."""
     n: int = 1
     stream: bool = False
     continued: bool = False

@@ -31,7 +31,7 @@ from .requests import AgentBody, AnswerOptions, Request, TokenFields
 PREFIX: Final = "resp_"
 """What the ids of responses begin with. `Head.id` and `Request.previous` are without it."""
 
-_HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "access_programs", "image")
+_HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
     "background": ((False,), "responses are not made in the background"),
@@ -101,7 +101,6 @@ class ResponsesBody(AgentBody):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     stop: str | list[str] | None = None
-    stream_options: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
