@@ -49,6 +49,7 @@ INLINE = {
 BY_FIELD = {"reasoning_content": Part.REASONING, "content": Part.CONTENT, "tool_calls": Part.TOOL_CALLS}
 WRITTEN_OTHERWISE = {
     "gpt-oss": "content beside a call is written in the channel for reasoning",
+    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), "content that is None is printed as text before a call"),
 }
 """Families whose templates write a field where the parser reads another part."""
 
