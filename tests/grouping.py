@@ -32,7 +32,6 @@ LONGEST = (
     "tests/template/test_limits.py",
     "tests/diagnose/test_pytest_plugin.py",
     "tests/show/test_browser.py",
-    "tests/diagnose/test_texts.py",
     "tests/engines/test_embedded.py",
     "tests/diagnose/test_verdicts.py",
     "tests/store/test_crash.py",

@@ -11,13 +11,12 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
 
-from transformers import PreTrainedTokenizerFast
-
 from tests.assets import family_dir
+from tests.lazy import lazy
 from tests.support import per_family
 
 TEMPLATE = "chat_template.jinja"
-_loaded: dict[str, PreTrainedTokenizerFast] = {}
+_loaded: dict[str, Any] = {}
 """The last one, by the digest of its files."""
 
 Messages = Sequence[dict[str, Any]]
@@ -41,7 +40,7 @@ class GenerationMask:
 
 
 @per_family
-def hf_tokenizer(family: str) -> PreTrainedTokenizerFast:
+def hf_tokenizer(family: str) -> Any:
     """The family as transformers loads it; one instance, which nobody may change.
 
     Families whose files are the same, but for the template, are loaded once, and have their template put in.
@@ -51,7 +50,9 @@ def hf_tokenizer(family: str) -> PreTrainedTokenizerFast:
     digest = hashlib.sha256(b"".join(file.name.encode() + file.read_bytes() for file in others)).hexdigest()
     if digest not in _loaded:
         _loaded.clear()
-        _loaded[digest] = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        _loaded[digest] = lazy("transformers").PreTrainedTokenizerFast.from_pretrained(
+            str(folder), local_files_only=True
+        )
     tokenizer = copy.copy(_loaded[digest])
     tokenizer.chat_template = template.read_text(encoding="utf-8") if template.exists() else None
     return tokenizer
@@ -85,7 +86,7 @@ def hf_text(
 
 
 def hf_generation_mask(
-    tokenizer: PreTrainedTokenizerFast, template: str, messages: Messages, tools: Tools = None, **kwargs: Any
+    tokenizer: Any, template: str, messages: Messages, tools: Tools = None, **kwargs: Any
 ) -> GenerationMask | Refusal:
     """What a training template marks as generated; `template` has to have `generation` blocks."""
     options = {

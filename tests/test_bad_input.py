@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.lazy import lazy
 from tests.support import byte_tokenizer_json, examples, make_renderer
 from tokentrace import InputError, TemplateError, TokentraceError, create_renderer
 from tokentrace.errors import RendererError, TemplateLimitError, TokenizerError
@@ -306,12 +306,16 @@ NOT_JSON = ("array", "set", "object", "bytes", "complex", "function", "type", "n
 @pytest.mark.parametrize("name", VALUES)
 def test_values_that_are_not_quite_json(name: str) -> None:
     messages = calls(call(arguments={"value": VALUES[name], "after": "x"}))
-    expected, _ = render_jinja_template([messages], chat_template=TEMPLATE)
+    expected, _ = lazy("transformers.utils.chat_template_utils").render_jinja_template(
+        [messages], chat_template=TEMPLATE
+    )
     rendered = AS_GIVEN.render(messages)
     assert rendered.text == expected[0]
     assert set(rendered.fields) >= {"tool_calls.0.function.name"}
     content = [{"role": "tool", "content": {"value": VALUES[name]}}]
-    expected_content, _ = render_jinja_template([content], chat_template=TEMPLATE)
+    expected_content, _ = lazy("transformers.utils.chat_template_utils").render_jinja_template(
+        [content], chat_template=TEMPLATE
+    )
     assert AS_GIVEN.render(content).text == expected_content[0]
     if name not in NOT_JSON:
         assert RENDERER.render(messages).text == expected[0]
@@ -337,7 +341,9 @@ def test_arguments_that_json_does_not_have_are_refused_for_every_template(any_fa
 def test_tools_that_are_not_quite_json() -> None:
     for name in ("enum", "tuple", "numpy_int", "ordered", "huge_int", "int_keys", "nested", "object"):
         tools = [{"name": "f", "parameters": {"type": "object", "x": VALUES[name]}}]
-        expected, _ = render_jinja_template([[USER]], tools=tools, chat_template=TEMPLATE)
+        expected, _ = lazy("transformers.utils.chat_template_utils").render_jinja_template(
+            [[USER]], tools=tools, chat_template=TEMPLATE
+        )
         assert AS_GIVEN.render([USER], tools=tools).text == expected[0], name
         if name not in NOT_JSON:
             assert RENDERER.render([USER], tools=tools).text == expected[0], name

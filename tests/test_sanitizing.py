@@ -10,11 +10,11 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from tests.assets import FAMILIES
 from tests.conversations import user
 from tests.guides import ROOT
+from tests.lazy import lazy
 from tests.oracle import hf_tokenizer
 from tests.support import make_renderer
 from tokentrace import create_renderer
@@ -52,8 +52,8 @@ JOINS_PARTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(str(POCKET), local_files_only=True)
+def tokenizer() -> Any:
+    return lazy("transformers").PreTrainedTokenizerFast.from_pretrained(str(POCKET), local_files_only=True)
 
 
 def count_ends(tokenizer: Any, template: str, messages: list[dict[str, Any]], **options: Any) -> int:

@@ -218,12 +218,10 @@ def test_a_conversation_that_differs_is_1_and_is_told(on: list[Any], tmp_path: P
 
 
 def test_settings_reach_the_comparison(on: list[Any]) -> None:
-    kept = json.loads(run(*on, "--json", "--preserve-all-thinking").stdout)
+    kept = json.loads(run(*on, "--json", "--past", "preserve").stdout)
     assert kept["summary"][0].startswith("Production drops the reasoning")
-    broken = json.loads(run(*on, "--json", "--history", "inference").stdout)
+    broken = json.loads(run(*on, "--json", "--past", "inference").stdout)
     assert [step["break"] and step["break"]["reason"] for step in broken["steps"]] == [None, "rewrites_past"]
-    patched = json.loads(run(*on, "--json", "--use-patched", "--preserve-thinking-between-tool-calls").stdout)
-    assert patched["settings"]["past"] == "patched"
 
 
 def test_one_step_of_a_conversation(on: list[Any]) -> None:

@@ -13,7 +13,7 @@ from tokentrace.diagnose.appends import AppendOutcome, Where
 from tokentrace.diagnose.cases import TOOLS, Append, cases, turns
 from tokentrace.diagnose.expressions import source_text
 from tokentrace.diagnose.lines import EventKind, LineTracer
-from tokentrace.study.probes import THOUGHT, USER
+from tokentrace.study.probes import USER
 from tokentrace.template.chat_template import parse_template
 
 DIRECT = """{%- for message in messages %}
@@ -121,21 +121,6 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
         assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)
         kinds |= {event.kind for event in run.events} if run is not None else set()
     assert kinds >= {EventKind.TEST, EventKind.ROUND, EventKind.WRITE} or family == "gemma-3"  # which refuses tools
-
-
-def test_a_forced_answer_changes_the_way_a_run_takes() -> None:
-    tracer, given = LineTracer(DIRECT), [USER, THOUGHT, USER]
-    run = tracer.run(given)
-    assert run is not None
-    (number,) = [
-        at
-        for at, event in enumerate(run.events)
-        if tracer.places[event.place].text == "loop.last" and event.kind is EventKind.TEST
-    ]
-    forced = tracer.run(given, forced={number: True})
-    assert forced is not None
-    assert "[thought]" in forced.text
-    assert "[thought]" not in run.text
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "F
 
 @pytest.fixture
 def team(pytester: pytest.Pytester) -> Path:
-    """A team's repository: a model, one whose template drops reasoning, good rows and bad ones."""
+    """A repository with a model, one whose template drops reasoning, good rows and bad ones."""
     root = pytester.path
     for name in ("model", "dropping"):
         shutil.copytree(POCKET, root / name, ignore=shutil.ignore_patterns("*.safetensors", "*.py", "__pycache__"))
@@ -41,11 +41,8 @@ def team(pytester: pytest.Pytester) -> Path:
     return root
 
 
-def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return pytester.runpytest_inprocess("-p", "tokentrace.pytest_plugin", "-p", "no:cacheprovider", *args)
-
-
-def test_what_is_safe_passes_and_what_is_not_fails_with_its_reasons(team: Path, pytester: pytest.Pytester) -> None:
+@pytest.mark.usefixtures("team")
+def test_a_safe_template_passes_and_an_unsafe_one_fails_with_its_reasons(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -65,68 +62,44 @@ def test_what_is_safe_passes_and_what_is_not_fails_with_its_reasons(team: Path, 
         def test_mistyped(assert_safe):
             assert_safe("models/our", "rl-append-only")
 
-        @pytest.mark.parametrize(("uses", "problem"), [("rl", "rl-append-only"), ([], "has to be safe for")])
-        def test_unknown(assert_safe, uses, problem):
-            with pytest.raises(pytest.fail.Exception, match=problem):
-                assert_safe("model", uses)
+        def test_no_use(assert_safe):
+            with pytest.raises(pytest.fail.Exception, match="has to be safe for"):
+                assert_safe("model", [])
         """
     )
-    result = run(pytester)
-    result.assert_outcomes(passed=4, failed=2)
-    result.stdout.fnmatch_lines(
-        ["*dropping is not safe for rl-append-only*", "*loop.last*", "*'models/our' is not a folder here*"]
-    )
+    result = pytester.runpytest_inprocess("-p", "tokentrace.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(["*dropping is not safe for rl-append-only*", "*loop.last*", "*'models/our'*"])
     assert "Traceback" not in result.stdout.str()
 
 
-def test_pytest_finds_the_plugin_by_itself() -> None:
+def test_pytest_loads_the_plugin_by_itself() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    points = project["entry-points"]["pytest11"]
-    assert points == {"tokentrace.pytest_plugin": "tokentrace.pytest_plugin"}
-
-
-# -- pre-commit
-
-
-def hooks() -> dict[str, dict[str, Any]]:
-    rows = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
-    return {row["id"]: row for row in rows}
-
-
-def committed(root: Path, *hooks: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """What pre-commit says of all files of a repository, with these hooks run by the Python at hand."""
-    own = [{**row, "language": "system", "entry": f"{sys.executable} -m {row['entry']}"} for row in hooks]
-    for row in own:
-        row.pop("additional_dependencies", None)
-    config = {"repos": [{"repo": "local", "hooks": own}]}
-    (root / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
-    subprocess.run(["git", "add", "-A"], cwd=root, check=True)
-    command = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-
-
-def test_the_manifest_is_one_that_pre_commit_reads() -> None:
-    clientlib = pytest.importorskip("pre_commit.clientlib")
-    assert {row["id"] for row in clientlib.load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))} == set(hooks())
+    assert project["entry-points"]["pytest11"] == {"tokentrace.pytest_plugin": "tokentrace.pytest_plugin"}
 
 
 def test_hooks_pass_and_fail_as_the_files_do(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pre_commit")
+    clientlib = pytest.importorskip("pre_commit.clientlib")
+    manifest = clientlib.load_manifest(str(ROOT / ".pre-commit-hooks.yaml"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    audit, check = hooks()["tokentrace-audit"], hooks()["tokentrace-check"]
+    audit, check = (next(row for row in manifest if row["id"] == f"tokentrace-{name}") for name in ("audit", "check"))
     rows = {**check, "args": ["--tokenizer", "model"]}
-    told = committed(
-        team,
+    hooks: list[dict[str, Any]] = [
         {**audit, "name": "good template", "args": ["model", "--require", "rl-append-only"]},
         {**rows, "name": "good rows", "files": "^rows.jsonl$"},
         {**audit, "name": "bad template", "args": ["dropping", "--require", "rl-append-only"]},
         {**rows, "name": "bad rows", "files": "^bad"},
-        {**audit, "name": "forgotten"},
-    )
-    verdicts = re.findall(r"^(good|bad|forgotten)\b.*?\.(Passed|Failed)$", told.stdout, re.MULTILINE)
-    good, bad = [("good", "Passed")] * 2, [("bad", "Failed")] * 2
-    assert verdicts == [*good, *bad, ("forgotten", "Failed")], told.stdout + told.stderr
-    assert told.returncode == 1
-    assert "rl-append-only is required, and partly" in told.stdout
-    assert "name the tokenizer" in told.stdout
+    ]
+    names = ("id", "name", "entry", "args", "files", "pass_filenames", "always_run", "types", "types_or")
+    for hook in hooks:
+        hook["entry"] = f"{sys.executable} -m {hook['entry']}"
+    local = [{name: hook[name] for name in names if name in hook} | {"language": "system"} for hook in hooks]
+    config = {"repos": [{"repo": "local", "hooks": local}]}
+    (team / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    subprocess.run(["git", "init", "-q"], cwd=team, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=team, check=True)
+    command = [sys.executable, "-m", "pre_commit", "run", "--all-files"]
+    result = subprocess.run(command, cwd=team, capture_output=True, text=True, check=False)
+    verdicts = re.findall(r"^(good|bad)\b.*?\.(Passed|Failed)$", result.stdout, re.MULTILINE)
+    assert verdicts == [("good", "Passed")] * 2 + [("bad", "Failed")] * 2, result.stdout + result.stderr
+    assert "rl-append-only is required, and partly" in result.stdout

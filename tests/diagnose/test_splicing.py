@@ -69,19 +69,6 @@ def test_it_needs_no_end_of_sequence_token_in_the_history(family: str) -> None:
     )
 
 
-def test_later_assistant_messages_without_ids_are_rendered_not_dropped() -> None:
-    renderer = make_renderer("qwen3-coder")
-    prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
-    messages = [user("Go."), CALLED, result("done"), assistant("It is up."), user("Thanks."), assistant("Sure.")]
-    messages += [user("And now?")]
-    found = spliced(splice_prefix(renderer, messages, prompt, completion, message=1, tools=[DEPLOY]))
-    assert found.token_ids[: found.stream_length] == prompt + completion
-    tail = renderer.tokenizer.decode(found.new_ids)
-    for text in ("done", "It is up.", "Thanks.", "Sure.", "And now?"):
-        assert text in tail
-    assert Kind.SAMPLED not in found.kinds.tolist()
-
-
 def test_ids_that_messages_carry_are_found() -> None:
     renderer = make_renderer("qwen3-coder")
     prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
@@ -146,20 +133,6 @@ def test_a_rewritten_past_is_refused_whatever_message_the_template_wants_last(so
         assert isinstance(refused, BridgeRefusal), history
         assert refused.reason is RefusalReason.REWRITES_PAST
         assert isinstance(splice_prefix(renderer, history, prompt, completion, check=False), BridgedTokens)
-
-
-def test_what_cannot_be_compared_is_refused() -> None:
-    """A template that takes the whole conversation and no beginning of it: nothing says what the ids stand for."""
-    renderer = create_renderer(
-        POCKET, chat_template="{% if messages | length < 3 %}{{ raise_exception('more') }}{% endif %}" + PICKY
-    )
-    plain = create_renderer(POCKET, chat_template=PICKY)
-    prompt, completion = asked(plain, user("2+2?")), sampled(plain, "Four.<|end|>")
-    messages = [user("2+2?"), assistant("Four."), user("Sure?")]
-    refused = splice_prefix(renderer, messages, prompt, completion)
-    assert isinstance(refused, BridgeRefusal)
-    assert "check=False" in refused.detail
-    assert isinstance(splice_prefix(renderer, messages, prompt, completion, check=False), BridgedTokens)
 
 
 def test_bad_calls_are_named() -> None:

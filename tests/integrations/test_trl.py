@@ -14,26 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from datasets import Dataset, load_dataset
-from trl import SFTConfig, SFTTrainer
-from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-from trl.experimental.async_grpo.async_rollout_worker import (
-    RolloutSample,
-)
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tests.integrations.trl_pocket import PROMPTS, QUIET, completion_logps, grpo, pocket_agent
+from tests.lazy import lazy
 from tokentrace import Agent, Budget, EmbeddedEngine, Task, create_renderer
 from tokentrace.cli import main as cli
 from tokentrace.data.tables import read_samples
 from tokentrace.integrations.rows import FinishedRollout
 from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
-from tokentrace.integrations.trl_async import RolloutWorker
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Rollout
 from tokentrace.samples.sample import Sample
+
+torch, trl, datasets = lazy("torch"), lazy("trl"), lazy("datasets")
+async_grpo = lazy("trl.experimental.async_grpo")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROUNDING = 1e-4
@@ -227,16 +222,16 @@ def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monk
     monkeypatch.setattr("trl.experimental.async_grpo.packing._flash_attn", lambda: kernel)
     monkeypatch.setattr("trl.experimental.async_grpo.async_grpo_trainer.get_peak_flops_per_device", lambda *_: None)
     seen: list[dict[str, Any]] = []
-    queued: list[RolloutSample] = []
+    queued: list[Any] = []
     groups: list[Sequence[FinishedRollout]] = []
 
-    class Hooked(AsyncGRPOTrainer):
+    class Hooked(async_grpo.AsyncGRPOTrainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
             seen.append({name: value.clone() for name, value in inputs.items()})
             return super().compute_loss(model, inputs, *args, **more)
 
     engine = EmbeddedEngine()
-    worker = RolloutWorker(
+    worker = lazy("tokentrace.integrations.trl_async").RolloutWorker(
         Forgetful(pocket_agent(engine, budget=Budget(turns=2, turn_tokens=48))),
         [Task(prompt) for prompt in PROMPTS],
         weights_to=engine,
@@ -248,10 +243,10 @@ def test_async_grpo_trains_all_branches_with_their_versions(tmp_path: Path, monk
     )
     put = worker.rollout_buffer.put
     worker.rollout_buffer.put = lambda one: (queued.append(one), put(one))  # type: ignore[method-assign, assignment]
-    config = AsyncGRPOConfig(
+    config = async_grpo.AsyncGRPOConfig(
         str(tmp_path), max_steps=2, per_device_train_batch_size=4, num_generations=2, token_budget=0, **QUIET
     )
-    data = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS])
+    data = datasets.Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS])
     trainer = Hooked(str(POCKET), args=config, train_dataset=data, rollout_worker=worker, weight_transfer=worker)
     trainer.train()
 
@@ -321,16 +316,16 @@ def sft_inputs(
     """What reaches the loss in an epoch of SFTTrainer, which is computed only if it `trains`."""
     seen: list[dict[str, Any]] = []
 
-    class Hooked(SFTTrainer):
+    class Hooked(trl.SFTTrainer):
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
             seen.append(dict(inputs))
             loss: Any = super().compute_loss(model, inputs, *args, **more) if trains else model.lm_head.weight.sum() * 0
             return loss
 
-    config = SFTConfig(
+    config = trl.SFTConfig(
         str(folder), num_train_epochs=1, per_device_train_batch_size=4, **{**QUIET, "logging_steps": 100, **settings}
     )
-    rows = load_dataset("parquet", data_files=str(parquet), split="train", cache_dir=str(folder / "cache"))
+    rows = datasets.load_dataset("parquet", data_files=str(parquet), split="train", cache_dir=str(folder / "cache"))
     Hooked(str(POCKET), args=config, train_dataset=rows, data_collator=data_collator).train()
     return seen
 
@@ -373,14 +368,14 @@ def test_sft_cuts_at_its_own_max_length(parquet: Path, tmp_path: Path) -> None:
     """1024 by default, without a word: ids and labels together, and rows that are left without loss are dropped."""
     found = [one for batch in sft_inputs(parquet, tmp_path, max_length=48) for one in documents(batch)]
     assert sorted(found) == expected(parquet, 48)
-    assert SFTConfig(str(tmp_path), **QUIET).max_length == 1024
+    assert trl.SFTConfig(str(tmp_path), **QUIET).max_length == 1024
 
 
 def test_collator_gives_what_trls_own_gives(parquet: Path) -> None:
-    rows = load_dataset("parquet", data_files=str(parquet), split="train").to_list()
-    theirs = DataCollatorForLanguageModeling(4064, return_position_ids=True, pad_to_multiple_of=8)(
-        [{name: row[name] for name in ("input_ids", "labels")} for row in rows]
-    )
+    rows = datasets.load_dataset("parquet", data_files=str(parquet), split="train").to_list()
+    theirs = lazy("trl.trainer.sft_trainer").DataCollatorForLanguageModeling(
+        4064, return_position_ids=True, pad_to_multiple_of=8
+    )([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
     ours = Collator(4064, multiple_of=8)(rows)
     assert {name: value.tolist() for name, value in ours.items()} == {
         name: value.tolist() for name, value in theirs.items()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-
+from tests.lazy import lazy
 from tokentrace import Agent, Budget, EmbeddedEngine, create_renderer
 from tokentrace.demo.calculator import calculate
 from tokentrace.pocket import POCKET
+
+torch, trl, datasets = lazy("torch"), lazy("trl"), lazy("datasets")
 
 PROMPTS = [[{"role": "user", "content": f"What is {a} * {b}?"}] for a, b in ((17, 23), (41, 12), (86, 37), (29, 58))]
 QUIET = {
@@ -43,21 +43,25 @@ def shortness(rollout: Any) -> float:
     return -rollout.trajectory.num_sampled / 100
 
 
-class HookedGRPO(GRPOTrainer):
-    """Keeps what reaches the loss, and how likely the model finds the completions then."""
+@functools.cache
+def hooked_grpo() -> Any:
+    class HookedGRPO(trl.GRPOTrainer):
+        """Keeps what reaches the loss, and how likely the model finds the completions then."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.batches: list[dict[str, torch.Tensor]] = []
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self.batches: list[dict[str, torch.Tensor]] = []
 
-    def compute_loss(self, model: Any, inputs: Any, **settings: Any) -> Any:
-        batch = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-        read = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
-        with torch.no_grad():
-            batch["logps"] = completion_logps(model, ids, read, batch["completion_ids"].size(1))
-        self.batches.append(batch)
-        return super().compute_loss(model, inputs, **settings)
+        def compute_loss(self, model: Any, inputs: Any, **settings: Any) -> Any:
+            batch = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+            read = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+            with torch.no_grad():
+                batch["logps"] = completion_logps(model, ids, read, batch["completion_ids"].size(1))
+            self.batches.append(batch)
+            return super().compute_loss(model, inputs, **settings)
+
+    return HookedGRPO
 
 
 def completion_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
@@ -68,12 +72,12 @@ def completion_logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, count: i
     return logps[:, -count:]
 
 
-def grpo(folder: Path, rollouts: Any, rewards: Any, *, prompts: Any = PROMPTS, **settings: Any) -> HookedGRPO:
+def grpo(folder: Path, rollouts: Any, rewards: Any, *, prompts: Any = PROMPTS, **settings: Any) -> Any:
     config: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 2, **QUIET}
-    return HookedGRPO(
+    return hooked_grpo()(
         str(POCKET),
         reward_funcs=rewards,
-        args=GRPOConfig(output_dir=str(folder), **{**config, **settings}),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        args=trl.GRPOConfig(output_dir=str(folder), **{**config, **settings}),
+        train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         rollout_func=rollouts,
     )

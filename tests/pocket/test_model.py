@@ -14,9 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is import
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM
 
+from tests.lazy import lazy
 from tests.support import FULL, rotating
 from tokentrace import InputError, create_renderer
 from tokentrace.pocket import POCKET
@@ -24,13 +23,15 @@ from tokentrace.pocket.model import load_pocket, log_softmax, read_safetensors
 from training.pocket.expert import solve
 from training.pocket.questions import make_questions
 
+torch, transformers = lazy("torch"), lazy("transformers")
+
 ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4
 
 
 @cache
 def reference() -> Any:
-    return Qwen3ForCausalLM.from_pretrained(str(POCKET), dtype=torch.float32, local_files_only=True).eval()
+    return transformers.Qwen3ForCausalLM.from_pretrained(str(POCKET), dtype=torch.float32, local_files_only=True).eval()
 
 
 @cache
@@ -53,12 +54,12 @@ def reference_logprobs(ids: list[int]) -> Any:
 
 def test_the_weights_are_small_and_the_folder_loads() -> None:
     assert (POCKET / "model.safetensors").stat().st_size < 8_000_000
-    model = Qwen3ForCausalLM.from_pretrained(str(POCKET), local_files_only=True)
+    model = transformers.Qwen3ForCausalLM.from_pretrained(str(POCKET), local_files_only=True)
     assert model.dtype == torch.float16
     assert model.config.tie_word_embeddings
-    tokenizer = AutoTokenizer.from_pretrained(str(POCKET), local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(POCKET), local_files_only=True)
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
-    for config in (model.config, GenerationConfig.from_pretrained(str(POCKET))):
+    for config in (model.config, transformers.GenerationConfig.from_pretrained(str(POCKET))):
         assert {name: getattr(config, f"{name}_token_id") for name in ids} == ids
     assert create_renderer(POCKET).get_stop_token_ids() == [ids["eos"]]
     assert model.config.vocab_size == len(tokenizer)

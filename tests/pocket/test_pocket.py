@@ -16,9 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is import
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from tests.conversations import CONVERSATIONS, Conversation
+from tests.lazy import lazy
 from tokentrace import Renderer, create_renderer
 from tokentrace.conversation.remarks import conversation_remarks
 from tokentrace.pocket import POCKET
@@ -33,7 +33,7 @@ REFUSED = {"content_image_part", "result_object"}
 
 @cache
 def transformers_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(str(POCKET), local_files_only=True)
+    return lazy("transformers").AutoTokenizer.from_pretrained(str(POCKET), local_files_only=True)
 
 
 @cache

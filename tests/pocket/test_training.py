@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
+from tests.lazy import lazy
 from tokentrace import create_renderer
 from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
 from training.pocket.expert import solve
 from training.pocket.questions import make_questions
+
+torch = lazy("torch")
 
 FOLDER = Path(__file__).parents[2] / "training" / "pocket"
 
@@ -32,7 +33,7 @@ def train() -> ModuleType:
 @pytest.fixture(scope="module")
 def trained(train: Any) -> Any:
     model = train.Pocket(train.Shape())
-    model.load_state_dict(load_file(POCKET / "model.safetensors"))
+    model.load_state_dict(lazy("safetensors.torch").load_file(POCKET / "model.safetensors"))
     return model.float().eval()
 
 

@@ -139,6 +139,6 @@ AROUND_CALLS: Final = {
     ),
     "calls that cannot be taken apart": Case(
         template(called("<call>{{ f.name }}</call>")),
-        turn(None, "calls were not understood: where the arguments stand is not to be seen; choose a tool_parser"),
+        turn(None, "calls were not understood: no arguments are shown; choose a tool_parser"),
     ),
 }  # fmt: skip

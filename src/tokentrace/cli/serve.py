@@ -36,6 +36,13 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @click.option("--engine-kind", type=OneOf(_KINDS), default="auto", show_default=True, help="The kind of engine.")
 @renderer_options
 @control_tokens_option
+@click.option(
+    "--calls",
+    type=OneOf(["strict", "lenient"]),
+    default="strict",
+    show_default=True,
+    help="Whether a well-formed call outside its place counts, as in vLLM and SGLang.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="0 for any free port.")
 @click.option("--store", metavar="FILE|URL", help="A file (SQLite) or postgresql://….  [default: in memory]")
@@ -56,7 +63,7 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 @click.option("--public-health", is_flag=True, help="With --keys: answer /healthz and /readyz without a key.")
 @click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish on exit.")
 @quiet_option
-def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **options: Any) -> None:
+def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
     The first line on stdout is the base URL, printed when the gateway is ready; its log goes to stderr, a line of JSON
@@ -99,7 +106,7 @@ def serve(*, engine: str, engine_kind: str, control_tokens: str, quiet: bool, **
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING if quiet else logging.INFO, format="%(message)s")
     for name in ("httpx", "httpx2", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    renderer = make_renderer(options, control_tokens=control_tokens)
+    renderer = make_renderer(options, control_tokens=control_tokens, calls=calls)
     if settings.store is None and not quiet:
         note("the store is in memory and is lost when the gateway stops; --store FILE keeps it")
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

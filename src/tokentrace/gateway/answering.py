@@ -11,26 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from ..diagnose.conversation_diff import text_of
-from ..engines.protocol import (
-    Completion,
-    Delta,
-    EngineError,
-    EngineRefusal,
-    EngineUnavailable,
-    FinishReason,
-    SamplingParams,
-    add_version,
-    joined,
-)
+from ..engines.protocol import Completion, Delta, EngineError, FinishReason, SamplingParams, add_version, joined
 from ..parsing.parser import StreamingParser
 from ..parsing.response import Finish
-from ..store.store import Closed, Conflict, Missing, StoreError, Taken
+from ..store.store import Conflict, StoreError
 from ..trajectory.turns import VersionSpan
 from .admission import Claim
-from .dialect import Dialect, Head, Reply
+from .dialect import Dialect, Head, Reply, call_ids_of, response_name
 from .items import Change, ItemStream, changes_of, openai_message
-from .names import call_ids_of, response_name
-from .problems import RequestError
+from .problems import request_error
 from .requests import AnswerOptions, Request
 from .turns import Message, Placement, RecordedTurn, TurnDetails
 
@@ -348,20 +337,3 @@ async def unhurried(work: asyncio.Future[Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait((work,))
         raise
-
-
-def request_error(error: EngineError | StoreError) -> RequestError:
-    """A failure of the engine or the store, as an agent gets it."""
-    match error:
-        case EngineUnavailable():
-            return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry_after=2)
-        case EngineRefusal():
-            status = error.status if error.status in (400, 413, 422, 429) else 400
-            return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
-        case Missing():
-            return RequestError(str(error), status=404, code="no_session")
-        case Closed() | Taken():
-            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
-        case StoreError():
-            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
-    return RequestError(f"the engine failed: {error}", status=502, code="engine")

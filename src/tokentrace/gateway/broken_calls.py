@@ -1,7 +1,7 @@
 """Calls with arguments that are not JSON, in conversations that must be rendered. Pure.
 
 An agent repeats such a call as the model wrote it. If the conversation continues the recorded turn, nothing of it is
-rendered. If it branches, a template that reads arguments as a mapping gets what can be read of them, with a note.
+rendered. If it branches, a template that reads arguments as a mapping gets an empty one, with a note.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from ..conversation.place import Place
 from ..errors import InputError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from .partial import PartialObject
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
-    """A rendered conversation, and notes on calls of which the template got only a part.
+    """A rendered conversation, and notes on calls whose arguments the template did not get.
 
     Raises what `Renderer.render` raises, except for the arguments of a call.
     """
@@ -30,7 +29,7 @@ def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple
         changed = [at for at, message in enumerate(messages) if readable[at] is not message]
         if not changed:
             raise
-    note = "the arguments of a call are not a JSON object: the template got what can be read of them"
+    note = "the arguments of a call are not a JSON object: the template got none"
     return renderer.render(readable, **how), [f"message {at}: {note}" for at in changed]
 
 
@@ -53,7 +52,5 @@ def _readable_call(call: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         parse_arguments(text, Place())
     except InputError:
-        partial = PartialObject()
-        partial.feed(text)
-        return {**call, "function": {**function, "arguments": partial.value()}}
+        return {**call, "function": {**function, "arguments": {}}}
     return call

@@ -23,10 +23,9 @@ from ..store.store import Store
 from ..study.memory import Memory
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, item_stream, unhurried
-from .dialect import Dialect, Head, Reply
+from .dialect import Dialect, Head, Reply, random_id, response_name
 from .late_system import with_late_instructions
 from .metrics import Metrics
-from .names import random_id, response_name
 from .problems import RequestError
 from .references import with_references
 from .requests import Request
@@ -205,27 +204,6 @@ class Gateway:
         instructions, new = request.messages[: request.instructions], request.messages[request.instructions :]
         return replace(request, messages=[*instructions, *past, *new])
 
-    async def stored(self, id: str, response: str) -> Answered:
-        """A stored answer, by the id of its response. Raises RequestError if there is none."""
-        number = await self.store.turn_named(id, response_name(response))
-        if number is None:
-            raise RequestError(f"there is no stored response {response!r} in this session", status=404)
-        async with self.sessions.locked(id) as live:
-            turn = live.session.turns[number]
-            tools, variables = live.session.roots[turn.root]
-            request = Request(
-                live.session.conversation(number)[:-1],
-                tools,
-                turn.model,
-                variables=variables,
-                instructions=turn.instructions,
-                answer=turn.options,
-            )
-            return self._head_of(live, turn, request), [self._reply_of(live, turn)]
-
-    def _head_of(self, live: Live, turn: RecordedTurn, request: Request) -> Head:
-        return self._head(request, live.session.prompt_ids(turn), turn.response, turn.created)
-
     def _reply_of(self, live: Live, turn: RecordedTurn) -> Reply:
         """A recorded reply, read again from its tokens."""
         trajectory, sampled = live.session.trajectory, live.session.sampled_turn(turn)
@@ -261,7 +239,8 @@ class Gateway:
         async with self.sessions.locked(live.info.id) as now:
             turns = [now.session.turns[number] for number in numbers]
             replies = [self._reply_of(now, turn) for turn in turns]
-            head = self._head_of(now, turns[0], request)
+            prompt_ids = now.session.prompt_ids(turns[0])
+            head = self._head(request, prompt_ids, turns[0].response, turns[0].created)
         self.metrics.replayed.inc()
         return head, replies
 

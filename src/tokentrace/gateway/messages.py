@@ -4,20 +4,15 @@ An answer has blocks of thinking, text and tool use in the order in which the mo
 back a signature with thinking, so it has one; any is accepted. ``input_tokens`` are those that were not in the engine's
 cache, as Anthropic counts.
 
-Anthropic's client raises on pieces of input that cannot become JSON. So a tool use opens with its object; where that
-breaks, or the completion is cut off, its pieces end unfinished, and ``input`` has the members that are whole. An
-attempt with a name and no object is text.
+Anthropic's client raises on pieces of input that cannot become JSON. So the input of a tool use is sent when the call
+ends; if it is broken or cut off, it is an empty object.
 
 What Claude Code sends besides the conversation:
 
-- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is left out and listed as
-  ignored.
+- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is ignored.
 - Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,
   becomes the tool's definition, as text, so that everything before it stays as it was.
-- ``thinking`` and ``output_config.effort`` are hints for the template. An effort in the middle of a conversation would
-  change the beginning, so it is a wish.
-- ``context_management`` would have the server leave out messages. Nothing is left out: it is a wish, unless its edits
-  keep everything.
+- ``context_management`` and an effort in the middle of a conversation would change its beginning: they are wishes.
 """
 
 from __future__ import annotations

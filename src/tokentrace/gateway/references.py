@@ -13,7 +13,7 @@ from ..conversation.responses import response_of_item
 from ..diagnose.conversation_diff import text_of
 from ..errors import shown
 from ..store.store import Store
-from .names import response_name
+from .dialect import response_name
 from .problems import RequestError
 from .requests import Request
 from .sessions import Sessions

@@ -2,14 +2,11 @@
 
 Also reads ``top_k``, ``seed``, ``stop`` and ``chat_template_kwargs``, as in chat completions.
 
-The ids of responses and of their output items carry `Head.id`, so that items which come back say which turn they are
-from. An answer always has an item: if the model wrote nothing, an empty message, so that clients can repeat something.
-Reasoning is reported whole and never summarised. ``reasoning.encrypted_content`` adds it as an opaque string, for
-clients that keep nothing else of it.
-
-Functions in a namespace (Codex has the tools of MCP servers in such) are functions too: the model knows them by a name
-with the namespace in front, the client gets the two apart. Tools that OpenAI runs itself do not exist here: the model
-does not see them, and the answer says so. All others are refused.
+Ids of responses and output items carry `Head.id`, so that items which come back say which turn they are from. An answer
+always has an item, so that clients can repeat something. Reasoning is reported whole, never summarised;
+``reasoning.encrypted_content`` adds it as an opaque string, for clients that keep nothing else of it. Functions in a
+namespace (Codex has MCP tools in such) get the namespace in front of their names. The model does not see tools that
+OpenAI runs itself, and the answer says so.
 """
 
 from __future__ import annotations

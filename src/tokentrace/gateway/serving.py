@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -114,15 +115,9 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
         raise InputError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; use another --port"
         ) from error
-    config = uvicorn.Config(
-        app.starlette(),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, int(settings.patience) + 1),
-        lifespan="off",
-        ws="none",
-    )
+    quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+    grace = max(1, int(settings.patience) + 1)
+    config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet)
     server = app.server = _Server(config, app.gateway, settings.patience)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     port = listening.getsockname()[1]

@@ -60,6 +60,7 @@ class TokentraceConfig(BaseRendererConfig):
     truncation: Literal["close", "refuse"] = "close"
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    calls: Literal["strict", "lenient"] = "strict"
     trusted: tuple[str, ...] = tuple(sorted(TRUSTED))
     messages: Literal["adapt", "as_given"] = "adapt"
     lost: Literal["warn", "error", "ignore"] = "warn"
@@ -78,6 +79,7 @@ class TokentraceConfig(BaseRendererConfig):
             "truncation",
             "tool_parser",
             "reasoning_parser",
+            "calls",
             "trusted",
             "messages",
             "lost",

@@ -116,7 +116,11 @@ class BracketReader:
         """Elements named after the arguments, up to the closing of the call, or to what ends calls early."""
         calls, reader, output = self.calls, self.reader, self.output
         start = reader.at
-        match = yield from reader.find(calls.to_finish)
+        while True:
+            match = yield from reader.find(calls.to_finish)
+            if match is None or match.kind != "finish" or (yield from reader.sees_all(calls.finish)) is not None:
+                break
+            reader.at = match.stop
         tree = _Tree(bytes(reader.data[start : reader.at]), calls, call, output)
         call.values = {}
         for key, value in tree.arguments():
@@ -249,7 +253,7 @@ class _Tree:
             at = _past_space(self.data, self.at)
             opens = self.data.startswith(self._open, at) and not self.data.startswith(self._close, at)
             if opens and len(stack) <= _DEEPEST:
-                end = self.data.find(self._tag_end, at)
+                end = self.data.find(self._tag_end, at + len(self._open))
                 if end < 0:
                     self._call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
                     break
@@ -288,7 +292,7 @@ class _Tree:
 
     def _closed(self, element: _Element, stop: int) -> Any:
         """The value of an element whose closing tag begins at `stop`; goes past that tag."""
-        end = self.data.find(self._tag_end, stop)
+        end = self.data.find(self._tag_end, stop + len(self._close))
         if end < 0 or self._output.decoded(self.data[stop + len(self._close) : end]) != element.name:
             self._call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
         self.at = end + len(self._tag_end) if end >= 0 else stop + len(self._close)

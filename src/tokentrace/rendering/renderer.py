@@ -348,7 +348,7 @@ class Renderer:
         run = functools.partial(study.run_with, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
         rendering = write_conversation(run, messages, prompt, self.past if has_past else Past.TEMPLATE).rendering
-        turns, _ = find_turns(rendering, messages, run, self.tokenizer, wanted=lambda index: index == at)
+        turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
         return self.encode_text(rendering, messages, tools=tools), turns
 
     # -- parsing

@@ -143,7 +143,10 @@ def _report(document: Document) -> Iterator[RenderableType]:
     if document.lead:
         yield Text(flat(document.lead), "dim")
     if document.cards:
-        figures = [" ".join(filter(None, (card.label.lower(), card.value, card.more))) for card in document.cards]
+        figures = []
+        for card in document.cards:
+            more = f" ({card.more})" if card.more else ""
+            figures.append(f"{card.label.lower()} {card.value}{more}")
         yield Text("  " + flat(" · ".join(figures)), "dim")
     for table in document.tables:
         yield Text()

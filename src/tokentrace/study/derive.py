@@ -1,7 +1,7 @@
-"""Reading a grammar off a template: probes are rendered, and the trace says what stands where.
+"""Reading a grammar off a template: probes are rendered, and the trace says where each field is.
 
-Reasoning with content shows how reasoning opens and closes, content alone what is written in its place, and what
-stands around content. Calls are `study.derive_calls`. Nothing here knows a model.
+Reasoning with content shows how reasoning opens and closes; content alone shows what is written in its place, and what
+surrounds content. Calls are in `study.derive_calls`. Nothing here knows a model.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> 
     stops = [added[index].text for index in sorted(ends) if index in added]
     reader = TurnReader(functools.partial(_last_turn, study, tools), study.tokenizer.vocabulary, stops)
     toggles = [{name: value} for name in sorted(study.template.variables) for value in (True, False)]
-    asked = study.prompts.alone(tools)
-    prompt = (asked.tail or asked.added) if asked is not None else ""
+    alone = study.prompts.alone(tools)
+    prompt = (alone.tail or alone.added) if alone is not None else ""
     return _Deriver(reader, prompt, study.template.constants, toggles).derive()
 
 
 def _last_turn(
     study: TemplateStudy, tools: bool, messages: Messages, changes: Mapping[str, Any]
 ) -> tuple[Rendering, int, int] | None:
-    """A conversation, and where the turn of its last message stands; None where it is refused or there is none."""
+    """A conversation, and where the turn of its last message is; None if the template refuses it or writes none."""
 
     def render(some: Messages, prompt: bool) -> Rendering:
         rendering = study.probe(some, tools, prompt, changes)
@@ -56,9 +56,9 @@ def _last_turn(
     rendering, last = study.probe(messages, tools, changes=changes), len(messages) - 1
     if rendering is None:
         return None
-    turns, _ = find_turns(rendering, messages, render, study.tokenizer, wanted=lambda index: index == last)
-    own = [turn for turn in turns if turn.message == last and turn.start < turn.end]
-    return (rendering, own[0].start, own[-1].end) if own else None
+    turns, _ = find_turns(rendering, messages, render, study.tokenizer, only=last)
+    turns = [turn for turn in turns if turn.message == last and turn.start < turn.end]
+    return (rendering, turns[0].start, turns[-1].end) if turns else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Deriver:
     constants: frozenset[str]
     """The strings that the template compares things with."""
     toggles: Sequence[Mapping[str, Any]]
-    """Template variables that may show reasoning where it is hidden."""
+    """Template variables that may show hidden reasoning."""
 
     def derive(self) -> TurnGrammar:
         reader = self.reader
@@ -77,19 +77,20 @@ class _Deriver:
         if closing.close:
             reader.ends.append(closing.close)
             plain = reader.turn({"content": "answer"})
-        thought = self._reasoned()
-        channels = self._channels(thought)
+        before = plain.before_content() if plain is not None else None
+        reasoned = self._reasoned()
+        channels = self._channels(reasoned)
         if channels is not None:
             calls = self._bodies(channels)
             notes = tuple(dict.fromkeys(reader.notes))
             return TurnGrammar(self.prompt, self.prompt, calls=calls, channels=channels, notes=notes)
-        frame, opening = self._frames(thought, plain)
+        frame, opening = self._frames(reasoned, before or "")
         if self.prompt.strip() and opening.startswith(self.prompt):
             reader.notes.append(SEVERAL_MESSAGES)
             return TurnGrammar(head=self.prompt, prompt=self.prompt, notes=tuple(reader.notes))
         if frame is None:
-            frame = self._hidden(plain)
-        head, opened, after_empty = self._head(plain, thought, frame, opening)
+            frame = self._hidden(before or "")
+        head, opened, after_empty = self._head(before, reasoned, frame, opening)
         opened = opened or self._opened_beside(head, frame)
         content = dataclasses.replace(closing, open=opened.strip(), lead=trailing(opened)) if opened else closing
         grammar = TurnGrammar(head, self.prompt, frame, after_empty, content)
@@ -111,81 +112,68 @@ class _Deriver:
                 return turn
         return None
 
-    # -- content
-
     def _closing(self, plain: WrittenTurn | None) -> Frame:
         """What the template writes after content: letters that close the turn, or white space before its stop."""
-        said = plain.first("content") if plain else None
-        after = plain.text[said.stop :] if plain is not None and said is not None else ""
+        content = plain.first("content") if plain is not None else None
+        after = plain.text[content.stop :] if plain is not None and content is not None else ""
         if not after.strip():
             return Frame(trail=after)
         return Frame(trail=leading(after), close=after.strip(), after=trailing(after))
 
     # -- reasoning
 
-    def _frames(self, turn: WrittenTurn | None, plain: WrittenTurn | None) -> tuple[Frame | None, str]:
-        """What stands around reasoning, and what opens content after it."""
-        reasoning = turn.first("reasoning") if turn else None
+    def _frames(self, turn: WrittenTurn | None, head: str) -> tuple[Frame | None, str]:
+        """What surrounds reasoning, and what opens content after it. `head` is what precedes content alone."""
+        reasoning = turn.first("reasoning") if turn is not None else None
         if turn is None or reasoning is None:
             return None, ""
-        after = [hole for hole in turn.holes if hole.start >= reasoning.stop]
-        if not after:
+        following = next((hole for hole in turn.holes if hole.start >= reasoning.stop), None)
+        if following is None:
             return None, ""
-        between = turn.text[reasoning.stop : after[0].start]
-        closing = self.reader.mark.search(between)
-        if closing is None or between[: closing.start()].strip():
-            closing = re.search(r"\S(?:.*\S)?", between, re.DOTALL) if after[0].field == "content" else None
-        if closing is None:
+        before_content = following.field == "content"
+        between = turn.between(reasoning, following)
+        close = self.reader.tag.search(between)
+        if close is None or between[: close.start()].strip():
+            close = re.search(r"\S(?:.*\S)?", between, re.DOTALL) if before_content else None
+        if close is None:
             self.reader.notes.append("nothing that could be looked for closes the reasoning")
             return None, ""
-        opened, lead = self._opening(turn.text[: reasoning.start], plain, closing[0])
-        if not opened or opened == closing[0]:
+        opened, lead = self._opening(turn.text[: reasoning.start], head, close[0])
+        if not opened or opened == close[0]:
             self.reader.notes.append("nothing opens the reasoning, so that it is not to be told from content")
             return None, ""
-        rest = between[closing.end() :] if after[0].field == "content" else ""
-        space = leading(rest) if rest else leading(between[closing.end() :])
-        frame = Frame(
-            open=opened,
-            lead=lead,
-            trail=between[: closing.start()],
-            close=closing[0],
-            after=space,
-        )
-        return frame, rest.lstrip() if rest.strip() else ""
+        after = between[close.end() :]
+        frame = Frame(open=opened, lead=lead, trail=between[: close.start()], close=close[0], after=leading(after))
+        return frame, after.lstrip() if before_content else ""
 
-    def _opening(self, before: str, plain: WrittenTurn | None, closed: str) -> tuple[str, str]:
+    def _opening(self, before: str, head: str, close: str) -> tuple[str, str]:
         """What opens reasoning, and the white space after it.
 
-        That is the last mark before it, or all that is not the head; or what the generation prompt ends with where it
-        goes further than that. Where an answer has the same and then what closes reasoning, it begins at the last mark.
+        That is the last tag before it, or all that is not the head, or the end of a generation prompt that goes
+        further. If an answer has the same and then the closing of reasoning, it begins at the last tag.
         """
-        said = plain.first("content") if plain else None
-        head = plain.text[: said.start] if plain is not None and said is not None else ""
-        marks = [match for match in self.reader.mark.finditer(before) if not before[match.end() :].strip()]
-        if marks and (marks[-1][0] not in head or closed in head):
-            return marks[-1][0], before[marks[-1].end() :]
-        begun = list(self.reader.mark.finditer(before))
-        if begun and head[len(before) :].lstrip().startswith(closed) and head.startswith(before):
-            rest = before[begun[-1].start() :]  # a place for reasoning, which is empty
-            return rest.strip(), trailing(rest)
-        rest = before[len(self.reader.common_prefix(before, head or self.prompt)) :]
-        if not rest.strip() and self.prompt.startswith(before):
-            rest = self.prompt[len(before) :]
-        return (rest.strip(), trailing(rest)) if rest.strip() else ("", "")
+        tags = list(self.reader.tag.finditer(before))
+        if tags and not before[tags[-1].end() :].strip() and (tags[-1][0] not in head or close in head):
+            return tags[-1][0], before[tags[-1].end() :]
+        if tags and head[len(before) :].lstrip().startswith(close) and head.startswith(before):
+            opened = before[tags[-1].start() :]  # an empty place for reasoning
+        else:
+            opened = before[len(self.reader.common_prefix(before, head or self.prompt)) :]
+            if not opened.strip() and self.prompt.startswith(before):
+                opened = self.prompt[len(before) :]
+        return (opened.strip(), trailing(opened)) if opened.strip() else ("", "")
 
-    def _hidden(self, plain: WrittenTurn | None) -> Frame | None:
-        """Reasoning that is never shown, known by what the template looks for in content, or by what it prompts.
+    def _hidden(self, head: str) -> Frame | None:
+        """Reasoning that is never shown: known by what the template looks for in content, or by what it prompts.
 
-        How the model sets it off is then not to be seen: nothing is taken for white space of the grammar.
+        How the model sets it off cannot be seen, so no white space belongs to the grammar.
         """
-        said = plain.first("content") if plain else None
-        before = plain.text[: said.start] if plain is not None and said is not None else ""
         prompt = self.prompt.rstrip()
-        for opened, closed in self._tags(before):
-            beyond = prompt.endswith(opened) and opened not in before
+        for opened, closed in self._tag_pairs(head):
+            beyond = prompt.endswith(opened) and opened not in head
             turn = self.reader.turn({"content": f"{opened}alpha{closed}omega"})
             dropped = turn is not None and "omega" in turn.text and "alpha" not in turn.text
-            if beyond or dropped or prompt.endswith(closed) or (opened in before and closed in before):
+            if beyond or dropped or prompt.endswith(closed) or (opened in head and closed in head):
                 self.reader.notes.append(
                     f"the template never shows reasoning; it prompts with {opened} or looks for {closed}"
                 )
@@ -193,33 +181,36 @@ class _Deriver:
                 return Frame(opened, lead, "", closed, "")
         return None
 
-    def _tags(self, before: str) -> list[tuple[str, str]]:
-        """Tags that stand in the generation prompt or before content, or that the template looks for in texts."""
-        found: dict[tuple[str, str], None] = {}
-        for text in (self.prompt, before, *sorted(self.constants)):
+    def _tag_pairs(self, head: str) -> list[tuple[str, str]]:
+        """Tags in the generation prompt, before content, or in strings that the template looks for."""
+        pairs: dict[tuple[str, str], None] = {}
+        for text in (self.prompt, head, *sorted(self.constants)):
             for left, name, right in re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", text):
-                found[f"{left}{name}{right}", f"{left}/{name}{right}"] = None
-        return list(found)
+                pairs[f"{left}{name}{right}", f"{left}/{name}{right}"] = None
+        return list(pairs)
+
+    # -- the head of a turn
 
     def _head(
-        self, plain: WrittenTurn | None, thought: WrittenTurn | None, frame: Frame | None, opening: str
+        self, before: str | None, reasoned: WrittenTurn | None, frame: Frame | None, opening: str
     ) -> tuple[str, str, str]:
-        """What a turn begins with, what opens content, and the white space after an empty place for reasoning."""
+        """What a turn begins with, what opens content, and the white space after an empty place for reasoning.
+
+        `before` is what precedes content alone; None if the template shows no such turn.
+        """
         after_empty = frame.after if frame is not None else ""
-        prompt, prompted = self._before_reasoning(self.prompt, frame)
-        said = plain.first("content") if plain else None
-        if plain is None or said is None:
-            before = thought.text[: thought.holes[0].start] if thought is not None else ""
-            return self._before_reasoning(before, frame)[0] or prompt, opening, prompted or after_empty
-        before = plain.text[: said.start]
-        head, rest = self._before_reasoning(before, frame)
+        prompt, prompted = _split_at_reasoning(self.prompt, frame)
+        if before is None:
+            lead = reasoned.text[: reasoned.holes[0].start] if reasoned is not None else ""
+            return _split_at_reasoning(lead, frame)[0] or prompt, opening, prompted or after_empty
+        head, after = _split_at_reasoning(before, frame)
         if not before:  # all of its head is in the prompt
             head = prompt
         if opening and before.endswith(opening):
             head = head.removesuffix(opening)
-            rest = rest.removesuffix(opening) if rest is not None else None
-        if rest is not None:
-            return head, opening, rest
+            after = after.removesuffix(opening) if after is not None else None
+        if after is not None:
+            return head, opening, after
         if prompt.strip() and not opening:
             common = self.reader.common_prefix(before, prompt)
             if common.strip() and before[len(common) :].strip():
@@ -229,77 +220,62 @@ class _Deriver:
         return head, opening, prompted if prompted is not None else after_empty
 
     def _opened_beside(self, head: str, frame: Frame | None) -> str:
-        """What opens content where calls follow, and only there: Llama 4 writes it after ``<|python_start|>``."""
+        """What opens content only if calls follow: Llama 4 writes it after ``<|python_start|>``."""
         beside = self.reader.called({"key": "value"}, content="answer")
-        said, called = (beside.first("content"), beside.called()) if beside is not None else (None, None)
-        if beside is None or said is None or called is None or called.start < said.stop:
+        content, calls = (beside.first("content"), beside.first_of_calls()) if beside is not None else (None, None)
+        if beside is None or content is None or calls is None or calls.start < content.stop:
             return ""
-        before = self._before_reasoning(beside.text[: said.start], frame)[0]
+        before = _split_at_reasoning(beside.text[: content.start], frame)[0]
         opened = before.removeprefix(head)
-        return opened if before.startswith(head) and self.reader.mark.fullmatch(opened.strip()) else ""
+        return opened if before.startswith(head) and self.reader.tag.fullmatch(opened.strip()) else ""
 
     def _without_prompt(self, before: str) -> tuple[str, str]:
-        """What all turns begin with and what opens content, where no generation prompt tells the two apart."""
+        """What all turns begin with and what opens content, if there is no generation prompt to compare with."""
         turn = self.reader.called({"key": "value"})
         called = turn.text[: turn.holes[0].start] if turn is not None else before
         head = self.reader.common_prefix(before, called)
         return (head, before[len(head) :]) if before[len(head) :].strip() else (before, "")
 
-    def _before_reasoning(self, text: str, frame: Frame | None) -> tuple[str, str | None]:
-        """What stands before a place for reasoning, and what comes after it where it is closed."""
-        if frame is None:
-            return text, None
-        after = None
-        if frame.close in text:
-            after = text[text.rindex(frame.close) + len(frame.close) :]
-            text = text[: text.rindex(frame.close)]
-        if frame.open and frame.open in text:
-            text = text[: text.rindex(frame.open)]
-        return text, after
-
     # -- channels
 
     def _channels(self, turn: WrittenTurn | None) -> Channels | None:
-        """Reasoning and content in messages of their own: both come after the same mark, with another header.
+        """Reasoning and content in messages of their own: both come after the same tag, with another header.
 
-        A header has a mark and a channel after it, or a word that says who the message goes to: ``to=user``.
+        A header has a tag and a channel after it, or a word that names the recipient: ``to=user``.
         """
-        reasoning, content = (turn.first("reasoning"), turn.first("content")) if turn else (None, None)
+        reasoning, content = (turn.first("reasoning"), turn.first("content")) if turn is not None else (None, None)
         if turn is None or reasoning is None or content is None or content.start < reasoning.stop:
             return None
-        before = list(self.reader.mark.finditer(turn.text[: reasoning.start]))
-        between = turn.text[reasoning.stop : content.start]
-        marks = list(self.reader.mark.finditer(between))
-        if not before or len(marks) not in (3, 4) or before[-1].end() != reasoning.start:
+        lead, between = turn.text[: reasoning.start], turn.between(reasoning, content)
+        before, tags = (list(self.reader.tag.finditer(text)) for text in (lead, between))
+        if not before or len(tags) not in (3, 4) or before[-1].end() != reasoning.start:
             return None
-        end, start, *channels, message = (match[0] for match in marks)
-        if before[-1][0] != message or len({end, start, *channels, message}) < len(marks):
+        end, start, *channels, message = (match[0] for match in tags)
+        if before[-1][0] != message or len({end, start, *channels, message}) < len(tags):
             return None
-        lead = turn.text[: reasoning.start]
         if not channels:
             words = [(text[: text.rindex(message)].split() or [""])[-1] for text in (lead, between)]
-            (to, mark, named), (other, _, said) = (word.rpartition("=") for word in words)
-            if not mark or to != other or named == said:
+            (to, equals, first), (other, _, second) = (word.rpartition("=") for word in words)
+            if not equals or to != other or first == second:
                 return None
-            return self._channel_calls(Channels(start, "", message, end, named, said, f"{to}=", "", "", "", end))
-        channel = channels[0]
-        named = lead[lead.rindex(channel) + len(channel) : lead.rindex(message)]
-        said = between[between.rindex(channel) + len(channel) : between.rindex(message)]
-        return self._channel_calls(Channels(start, channel, message, end, named.strip(), said.strip()))
+            return self._channel_calls(Channels(start, "", message, end, first, second, f"{to}=", "", "", "", end))
+        first, second = (
+            text[text.rindex(channels[0]) + len(channels[0]) : text.rindex(message)].strip() for text in (lead, between)
+        )
+        return self._channel_calls(Channels(start, channels[0], message, end, first, second))
 
     def _channel_calls(self, channels: Channels) -> Channels:
         turn = self.reader.called({"key": "value"})
-        name = turn.first("name", 0) if turn else None
-        arguments = turn.arguments(0) if turn else []
+        name = turn.first("name", 0) if turn is not None else None
+        arguments = turn.arguments(0) if turn is not None else []
         if turn is None or name is None or not arguments:
             self.reader.notes.append(NO_CALLS)
             return channels
-        lead = turn.text[: name.start].rsplit(maxsplit=1)[-1]
-        recipient, _, namespace = lead.rpartition("=")
-        header = turn.text[name.stop : arguments[0].start]
+        recipient, _, namespace = turn.text[: name.start].rsplit(maxsplit=1)[-1].rpartition("=")
+        header = turn.between(name, arguments[0])
         words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
-        rest = turn.full[arguments[-1].stop :]
-        ending = self.reader.mark.match(rest) if channels.channel else list(self.reader.mark.finditer(rest))[-1]
+        after = turn.full[arguments[-1].stop :]
+        ending = self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
         return dataclasses.replace(
             channels,
             recipient=f"{recipient}=",
@@ -310,7 +286,7 @@ class _Deriver:
         )
 
     def _bodies(self, channels: Channels) -> CallGrammar | None:
-        """How calls are written in messages of their own; None where that is one JSON, or was not understood."""
+        """How calls are written in messages of their own; None if that is one JSON, or was not understood."""
         reader = self.reader
         reader.body = channels.message
         body = reader.called({"key": "value"})
@@ -323,9 +299,8 @@ class _Deriver:
 
     def _calls(self, grammar: TurnGrammar) -> CallGrammar | None:
         reader = self.reader
-        one = reader.called({"key": "value"})
         beside = reader.called({"key": "value"}, content="answer")
-        one = one or beside
+        one = reader.called({"key": "value"}) or beside
         if one is None:
             reader.notes.append(NO_CALLS)
             return None
@@ -343,9 +318,21 @@ class _Deriver:
         return calls
 
     def _begins_again(self, beside: WrittenTurn, grammar: TurnGrammar) -> bool:
-        """Whether what the generation prompt begins with stands between content and calls."""
-        begun = self._before_reasoning(self.prompt, grammar.reasoning)[0].strip()
-        said, called = beside.first("content"), beside.called()
-        if said is None or called is None or self.reader.mark.match(begun) is None:
+        """True if the head of the generation prompt is between content and calls."""
+        head = _split_at_reasoning(self.prompt, grammar.reasoning)[0].strip()
+        content, calls = beside.first("content"), beside.first_of_calls()
+        if content is None or calls is None or self.reader.tag.match(head) is None:
             return False
-        return begun in beside.text[said.stop : called.start]
+        return head in beside.between(content, calls)
+
+
+def _split_at_reasoning(text: str, frame: Frame | None) -> tuple[str, str | None]:
+    """What precedes a place for reasoning, and what follows it if it is closed."""
+    if frame is None:
+        return text, None
+    after = None
+    if frame.close in text:
+        text, _, after = text.rpartition(frame.close)
+    if frame.open and frame.open in text:
+        text = text[: text.rindex(frame.open)]
+    return text, after

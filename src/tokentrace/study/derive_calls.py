@@ -35,12 +35,12 @@ class CallDeriver:
     two: WrittenTurn | None
 
     def derive(self) -> CallGrammar | None:
-        found = self._object(self.one, 0)
-        if found is not None:
-            return self._json_call(found[2])
+        json_object = self._object(self.one, 0)
+        if json_object is not None:
+            return self._json_call(json_object[2])
         arguments = self.one.arguments(0)
-        if self.one.called() is None or not arguments:
-            return self._not_understood("where the arguments stand is not to be seen")
+        if self.one.first_of_calls() is None or not arguments:
+            return self._not_understood("no arguments are shown")
         gapless = all(left.stop == right.start for left, right in itertools.pairwise(arguments))
         return self._json_arguments() if gapless else self._one_by_one()
 
@@ -69,11 +69,11 @@ class CallDeriver:
         return None
 
     def _json_call(self, value: dict[str, Any]) -> CallGrammar | None:
-        wanted = {"probe1": "name", "call00001": "id"}
+        fields = {"probe1": "name", "call00001": "id"}
         keys: list[tuple[str, tuple[str, ...]]] = []
         for path, leaf in _leaves(value, ()):
-            if isinstance(leaf, str) and leaf in wanted:
-                keys.append((wanted[leaf], path))
+            if isinstance(leaf, str) and leaf in fields:
+                keys.append((fields[leaf], path))
             elif leaf in (ONE_ARGUMENT, json.dumps(ONE_ARGUMENT)):
                 keys.append(("arguments", path))
         named_key = value == {"probe1": ONE_ARGUMENT}
@@ -81,8 +81,8 @@ class CallDeriver:
             return self._not_understood("they are JSON, but name or arguments are not in it")
 
         def extent(turn: WrittenTurn, number: int) -> tuple[int, int] | None:
-            found = self._object(turn, number)
-            return found[:2] if found is not None else None
+            json_object = self._object(turn, number)
+            return json_object[:2] if json_object is not None else None
 
         around = self._around(extent)
         return CallGrammar(
@@ -126,8 +126,8 @@ class CallDeriver:
     def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
         """The fields of a call with what stands between them, and what stands between the last and the arguments."""
         fields, arguments = self._fields(turn, number), turn.arguments(number)
-        leads = ["", *(turn.text[left.stop : right.start] for left, right in itertools.pairwise(fields))]
-        begin = turn.text[fields[-1].stop : arguments[0].start] if fields and arguments else ""
+        leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))]
+        begin = turn.between(fields[-1], arguments[0]) if fields and arguments else ""
         return [(lead, hole.field) for lead, hole in zip(leads, fields, strict=True)], begin
 
     # -- arguments one by one
@@ -141,10 +141,9 @@ class CallDeriver:
         values = [hole for hole in several.arguments(0) if not hole.is_key]
         if len(values) != 2 or len(keys) not in (2, 4):
             return self._not_understood("keys and values are not to be told apart")
-        opened = several.text[keys[0].stop : values[0].start]
-        begin = several.text[self._fields(several)[-1].stop : keys[0].start]
-        other = number.arguments(0)
-        alike = len(opened.strip()) > 1 and len(other) > 1 and number.text[other[0].stop : other[1].start] == opened
+        opened = several.between(keys[0], values[0])
+        begin = several.between(self._fields(several)[-1], keys[0])
+        alike = len(opened.strip()) > 1 and _value_opening(number) == opened
         if begin == "(" and opened.startswith("="):
             return self._python(Value.QUOTED if alike else None)
         if begin == "{" and opened.startswith(":"):
@@ -157,9 +156,9 @@ class CallDeriver:
         self, several: WrittenTurn, number: WrittenTurn, keys: list[Hole], values: list[Hole]
     ) -> CallGrammar | None:
         reader, text = self.reader, several.text
-        to_key = text[self._fields(several)[-1].stop : keys[0].start]
-        to_next = text[values[0].stop : keys[1].start]
-        value_open = text[keys[0].stop : values[0].start]
+        to_key = several.between(self._fields(several)[-1], keys[0])
+        to_next = several.between(values[0], keys[1])
+        value_open = several.between(keys[0], values[0])
         value_close = reader.common_prefix(to_next, text[values[1].stop :])
         none = reader.called({})
         named = self._fields(none) if none is not None else []
@@ -170,9 +169,7 @@ class CallDeriver:
             begin = to_key[: len(to_key) - len(key_open)]
         if not value_open.strip() or not key_open.strip() or not value_close.strip():
             return self._not_understood("nothing stands around the arguments")
-        other = number.arguments(0)
-        other_open = number.text[other[0].stop : other[1].start] if len(other) > 1 else value_open
-
+        other_open = _value_opening(number) or value_open
         leads = self._head(several, 0)[0]
         numbered, begin = self._numbered(begin)
         strings, others = self._values()
@@ -193,9 +190,7 @@ class CallDeriver:
     def _typed_opens(self, usual: str) -> Iterator[tuple[str, str]]:
         """What opens values of a type that do not open as numbers do."""
         for kind, value in {"boolean": True, "null": None, "array": ["one"], "object": {"inner": "one"}}.items():
-            turn = self.reader.called({"key": value})
-            holes = turn.arguments(0) if turn is not None else []
-            opened = turn.text[holes[0].stop : holes[1].start] if turn is not None and len(holes) > 1 else usual
+            opened = _value_opening(self.reader.called({"key": value})) or usual
             if opened != usual:
                 yield kind, opened
 
@@ -206,16 +201,20 @@ class CallDeriver:
             return [], begin
         first, second = (self._head(two, at)[1] for at in (0, 1))
         for match in re.finditer(r"\d+", first):
-            lead, rest = first[: match.start()], first[match.end() :]
-            if second == f"{lead}{int(match[0]) + 1}{rest}" and begin.startswith(lead + match[0]) and int(match[0]) < 2:
+            lead, after = first[: match.start()], first[match.end() :]
+            if (
+                second == f"{lead}{int(match[0]) + 1}{after}"
+                and begin.startswith(lead + match[0])
+                and int(match[0]) < 2
+            ):
                 return [(lead, "number" if match[0] == "1" else "index")], begin[match.end() :]
         return [], begin
 
     def _tree(self, several: WrittenTurn, keys: list[Hole], values: list[Hole]) -> CallGrammar | None:
         """Elements that are named after the arguments, at both ends."""
         reader, text = self.reader, several.text
-        value_open = text[keys[0].stop : values[0].start]
-        to_key = text[self._fields(several)[-1].stop : keys[0].start]
+        value_open = several.between(keys[0], values[0])
+        to_key = several.between(self._fields(several)[-1], keys[0])
         key_open = reader.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
 
         strings, others = self._values()
@@ -224,7 +223,7 @@ class CallDeriver:
             begin=to_key[: len(to_key) - len(key_open)],
             key_open=key_open,
             value_open=value_open,
-            value_close=text[values[0].stop : keys[1].start],
+            value_close=several.between(values[0], keys[1]),
             item=self._item(key_open, value_open),
             strings=strings,
             others=others,
@@ -233,11 +232,9 @@ class CallDeriver:
 
     def _item(self, key_open: str, value_open: str) -> str:
         """The name of the elements of a list."""
-        listed = self.reader.called({"key": ["one", "two"]})
-        holes = listed.arguments(0) if listed is not None else []
-        opened = listed.text[holes[0].stop : holes[1].start] if listed is not None and len(holes) > 1 else ""
-        found = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
-        return found[-1] if found else ""
+        opened = _value_opening(self.reader.called({"key": ["one", "two"]}))
+        names = re.findall(re.escape(key_open) + r"([^\s<>]+)" + re.escape(value_open), opened)
+        return names[-1] if names else ""
 
     def _python(self, others: Value | None) -> CallGrammar | None:
         others = others or (Value.PYTHON if self._value_text(True) == "True" else Value.JSON)
@@ -317,16 +314,17 @@ class CallDeriver:
         between = self.two.text[first[1] : second[0]]
         last = self.two.text[second[1] :]
         if last != tail:
-            said = f"one call ends with {tail!r}, the last of two with {last!r}"
-            reader.notes.append(f"the template disagrees with itself: {said}")
+            reader.notes.append(
+                f"the template disagrees with itself: one call ends with {tail!r}, the last of two with {last!r}"
+            )
             tail = max(tail, last, key=len)
         opened = reader.common_suffix(lead, between).lstrip()
         closed = reader.common_prefix(between[: len(between) - len(opened)], tail)
         groups = reader.groups(closed)
         closed = closed[: groups[-1][1]] if groups else closed.rstrip()
         section_open = lead[: len(lead) - len(opened)]
-        rest = tail[len(closed) :]
-        section_close = rest.rstrip() if section_open.strip() else ""
+        after = tail[len(closed) :]
+        section_close = after.rstrip() if section_open.strip() else ""
         return {
             "before": before,
             "open": opened,
@@ -334,7 +332,7 @@ class CallDeriver:
             "separator": between[len(closed) : len(between) - len(opened)],
             "section_open": section_open,
             "section_close": section_close,
-            "after": rest[len(section_close) :],
+            "after": after[len(section_close) :],
         }
 
     def _lead(self, extent: Extent) -> tuple[str, str]:
@@ -367,6 +365,12 @@ class CallDeriver:
         groups = self.reader.groups(closed)
         cut = groups[-1][0] if groups else 0
         return closed[:cut], closed[cut:]
+
+
+def _value_opening(turn: WrittenTurn | None) -> str:
+    """What is between the key and the value of a turn's first argument; nothing if these are not shown."""
+    holes = turn.arguments(0) if turn is not None else []
+    return turn.between(holes[0], holes[1]) if turn is not None and len(holes) > 1 else ""
 
 
 def _leaves(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

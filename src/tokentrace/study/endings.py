@@ -78,11 +78,11 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
 def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None, int | None] | None:
     """The last control token of the assistant's turn after its text, and the token that comes next."""
     rendering = study.readable(probe, tools)
-    own = [turn for turn in turn_spans(rendering) if turn.message == 1 and turn.start < turn.end] if rendering else []
-    if rendering is None or not own:
+    turns = [turn for turn in turn_spans(rendering) if turn.message == 1 and turn.start < turn.end] if rendering else []
+    if rendering is None or not turns:
         return None
     encoded = study.encode(rendering)
-    first, stop = encoded.tokens_touching(own[0].body_end, own[0].end)
+    first, stop = encoded.tokens_touching(turns[0].body_end, turns[0].end)
     inside = [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
     after = int(encoded.ids[stop]) if stop < len(encoded.ids) and encoded.control[stop] else None
     return inside[-1] if inside else None, after
@@ -104,12 +104,12 @@ def _between_fields(study: TemplateStudy, tools: bool) -> set[int]:
     if rendering is None:
         return set()
     encoded = study.encode(rendering)
-    found: set[int] = set()
+    tokens: set[int] = set()
     for turn in turn_spans(rendering):
         if turn.message == 1 and turn.body < turn.body_end:
             first, stop = encoded.tokens_touching(turn.body, turn.body_end)
-            found.update(int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at])
-    return found
+            tokens.update(int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at])
+    return tokens
 
 
 def _ends_each_call(study: TemplateStudy, token: int, tools: bool) -> bool:

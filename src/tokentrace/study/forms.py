@@ -1,9 +1,8 @@
-"""Which form of messages a template reads, found out by tracing.
+"""Which forms of messages a template reads, learned by tracing.
 
-A probe is rendered in each form, in several places, and the trace says what became of it: the words of a message stand
-in the output under the field that they came from, whole and with nothing else beside them, or they do not (they were
-left out, printed as Python prints a list, doubly encoded). No name of a model is looked at. Each question renders only
-what it needs: whether text is read as it is comes first, because nearly all content is text.
+A probe is rendered in each form, in several places. The form is read if the words of a message are in the output under
+their field, whole and alone: not left out, not printed as a Python list, not doubly encoded. Each question renders only
+what it needs.
 """
 
 from __future__ import annotations
@@ -45,55 +44,55 @@ _WAYS: Final = tuple(itertools.product((True, False), Silence))
 
 
 class TemplateForms:
-    """What one template reads, each thing found out when it is first asked for."""
+    """What one template reads; each fact is found on first use."""
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
         self._contents: dict[str, ReadContent] = {}
-        self._shown: dict[tuple[bool, bool], bool] = {}
+        self._reasoning_shown: dict[tuple[bool, bool], bool] = {}
         self.calls = ReadCalls(study, self)
 
     def content(self, role: str) -> ReadContent:
         """The forms of content that the template reads from messages of a role."""
-        known = self._contents.get(role)
-        if known is None:
+        content = self._contents.get(role)
+        if content is None:
             if len(self._contents) >= 256:
                 self._contents.clear()
-            known = self._contents[role] = ReadContent(self._study, self, role)
-        return known
+            content = self._contents[role] = ReadContent(self._study, self, role)
+        return content
 
     @computed
     def alone(self) -> tuple[Silence, ...]:
-        """How an assistant's message without calls may say that it has no content: what is written as ``""`` is."""
-        written: dict[Silence, list[str]] = {}
+        """How an assistant message without calls may have no content: the ways that are written like ``""``."""
+        renderings: dict[Silence, list[str]] = {}
         for silence in Silence:
             message = {"role": "assistant", **SILENT[silence]}
             drawn = [self._study.probe([USER, message, *after]) for after in ((), (USER,))]
             texts = [one.text for one in drawn if one is not None and Origin.of(1, "content") not in one.origins]
             if len(texts) == len(drawn):
-                written[silence] = texts
-        return tuple(silence for silence, texts in written.items() if texts == next(iter(written.values())))
+                renderings[silence] = texts
+        return tuple(silence for silence, texts in renderings.items() if texts == next(iter(renderings.values())))
 
     @computed
     def prints_roles(self) -> bool:
         """Whether the template prints a role as it is given, whatever it is."""
         message = {"role": _ODD_ROLE, "content": "wordone"}
         drawn = [_spans(self._study, [USER, message, *after], 1, role=True) for after in ((), (USER,))]
-        wanted = {(("role",), _ODD_ROLE), (("content",), "wordone")}
-        return any(drawn) and all(spans is None or wanted <= set(spans) for spans in drawn)
+        expected = {(("role",), _ODD_ROLE), (("content",), "wordone")}
+        return any(drawn) and all(spans is None or expected <= set(spans) for spans in drawn)
 
     def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool:
-        """Whether the template shows the reasoning of the last turn: its own field's, or what content brings along."""
+        """True if the template shows the reasoning of the last turn, as a field or inline in content."""
         key = (beside_calls, inline)
-        if key not in self._shown:
-            self._shown[key] = self._finds_reasoning(beside_calls, inline)
-        return self._shown[key]
+        if key not in self._reasoning_shown:
+            self._reasoning_shown[key] = self._finds_reasoning(beside_calls, inline)
+        return self._reasoning_shown[key]
 
     def _finds_reasoning(self, beside_calls: bool, inline: bool) -> bool:
-        said = INLINE_THOUGHT if inline else THOUGHT
-        ways: list[Mapping[str, Any]] = [said]
+        reply = INLINE_THOUGHT if inline else THOUGHT
+        ways: list[Mapping[str, Any]] = [reply]
         if beside_calls:
-            ways = [{**said, "tool_calls": [self.calls.readable]}]
+            ways = [{**reply, "tool_calls": [self.calls.readable]}]
             ways += [] if inline else [{**self.calls.message, "reasoning_content": "thought"}]
         names = ("content",) if inline else REASONING_FIELDS
         return any(
@@ -120,7 +119,7 @@ class ReadContent:
         cases = list(self._cases())
         reads = [self._reads_parts(*case) for case in cases]
         return any(reads) and all(
-            found or not self._reads_text(*case) for found, case in zip(reads, cases, strict=True)
+            reads_parts or not self._reads_text(*case) for reads_parts, case in zip(reads, cases, strict=True)
         )
 
     @computed
@@ -158,16 +157,16 @@ class ReadContent:
         return self._reads(probe, at, tools, {("content",): str(probe[at]["content"])})
 
     def _reads_parts(self, probe: Probe, at: int, tools: bool) -> bool:
-        wanted = {("content", n, "text"): part["text"] for n, part in enumerate(_PARTS)}
-        return self._reads(_replaced(probe, at, content=_PARTS), at, tools, wanted)
+        expected = {("content", n, "text"): part["text"] for n, part in enumerate(_PARTS)}
+        return self._reads(_replaced(probe, at, content=_PARTS), at, tools, expected)
 
-    def _reads(self, probe: Probe, at: int, tools: bool, wanted: Mapping[Any, str]) -> bool:
+    def _reads(self, probe: Probe, at: int, tools: bool, expected: Mapping[Any, str]) -> bool:
         """Whether the content of a message stands in the output as it should: these texts, and nothing else of it."""
         spans = _spans(self._study, probe, at, tools)
         if spans is None:
             return False
-        shown = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
-        return {path for path, _ in shown} == set(wanted) and all(wanted[path] == text for path, text in shown)
+        actual = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
+        return {path for path, _ in actual} == set(expected) and all(expected[path] == text for path, text in actual)
 
     def _reads_mapping(self, probe: Probe, at: int, tools: bool) -> bool:
         spans = _spans(self._study, _replaced(probe, at, content=TWO_ARGUMENTS), at, tools)
@@ -239,9 +238,9 @@ class ReadCalls:
         spans = _spans(self._study, probe, 1, tools)
         if spans is None or any(path[0] == "content" for path, _ in spans):
             return False
-        own = [(path[3:], text) for path, text in spans if path[:3] == ("tool_calls", 0, "function")]
-        named = any(path == ("name",) for path, _ in own) or any(path[2:] == ("id",) for path, _ in spans)
-        return named and (_is_json(own, ("arguments",)) or _has_leaves(own))
+        inner = [(path[3:], text) for path, text in spans if path[:3] == ("tool_calls", 0, "function")]
+        named = any(path == ("name",) for path, _ in inner) or any(path[2:] == ("id",) for path, _ in spans)
+        return named and (_is_json(inner, ("arguments",)) or _has_leaves(inner))
 
     def _writes_alike(self, silence: Silence) -> bool:
         """Whether arguments come out the same as a mapping and as JSON text: some templates put the text into braces
@@ -293,17 +292,17 @@ def _as_parts(message: Message) -> Message:
 
 def _is_json(spans: Sequence[tuple[FieldPath, str]], path: FieldPath) -> bool:
     """Whether the spans of a field are JSON of the probe's mapping: not its repr, not JSON of its JSON."""
-    written = "".join(text for own, text in spans if own[: len(path)] == path and own != (*path, KEY))
+    text = "".join(text for inner, text in spans if inner[: len(path)] == path and inner != (*path, KEY))
     try:
-        return bool(json.loads(written) == TWO_ARGUMENTS)
+        return bool(json.loads(text) == TWO_ARGUMENTS)
     except ValueError:
         return False
 
 
 def _has_leaves(spans: Sequence[tuple[FieldPath, str]]) -> bool:
     """Whether every argument of the probe's call is written on its own, with its key."""
-    shown = {path: text for path, text in spans if path[:1] == ("arguments",)}
-    return ("arguments",) not in shown and all(
-        value in shown.get(("arguments", key), "") and ("arguments", key, KEY) in shown
+    texts = {path: text for path, text in spans if path[:1] == ("arguments",)}
+    return ("arguments",) not in texts and all(
+        value in texts.get(("arguments", key), "") and ("arguments", key, KEY) in texts
         for key, value in TWO_ARGUMENTS.items()
     )

@@ -1,4 +1,4 @@
-"""Memory: answers that are found once, by one thread while the others wait, and kept within a bound."""
+"""Memory: a bounded cache. Each value is computed once, by one thread while others wait."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
-MOST_KEPT: Final = 1024
-"""How many answers are kept. Templates need some hundred."""
+MAX_ENTRIES: Final = 1024
+"""Templates need some hundred."""
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 class Memory:
-    """Answers by key. Finding one may ask for others."""
+    """Values by key. Computing one may ask for others."""
 
-    def __init__(self, most: int = MOST_KEPT) -> None:
+    def __init__(self, most: int = MAX_ENTRIES) -> None:
         self._most = most
         self._lock = threading.RLock()
-        self._known: dict[Hashable, Any] = {}
+        self._values: dict[Hashable, Any] = {}
         _ALL.add(self)
 
-    def once(self, key: Hashable, find: Callable[[], Found], keep: Callable[[Found], bool] = lambda _: True) -> Found:
-        """What `find` gives, found once for a key, unless it is not to be kept. An error is raised, and not kept."""
+    def once(self, key: Hashable, find: Callable[[], Value], keep: Callable[[Value], bool] = lambda _: True) -> Value:
+        """The value of `find`, computed once for a key, unless `keep` refuses it. An error is raised and not cached."""
         try:
-            known: Found = self._known[key]
+            value: Value = self._values[key]
         except KeyError:
             with self._lock:
-                if key in self._known:
-                    return self._known[key]  # type: ignore[no-any-return]
-                known = find()
-                if keep(known):
-                    if len(self._known) >= self._most:
-                        self._known.clear()
-                    self._known[key] = known
-        return known
+                if key in self._values:
+                    return self._values[key]  # type: ignore[no-any-return]
+                value = find()
+                if keep(value):
+                    if len(self._values) >= self._most:
+                        self._values.clear()
+                    self._values[key] = value
+        return value
 
     def renew_lock(self) -> None:
         self._lock = threading.RLock()

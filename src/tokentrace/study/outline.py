@@ -74,8 +74,8 @@ class TemplateOutline:
     @computed
     def _called(self) -> Rendering | None:
         """A call and its result, as the template wants them: beside content or not, arguments as a mapping or JSON."""
-        said: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
-        for spoken, as_text in itertools.product(said, (False, True)):
+        replies: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
+        for spoken, as_text in itertools.product(replies, (False, True)):
             rendering = self._study.probe([USER, {**spoken, "tool_calls": [call(as_text=as_text)]}, RESULT])
             if rendering is not None:
                 return rendering

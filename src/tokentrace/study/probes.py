@@ -44,8 +44,12 @@ SILENT: Final[Mapping[Silence, Message]] = {
 
 def call(number: int = 1, arguments: Any = ONE_ARGUMENT, *, as_text: bool = False) -> dict[str, Any]:
     """A tool call; its arguments as a mapping or as JSON text."""
-    given = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-    return {"id": f"call0000{number}", "type": "function", "function": {"name": f"probe{number}", "arguments": given}}
+    arguments = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+    return {
+        "id": f"call0000{number}",
+        "type": "function",
+        "function": {"name": f"probe{number}", "arguments": arguments},
+    }
 
 
 def calling(*calls: Mapping[str, Any], **fields: Any) -> Message:
@@ -92,7 +96,7 @@ _SPOKEN_CALLS: Final = (
     calling(call(1), call(2), content="answer", reasoning_content="thought"),
     calling(content="answer", reasoning_content="thought"),
 )
-ASSISTANT_TURNS: Final[tuple[Probe, ...]] = (ANSWERED, REASONED, *((USER, said) for said in _SPOKEN_CALLS))
+ASSISTANT_TURNS: Final[tuple[Probe, ...]] = (ANSWERED, REASONED, *((USER, reply) for reply in _SPOKEN_CALLS))
 """Conversations in which an assistant answers a user: what stands in its turn may live there."""
 OTHER_TURNS: Final[tuple[Probe, ...]] = (
     (USER,),
@@ -100,9 +104,9 @@ OTHER_TURNS: Final[tuple[Probe, ...]] = (
     ({"role": "developer", "content": "instruction"}, USER),
     (USER, ANSWER, USER, ANSWER),
     *(
-        (USER, said, *(result(n + 1) for n in range(len(said["tool_calls"]))), *rest)
-        for said in _SPOKEN_CALLS
-        for rest in ((), (ANSWER, USER), (THOUGHT,))
+        (USER, reply, *(result(n + 1) for n in range(len(reply["tool_calls"]))), *following)
+        for reply in _SPOKEN_CALLS
+        for following in ((), (ANSWER, USER), (THOUGHT,))
     ),
     *(
         ({"role": "user", "content": [{"type": kind, kind: "medium"}, {"type": "text", "text": "question"}]},)

@@ -83,7 +83,7 @@ class GenerationPrompts:
         encoded: Encoded,
         turn: TurnSpan,
         prompt: GenerationPrompt | None,
-        others: Callable[[], Iterable[str]],
+        alternatives: Callable[[], Iterable[str]],
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
@@ -98,15 +98,15 @@ class GenerationPrompts:
         whole = text.find(tail, max(turn.start - len(tail) + 1, 0), turn.body + len(tail)) if tail else -1
         if tail and 0 <= whole <= turn.body:
             end = whole + len(tail)
-            if end <= turn.body or _is_written(encoded, turn.body, end, self._study.tokenizer):
+            if end <= turn.body or _spells_control_tokens(encoded, turn.body, end, self._study.tokenizer):
                 return end - turn.start
         scaffold = text[turn.start : turn.body]
         length = self._end_in(scaffold, tail) if tail else None
         if length is None and tail and text.endswith(tail, 0, turn.start):
             length = 0
         if not length and scaffold:
-            found = [self._end_in(scaffold, other) for other in others()]
-            length = max((other for other in found if other), default=length)
+            lengths = [self._end_in(scaffold, other) for other in alternatives()]
+            length = max((other for other in lengths if other), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
 
     def _end_in(self, scaffold: str, tail: str) -> int | None:
@@ -146,7 +146,7 @@ def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
     return end if best else None
 
 
-def _is_written(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
+def _spells_control_tokens(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
     """Whether control tokens that a text spells are those tokens, and not letters: text that is not trusted."""
     pattern = tokenizer.vocabulary.control_pattern
     named = list(pattern.finditer(encoded.rendering.text, start, end)) if pattern is not None else []

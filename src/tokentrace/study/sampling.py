@@ -63,14 +63,14 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
         return Sampling(notes=unproven)
     prompts = study.prompts.before(own, messages, render)
 
-    known: list[set[str]] = []
+    cache: list[set[str]] = []
 
     def others() -> set[str]:
         """The prompts of this conversation, and of a question by itself; not of others that were rendered before."""
-        if not known:
+        if not cache:
             some = (study.prompts.alone(bool(tools)), *prompts)
-            known.append({text for prompt in some if prompt is not None for text in prompt.texts})
-        return known[0]
+            cache.append({text for prompt in some if prompt is not None for text in prompt.texts})
+        return cache[0]
 
     notes = []
     begins = []
@@ -100,8 +100,8 @@ def _sampled_turns(
     for turn, prompt, begin, start, own in rows:
         sampled = _ended(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
-            is_asked = own == start and text.endswith(prompt.texts, 0, begin)
-            sampled.other_prompt = "" if is_asked else prompt.texts[0]
+            follows_prompt = own == start and text.endswith(prompt.texts, 0, begin)
+            sampled.other_prompt = "" if follows_prompt else prompt.texts[0]
         out.append(sampled)
         before = turn.message
     return out

@@ -135,15 +135,15 @@ def find_continuation(
         return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, error.problem)
     except InputError as error:
         raise error.renumbered(first_new) from None
-    own = [span for span in turns if span.message == at and span.start < span.end]
-    if not own:
+    spans = [span for span in turns if span.message == at and span.start < span.end]
+    if not spans:
         return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn stands")
-    turn = turn_end(encoded, own[0], endings)
-    if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != own[0].end:
+    turn = turn_end(encoded, spans[0], endings)
+    if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != spans[0].end:
         return BridgeRefusal(
             RefusalReason.NO_TURN_END, "no token ends where the assistant's turn ends: it runs into the next one"
         )
-    return Continuation(encoded, conversation, first_new, turn, own[0], turns)
+    return Continuation(encoded, conversation, first_new, turn, spans[0], turns)
 
 
 # -- stand-ins
@@ -217,8 +217,8 @@ class StandIn:
 
 
 def _call_id(result: Mapping[str, Any], at: int) -> str:
-    given = result.get("tool_call_id")
-    return given if isinstance(given, str) and given else f"call{at + 1:05}"
+    call_id = result.get("tool_call_id")
+    return call_id if isinstance(call_id, str) and call_id else f"call{at + 1:05}"
 
 
 def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
@@ -293,13 +293,15 @@ def _sketch(value: Any) -> str:
 # -- checks on one rendering
 
 
-def check_continuation(found: Continuation, known_names: int, *, true_context: bool = False) -> BridgeRefusal | None:
+def check_continuation(
+    continuation: Continuation, name_count: int, *, true_context: bool = False
+) -> BridgeRefusal | None:
     """Whether all that follows the turn is of the new messages, and all of the new messages follows it.
 
     `true_context`: the messages before the turn are the real ones, so the template may repeat them.
     """
-    ends, origins = found.encoded.rendering.ends, found.encoded.rendering.origins
-    cut, first = found.cut, found.first_new
+    ends, origins = continuation.encoded.rendering.ends, continuation.encoded.rendering.origins
+    cut, first = continuation.cut, continuation.first_new
     begin = 0
     for end, origin in zip(ends, origins, strict=True):
         if origin is not None and origin.source == "messages" and not origin.is_role:
@@ -315,7 +317,7 @@ def check_continuation(found: Continuation, known_names: int, *, true_context: b
                     RefusalReason.REPEATS_PAST,
                     f"the template writes {_path(origin)} of the assistant's message after what answers it",
                 )
-            if message == first - 1 and end > cut and not _is_known(origin, known_names):
+            if message == first - 1 and end > cut and not _is_true_value(origin, name_count):
                 return BridgeRefusal(
                     RefusalReason.UNKNOWN_VALUE,
                     f"the template repeats {_path(origin)} of the assistant's message after its turn; "
@@ -331,7 +333,7 @@ def check_continuation(found: Continuation, known_names: int, *, true_context: b
     return None
 
 
-def _is_known(origin: Origin, names: int) -> bool:
+def _is_true_value(origin: Origin, names: int) -> bool:
     """Whether a value of the stand-in turn is the true one: ids and names of calls, where results bring them."""
     return origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < names)
 

@@ -1,9 +1,8 @@
-"""TemplateStudy: what is learned of one template, once.
+"""TemplateStudy: what we learn about one template, once.
 
-A study depends on a template, its variables and a tokenizer, and on nothing else: not on the settings of a renderer and
-not on the conversations that were rendered before. So one study serves every renderer of a template (`study_of`): the
-members of a pool, copies, renderers with other settings. It renders each probe conversation at most once, keeps the
-renderings, and finds out each fact when it is first asked for, in one thread while the others wait.
+A study depends only on a template, its variables and a tokenizer: not on a renderer's settings and not on earlier
+conversations. So one study serves every renderer of a template (`study_of`). It renders each probe conversation at most
+once, and finds each fact on first use, in one thread while others wait.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ from .outline import TemplateOutline
 from .probes import REASONED, STAND_IN_TOOL, Probe, stringified
 from .prompts import GenerationPrompts
 
-Given = ParamSpec("Given")
-Found = TypeVar("Found")
+Arguments = ParamSpec("Arguments")
+Fact = TypeVar("Fact")
 
 
 def learned(
-    find: Callable[Concatenate[TemplateStudy, Given], Found],
-) -> Callable[Concatenate[TemplateStudy, Given], Found]:
-    """A question that a study answers once for the same arguments; threads that ask meanwhile wait for the answer."""
+    find: Callable[Concatenate[TemplateStudy, Arguments], Fact],
+) -> Callable[Concatenate[TemplateStudy, Arguments], Fact]:
+    """A fact that a study finds once for the same arguments; other threads wait for it meanwhile."""
 
     @functools.wraps(find)
-    def ask(study: TemplateStudy, /, *given: Given.args, **named: Given.kwargs) -> Found:
-        return study._facts.once((find.__name__, *given), lambda: find(study, *given, **named))
+    def cached(study: TemplateStudy, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Fact:
+        return study._facts.once((find.__name__, *arguments), lambda: find(study, *arguments, **named))
 
-    return ask
+    return cached
 
 
 class TemplateStudy:
@@ -86,21 +85,21 @@ class TemplateStudy:
         `tools` declares the stand-in tool, `changes` are other values of template variables. A template that fails
         without tools (`needs_tools`) is given the stand-in tool in any case.
         """
-        found = self._drawn(messages, tools, prompt, changes)
-        if found is None and not tools and self.needs_tools():
-            return self._drawn(messages, True, prompt, changes)
-        return found
+        rendering = self._rendered(messages, tools, prompt, changes)
+        if rendering is None and not tools and self.needs_tools():
+            return self._rendered(messages, True, prompt, changes)
+        return rendering
 
-    def _drawn(
+    def _rendered(
         self, messages: Probe, tools: bool, prompt: bool = False, changes: Mapping[str, Any] | None = None
     ) -> Rendering | None:
         def render() -> Rendering | None:
             variables = {**self.variables, **wrap_variables(changes)} if changes else self.variables
-            shown = self._tool if tools else None
+            declared = self._tool if tools else None
             if self._limit is not None:
                 raise self._limit
             try:
-                return self.template.render(messages, shown, add_generation_prompt=prompt, variables=variables)
+                return self.template.render(messages, declared, add_generation_prompt=prompt, variables=variables)
             except TemplateLimitError as error:
                 self._limit = error
                 raise
@@ -132,13 +131,13 @@ class TemplateStudy:
     @learned
     def needs_tools(self) -> bool:
         """Whether the template refuses even an answer without tools, and takes it with them."""
-        return self._drawn(REASONED, False) is None and self._drawn(REASONED, True) is not None
+        return self._rendered(REASONED, False) is None and self._rendered(REASONED, True) is not None
 
     @learned
     def endings(self, tools: bool) -> TurnEndings:
         """How turns end, with tools or without. A template that refuses the stand-in tool ends them as without."""
-        found = find_endings(self, tools)
-        return self.endings(False) if tools and not found.seen else found
+        endings = find_endings(self, tools)
+        return self.endings(False) if tools and not endings.seen else endings
 
     @learned
     def past_close(self) -> str:
@@ -162,10 +161,10 @@ class TemplateStudy:
             return self.needs_tools()
         return NO_CALLS not in self._derived(tools, True).notes
 
-    def _derived(self, tools: bool, shown: bool) -> TurnGrammar:
+    def _derived(self, tools: bool, declared: bool) -> TurnGrammar:
         endings = self.endings(tools)
         ends = endings.stops | endings.closers | self.eos
-        return self._facts.once(("grammar", ends, shown), lambda: derive.template_grammar(self, ends, shown))
+        return self._facts.once(("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
@@ -177,15 +176,15 @@ _SHARED: weakref.WeakValueDictionary[Hashable, TemplateStudy] = weakref.WeakValu
 
 
 def study_of(template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any] | None = None) -> TemplateStudy:
-    """The study of a template: the same one as long as somebody holds it, for equal templates and variables.
+    """The study of a template, shared while anyone uses it: the same one for equal templates and variables.
 
-    Variables are told apart by how they print, so only plain ones are shared, and as copies: what a caller changes in
-    its own afterwards is not seen by others. Two threads that come first at once may get one each.
+    Variables are compared by how they print, so only plain ones are shared, and as copies. Two threads that come first
+    at once may get one each.
     """
-    given = dict(variables or {})
-    wrap_variables(given)  # refuses values that have no end, before anything else walks through them
-    if not is_plain(given):
-        return TemplateStudy(template, tokenizer, given)
-    what = template.digest if isinstance(template, ChatTemplate) else id(template)
-    key = (type(template), what, id(tokenizer), repr(sorted(given.items())))
-    return _SHARED.get(key) or _SHARED.setdefault(key, TemplateStudy(template, tokenizer, copy.deepcopy(given)))
+    settings = dict(variables or {})
+    wrap_variables(settings)  # refuses values that have no end, before anything else walks through them
+    if not is_plain(settings):
+        return TemplateStudy(template, tokenizer, settings)
+    identity = template.digest if isinstance(template, ChatTemplate) else id(template)
+    key = (type(template), identity, id(tokenizer), repr(sorted(settings.items())))
+    return _SHARED.get(key) or _SHARED.setdefault(key, TemplateStudy(template, tokenizer, copy.deepcopy(settings)))

@@ -1,10 +1,9 @@
-"""Turns: where each one stands in a rendering.
+"""Turns: where each one is in a rendering.
 
-The trace says in whose turn each span was written (`turn_spans`). Some templates put their whole output together in a
-variable and print it at the end: text keeps its origin, but scaffold has no owner. Turns of those are found by what a
-render of the conversation up to there is: a turn begins where the prompt for it ends, and ends where the conversation
-with it ends (`find_turns`). That costs two renders a turn, and holds only where the past is not rewritten; where it is,
-nothing is claimed.
+The trace says in whose turn each span was written (`turn_spans`). Some templates collect their whole output in a
+variable and print it at the end: text keeps its origin, but scaffold has no owner. Their turns follow from renders of
+the conversation up to there (`find_turns`): a turn begins where the prompt for it ends, and ends where the conversation
+with it ends. That costs two renders a turn, and is proven only if the past is not rewritten.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from dataclasses import dataclass
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
+from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 
 Render = Callable[[Messages, bool], Rendering]
-"""Renders messages with or without a generation prompt; tools and template variables are already settled."""
+"""Renders messages with or without a generation prompt."""
 
 
 @dataclass(slots=True)
@@ -29,72 +29,67 @@ class TurnSpan:
     start: int
     end: int
     body: int
-    """Where the first text of one of the message's own fields begins (`end` if there is none)."""
+    """Where the first text of one of the message's fields begins (`end` if there is none)."""
     body_end: int
     """Where the last such text ends (`start` if there is none)."""
     before: int
     """The message whose turn came before (-1: none)."""
 
 
-def turn_spans(rendering: Rendering, wanted: Container[int] | None = None) -> list[TurnSpan]:
-    """The turns of a rendering, in order; of `wanted` messages only, where they are given.
+def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list[TurnSpan]:
+    """The turns of a rendering, in order; with `only`, of these messages.
 
-    A message has several where others were written inside its turn.
+    A message has several if others were written inside its turn.
     """
-    out: list[TurnSpan] = []
+    spans: list[TurnSpan] = []
     current = before = -1
     first = 0
     for span, turn in enumerate((*rendering.turns, -1)):
         if turn != current:
             if current >= 0:
-                if wanted is None or current in wanted:
-                    out.append(_turn_span(rendering, current, first, span, before))
+                if only is None or current in only:
+                    spans.append(_turn_span(rendering, current, first, span, before))
                 before = current
             current, first = turn, span
-    return out
+    return spans
 
 
 def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before: int) -> TurnSpan:
     """The turn that is written in the spans `first` to `stop`."""
     ends, origins = rendering.ends, rendering.origins
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
-    own = first
-    while own < stop and ((origin := origins[own]) is None or (origin[-1] == "role" and origin.is_role)):
-        own += 1
-    if own == stop:
+    fields = [span for span in range(first, stop) if not _is_scaffold(origins[span])]
+    if not fields:
         return TurnSpan(message, start, end, end, start, before)
-    last = stop - 1
-    while (origin := origins[last]) is None or (origin[-1] == "role" and origin.is_role):
-        last -= 1
-    return TurnSpan(message, start, end, ends[own - 1] if own else 0, ends[last], before)
+    return TurnSpan(message, start, end, ends[fields[0] - 1] if fields[0] else 0, ends[fields[-1]], before)
+
+
+def _is_scaffold(origin: Origin | None) -> bool:
+    return origin is None or (origin[-1] == "role" and origin.is_role)
 
 
 def assistant_turns(
     rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer
 ) -> tuple[list[TurnSpan], list[str]]:
     """The turns of assistants, and notes on those whose turn cannot be proven: see `find_turns`."""
-    whose = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
-    own = turn_spans(rendering, whose) if whose else []
-    if whose.issubset(turn.message for turn in own):
-        return own, []
+    assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
+    spans = turn_spans(rendering, assistants) if assistants else []
+    if assistants.issubset(turn.message for turn in spans):
+        return spans, []
     turns, notes = find_turns(rendering, messages, render, tokenizer)
-    return [turn for turn in turns if turn.message in whose], notes
+    return [turn for turn in turns if turn.message in assistants], notes
 
 
 def find_turns(
-    rendering: Rendering,
-    messages: Messages,
-    render: Render,
-    tokenizer: Tokenizer,
-    wanted: Callable[[int], bool] = lambda _: True,
+    rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of a rendering, and notes on assistant messages that have none and for which none can be proven.
+    """The turns of a rendering, and notes on assistant messages whose turn cannot be proven.
 
-    Only `wanted` messages are looked for where the template does not say whose turn it writes.
+    With `only`, looks for no other message's turn where the template does not say whose turn it writes.
     """
     turns = turn_spans(rendering)
     notes: list[str] = []
-    missing = [index for index in _without_turn(rendering, turns, messages) if wanted(index)]
+    missing = [index for index in _without_turn(rendering, turns, messages) if only in (None, index)]
     for index in missing:
         start = _after_prompt(rendering, messages[:index], render, tokenizer)
         end = _shared_length(rendering, messages[: index + 1], render)
@@ -104,26 +99,20 @@ def find_turns(
                 "nothing of it counts as sampled"
             )
             continue
-        own = [
-            stop
-            for stop, origin in zip(rendering.ends, rendering.origins, strict=True)
-            if origin is not None and origin.message == index and start < stop <= end
-        ]
-        turns.append(TurnSpan(index, start, end, start, own[-1] if own else start, index - 1))
+        ends = zip(rendering.ends, rendering.origins, strict=True)
+        stops = [at for at, origin in ends if origin is not None and origin.message == index and start < at <= end]
+        turns.append(TurnSpan(index, start, end, start, stops[-1] if stops else start, index - 1))
     return sorted(turns, key=lambda turn: turn.start) if missing else turns, notes
 
 
 def _without_turn(rendering: Rendering, turns: list[TurnSpan], messages: Messages) -> list[int]:
     """Assistant messages whose text is in the rendering, but which have no turn there."""
-    known = {turn.message for turn in turns}
-    if all(i in known or message["role"] != "assistant" for i, message in enumerate(messages)):
+    assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
+    missing = assistants - {turn.message for turn in turns}
+    if not missing:
         return []
-    shown = {
-        origin.message
-        for origin in rendering.origins
-        if origin is not None and origin.message is not None and origin.field not in (None, "role")
-    }
-    return sorted(i for i in shown - known if messages[i]["role"] == "assistant")
+    origins = (origin for origin in rendering.origins if origin is not None and origin.field not in (None, "role"))
+    return sorted({origin.message for origin in origins if origin.message is not None} & missing)
 
 
 def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:

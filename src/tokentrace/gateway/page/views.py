@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -38,8 +38,9 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start
     kinds = all_kinds[start:stop]
     messages = trajectory.message_indices(branch)[start:stop]
     turns = np.full(stop - start, -1, np.int64)
-    for number, first, last in _turn_spans(session, branch):
-        turns[max(0, first - start) : max(0, last - start)] = number
+    numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
+    for turn in trajectory.turns(branch):  # inherited ones included
+        turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get((turn.branch, turn.start), -1)
     logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(kinds)
     counts = np.bincount(all_kinds, minlength=len(Kind))
     return {
@@ -63,15 +64,6 @@ def token_texts(tokenizer: Tokenizer, ids: Ids, start: int, stop: int) -> list[s
     first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)
     texts = token_columns(tokenizer, ids[first:last])["texts"]
     return [visible(text) for text in texts[start - first : stop - first]]
-
-
-def _turn_spans(session: SessionRecord, branch: int) -> Iterator[tuple[int, int, int]]:
-    """The turns along a branch's stream, inherited ones included: number, start and stop."""
-    numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
-    for turn in session.trajectory.turns(branch):
-        number = numbers.get((turn.branch, turn.start))
-        if number is not None:
-            yield number, turn.start, turn.stop
 
 
 def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[str, Any]]:
@@ -116,16 +108,10 @@ def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> d
         "sampling": sampled.sampling,
         "logprobs_kind": str(sampled.logprobs_kind),
         "mean_logprob": _number(math.fsum(logprobs) / len(logprobs)) if logprobs else None,
-        "tools": list(_tool_names(tools or ())),
+        "tools": [str((tool.get("function") or tool).get("name", "?")) for tool in tools or ()],
         "continued_by": [turn.number for turn in session.turns if turn.base == number],
         "labels": [asdict(label) for label in labels if label.turn == number],
     }
-
-
-def _tool_names(tools: Iterable[Any]) -> Iterator[str]:
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        yield str((function if isinstance(function, Mapping) else tool).get("name", "?"))
 
 
 def _number(value: float | None) -> float | None:
@@ -135,10 +121,6 @@ def _number(value: float | None) -> float | None:
 
 def brief_metadata(metadata: Mapping[str, Any], most: int = 160) -> str:
     """Metadata in a line: ``task: 12 · model: small``."""
-    words = (f"{name}: {value if isinstance(value, str) else _json(value)}" for name, value in metadata.items())
-    text = " · ".join(itertools.islice(words, 12))
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
+    text = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
     return visible(text if len(text) <= most else text[: most - 1] + "…")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
