@@ -81,14 +81,6 @@ def test_greedy_logprobs_are_raw_as_with_the_other_engines() -> None:
     assert fake.bodies(COMPLETION)[0]["post_sampling_probs"] is False
 
 
-def test_top_k_and_top_p_come_after_the_temperature() -> None:
-    answer = cut_after(recording("llamacpp_completion")["response"], 2)
-    _, fake = whole(answer, SamplingParams(4, top_k=5, top_p=0.9))
-    assert fake.bodies(COMPLETION)[0]["samplers"] == ["temperature", "top_k", "top_p"]
-    _, fake = whole(answer)
-    assert fake.bodies(COMPLETION)[0]["samplers"] == ["temperature"]
-
-
 def test_the_repetition_penalty_counts_all_that_there_is_and_comes_first() -> None:
     answer = cut_after(recording("llamacpp_completion")["response"], 2)
     can = replace(RAW, max_length=4096, sampling=frozenset({"min_p", "repetition_penalty"}))
@@ -149,15 +141,3 @@ def test_connecting_finds_out_what_a_server_can_do() -> None:
     assert asyncio.run(run(fake, logprobs="raw", vocab_size=9)).logprobs is LogprobKind.RAW
     with pytest.raises(EngineAnswerError):
         asyncio.run(run(Fake().on("/props", [])))
-
-
-def test_json_is_asked_for_with_a_schema() -> None:
-    answer = recording("llamacpp_completion_eos")["response"]
-    schema = {"type": "array"}
-    for structure, sent in [
-        ({"type": "json_object"}, {"type": "object"}),
-        ({"type": "json_schema", "schema": schema}, schema),
-    ]:
-        done, fake = whole(answer, replace(SAMPLING, structure=structure), replace(RAW, structures=True))
-        assert fake.bodies(COMPLETION)[0]["json_schema"] == sent
-        assert done.logprobs_kind is LogprobKind.UNKNOWN

@@ -15,7 +15,6 @@ import pytest
 from tests.engines.support import Fake, Reply, json_reply
 from tokentrace import create_renderer
 from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.engines.llamacpp import LlamaCppEngine
 from tokentrace.engines.protocol import (
     Capabilities,
     Completion,
@@ -258,22 +257,6 @@ def test_a_vllm_that_did_not_take_them_is_left_paused_and_keeps_its_version(answ
         asyncio.run(engine.update_weights("/weights/7", version=7))
     assert "/resume" not in [path for path, _ in asked(fake)]
     assert engine.version == "6"
-
-
-def test_servers_read_folders_not_arrays_and_only_where_they_can() -> None:
-    for engine in (vllm()[1], SGLangEngine(Fake().connection(), Capabilities(engine="sglang", weights=True))):
-        with pytest.raises(EngineError):
-            asyncio.run(engine.update_weights({"a": np.zeros(3)}, version=1))
-    bare = VLLMEngine(Fake().connection(), Capabilities(engine="vllm"))
-    old = SGLangEngine(Fake().connection(), Capabilities(engine="sglang"))
-    small = LlamaCppEngine(Fake().connection(), Capabilities(engine="llama.cpp"))
-    for one in (bare, old, small):
-        with pytest.raises(EngineError):
-            asyncio.run(one.update_weights("/weights/7", version=7))
-        with pytest.raises(EngineError):
-            asyncio.run(one.set_version(7))
-    with pytest.raises(EngineError):
-        asyncio.run(small.reset_prefix_cache())
 
 
 def test_sglang_loads_flushes_and_names_the_version_at_once() -> None:

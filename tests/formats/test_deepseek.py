@@ -39,7 +39,7 @@ from tests.conversations import (
 from tests.support import examples
 from tokentrace.errors import TemplateError
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32, TASKS
-from tokentrace.template import KEY, PythonFormat, Rendering, wrap_tools, wrap_variables
+from tokentrace.template import PythonFormat, Rendering, wrap_tools, wrap_variables
 from tokentrace.template.chat_template import REASONING_FIELDS
 
 ENCODERS = {
@@ -47,7 +47,6 @@ ENCODERS = {
     "deepseek-v4": ("encoding_dsv4.py", DEEPSEEK_V4),
 }
 FAMILIES = list(ENCODERS)
-OPENERS = ("<｜Assistant｜>", "\n\n<think>", "\n\n</think>")
 
 
 def reminder(content: str) -> dict[str, Any]:
@@ -243,14 +242,6 @@ def test_text_is_the_references(family: str, name: str, options: dict[str, Any])
     check(family, conversation.messages, conversation.tools, **options)
 
 
-def test_a_prefix_is_left_open() -> None:
-    messages = [HI, assistant("Hel") | {"prefix": True}]
-    closed = render("deepseek-v3.2", [HI, assistant("Hel")]).text
-    assert render("deepseek-v3.2", messages).text == closed.removesuffix("<｜end▁of▁sentence｜>")
-    called = [ASK, assistant("Hel", PARIS) | {"prefix": True}]
-    assert render("deepseek-v3.2", called).text.endswith("<｜end▁of▁sentence｜>")
-
-
 # -- refusals
 
 
@@ -281,72 +272,23 @@ def test_refusals_name_the_message(
 # -- turns and origins
 
 
-def test_spans_of_v32() -> None:
-    messages = [
-        user("2+2?"),
-        assistant("", call("add", '{"a": 2, "s": "x"}'), reasoning="Add."),
-        result("4"),
-        assistant("Four.", reasoning="It is 4."),
-    ]
-    called = ("messages", 1, "tool_calls", 0, "function")
-    assert render("deepseek-v3.2", messages, thinking=True).spans() == [
-        ("<｜begin▁of▁sentence｜>", -1, None),
-        ("<｜User｜>", 0, None),
-        ("2+2?", 0, ("messages", 0, "content")),
-        ("<｜Assistant｜><think>", 1, None),
-        ("Add.", 1, ("messages", 1, "reasoning_content")),
-        ('</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="', 1, None),
-        ("add", 1, (*called, "name")),
-        ('">\n<｜DSML｜parameter name="', 1, None),
-        ("a", 1, (*called, "arguments", "a", KEY)),
-        ('" string="false">', 1, None),
-        ("2", 1, (*called, "arguments", "a")),
-        ('</｜DSML｜parameter>\n<｜DSML｜parameter name="', 1, None),
-        ("s", 1, (*called, "arguments", "s", KEY)),
-        ('" string="true">', 1, None),
-        ("x", 1, (*called, "arguments", "s")),
-        (
-            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>",
-            1,
-            None,
-        ),
-        ("\n\n<function_results>\n<result>", 2, None),
-        ("4", 2, ("messages", 2, "content")),
-        ("</result>\n</function_results>", 2, None),
-        ("\n\n<think>", 3, None),
-        ("It is 4.", 3, ("messages", 3, "reasoning_content")),
-        ("</think>", 3, None),
-        ("Four.", 3, ("messages", 3, "content")),
-        ("<｜end▁of▁sentence｜>", 3, None),
-    ]
+@pytest.mark.parametrize("mode", ["chat", "thinking"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_opener_is_the_generation_prompt(family: str, mode: str) -> None:
+    rendering = render(family, [SYS, HI], thinking_mode=mode)
+    think = "<think>" if mode == "thinking" else "</think>"
+    assert rendering.text[rendering.tail :] == f"<｜Assistant｜>{think}"
+    assert turn_text(rendering, 1) == "<｜User｜>" + HI["content"]
 
 
-def test_spans_of_v4() -> None:
-    messages = [
-        SYS,
-        ASK,
-        assistant("", PARIS, ROME),
-        result("rain", "call00002"),
-        result("sun", "call00001"),
-        user("Thanks."),
-    ]
-    assert render("deepseek-v4", messages).spans()[-10:] == [
-        ("</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>", 2, None),
-        ("<｜User｜><tool_result>", 4, None),
-        ("sun", 4, ("messages", 4, "content")),
-        ("</tool_result>", 4, None),
-        ("\n\n<tool_result>", 3, None),
-        ("rain", 3, ("messages", 3, "content")),
-        ("</tool_result>", 3, None),
-        ("\n\n", 5, None),
-        ("Thanks.", 5, ("messages", 5, "content")),
-        ("<｜Assistant｜></think>", -1, None),
-    ]
-
-
-def test_a_task_is_the_opener_of_its_answer() -> None:
-    rendering = render("deepseek-v4", [user("a") | {"task": "title"}, assistant("b")], thinking=True)
-    assert turn_text(rendering, 1) == "<｜title｜>b<｜end▁of▁sentence｜>"
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tools_are_credited_to_their_schemas(family: str) -> None:
+    alone, on_system = render(family, [HI], ALL), render(family, [SYS, HI], ALL)
+    for rendering, turn in ((alone, -1), (on_system, 0)):
+        for nth, declared in enumerate(ALL):
+            function = json.dumps(declared["function"], ensure_ascii=False)
+            assert credited(rendering, "tools", nth, "function") == function
+        assert {span[1] for span in rendering.spans() if span[2] and span[2][0] == "tools"} == {turn}
 
 
 # -- random conversations

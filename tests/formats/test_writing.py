@@ -16,7 +16,7 @@ from tests.assets import FAMILIES
 from tests.conversations import assistant, call, tool, user
 from tests.formats.small import made_up_renderer, small_renderer
 from tests.support import CONTROL
-from tokentrace import Renderer, TokentraceError
+from tokentrace import InputError, Renderer, TokentraceError
 from tokentrace.formats.dialects import DIALECTS, Dialect, dialect_of
 from tokentrace.formats.grammar import CallGrammar, Style, Value
 from tokentrace.formats.writing import write_calls
@@ -141,18 +141,6 @@ def test_a_dialect_writes_calls_as_the_template_does_but_for_white_space(family:
     law()
 
 
-def test_harmony_writes_a_call_as_the_template_does() -> None:
-    made = small_renderer("gpt-oss", trusted=[])
-
-    @SETTINGS
-    @given(calls_of(TEXTS | NESTED, 1))
-    def law(calls: list[Given]) -> None:
-        rendered = made.render([user("Hi."), assistant("", call(calls[0]["name"], calls[0]["arguments"]))])
-        assert rendered.text.endswith("<|start|>assistant" + DIALECTS["harmony"].format(calls))
-
-    law()
-
-
 # -- what is written is read back
 
 PLAIN: Final = (
@@ -259,12 +247,23 @@ def test_what_a_grammar_of_one_s_own_writes_is_read_back(name: str) -> None:
             {"name": "look_up", "arguments": first, "id": "call00001"},
             {"name": "stop", "arguments": second, "id": "call00002"},
         ]
-        read_back(Dialect("mine", "", OWN[name]), calls, "I look.")
+        read_back(Dialect("mine", OWN[name]), calls, "I look.")
 
     law()
 
 
-ONE: Final = [{"name": "f", "arguments": {"place": "a <b> é", "exact": True, "none": None, "list": [1, "x"]}}]
-
-
 # -- what cannot be written
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_call_without_a_name_or_arguments_is_refused(name: str) -> None:
+    whole = {"name": "f", "arguments": {}, "id": "functions.f:0"}
+    required = {"arguments": r"tool_calls\.0\.arguments", "name": r"tool_calls\.0\.name"}
+    if name == "kimi":
+        required = {"arguments": r"tool_calls\.0\.arguments", "id": r"tool_calls\.0\.id"}
+    elif name == "mistral":
+        required["id"] = r"tool_calls\.0\.id"
+    assert DIALECTS[name].format([whole])
+    for field, place in required.items():
+        with pytest.raises(InputError, match=place):
+            DIALECTS[name].format([{key: value for key, value in whole.items() if key != field}])
