@@ -82,7 +82,7 @@ def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert run("rollout", tmp_path / "run.yaml", "-o", tmp_path / "run", "-q").exit_code == 0
-    for name in ("trl.jsonl", "trl.parquet", "run", "run/rows.parquet", "run/trajectories"):
+    for name in ("trl.jsonl", "trl.parquet", "run", "run/rows.parquet"):
         checked = run("check", tmp_path / name)
         assert checked.exit_code == 0, (name, checked.output)
         viewed = run("view", tmp_path / name, "--html", tmp_path / "page.html")
