@@ -139,15 +139,17 @@ def explain_break(
     tokenizer: Any,
     *,
     sampled: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+    anchor: Sequence[int] | Ids | None = None,
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> Break | None:
     """Where and why `next_prompt` does not begin with `stream`; None if it does.
 
     `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls. `sampled` marks the
-    sampled tokens of the stream: it gives the region, and shows a completion that is missing. `before` and `after` are
-    the conversations of the two requests (``{"messages": […], "tools": […]}``, the first with its reply if known):
-    comparing them proves or disproves changed tools, changed system messages and compaction.
+    sampled tokens of the stream: it gives the region, and shows a completion that is missing. `anchor` are the ids
+    that the client took for the stream. `before` and `after` are the conversations of the two requests
+    (``{"messages": […], "tools": […]}``, the first with its reply if known): comparing them proves or disproves
+    changed tools, changed system messages and compaction.
 
     An empty stream is a break only if `sampled` or `before` say that there was a request. Raises TrajectoryError for
     arguments that are not ids, or do not fit each other.
@@ -177,6 +179,8 @@ def explain_break(
         return None
     case = Case(ours, theirs, tokenizer, next_hunk(ours, theirs, position, position), mask)
     match = _prove(explain(case), before, after)
+    if anchor is not None:
+        match = _lost_by_client(match, check_ids(anchor, "anchor", error=TrajectoryError), ours, position)
     hunk = match.hunk or case.hunk
     region = find_region(mask, position)
     return Break(
@@ -213,8 +217,8 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
     if match.cause not in _CONTEXT or before is None or after is None:
         return match
     change = conversation_change(before, after)
-    weak = match.cause is not Cause.UNKNOWN and (Cause.RETRY, Cause.SUB_AGENT)
-    if change is not None and change.cause not in (weak or (Cause.RETRY,)):
+    vague = (Cause.RETRY,) if match.cause is Cause.UNKNOWN else (Cause.RETRY, Cause.SUB_AGENT)
+    if change is not None and change.cause not in vague:
         return match._replace(cause=change.cause, words=change.words)
     no_tools = before.get("tools") is None and after.get("tools") is None
     proven = match.cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (match.cause is Cause.CHANGED_TOOLS and no_tools)
@@ -222,6 +226,15 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
         return match
     words = f"it looks like {match.cause}, but messages and tools of both requests are the same: {match.words}"
     return match._replace(cause=Cause.UNKNOWN, words=words)
+
+
+def _lost_by_client(match: Match, anchor: Ids, stream: Ids, position: int) -> Match:
+    """A client that lost what the break lies in: its anchor ends before it, or has zeros there."""
+    same = common_prefix(anchor, stream)
+    if same > position or same == len(stream) or anchor[same:].any():
+        return match
+    words = f"the client's anchor has {same:,} of {len(stream):,} ids, so it rendered the history again: {match.cause}"
+    return match._replace(cause=Cause.ZEROED_ANCHOR, words=words)
 
 
 def conversation_change(

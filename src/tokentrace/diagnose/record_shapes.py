@@ -82,8 +82,8 @@ def shape_of(line: Any) -> Shape:
 
 
 def rollout_name(line: Line) -> str | None:
-    """The rollout that a line names, in its own fields, its inputs or its metadata."""
-    for part in (line, line.get("inputs"), line.get("metadata")):
+    """The rollout that a line names, in its own fields or its metadata."""
+    for part in (line, line.get("metadata")):
         if isinstance(part, Mapping) and (name := first_of(part, _NAMES)):
             return str(part[name])
     if line.get("source") is not None:
@@ -147,23 +147,6 @@ def _has_items(line: Line) -> bool:
     response = line.get("response")
     output = response.get("output") if isinstance(response, Mapping) else None
     return isinstance(output, list) and any(map(_is_call, output))
-
-
-def _traced(line: Line, place: Place) -> Parts:
-    """verl: a traced call of the server."""
-    return [_call({**line["inputs"], **line["output"]}, place)], []
-
-
-def _is_traced(line: Line) -> bool:
-    parts = line.get("inputs"), line.get("output")
-    return all(isinstance(part, Mapping) for part in parts) and _is_call({**parts[0], **parts[1]})  # type: ignore[dict-item]
-
-
-def _text(line: Line, place: Place) -> Parts:
-    raise InputError(
-        "this is verl's dump of decoded text (trainer.rollout_data_dir): it has no ids, and text that is encoded again "
-        "proves nothing; dump what the agent loop returns (prompt_ids, response_ids, response_mask)"
-    )
 
 
 def complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
@@ -282,10 +265,6 @@ def _path(nodes: Sequence[Line], at: int, place: Place) -> list[int]:
     return path[::-1]
 
 
-def _is_text(line: Line) -> bool:
-    return all(isinstance(line.get(name), str) for name in ("input", "output")) and "score" in line
-
-
 def unfold(line: Line) -> list[tuple[Line, str]]:
     """The rollouts of a line with their paths: traces of an episode (prime-rl), entries of a batch (TRL), or itself."""
     traces, prompts = line.get("traces"), line.get("prompt_ids")
@@ -307,8 +286,6 @@ SHAPES: Final = (
     Shape("a rollout with its calls", lambda line: any(_holds_calls(line, name) for name in _LISTS), _call_list),
     Shape("prompt and response", lambda line: {"prompt_ids", "response_ids"} <= line.keys(), _response_row, True),
     Shape("calls, one a line", _is_call, _call_line, True),
-    Shape("traced calls (verl)", _is_traced, _traced, True),
     Shape("rows of ids", _is_row, _row, True),
-    Shape("decoded text (verl)", _is_text, _text),
 )
 """The most specific first."""

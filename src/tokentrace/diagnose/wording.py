@@ -179,17 +179,13 @@ def _leaves(arguments: Any) -> Iterator[Any]:
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments, strict=False)
-    level = [arguments]
-    while level:
-        inside: list[Any] = []
-        for each in level:
-            if isinstance(each, Mapping):
-                inside += each.values()
-            elif isinstance(each, list):
-                inside += each
-            elif each is not None:
-                yield each
-        level = inside
+    pending = [arguments]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (Mapping, list)):
+            pending += value.values() if isinstance(value, Mapping) else value
+        elif value is not None:
+            yield value
 
 
 def _unquoted(value: Any) -> str:
