@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from tests.assets import FAMILIES
@@ -11,15 +10,14 @@ from tests.support import PYTHON_FORMATS, load_family
 from tokentrace.diagnose import AuditReport, Use, audit_template
 from tokentrace.diagnose.audit_document import SIGNS, grades
 from tokentrace.diagnose.cases import Append
-from tokentrace.show.terminal import flat
 
 PAGE = ROOT / "docs" / "certified.md"
 HEAD = """# Templates, certified
 
 What `tokentrace audit` says of every family whose tokenizer and template our tests have, with the settings that each
 has by default. [audit.md](audit.md) says what is tried and what the words mean. Columns are first what is appended
-after an assistant's turn, then uses. ✓ holds, ◐ for some turns, ✗ for none, − refused by the template. Lines are those
-of the template.
+after an assistant's turn, then uses. ✓ holds, ◐ for some turns, ✗ for none, − refused by the template.
+`tokentrace audit MODEL` prints what goes wrong and by which line of the template.
 
 """
 
@@ -33,31 +31,21 @@ def row(report: AuditReport) -> str:
     return f"| {report.name} | {' | '.join(SIGNS[one] for one in grades(report))} |"
 
 
-def section(report: AuditReport) -> list[str]:
-    """What goes wrong, a line each."""
+def facts(report: AuditReport) -> str:
+    """The stop tokens, the prefill and the calls of a family."""
     stops = " ".join(f"`{one.text}`" for one in report.stops.tokens if one.from_template)
     prefill = report.prompting.prefill
-    facts = f"Stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
-    facts += f"; calls are {report.dialect or ('in no known dialect' if report.reading.calls else 'not written')}"
-    facts += "; holds the date of the day" if report.changes.clock else ""
-    findings = [f"- {escaped(flat(one.why))}" for one in report.findings]
-    return [f"{facts}.", "", *(findings or ["- Nothing goes wrong."])]
-
-
-def escaped(text: str) -> str:
-    """Escape Markdown outside of code."""
-    parts = text.split("`")
-    parts[::2] = [re.sub(r"([<>*_\[\]|])", r"\\\1", part) for part in parts[::2]]
-    return "`".join(parts)
+    words = f"stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
+    words += f"; calls are {report.dialect or ('in no known dialect' if report.reading.calls else 'not written')}"
+    words += "; holds the date of the day" if report.changes.clock else ""
+    return f"- **{report.name}**: {words}."
 
 
 def page_of(families: Iterable[str]) -> str:
     reports = [audit_of(family) for family in families]
     heads = ["", *Append, *Use]
     lines = [f"| {' | '.join(heads)} |", f"| --- |{' :-: |' * (len(heads) - 1)}", *map(row, reports)]
-    for report in reports:
-        lines += ["", f"### {report.name}", "", *section(report)]
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join([*lines, "", *map(facts, reports)]) + "\n"
 
 
 if __name__ == "__main__":

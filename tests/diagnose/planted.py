@@ -382,13 +382,6 @@ def verl_outputs(rollouts: list[Told], messages: bool) -> Iterator[Any]:
             }
 
 
-def verl_traced(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for one in told.calls:
-            inputs = {"request_id": told.name, "prompt_ids": one.prompt, **said(one, messages)}
-            yield {"inputs": inputs, "output": {"token_ids": one.completion, "log_probs": one.logprobs}}
-
-
 def plain_calls(rollouts: list[Told], messages: bool) -> Iterator[Any]:
     for told in rollouts:
         for one in told.calls:
@@ -421,7 +414,6 @@ SHAPES: dict[str, Writer] = {
     "trl rollout": trl_rollouts,
     "trl rows": trl_rows,
     "verl outputs": verl_outputs,
-    "verl traced": verl_traced,
     "calls lines": plain_calls,
     "rows lines": plain_rows,
 }

@@ -252,6 +252,16 @@ def test_missing_completion(family: str) -> None:
     assert "is missing whole" in found.words
 
 
+def test_anchor() -> None:
+    told = weather('{"city":"Paris"}', family="pocket")
+    made = Rollout("pocket", told, called("get_weather", {"city": "Paris"}))
+    for lost in ([], made.prompt, np.where(made.sampled, 0, made.stream)):
+        found = made.explain(anchor=lost)
+        assert found.cause is Cause.ZEROED_ANCHOR
+        assert "JSON spacing" in found.words
+    assert made.explain(anchor=made.stream).cause is Cause.JSON_FORMAT
+
+
 def test_empty_stream() -> None:
     renderer = renderer_of("pocket")
     prompt = renderer.render(GO, add_generation_prompt=True).ids

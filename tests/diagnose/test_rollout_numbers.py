@@ -130,12 +130,6 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
         check_rollouts([str(tmp_path / "model.bin")])
 
 
-def test_decoded_text_of_verl_is_refused_with_a_reason(tmp_path: Path) -> None:
-    report = looked_at(tmp_path, [{"input": "Hi", "output": "Hello", "gts": None, "score": 1.0, "step": 3}])
-    assert not report.rollouts
-    assert "it has no ids" in report.unread[0].problem
-
-
 def test_counts_are_those_of_the_planted_breaks(tmp_path: Path) -> None:
     told = rollouts("pocket")
     report = looked_at(tmp_path, lines("calls lines", told), known=renderer_of("pocket"))

@@ -117,12 +117,3 @@ def test_a_response_that_was_not_stored_cannot_be_named(served: Served) -> None:
                 agent.ask("And?", previous_response_id=id)
             assert refused.value.param == "previous_response_id"
             assert refused.value.code == "previous_response_not_found"
-
-
-def test_a_stored_response_can_be_had_again(served: Served) -> None:
-    with agent_of(served, "stored") as agent:
-        first = agent.ask([ASK], metadata={"a": "b"}, top_logprobs=0, user="me")
-        again = agent.client.responses.retrieve(first.id)
-        assert again.to_dict() == first.to_dict() | {"instructions": again.instructions}
-        with pytest.raises(openai.NotFoundError):
-            agent.client.responses.retrieve("resp_nobody")

@@ -20,7 +20,6 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, _pla
 
 from tests.assets import family_dir
 from tests.support import JINJA_FAMILIES, examples, rotating, templates_of_trl
-from tests.template.test_same_text import STATEMENTS
 from tokentrace import TemplateError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
 from tokentrace.template.chat_template import REASONING_FIELDS
@@ -230,10 +229,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "https://example.org/?a=b&c=d and 1,234.50"},
 ]
 _SNIPPETS = (Path(__file__).parent / "language.txt").read_text(encoding="utf-8").split("\n### ")[1:]
-LANGUAGE = {
-    **STATEMENTS,
-    **{name: source.removesuffix("\n") for name, _, source in (one.partition("\n") for one in _SNIPPETS)},
-}
+LANGUAGE = {name: source.removesuffix("\n") for name, _, source in (one.partition("\n") for one in _SNIPPETS)}
 
 
 @pytest.mark.parametrize("name", sorted(LANGUAGE))

@@ -171,14 +171,6 @@ def same(model: Pairs, function: Callable[[str], Any], truth: Callable[[], Any])
 def test_split(model: Pairs, sep: str | None, maxsplit: int) -> None:
     same(model, lambda s: s.split(sep, maxsplit), lambda: split(model, sep, maxsplit))
     same(model, lambda s: s.rsplit(sep, maxsplit), lambda: rsplit(model, sep, maxsplit))
-    same(model, lambda s: s.split(sep=sep, maxsplit=maxsplit), lambda: split(model, sep, maxsplit))
-    same(model, lambda s: s.split(sep), lambda: split(model, sep, -1))
-
-
-@given(pairs)
-def test_split_at_white_space(model: Pairs) -> None:
-    same(model, lambda s: s.split(), lambda: split(model, None, -1))
-    same(model, lambda s: s.rsplit(), lambda: rsplit(model, None, -1))
 
 
 def test_an_empty_separator_is_refused() -> None:

@@ -27,6 +27,7 @@ from .output import ProgressBars, note, print_result, working, write_page
 if TYPE_CHECKING:
     from ..diagnose.audit_report import AuditReport
     from ..rendering.renderer import Renderer
+    from ..show.document import Document
 
 _ON = ("index", "step", "past")
 _PARSERS = ("tool_parser", "reasoning_parser")
@@ -92,18 +93,12 @@ def audit(
 ) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
 
-    The first line says what to do, and is followed by commands to type.
+    The first lines say what to do. A break is shown with the smallest conversation that has it, and with the line of
+    the template that causes it. TOKENIZER is a model's folder or hub name (name@revision for one of its revisions), or
+    a .jinja file in a model's folder; without one, the embedded pocket model is audited.
 
-    Every append (a tool's result, several, a user, a system message, another turn) is rendered after every kind of
-    turn and compared, id for id, with what a rollout holds. A break is shown with the smallest conversation and the
-    line of the template that causes it. A verdict for each use and other facts about the template follow.
-
-    TOKENIZER is a model's folder or hub name (name@revision for one of its revisions), or a .jinja file in a model's
-    folder. Without one, the embedded pocket model is audited.
-
-    With --on, one conversation is compared instead, turn by turn: what the shipped template shows in production, the
-    stream of an append-only rollout, and one training row. With --grammar, the grammar of the model's turn is shown:
-    the delimiters of reasoning, content and calls, and which of them are control tokens.
+    With --on, one conversation is compared instead, turn by turn: what production shows, the stream of an append-only
+    rollout, and one training row. With --grammar, the grammar of the model's turn is shown instead.
 
     The exit code is 0, 1 if problems were found (a use that does not hold, or that --require names and is not met; a
     difference that --against or --on shows), 2 on errors.
@@ -116,7 +111,6 @@ def audit(
       tokentrace audit ./Qwen3-8B --against ./my-finetune
       tokentrace audit models/* --html report.html
       tokentrace audit ./Qwen3-8B --on chat.json --step 2
-      tokentrace audit ./Qwen3-8B --grammar --json | jq .stop_token_ids
       tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
     """
     from ..diagnose.audit_document import audit_document, differences_document
@@ -148,19 +142,15 @@ def audit(
         reports = [_run(*_load(name, options), bars, f"{at}/{len(names)}") for at, name in enumerate(names, 1)]
         other = None if second is None else _run(*second, bars, "against")
     changed = [] if other is None else list(other.differences(reports[0]))
-    document = audit_document(reports)
+    document, data = audit_document(reports), [report.to_json() for report in reports]
     if html is not None:
         write_page(html, document)
-    if as_json:
-        data: Any = [report.to_json() for report in reports]
-        if other is not None:
-            rows = [{"what": what, "before": before, "now": now} for what, before, now in changed]
-            data = {"audit": data[0], "against": other.to_json(), "differences": rows}
-        click.echo(json.dumps(data, ensure_ascii=False))
-    elif other is not None:
-        print_result(differences_document(other, reports[0]))
-    elif not quiet:
-        print_result(document, fold=True)
+    if other is not None:
+        rows = [{"what": what, "before": before, "now": now} for what, before, now in changed]
+        both = {"audit": data[0], "against": other.to_json(), "differences": rows}
+        _print(differences_document(other, reports[0]), both, as_json)
+    elif as_json or not quiet:
+        _print(document, data, as_json)
     unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=allow_partly)]
     for report, one in unmet if uses or quiet else ():
         click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
@@ -176,11 +166,15 @@ def _show_grammar(options: dict[str, Any], as_json: bool) -> int:
     renderer = make_renderer(options, **{name: options[name] for name in _PARSERS})
     with working("reading the template"):
         report = GrammarReport.of(renderer, read_tools(options["tools"]))
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
-    else:
-        print_result(report)
+    _print(report.document(), report.to_json(), as_json)
     return 0
+
+
+def _print(document: Document, data: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(data, ensure_ascii=False))
+    else:
+        print_result(document, fold=True)
 
 
 def _show_conversation(options: dict[str, Any], html: Path | None, as_json: bool) -> int:
@@ -196,10 +190,7 @@ def _show_conversation(options: dict[str, Any], html: Path | None, as_json: bool
     if step is not None and step >= len(report.steps):
         raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
     document = report.document(step=step)
-    if as_json:
-        click.echo(json.dumps(report.to_json()))
-    else:
-        print_result(document)
+    _print(document, report.to_json(), as_json)
     if html is not None:
         write_page(html, document, title=conversation_title(options["on"]))
     return 0 if report.equal else 1

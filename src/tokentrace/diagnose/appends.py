@@ -28,7 +28,7 @@ from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame, find_writer
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Style, TurnForm, cases
 from .facts import reasoning_tags
-from .field_texts import call_ids, is_from, is_written
+from .field_texts import call_ids, contains_text, is_from
 from .lines import LineTracer
 
 _EXCERPT: Final = 48
@@ -60,42 +60,41 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AppendBreak:
-    """How the next prompt differs from the stream."""
+    """The next prompt has the text `after` where the stream has `before`.
+
+    `fields` are those of past messages that are gone or changed. `at_turn`: the turn alone breaks it, before anything
+    is appended.
+    """
 
     where: Where
     before: str
-    """The text of the stream from the first difference on."""
     after: str
-    """The text of the next prompt there."""
     fields: tuple[str, ...]
-    """Fields of past messages that are gone or changed."""
     blame: Blame | None = None
     at_turn: bool = False
-    """True if the turn alone breaks it, before anything is appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendCell:
-    """The outcome of one kind of turn, shown by the smallest conversation with that outcome."""
+    """The outcome of one kind of turn, shown by the smallest conversation with that outcome.
+
+    `messages` is the conversation in the form that the template reads. Fields of the turn (`lost`) and of the appended
+    messages (`lost_after`) reach no token. `reason`: why the template refuses it. `ends`: the turn, as the last one,
+    ends with a stop token. `also` has the smallest conversation for each further flaw, after other histories;
+    `elsewhere`: after another history the append holds.
+    """
 
     turn: TurnForm
     outcome: AppendOutcome
     case: AppendCase
     messages: Messages
-    """The conversation in the form that the template reads."""
     breaks: tuple[AppendBreak, ...] = ()
     lost: tuple[str, ...] = ()
-    """Fields of the turn that reach no token."""
     lost_after: tuple[str, ...] = ()
-    """Fields of the appended messages that reach no token."""
     reason: str = ""
-    """Why the template refuses it."""
     ends: bool = True
-    """True if the turn, as the last one, ends with a stop token."""
     also: tuple[AppendCell, ...] = ()
-    """The smallest conversation for each further flaw, after other histories."""
     elsewhere: bool = False
-    """True if the append holds after another history."""
 
     @property
     def append(self) -> Append:
@@ -147,7 +146,7 @@ class AppendMatrix:
         message the list of roles does.
         """
         every = list(cases(turn, self._ids, self._tags))
-        cells = [self._run(case) for case in [case for case in every if self._renders(case)] or every[:1]]
+        cells = [cell for case in every if self._renders(cell := self._run(case))] or [self._run(every[0])]
         worst = min(cells, key=lambda cell: list(AppendOutcome).index(cell.outcome))
         flaws, also = worst.flaws, []
         for cell in cells:
@@ -157,26 +156,25 @@ class AppendMatrix:
         holds = any(cell.outcome is AppendOutcome.HOLDS for cell in cells if cell is not worst)
         return replace(self._blamed(worst), also=tuple(also), elsewhere=holds)
 
-    def _renders(self, case: AppendCase) -> bool:
-        """True if the template renders the prompt of the case."""
-        try:
-            self._encode(self._adapt(case)[: len(case.past)], case.tools, True)
-        except TokentraceError:
-            return False
-        return True
-
     def _blamed(self, cell: AppendCell) -> AppendCell:
         """Name the lines of a cell's breaks. Too slow for cells that nobody is shown."""
         return self._run(cell.case, blames=True) if cell.breaks and self._tracer.has_lines else cell
 
-    def _adapt(self, case: AppendCase) -> Messages:
-        return tuple(adapt(case.messages, self._study.forms).messages)
+    def _renders(self, cell: AppendCell) -> bool:
+        """True unless the template refuses the history of a case."""
+        if cell.outcome is AppendOutcome.REFUSED:
+            try:
+                past = adapt(cell.case.messages, self._study.forms).messages[: len(cell.case.past)]
+                self._encode(tuple(past), cell.case.tools, True)
+            except TokentraceError:
+                return False
+        return True
 
     def _run(self, case: AppendCase, *, blames: bool = False) -> AppendCell:
         study, before = self._study, len(case.past)
         try:
-            messages = self._adapt(case)
-            asked = self._text(messages[:before], case.tools, True)
+            messages = tuple(adapt(case.messages, study.forms).messages)
+            prompt = self._text(messages[:before], case.tools, True)
             turn = self._text(messages[: before + 1], case.tools, False)
             appended = self._text(messages, case.tools, case.turn.append is not Append.ASSISTANT)
         except TokentraceError as error:
@@ -188,7 +186,7 @@ class AppendMatrix:
         stop, ends = self._stop(case, messages[: before + 1], encoded)
         if stop < len(encoded.ids):
             turn = turn._replace(encoded=study.encode(encoded.rendering.until(encoded.position(stop))))
-        breaks = tuple(self._breaks(asked, turn, appended, blames))
+        breaks = tuple(self._breaks(prompt, turn, appended, blames))
         complete = not missing and not lost_after
         outcome = AppendOutcome.BREAKS if breaks else AppendOutcome.HOLDS if complete else AppendOutcome.LOSES
         words = tuple(_lost_words(one, messages) for one in lost_after)
@@ -222,12 +220,12 @@ class AppendMatrix:
         end = turn_end(encoded, turns[-1], study.endings(case.tools))
         return end.stop, end.stop_token is not None
 
-    def _breaks(self, asked: _Text, stream: _Text, appended: _Text, blames: bool) -> Iterator[AppendBreak]:
-        if _differ(asked, stream):
-            prompt = asked.encoded.rendering
-            same = common_prefix(prompt.text, stream.encoded.rendering.text)
-            where = Where.SEAM if same == len(prompt.text) else Where.PROMPT if same >= prompt.tail else Where.PAST
-            yield replace(self._break(where, asked, stream, blames), at_turn=True)
+    def _breaks(self, prompt: _Text, stream: _Text, appended: _Text, blames: bool) -> Iterator[AppendBreak]:
+        if _differ(prompt, stream):
+            text = prompt.encoded.rendering
+            same = common_prefix(text.text, stream.encoded.rendering.text)
+            where = Where.SEAM if same == len(text.text) else Where.PROMPT if same >= text.tail else Where.PAST
+            yield replace(self._break(where, prompt, stream, blames), at_turn=True)
         if _differ(stream, appended):
             yield self._break(Where.PAST, stream, appended, blames)
 
@@ -276,11 +274,11 @@ def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> tup
             continue
         spans = "".join(span for span, _, origin in rendering.spans() if is_from(origin, len(case.past), name))
         parts = (THOUGHT, ANSWER) if style is Style.INLINE else (text.strip(),)
-        if style is Style.INLINE and name in missing and is_written(ANSWER, spans):
+        if style is Style.INLINE and name in missing and contains_text(ANSWER, spans):
             missing[missing.index(name)] = str(Style.INLINE)
-        elif name not in missing and not all(is_written(part, spans) for part in parts):
+        elif name not in missing and not all(contains_text(part, spans) for part in parts):
             missing.append(f"{name}{ALTERED}")
-        elif name not in missing and style is Style.SPACED and not is_written(text, spans):
+        elif name not in missing and style is Style.SPACED and not contains_text(text, spans):
             missing.append(f"white space around {name}")
     return tuple(missing)
 

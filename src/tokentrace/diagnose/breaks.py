@@ -1,6 +1,6 @@
 """Why a prompt does not begin with the stream so far: `explain_break` names the cause and shows the tokens.
 
-A cause is claimed on evidence only, the most specific check of `break_checks` first; otherwise it is `Cause.UNKNOWN`.
+The first check of `break_checks` that fits gives the cause; otherwise it is `Cause.UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ _CONTEXT: Final = frozenset(
 class Break(ShowsItself):
     """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
 
-    `position` is the first id that differs; both ranges begin there and end where the sides agree again. `region` is
-    the part of the stream it lies in, if known: ``first prompt``, ``completion 2``, ``context after completion 2``.
-    `later` are the causes of the next few differences.
+    `position` is the first id that differs; both ranges end where the sides agree again.
+    `region` is a part of the stream, ``completion 2`` say. `later` are the next few causes.
     """
 
     cause: Cause
@@ -71,7 +70,7 @@ class Break(ShowsItself):
         return {name: getattr(self, name) for name in names}
 
     def parts(self) -> Iterator[tuple[Tokens, Tokens | None]]:
-        """The tokens around the difference: what the stream has, and what the prompt has instead (None: the same)."""
+        """The tokens of the stream and of the prompt around the difference; None: the same."""
         (start, stop), (_, other_stop) = self.stream_range, self.prompt_range
         yield self._tokens(self.stream[max(0, start - _AROUND) : start]), None
         ours, theirs = self.stream[start:stop], self.prompt[start:other_stop]
@@ -139,15 +138,17 @@ def explain_break(
     tokenizer: Any,
     *,
     sampled: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
+    anchor: Sequence[int] | Ids | None = None,
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> Break | None:
     """Where and why `next_prompt` does not begin with `stream`; None if it does.
 
     `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls. `sampled` marks the
-    sampled tokens of the stream: it gives the region, and shows a completion that is missing. `before` and `after` are
-    the conversations of the two requests (``{"messages": […], "tools": […]}``, the first with its reply if known):
-    comparing them proves or disproves changed tools, changed system messages and compaction.
+    sampled tokens of the stream: it gives the region, and shows a completion that is missing. `anchor` are the ids
+    that the client took for the stream. `before` and `after` are the conversations of the two requests
+    (``{"messages": […], "tools": […]}``, the first with its reply if known): comparing them proves or disproves
+    changed tools, changed system messages and compaction.
 
     An empty stream is a break only if `sampled` or `before` say that there was a request. Raises TrajectoryError for
     arguments that are not ids, or do not fit each other.
@@ -177,6 +178,8 @@ def explain_break(
         return None
     case = Case(ours, theirs, tokenizer, next_hunk(ours, theirs, position, position), mask)
     match = _prove(explain(case), before, after)
+    if anchor is not None:
+        match = _lost_by_client(match, check_ids(anchor, "anchor", error=TrajectoryError), ours, position)
     hunk = match.hunk or case.hunk
     region = find_region(mask, position)
     return Break(
@@ -213,8 +216,8 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
     if match.cause not in _CONTEXT or before is None or after is None:
         return match
     change = conversation_change(before, after)
-    weak = match.cause is not Cause.UNKNOWN and (Cause.RETRY, Cause.SUB_AGENT)
-    if change is not None and change.cause not in (weak or (Cause.RETRY,)):
+    vague = (Cause.RETRY,) if match.cause is Cause.UNKNOWN else (Cause.RETRY, Cause.SUB_AGENT)
+    if change is not None and change.cause not in vague:
         return match._replace(cause=change.cause, words=change.words)
     no_tools = before.get("tools") is None and after.get("tools") is None
     proven = match.cause in (Cause.UNKNOWN, Cause.REWRITTEN_CALL) or (match.cause is Cause.CHANGED_TOOLS and no_tools)
@@ -224,10 +227,19 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
     return match._replace(cause=Cause.UNKNOWN, words=words)
 
 
+def _lost_by_client(match: Match, anchor: Ids, stream: Ids, position: int) -> Match:
+    """A client that lost what the break lies in: its anchor ends before it, or has zeros there."""
+    same = common_prefix(anchor, stream)
+    if same > position or same == len(stream) or anchor[same:].any():
+        return match
+    words = f"the client's anchor has {same:,} of {len(stream):,} ids, so it rendered the history again: {match.cause}"
+    return match._replace(cause=Cause.ZEROED_ANCHOR, words=words)
+
+
 def conversation_change(
     before: Mapping[str, Any], after: Mapping[str, Any], recent: Sequence[Sequence[Any]] = ()
 ) -> Finding | None:
-    """What became of the messages and tools between two requests; None if nothing did, or they cannot be read."""
+    """What changed in messages and tools between two requests; None if nothing did."""
     recorded, sent = before.get("messages") or (), after.get("messages") or ()
     try:
         ours, theirs = (chain(b"", messages)[1:] for messages in (sent, recorded))
@@ -242,7 +254,7 @@ def conversation_change(
 
 
 def _later(case: Case, hunk: Hunk, covered: int, mask: Any) -> Iterator[Cause]:
-    """The causes of the next few differences, those in a value or call that was compared as a whole aside."""
+    """The causes of the next few differences after what was compared as a whole."""
     for later in islice(hunks(case.stream, case.prompt, hunk.stop, hunk.other_stop), _LATER):
         if covered <= later.start < len(case.stream):
             yield explain(Case(case.stream, case.prompt, case.model, later, mask, back=1024, forward=4096)).cause

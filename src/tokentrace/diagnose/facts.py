@@ -28,7 +28,7 @@ from ..study.study import TemplateStudy
 from ..study.turns import turn_spans
 from .cases import ANSWER as TEXT
 from .cases import THINK, TOOLS
-from .field_texts import call_ids, is_written
+from .field_texts import call_ids, contains_text
 from .lines import EventKind, LineTracer
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
@@ -209,7 +209,7 @@ def _role(study: TemplateStudy, role: str) -> str:
         return "refused"
     origins = [(text, origin) for text, _, origin in rendering.spans() if origin is not None]
     text = "".join(text for text, origin in origins if origin.message == at and origin.field == "content")
-    return "dropped" if not text else "written" if is_written(TEXT, text) else "rewritten"
+    return "dropped" if not text else "written" if contains_text(TEXT, text) else "rewritten"
 
 
 def printed_variables(study: TemplateStudy) -> set[str]:

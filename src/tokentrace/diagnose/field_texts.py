@@ -73,7 +73,7 @@ class Altered:
         return f"{words}{by}" if self.dropped else f"{words}{by}: {self.expected!r} becomes {self.actual!r}"
 
 
-def is_written(text: str, output: str) -> bool:
+def contains_text(text: str, output: str) -> bool:
     """True if the output contains a text as it is or as JSON."""
     return any(one in output for one in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
 
@@ -173,7 +173,7 @@ class _Trial:
             return None
         for text in _TEXTS:
             output = self._output(text)
-            if output is None or (is_written(text, output) and (slot.field != "arguments" or _KEY in output)):
+            if output is None or (contains_text(text, output) and (slot.field != "arguments" or _KEY in output)):
                 continue
             output = output.strip()
             line, source, actual = self.line(text, dropped=not output)
@@ -211,12 +211,12 @@ class _Trial:
             for number, one in enumerate(run.events[:_FLIPS]):
                 if one.kind is EventKind.TEST:
                     flipped = tracer.run(**arguments, forced={number: not one.value})
-                    event = one if flipped is not None and is_written(text, flipped.text) else event
+                    event = one if flipped is not None and contains_text(text, flipped.text) else event
         else:
             events = [one for one, two in zip(run.events, plain.events, strict=False) if one.value != two.value]
             events = [one for one in events if one.kind in (EventKind.SET, EventKind.WRITE)]
             texts = [one for one in events if isinstance(one.value, str)]
-            event = next((one for one in texts if not is_written(text, one.value)), texts[-1] if texts else None)
+            event = next((one for one in texts if not contains_text(text, one.value)), texts[-1] if texts else None)
         if event is None:
             return None, "", ""
         place = tracer.places[event.place]

@@ -176,12 +176,12 @@ class _Walk:
         return HistoryReport(steps, findings, self.roles, self.row, tuple(self.notes), settings, renderer.tokenizer)
 
     def _steps(self) -> Iterator[Step]:
-        asked: list[int | None] = [at for at, role in enumerate(self.roles) if role == "assistant" and at]
+        turns: list[int | None] = [at for at, role in enumerate(self.roles) if role == "assistant" and at]
         if self.roles[0] == "assistant":
             self._note("message 0: nothing comes before it; it counts as given, not as sampled")
         row = self._tokens(self.row, len(self.messages))
         last: Step | None = None
-        for index, message in enumerate([*asked, *([None] if self.open else [])]):
+        for index, message in enumerate([*turns, *([None] if self.open else [])]):
             at = len(self.messages) if message is None else message
             prompt = self._tokens(self._prompt(self.shipped, at), at)
             stream = self._continue(last, at, prompt)
@@ -234,7 +234,7 @@ class _Walk:
             return bridged
         return stream.followed_by(self._bridged(bridged, production, message + 1))
 
-    def _turn(self, message: int | None, asked: Ids) -> ViewTokens:
+    def _turn(self, message: int | None, prefill: Ids) -> ViewTokens:
         """Return what is sampled for a message: its turn as the last one, after the prompt that asks for it."""
         nothing = ViewTokens.of([], -1, "")
         if message is None:
@@ -245,23 +245,23 @@ class _Walk:
         turn = next((turn for turn in rendered.turns if turn.message == message), None)
         if turn is None:
             return nothing
-        tokens = self._after_prompt(rendered, turn, asked)
+        tokens = self._after_prompt(rendered, turn, prefill)
         closed = self.turns.get(message)
         if turn.stop_token is None and closed is not None and closed.stop_token is not None:
             # The head of the next turn ends this one, and the model samples it.
             return tokens.followed_by(ViewTokens.of([closed.stop_token], message, "scaffold"))
         return tokens
 
-    def _after_prompt(self, rendered: RenderedTokens, turn: SampledTurn, asked: Ids) -> ViewTokens:
+    def _after_prompt(self, rendered: RenderedTokens, turn: SampledTurn, prefill: Ids) -> ViewTokens:
         """Return the turn's tokens after the prompt. A token that spans the end of the prompt is encoded in two."""
-        start, same = turn.start, len(asked)
-        while same > start or not np.array_equal(rendered.ids[start - same : start], asked[:same]):
+        start, same = turn.start, len(prefill)
+        while same > start or not np.array_equal(rendered.ids[start - same : start], prefill[:same]):
             same -= 1
         tokens = self._tokens(rendered, -1).cut(start, turn.stop)
-        if same == len(asked):
+        if same == len(prefill):
             return tokens
         decode = self.renderer.tokenizer.decode
-        missing = decode(asked[same:].tolist())
+        missing = decode(prefill[same:].tolist())
         for count in range(1, min(4, len(tokens)) + 1):
             text = decode(tokens.ids[:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and same:
@@ -270,7 +270,7 @@ class _Walk:
                 return first.followed_by(tokens.cut(count, len(tokens)))
         self._note(
             f"message {turn.message}: its turn does not begin with the prompt that asks for it, "
-            f"{decode(asked.tolist())!r}; the rollout holds both, one after the other"
+            f"{decode(prefill.tolist())!r}; the rollout holds both, one after the other"
         )
         return tokens
 

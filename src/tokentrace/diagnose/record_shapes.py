@@ -1,8 +1,6 @@
 """Where frameworks keep the calls and rows of their rollouts. A line is recognised by its fields.
 
-verifiers and prime-rl keep trees of message nodes, NeMo Gym items of a response or captured calls, OpenEnv training
-traces and captured sessions, TRL and verl turns, rows and batches. Anybody else can write ``prompt_ids`` and
-``completion_ids``, or ``input_ids`` with a mask.
+Anybody can write ``prompt_ids`` and ``completion_ids``, or ``input_ids`` with a mask.
 """
 
 from __future__ import annotations
@@ -82,8 +80,8 @@ def shape_of(line: Any) -> Shape:
 
 
 def rollout_name(line: Line) -> str | None:
-    """The rollout that a line names, in its own fields, its inputs or its metadata."""
-    for part in (line, line.get("inputs"), line.get("metadata")):
+    """The rollout that a line names, in its own fields or its metadata."""
+    for part in (line, line.get("metadata")):
         if isinstance(part, Mapping) and (name := first_of(part, _NAMES)):
             return str(part[name])
     if line.get("source") is not None:
@@ -138,7 +136,7 @@ def _holds_calls(line: Line, name: str) -> bool:
 
 
 def _response(line: Line, place: Place) -> Parts:
-    """NeMo Gym: items of a response, which is one conversation and does not have the request of each call."""
+    """NeMo Gym: items of a response, which lacks the request of each call."""
     items = enumerate(line["response"]["output"])
     return [_call(item, place.at(f"response.output[{at}]")) for at, item in items if _is_call(item)], []
 
@@ -149,25 +147,8 @@ def _has_items(line: Line) -> bool:
     return isinstance(output, list) and any(map(_is_call, output))
 
 
-def _traced(line: Line, place: Place) -> Parts:
-    """verl: a traced call of the server."""
-    return [_call({**line["inputs"], **line["output"]}, place)], []
-
-
-def _is_traced(line: Line) -> bool:
-    parts = line.get("inputs"), line.get("output")
-    return all(isinstance(part, Mapping) for part in parts) and _is_call({**parts[0], **parts[1]})  # type: ignore[dict-item]
-
-
-def _text(line: Line, place: Place) -> Parts:
-    raise InputError(
-        "this is verl's dump of decoded text (trainer.rollout_data_dir): it has no ids, and text that is encoded again "
-        "proves nothing; dump what the agent loop returns (prompt_ids, response_ids, response_mask)"
-    )
-
-
 def complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
-    """NeMo Gym's captured calls in order, with whole prompts: one may be stored as what it adds to its parent."""
+    """NeMo Gym's captured calls, whose prompts may be stored as what they add to a parent."""
     calls: dict[Any, list[Line]] = {}
     for line, _ in lines:
         calls.setdefault(line.get("model_call_id"), []).append(line)
@@ -237,7 +218,7 @@ def _session(line: Line, place: Place) -> Parts:
 
 
 def _trace(line: Line, place: Place) -> Parts:
-    """verifiers: a node has the tokens that its message adds; the path from the root is prompt and completion."""
+    """verifiers: a node has the tokens of its message; its path is prompt and completion."""
     nodes = line["nodes"]
     places = [place.at(f"nodes[{at}]") for at in range(len(nodes))]
     ids = [check_ids(node.get("token_ids") or [], places[at].field("token_ids")) for at, node in enumerate(nodes)]
@@ -282,12 +263,8 @@ def _path(nodes: Sequence[Line], at: int, place: Place) -> list[int]:
     return path[::-1]
 
 
-def _is_text(line: Line) -> bool:
-    return all(isinstance(line.get(name), str) for name in ("input", "output")) and "score" in line
-
-
 def unfold(line: Line) -> list[tuple[Line, str]]:
-    """The rollouts of a line with their paths: traces of an episode (prime-rl), entries of a batch (TRL), or itself."""
+    """The rollouts of a line: an episode of traces (prime-rl), a batch (TRL), or itself."""
     traces, prompts = line.get("traces"), line.get("prompt_ids")
     if isinstance(traces, list):
         return [(trace, f"traces[{at}]") for at, trace in enumerate(traces)]
@@ -307,8 +284,6 @@ SHAPES: Final = (
     Shape("a rollout with its calls", lambda line: any(_holds_calls(line, name) for name in _LISTS), _call_list),
     Shape("prompt and response", lambda line: {"prompt_ids", "response_ids"} <= line.keys(), _response_row, True),
     Shape("calls, one a line", _is_call, _call_line, True),
-    Shape("traced calls (verl)", _is_traced, _traced, True),
     Shape("rows of ids", _is_row, _row, True),
-    Shape("decoded text (verl)", _is_text, _text),
 )
 """The most specific first."""

@@ -66,7 +66,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """What one row came to. `findings` are in ids first, then in its mask; `contrasts` show those in ids."""
+    """What one row came to: findings in its ids, which `contrasts` show, then in its mask."""
 
     source: str
     row: int
@@ -138,7 +138,7 @@ class Expected:
 
 
 class RowChecker:
-    """Checks rows, one at a time. Raises only for a bad setting; what is wrong with a row is in the result."""
+    """Checks rows, one at a time. Raises InputError only for a bad setting."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class _IdsChecker:
     def check(
         self, expected: Expected, ids: Ids, start: int
     ) -> tuple[list[Finding], list[tuple[tuple[Tokens, Tokens | None], ...]]]:
-        """The first few differences, each as a finding and as tokens; `start` tokens came before the ids."""
+        """The first few differences as findings and as tokens; `start` tokens came before."""
         whole = self._cut_before(expected, ids)
         differences = [] if whole is None else [whole]
         at = other = 0
@@ -326,10 +326,9 @@ class _IdsChecker:
 
     def _explain(self, expected: Expected, ids: Ids, hunk: Hunk) -> tuple[Cause, Hunk]:
         """The cause of a difference, and its corrected range."""
-        for check in (self._unknown_id, self._beginning, self._reasoning, self._ending, self._tools, self._system):
-            cause = check(expected, ids, hunk)
-            if cause is not None:
-                return cause, hunk
+        cause = self._known_place(expected, ids, hunk)
+        if cause is not None:
+            return cause, hunk
         at, other = hunk.start, hunk.other_start
         if at == len(expected.ids):
             return Cause.UNKNOWN, hunk
@@ -358,64 +357,58 @@ class _IdsChecker:
             return Cause.REWRITTEN_CALL
         return Cause.UNKNOWN if cause is Cause.ZEROED_ANCHOR else cause
 
-    def _unknown_id(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
-        theirs = ids[hunk.other_start : hunk.other_stop]
-        return Cause.NO_TOKEN if ((theirs < 0) | (theirs >= self._vocabulary.size)).any() else None
-
-    def _beginning(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+    def _known_place(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+        """The cause as far as the expected rendering tells what its tokens are for."""
         ours, theirs = hunk.sides(expected.ids, ids)
-        if self._bos is None or hunk.start > 1 or hunk.other_start > 1:
-            return None
-        if not len(ours) and len(theirs) and (theirs == self._bos).all():
-            return Cause.BOS_DOUBLED if expected.ids[0] == self._bos else Cause.BOS_ADDED
-        return Cause.BOS_MISSING if ours.tolist() == [self._bos] and not len(theirs) else None
-
-    def _reasoning(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
-        """Reasoning with its tags, and nothing instead."""
-        parts = expected.parts[hunk.start : hunk.stop]
-        gone = len(parts) and hunk.other_stop == hunk.other_start and (parts == Part.REASONING).all()
-        return Cause.STRIPPED_REASONING if gone else None
-
-    def _ending(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
-        ours, theirs = hunk.sides(expected.ids, ids)
+        if ((theirs < 0) | (theirs >= self._vocabulary.size)).any():
+            return Cause.NO_TOKEN
+        declared = expected.parts == Part.TOOLS
+        tools = int(declared[hunk.start : hunk.stop].sum())
+        if tools and tools == int(declared.sum()) and 2 * len(theirs) < tools:
+            return Cause.TOOLS_MISSING
         last = hunk.stop == len(expected.ids) and hunk.other_stop == len(ids)
-        if last and not len(ours) and np.array_equal(theirs, self._prompt):
+        one = None if len(theirs) else self._removed(expected, ours, hunk)
+        one = one or (None if len(ours) else self._added(expected, ids, hunk, last))
+        return one or self._ending(ours, theirs, last) or (Cause.CHANGED_TOOLS if tools and not len(theirs) else None)
+
+    def _removed(self, expected: Expected, ours: Ids, hunk: Hunk) -> Cause | None:
+        """A BOS token, reasoning, or the template's own system prompt, with nothing instead."""
+        if hunk.start == 0 and ours.tolist() == [self._bos]:
+            return Cause.BOS_MISSING
+        parts = expected.parts[hunk.start : hunk.stop]
+        if (parts == Part.REASONING).all():
+            return Cause.STRIPPED_REASONING
+        if expected.has_system or not (parts == Part.SCAFFOLD).all():
+            return None
+        nobody = expected.messages[hunk.start : hunk.stop] < 0
+        turn = self._heads.role(expected.ids, hunk.start) == "system" and self._heads.count(ours) and len(ours) > 3
+        return Cause.SYSTEM_MISSING if turn or 2 * int(nobody.sum()) > len(nobody) else None
+
+    def _added(self, expected: Expected, ids: Ids, hunk: Hunk, last: bool) -> Cause | None:
+        """A BOS token, a generation prompt or a system prompt that does not belong there."""
+        theirs = ids[hunk.other_start : hunk.other_stop]
+        if hunk.start <= 1 and (theirs == self._bos).all():
+            return Cause.BOS_DOUBLED if expected.ids[0] == self._bos else Cause.BOS_ADDED
+        if last and np.array_equal(theirs, self._prompt):
             return Cause.GENERATION_PROMPT
-        lost, new = self._is_ending(ours), self._is_ending(theirs)
+        first = not expected.has_system and not (expected.messages[: hunk.start] > 0).any()
+        system = self._heads.role(ids, hunk.other_start) in ("system", "developer") and self._heads.count(theirs)
+        return Cause.SYSTEM_ADDED if first and system and len(theirs) > 3 else None
+
+    def _ending(self, ours: Ids, theirs: Ids, last: bool) -> Cause | None:
+        """Tokens that end turns, white space at the end, or a row that was cut."""
+        lost, new = self._ends_turn(ours), self._ends_turn(theirs)
         if lost is None or new is None:
             return Cause.CUT if last and not len(theirs) else None
         if lost or new:
             return Cause.STOP_TOKEN if lost and new else Cause.END_MISSING if lost else Cause.END_ADDED
         return Cause.LAST_WHITESPACE if last else None
 
-    def _is_ending(self, ids: Ids) -> bool | None:
+    def _ends_turn(self, ids: Ids) -> bool | None:
         """True if ids end a turn, False if they are white space; None if there is anything else."""
         ends = [index in self._ends for index in ids.tolist()]
         texts = [self._vocabulary.token_bytes(index).strip() for index in ids.tolist()]
         return any(ends) if all(end or not text for end, text in zip(ends, texts, strict=True)) else None
-
-    def _tools(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
-        """All declared tools with little instead, or some with nothing instead."""
-        declared = expected.parts == Part.TOOLS
-        inside, instead = int(declared[hunk.start : hunk.stop].sum()), hunk.other_stop - hunk.other_start
-        if inside and inside == int(declared.sum()) and 2 * instead < inside:
-            return Cause.TOOLS_MISSING
-        return Cause.CHANGED_TOOLS if inside and not instead else None
-
-    def _system(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
-        """A system prompt on one side that the conversation does not have."""
-        ours, theirs = hunk.sides(expected.ids, ids)
-        if expected.has_system or bool(len(ours)) == bool(len(theirs)):
-            return None
-        if len(theirs):
-            first = not (expected.messages[: hunk.start] > 0).any()
-            turn = self._heads.role(ids, hunk.other_start) in ("system", "developer") and self._heads.count(theirs)
-            return Cause.SYSTEM_ADDED if first and turn and len(theirs) > 3 else None
-        if not (expected.parts[hunk.start : hunk.stop] == Part.SCAFFOLD).all():
-            return None
-        nobody = expected.messages[hunk.start : hunk.stop] < 0
-        turn = self._heads.role(expected.ids, hunk.start) == "system" and self._heads.count(ours) and len(ours) > 3
-        return Cause.SYSTEM_MISSING if turn or 2 * int(nobody.sum()) > len(nobody) else None
 
     def _cut_before(self, expected: Expected, ids: Ids) -> tuple[Cause, Hunk] | None:
         """A row that is the end of the expected one."""
@@ -423,7 +416,7 @@ class _IdsChecker:
         if lost <= 0 or not np.array_equal(expected.ids[lost:], ids):
             return None
         hunk = Hunk(0, lost, 0, 0)
-        cause = self._beginning(expected, ids, hunk)
+        cause = Cause.BOS_MISSING if expected.ids[:lost].tolist() == [self._bos] else None
         if cause is None and not (expected.messages[:lost] >= 0).any() and expected.messages[lost] >= 0:
             cause = Cause.TOOLS_MISSING if (expected.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
         return cause or Cause.CUT, hunk

@@ -204,8 +204,8 @@ def sentence(appends: Sequence[Append], turns: str, why: str) -> str:
 
 def cause(cell: AppendCell, in_turn: bool = False) -> str:
     """Say what goes wrong with a cell: the same words for cells that go wrong in the same way."""
-    others = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
-    cells = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws] if in_turn else [cell, *others]
+    refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
+    cells = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws] if in_turn else [cell, *refused]
     return "; ".join(dict.fromkeys(_cause(one, in_turn) for one in cells))
 
 

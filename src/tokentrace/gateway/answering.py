@@ -11,26 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from ..diagnose.conversation_diff import text_of
-from ..engines.protocol import (
-    Completion,
-    Delta,
-    EngineError,
-    EngineRefusal,
-    EngineUnavailable,
-    FinishReason,
-    SamplingParams,
-    add_version,
-    joined,
-)
+from ..engines.protocol import Completion, Delta, EngineError, FinishReason, SamplingParams, add_version, joined
 from ..parsing.parser import StreamingParser
 from ..parsing.response import Finish
-from ..store.store import Closed, Conflict, Missing, StoreError, Taken
+from ..store.store import Conflict, StoreError
 from ..trajectory.turns import VersionSpan
 from .admission import Claim
-from .dialect import Dialect, Head, Reply
+from .dialect import Dialect, Head, Reply, call_ids_of, response_name
 from .items import Change, ItemStream, changes_of, openai_message
-from .names import call_ids_of, response_name
-from .problems import RequestError
+from .problems import request_error
 from .requests import AnswerOptions, Request
 from .turns import Message, Placement, RecordedTurn, TurnDetails
 
@@ -63,7 +52,6 @@ class Answer:
     name: str = ""
     """Identifies the request if it is sent again."""
     replies: Sequence[Reply] | None = None
-    """The answer, if there is one."""
     turns: list[RecordedTurn] = field(default_factory=list)
     sampled: int = 0
     """How many tokens were sampled, whatever became of them."""
@@ -97,8 +85,7 @@ class Answer:
     async def _sample_and_store(self, feed: Feed) -> list[Reply]:
         """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""
         assert self.placed is not None
-        about: dict[str, Any] = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids)}
-        about |= {"time": time.time(), **({"names": [self.name]} if self.name else {})}
+        about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
         sampled = asyncio.Event()
         noting = asyncio.ensure_future(self._note(about, sampled))
         began = time.perf_counter()
@@ -117,12 +104,11 @@ class Answer:
         return replies
 
     async def _note(self, about: Mapping[str, Any], sampled: asyncio.Event) -> None:
-        """Note in the store that the request is under way, unless it is sampled at once and has no name."""
-        if not self.name:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_AT_ONCE_SECONDS):
-                    await sampled.wait()
-                    return
+        """Note in the store that the request is under way, unless it is sampled at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AT_ONCE_SECONDS):
+                await sampled.wait()
+                return
         await self.gateway.store.begin(self.session, self.head.id, about)
 
     async def _abandon(self, about: Mapping[str, Any], why: str) -> None:
@@ -348,20 +334,3 @@ async def unhurried(work: asyncio.Future[Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.wait((work,))
         raise
-
-
-def request_error(error: EngineError | StoreError) -> RequestError:
-    """A failure of the engine or the store, as an agent gets it."""
-    match error:
-        case EngineUnavailable():
-            return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry_after=2)
-        case EngineRefusal():
-            status = error.status if error.status in (400, 413, 422, 429) else 400
-            return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
-        case Missing():
-            return RequestError(str(error), status=404, code="no_session")
-        case Closed() | Taken():
-            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
-        case StoreError():
-            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
-    return RequestError(f"the engine failed: {error}", status=502, code="engine")

@@ -26,17 +26,15 @@ from ..errors import InputError, TokentraceError, shown
 from ..store.store import StoreError
 from .access import Access, require_admin
 from .admin import AdminRoutes
-from .answering import Answer, request_error
+from .answering import Answer
 from .chat import CHAT
-from .dialect import Dialect
+from .dialect import Dialect, random_id
 from .gateway import Gateway
-from .http import Endpoint, json_response, parse_json, read_body
+from .http import Endpoint, json_response, log_failure, log_request, parse_json, read_body
 from .keys import Caller, Role
-from .log import log_failure, log_request
 from .messages import MESSAGES, read_count
-from .names import random_id
 from .page.routes import PageRoutes
-from .problems import RequestError, input_problem
+from .problems import RequestError, input_problem, request_error
 from .responses import RESPONSES
 from .streaming import StreamedAnswer, unless_gone
 from .tokens import TOKENS
@@ -71,7 +69,6 @@ class App:
             for path, dialect in DIALECTS.items():
                 add(prefix + path, "POST", partial(self._answer, dialect), dialect)
             add(f"{prefix}/v1/messages/count_tokens", "POST", self._count, MESSAGES)
-            add(f"{prefix}/v1/responses/{{response}}", "GET", self._stored_response, RESPONSES)
             add(f"{prefix}/v1/models", "GET", self._models)
             add(f"{prefix}/v1/models/{{model:path}}", "GET", self._models)
         for path, methods in {**AdminRoutes(self.gateway).routes(), **PageRoutes(self.gateway).routes()}.items():
@@ -133,11 +130,6 @@ class App:
         session = await self._session(http, caller)
         body = parse_json(await read_body(http, self.gateway.admission.limits.body_bytes))
         return json_response({"input_tokens": await self.gateway.count(session, read_count(body, http.headers))})
-
-    async def _stored_response(self, http: HTTPRequest, caller: Caller) -> Response:
-        session = await self._session(http, caller)
-        head, replies = await self.gateway.stored(session, http.path_params["response"])
-        return json_response(RESPONSES.answer(head, replies))
 
     async def _models(self, http: HTTPRequest, caller: Caller) -> Response:
         name = self.gateway.model
@@ -208,8 +200,7 @@ class App:
         path = http.url.path
         try:
             await self._caller(http, public=False)
-            fix = "is /v1 missing from the base URL, or there twice?" if "/v1/" not in path or "/v1/v1" in path else ""
-            what = f"there is no {http.method} {path[:200]}"
+            what, fix = f"there is no {http.method} {path[:200]}", "is /v1 missing from the base URL, or there twice?"
             problem = RequestError(what, fix=fix, status=error.status_code, code="no_route")
         except TokentraceError as denied:
             problem = self._as_problem(denied)

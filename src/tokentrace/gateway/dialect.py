@@ -6,8 +6,10 @@ same items whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +18,12 @@ from typing import Any, Final, Literal, TypeAlias
 from ..engines.protocol import TOP_LOGPROBS, Completion, Delta
 from ..parsing.response import CallStatus, Finish, ParsedResponse, PartKind
 from ..tokens.tokenizer import Ids
-from .items import Change, Item
+from .items import CallId, Change, Item
 from .problems import RequestError
 from .requests import AnswerOptions, Request, TokenFields
 
 StreamEvent: TypeAlias = dict[str, Any]
+_ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LOWEST: Final = -9999.0
 """OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
 OPENAI_END: Final = b"data: [DONE]\n\n"
@@ -111,11 +114,7 @@ class Dialect:
 
 
 def encode_sse(event: Mapping[str, Any]) -> bytes:
-    r"""One server-sent event, named by its ``type`` if it has one. Raises ValueError for a NaN.
-
-    >>> encode_sse({"type": "delta", "text": "née\n"}).decode()
-    'event: delta\ndata: {"type":"delta","text":"née\\n"}\n\n'
-    """
+    """One server-sent event, named by its ``type`` if it has one. Raises ValueError for a NaN."""
     data = json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     data = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", data)
     name = f"event: {event['type']}\n" if "type" in event else ""
@@ -183,8 +182,7 @@ def logprob_entries(head: Head, delta: Delta) -> list[dict[str, Any]]:
 
     def entry(id: int, logprob: float) -> dict[str, Any]:
         raw = head.token_bytes(id)
-        text = f"token_id:{id}" if head.options.tokens_as_ids else raw.decode("utf-8", "replace")
-        return {"token": text, "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
+        return {"token": raw.decode("utf-8", "replace"), "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
 
     most = head.options.logprobs or 0
     alternatives = delta.channels.get(TOP_LOGPROBS, ()) if most else ()
@@ -194,3 +192,23 @@ def logprob_entries(head: Head, delta: Delta) -> list[dict[str, Any]]:
         {**entry(id, logprob), "top_logprobs": [entry(*one) for one in list(some)[:most]]}
         for id, logprob, some in zip(delta.ids.tolist(), delta.logprobs.tolist(), alternatives, strict=True)
     ]
+
+
+def random_id() -> str:
+    """An id for an answer."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(24))
+
+
+def response_name(id: str) -> str:
+    """The name of an answer in a store. Ignores the prefix that a dialect gives its id."""
+    return "response:" + id.rsplit("_", 1)[-1].rsplit("-", 1)[-1]
+
+
+def call_ids_of(id: str, choice: int) -> CallId:
+    """Ids of calls: nine letters and digits, as Mistral's templates want, always the same for the same answer."""
+
+    def call_id(index: int) -> str:
+        digest = hashlib.blake2b(f"{id}/{choice}/{index}".encode(), digest_size=9).digest()
+        return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest)
+
+    return call_id

@@ -1,10 +1,13 @@
-"""Bodies in and out: refuses what is too long, too deep or not JSON."""
+"""HTTP bodies in and out, and the log. Refuses bodies that are too long, too deep or not JSON."""
 
 from __future__ import annotations
 
 import json
+import logging
+import time
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -15,6 +18,7 @@ from ..errors import shown
 from ..store.store import State
 from .problems import RequestError
 
+LOGGER: Final = logging.getLogger("tokentrace.gateway")
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 """Answers a route for administrators."""
 
@@ -22,9 +26,6 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 async def read_body(request: Request, most: int) -> bytes:
     """The whole body. Raises RequestError if it is longer than `most` bytes."""
     too_long = RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and (len(length) > 18 or int(length) > most):
-        raise too_long
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
@@ -67,11 +68,8 @@ def _decode(raw: bytes) -> Any:
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON. Escapes half surrogate pairs, which UTF-8 cannot encode."""
-    try:
-        raw = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except UnicodeEncodeError:
-        raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    return Response(raw, status, dict(headers or {}), "application/json")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return Response(text.encode("utf-8", "backslashreplace"), status, dict(headers or {}), "application/json")
 
 
 def read_state(request: Request) -> State | None:
@@ -82,3 +80,18 @@ def read_state(request: Request) -> State | None:
     if value not in tuple(State):
         raise RequestError(f"must be one of {', '.join(State)}, not {shown(value)}", field="state")
     return State(value)
+
+
+def log_request(method: str, path: str, status: int, seconds: float, details: Mapping[str, Any]) -> None:
+    """Write a line of JSON for a request whose response has ended."""
+    line = {"time": round(time.time(), 3), "method": method, "path": path, "status": status}
+    level = logging.INFO if status < 500 else logging.WARNING
+    if LOGGER.isEnabledFor(level):
+        LOGGER.log(level, json.dumps({**line, "ms": round(seconds * 1000, 2), **details}, default=str))
+
+
+def log_failure(error: BaseException) -> None:
+    """Log an unforeseen failure: where and of which type, but not its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
+    LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))

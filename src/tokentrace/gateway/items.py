@@ -1,25 +1,24 @@
 """An answer as its client sees it: reasoning, text and calls, each as soon as it is certain. Pure.
 
-`ItemStream` turns a parser's events into changes of items. Every dialect encodes these changes as its stream and
-these items as its whole answer, so that a stream always adds up to the answer.
+`ItemStream` turns a parser's events into changes of items. Every dialect writes the changes as its stream and the
+items as its whole answer, so that a stream always adds up to the answer.
 
 **An attempt with a certain name is a call**, whatever becomes of its arguments: agents answer broken arguments with an
 error that the model can learn from. An attempt without a name is text, as the model wrote it. Where arguments must be
-an object (Anthropic's ``input``), a call opens with its object, and `PartialObject` withholds what cannot become JSON.
+an object (Anthropic's ``input``, whose client raises on pieces that cannot become JSON), they come whole when the call
+ends; broken ones are an empty object.
 
 Engines stop at ids, not at text, so `ItemStream` also looks for stop texts. It withholds what may become one.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from ..parsing.response import CallStatus, ParsedResponse, ParsedToolCall, PartKind, TokenRange
-from .partial import PartialObject
 
 QUIET: Final = 32
 """How many silent pieces of a call pass before a `Waiting` shows that the stream is alive."""
@@ -33,17 +32,15 @@ class Item:
     """A stretch of reasoning or text, or one call."""
 
     index: int
-    """Its position among the items."""
     kind: PartKind
     text: str = ""
     """The text; the arguments of a call, which may not be whole JSON."""
     name: str = ""
     id: str = ""
-    """The call's id."""
     attempt: int = -1
     """The call's index among all attempts."""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    """What can be read of the arguments. Set only when arguments must be objects."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments as an object. Set only if they must be one."""
     cut_off: bool = False
     """True if the completion ended inside the item."""
 
@@ -82,12 +79,7 @@ class ItemStream:
     """Builds the items of one completion and reports every change."""
 
     def __init__(
-        self,
-        call_id: CallId,
-        *,
-        calls_allowed: bool = True,
-        object_arguments: bool = False,
-        stop: Sequence[str] = (),
+        self, call_id: CallId, *, calls_allowed: bool = True, object_arguments: bool = False, stop: Sequence[str] = ()
     ) -> None:
         self.items: list[Item] = []
         self.statuses: list[CallStatus] = []
@@ -103,9 +95,7 @@ class ItemStream:
         self._withheld = ""
         """The end of the content, which may be the beginning of a stop text."""
         self._open: Item | None = None
-        self._named: CallNamed | None = None
-        self._partial: PartialObject | None = None
-        """The arguments of the attempt that is being written; None between attempts."""
+        self._in_call = False
         self._silent = 0
 
     def feed(self, events: Iterable[Event]) -> list[Change]:
@@ -122,15 +112,16 @@ class ItemStream:
                 case ReasoningDelta(text):
                     changes += self._grow(PartKind.REASONING, text)
                 case CallStarted():
-                    self._named, self._partial = None, PartialObject()
-                case CallNamed():
-                    self._named = event
-                    changes += [] if self._object_arguments else self._open_call()
-                case ArgumentsDelta(_, text):
-                    changes += self._arguments(text)
+                    self._in_call = True
+                case CallNamed(index, name, id) if self._calls_allowed:
+                    item = Item(len(self.items), PartKind.TOOL_CALL, "", name, id or self._call_id(index), index)
+                    changes += self._start(item)
+                case ArgumentsDelta(_, text) if text and self._call is not None and not self._object_arguments:
+                    self._call.text += text
+                    changes.append(Grew(self._call, text))
                 case CallFinished(_, call, lead):
                     changes += self._end_call(call, lead)
-        self._silent = 0 if changes or self._partial is None else self._silent + 1
+        self._silent = 0 if changes or not self._in_call else self._silent + 1
         if self._silent == QUIET:
             self._silent = 0
             return [Waiting()]
@@ -192,38 +183,19 @@ class ItemStream:
         """The item of the attempt that is being written, if the client knows of it."""
         return self._open if self._open is not None and self._open.kind is PartKind.TOOL_CALL else None
 
-    def _open_call(self) -> list[Change]:
-        if self._named is None or not self._calls_allowed or self._call is not None:
-            return []
-        event = self._named
-        id = event.id or self._call_id(event.index)
-        return self._start(Item(len(self.items), PartKind.TOOL_CALL, "", event.name, id, event.index))
-
-    def _arguments(self, text: str) -> list[Change]:
-        if self._object_arguments and self._partial is not None:
-            text = self._partial.feed(text)
-        if not text:
-            return []
-        changes = self._open_call()
-        if (item := self._call) is None:
-            return []
-        item.text += text
-        return [*changes, Grew(item, text)]
-
     def _end_call(self, call: ParsedToolCall, lead: str) -> list[Change]:
         self.statuses.append(call.status)
-        partial, self._partial = self._partial, None
-        item = self._call
+        self._in_call, item = False, self._call
         if item is None:
             return self._grow(PartKind.CONTENT, lead + call.raw)
         if call.late_id and call.id:
             self.late_ids[item.id] = call.id
         item.cut_off = call.status is CallStatus.TRUNCATED
-        if self._object_arguments and partial is not None:
-            item.arguments = partial.value()
-            if not partial.closed:
-                item.text = json.dumps(item.arguments, ensure_ascii=False)
-        return self._close()
+        if not self._object_arguments:
+            return self._close()
+        item.arguments = call.arguments or {}
+        item.text = call.arguments_text if call.arguments else "{}"
+        return [Grew(item, item.text), *self._close()]
 
 
 def _overlap(text: str, stop: str) -> int:

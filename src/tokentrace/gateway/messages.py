@@ -4,20 +4,15 @@ An answer has blocks of thinking, text and tool use in the order in which the mo
 back a signature with thinking, so it has one; any is accepted. ``input_tokens`` are those that were not in the engine's
 cache, as Anthropic counts.
 
-Anthropic's client raises on pieces of input that cannot become JSON. So a tool use opens with its object; where that
-breaks, or the completion is cut off, its pieces end unfinished, and ``input`` has the members that are whole. An
-attempt with a name and no object is text.
+Anthropic's client raises on pieces of input that cannot become JSON. So the input of a tool use is sent when the call
+ends; if it is broken or cut off, it is an empty object.
 
 What Claude Code sends besides the conversation:
 
-- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is left out and listed as
-  ignored.
+- The block ``x-anthropic-billing-header`` of its system prompt is for Anthropic's servers. It is ignored.
 - Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,
   becomes the tool's definition, as text, so that everything before it stays as it was.
-- ``thinking`` and ``output_config.effort`` are hints for the template. An effort in the middle of a conversation would
-  change the beginning, so it is a wish.
-- ``context_management`` would have the server leave out messages. Nothing is left out: it is a wish, unless its edits
-  keep everything.
+- ``context_management`` and an effort in the middle of a conversation would change its beginning: they are wishes.
 """
 
 from __future__ import annotations
@@ -91,9 +86,7 @@ class MessagesBody(AgentBody):
     stop_sequences: list[str] | None = None
     thinking: _Thinking | None = None
     output_config: dict[str, Any] | None = None
-    output_format: _Format | None = None
     context_management: dict[str, Any] | None = None
-    compaction: dict[str, Any] | None = None
     thread: Any = None
 
 
@@ -117,7 +110,7 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
     system, billed = _system(body.system)
     config = body.output_config or {}
     on = None if body.thinking is None else body.thinking.type != "disabled"
-    form = convert(config["format"], _Format, "output_config.format") if config.get("format") else body.output_format
+    form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
     choice = body.tool_choice or _ToolChoice("auto")
     answer = AnswerOptions(
         calls_allowed=choice.type != "none",
@@ -151,7 +144,6 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
         "output_config": bool((body.output_config or {}).keys() - {"effort", "format"}),
         "messages.output_config": any(message.get("output_config") for message in body.messages or ()),
         "context_management": bool(edits) and edits != [_KEEPS_ALL],
-        "compaction": bool(body.compaction),
     }
     return wire.wishes(conditions)
 

@@ -10,7 +10,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from ..engines.protocol import EngineError, EngineRefusal, EngineUnavailable
 from ..errors import InputError, TokentraceError
+from ..store.store import Closed, KeyConflict, Missing, StoreError
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -99,3 +101,20 @@ def input_problem(error: InputError, messages: str = "messages") -> RequestError
     path += [] if error.message is None else [str(error.message)]
     path += [error.field] if error.field else []
     return RequestError(error.problem, field=".".join(path), code="invalid_value")
+
+
+def request_error(error: EngineError | StoreError) -> RequestError:
+    """A failure of the engine or the store, as an agent gets it."""
+    match error:
+        case EngineUnavailable():
+            return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry_after=2)
+        case EngineRefusal():
+            status = error.status if error.status in (400, 413, 422, 429) else 400
+            return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
+        case Missing():
+            return RequestError(str(error), status=404, code="no_session")
+        case Closed() | KeyConflict():
+            return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
+        case StoreError():
+            return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
+    return RequestError(f"the engine failed: {error}", status=502, code="engine")

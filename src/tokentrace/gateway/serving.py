@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -34,13 +35,11 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 is any free port."""
     store: str | None = None
     keys: Path | None = None
     dev: bool = False
     """No keys, this machine only, sessions created on first use."""
     create_sessions: bool = False
-    """True if a request may create the session that it names."""
     matcher: str | None = None
     model: str = "tokentrace"
     version: str | int | None = None
@@ -114,15 +113,9 @@ async def serve(app: App, settings: ServeSettings, *, ready: Callable[[str], Non
         raise InputError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; use another --port"
         ) from error
-    config = uvicorn.Config(
-        app.starlette(),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(1, int(settings.patience) + 1),
-        lifespan="off",
-        ws="none",
-    )
+    quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
+    grace = max(1, int(settings.patience) + 1)
+    config = uvicorn.Config(app.starlette(), timeout_graceful_shutdown=grace, lifespan="off", ws="none", **quiet)
     server = app.server = _Server(config, app.gateway, settings.patience)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     port = listening.getsockname()[1]

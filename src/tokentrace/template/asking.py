@@ -28,7 +28,8 @@ _STATEFUL: Final = frozenset(
     {"map", "select", "reject", "selectattr", "rejectattr", "slice", "batch", "unique", "random"}
 )
 """Filters whose result is used up as it is read, or is not the same every time."""
-_ELSEWHERE: Final = (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+_UNUSUAL: Final = (nodes.With, nodes.CallBlock, nodes.FilterBlock)
+"""Statements that are not followed: where there are any, nothing is proven."""
 
 Names = frozenset[str]
 """Names of variables. ``"ns.x"`` is an attribute of one; `_NO_PROMPT` is ``not add_generation_prompt``."""
@@ -44,7 +45,7 @@ def asks_alike(tree: nodes.Template, functions: Collection[str]) -> bool:
     is_plain = all(not (call.args or call.dyn_args or call.dyn_kwargs) for call in calls) and all(
         target.name in namespaces for target in tree.find_all(nodes.NSRef)
     )
-    if next(tree.find_all(_ELSEWHERE), None) is not None or not is_plain:
+    if next(tree.find_all(_UNUSUAL), None) is not None or not is_plain:
         return False
     reading = _Reading(namespaces, _unclear(tree, namespaces))
     reading.read(tree.body, Names())
@@ -71,8 +72,7 @@ def _namespaces(tree: nodes.Template) -> Names:
 def _unclear(tree: nodes.Template, namespaces: Names) -> Names:
     """Namespaces that are made more than once, or set inside a macro: names do not show who calls it."""
     stores = Counter(name.name for name in tree.find_all(nodes.Name) if name.ctx == "store")
-    macros = tree.find_all((nodes.Macro, nodes.CallBlock))
-    inside = {target.name for macro in macros for target in macro.find_all(nodes.NSRef)}
+    inside = {target.name for macro in tree.find_all(nodes.Macro) for target in macro.find_all(nodes.NSRef)}
     return Names(inside.union(name for name in namespaces if stores[name] > 1))
 
 
@@ -114,12 +114,12 @@ class _Reading:
                     self.read(node.else_, tests, in_loop=in_loop)
                 case nodes.For():
                     self._read_loop(node, around, in_loop)
-                case nodes.Macro() | nodes.AssignBlock() | nodes.CallBlock() | nodes.FilterBlock():
-                    self._read_buffer(node, around, in_loop)
-                case nodes.With():
-                    for target, value in zip(node.targets, node.values, strict=True):
-                        self._set(target, value, around)
+                case nodes.Macro() | nodes.AssignBlock():  # prints only where its name is read
+                    outputs, loops = len(self.outputs), len(self.loops)
                     self.read(node.body, around, in_loop=in_loop)
+                    del self.outputs[outputs:], self.loops[loops:]
+                    target = nodes.Name(node.name, "store") if isinstance(node, nodes.Macro) else node.target
+                    self._set(target, node, around)
                 case _:
                     self.read(getattr(node, "body", ()), around, in_loop=in_loop)
 
@@ -131,18 +131,6 @@ class _Reading:
         self.read((*node.body, *node.else_), inner, in_loop=True)
         if len(self.outputs) > start and not in_loop:
             self.loops.append(_Loop(node, start, len(self.outputs)))
-
-    def _read_buffer(self, node: nodes.Node, around: Names, in_loop: bool) -> None:
-        """A buffer depends on everything in it. A macro and a set block print only where their name is read."""
-        outputs, loops = len(self.outputs), len(self.loops)
-        self.read(getattr(node, "body", ()), around, in_loop=in_loop)
-        del self.outputs[outputs:], self.loops[loops:]
-        if isinstance(node, nodes.Macro):
-            self._set(nodes.Name(node.name, "store"), node, around)
-        elif isinstance(node, nodes.AssignBlock):
-            self._set(node.target, node, around)
-        else:
-            self.outputs.append(self._names(node) | around)
 
     def _set(self, target: nodes.Node, value: nodes.Node, around: Names) -> None:
         names = self._names(value) | around
@@ -171,11 +159,11 @@ class _Reading:
             return self._are_messages(items.node, names)
         if not isinstance(items, nodes.Name):
             return False
+        if items.name in names:
+            return True
         values = self.values.get(items.name, [])
-        is_known = items.name in names or items.name == "messages" or bool(values)
-        return is_known and (
-            items.name in names or all(self._are_messages(value, names | {items.name}) for value in values)
-        )
+        is_list = items.name == "messages" or bool(values)
+        return is_list and all(self._are_messages(value, names | {items.name}) for value in values)
 
     def may_write_prompt(self, loop: nodes.For) -> bool:
         """True if a loop may print part of the generation prompt: it reads more than ``not add_generation_prompt``."""

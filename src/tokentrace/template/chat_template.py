@@ -8,8 +8,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import jinja2
 from jinja2 import nodes
@@ -21,7 +20,7 @@ from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .environment import TracingContext, TracingEnvironment
 from .origin import Origin
-from .syntax import constants_of, searched_words, variables_of
+from .syntax import constants_of, names_in, searched_words, variables_of
 from .trace import Rendering, Trace, collect
 from .traced import TracedList, wrap
 
@@ -29,6 +28,9 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
 _REASONING: Final = frozenset(REASONING_FIELDS)
 _TEXT_FIELDS: Final = _REASONING | {"content", "text"}
+_REFUSED: Final = (
+    *(nodes.ScopedEvalContextModifier, nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends),
+)
 _FOLDING: Final = {"steps": 1_000, "size": 64 * 1024}
 """What Jinja may spend on constants while it compiles; what costs more is computed when the template runs."""
 _ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -37,36 +39,28 @@ Patch = Callable[[TracedList], TracedList]
 """Changes wrapped messages before they are rendered (see `formats.patched`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a template without running it."""
-
-    constants: frozenset[str] = frozenset()
-    """The string constants it compares values with: roles it knows, words it looks for in content."""
-    searched: frozenset[str] = frozenset()
-    """Those of the constants that it may look for in a message's text."""
-    variables: frozenset[str] = frozenset()
-    """The variables it reads beside messages and tools: switches, special tokens."""
-    reads: frozenset[str] = frozenset()
-    """All names that it looks up: its variables, ``documents``, functions that a caller may replace."""
-    tags_generation: bool = False
-    """True if it has ``{% generation %}`` tags."""
-    asks_alike: bool = False
-    """True if its generation prompt is known to be the same in every conversation: see `asking`."""
-
-
-class Template(Protocol):
-    """Turns messages into spans: a Jinja template, or a format written in Python. It has the fields of `Facts`."""
+class Template:
+    """Turns messages into spans: a Jinja template, or a format written in Python."""
 
     constants: frozenset[str]
+    """The string constants it compares values with: roles it knows, words it looks for in content."""
     searched: frozenset[str]
+    """Those of the constants that it may look for in a message's text."""
     variables: frozenset[str]
+    """The variables it reads beside messages and tools: switches, special tokens."""
     reads: frozenset[str]
-    asks_alike: bool
+    """All names that it looks up: its variables, ``documents``, functions that a caller may replace."""
+    tags_generation = False
+    """True if it has ``{% generation %}`` tags."""
+    asks_alike = False
+    """True if its generation prompt is known to be the same in every conversation: see `asking`."""
+    reads_boxed = False
+    """True if it reads boxed messages only."""
 
     @property
     def digest(self) -> str:
         """A hash of its source."""
+        raise NotImplementedError
 
     def render(
         self,
@@ -76,7 +70,15 @@ class Template(Protocol):
         add_generation_prompt: bool = False,
         variables: Mapping[str, Any] | None = None,
         patch: Patch | None = None,
-    ) -> Rendering: ...
+    ) -> Rendering:
+        """Render `messages` (validated). TemplateError names the message it was at."""
+        is_boxed = self.reads_boxed or patch is not None
+        rows: list[Any] = wrap_messages(messages, patch) if is_boxed else name_reasoning(messages)
+        names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
+        return self._run(names, Trace(None if is_boxed else rows))
+
+    def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
+        raise NotImplementedError
 
 
 @functools.cache
@@ -84,7 +86,7 @@ def _environment() -> TracingEnvironment:
     return TracingEnvironment()
 
 
-class ChatTemplate:
+class ChatTemplate(Template):
     """A compiled Jinja chat template. Immutable; safe to share between threads; compiled once per source."""
 
     def __init__(self, source: str) -> None:
@@ -92,9 +94,7 @@ class ChatTemplate:
             raise TemplateError("the chat template is empty")
         self.source = source
         self._template, facts = _compile(source)
-        self.constants, self.searched = facts.constants, facts.searched
-        self.variables, self.reads = facts.variables, facts.reads
-        self.tags_generation, self.asks_alike = facts.tags_generation, facts.asks_alike
+        vars(self).update(facts)
 
     def __reduce__(self) -> tuple[type[ChatTemplate], tuple[str]]:
         return ChatTemplate, (self.source,)
@@ -106,19 +106,7 @@ class ChatTemplate:
     def digest(self) -> str:
         return hashlib.sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: TracedList | None = None,
-        *,
-        add_generation_prompt: bool = False,
-        variables: Mapping[str, Any] | None = None,
-        patch: Patch | None = None,
-    ) -> Rendering:
-        """Render `messages` (validated) with the template. TemplateError names the message it was at."""
-        rows: list[Any] = name_reasoning(messages) if patch is None else wrap_messages(messages, patch)
-        trace = Trace(rows if patch is None else None)
-        names = {"messages": rows, "tools": tools, "add_generation_prompt": add_generation_prompt, **(variables or {})}
+    def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
         return run_template(self._template, names, trace)
 
 
@@ -221,22 +209,24 @@ def wrap_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(source: str) -> tuple[jinja2.Template, Facts]:
+def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
+    """A compiled template, and what is known of it without running it."""
     environment = _environment()
     tree = parse_template(source)
     with _compile_errors():
-        if tree.find(nodes.ScopedEvalContextModifier):
-            raise TemplateError("the chat template uses {% autoescape %}, which chat templates have no use for")
+        if next(tree.find_all(_REFUSED), None) is not None:
+            raise TemplateError(
+                "the chat template uses {% autoescape %}, {% block %} or another template's text; it has to stand alone"
+            )
         names = variables_of(tree)
-        functions = {name.name for name in tree.find_all(nodes.Name) if name.name in environment.globals}
-        facts = Facts(
-            constants=constants_of(tree),
-            searched=searched_words(tree, _TEXT_FIELDS),
-            variables=frozenset(names - _ARGUMENTS),
-            reads=frozenset(names | functions),
-            tags_generation=any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)),
-            asks_alike=asks_alike(tree, environment.globals),
-        )
+        facts = {
+            "constants": constants_of(tree),
+            "searched": searched_words(tree, _TEXT_FIELDS),
+            "variables": frozenset(names - _ARGUMENTS),
+            "reads": frozenset(names | (names_in(tree) & environment.globals.keys())),
+            "tags_generation": any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)),
+            "asks_alike": asks_alike(tree, environment.globals),
+        }
     return compile_template(tree), facts
 
 
@@ -263,13 +253,15 @@ def _compile_errors() -> Iterator[None]:
         raise TemplateLimitError(f"the chat template is nested too deeply to compile: {error}") from None
 
 
-class PythonFormat:
+class PythonFormat(Template):
     """A format with no Jinja template: a generator that yields the same traced pieces a template prints.
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
     ``trace.enter``, ``trace.show`` and ``trace.leave`` around each message's turn. `variables` are switches that may
     show or hide reasoning, `also` what else it reads.
     """
+
+    reads_boxed = True
 
     def __init__(
         self,
@@ -282,11 +274,9 @@ class PythonFormat:
         self.name = name
         self._function = function
         self.constants = frozenset(constants)
-        self.searched: frozenset[str] = frozenset()
+        self.searched = frozenset()
         self.variables = frozenset(variables)
         self.reads = self.variables.union(also)
-        self.tags_generation = False
-        self.asks_alike = False
 
     @property
     def digest(self) -> str:
@@ -295,19 +285,8 @@ class PythonFormat:
         text = inspect.getsource(module) if module is not None else ""
         return hashlib.sha256(f"python:{self.name}\n{text}".encode()).hexdigest()
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: TracedList | None = None,
-        *,
-        add_generation_prompt: bool = False,
-        variables: Mapping[str, Any] | None = None,
-        patch: Patch | None = None,
-    ) -> Rendering:
-        """Render `messages` (validated). TemplateError names the message it was at."""
-        trace = Trace()
+    def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
         with _errors(trace), charging(trace.budget):
-            wrapped = wrap_messages(messages, patch)
-            for piece in self._function(wrapped, tools, add_generation_prompt, trace, **(variables or {})):
+            for piece in self._function(trace=trace, **names):
                 trace.out += (piece, None)
             return collect(trace.out)

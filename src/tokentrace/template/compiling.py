@@ -49,14 +49,12 @@ class TracingGenerator(Expressions):
         super().__init__(*args, **kwargs)
         self._loop_variable = ""
         """The variable of the innermost loop."""
-        self._has_blocks = False
         self._assigned: frozenset[str] = frozenset()
         """Python names that a loop assigns by itself, with their origins."""
 
     # -- frames and variables
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        self._has_blocks = node.find(nodes.Block) is not None
         for line in _IMPORTS.splitlines():
             self.writeline(line)
         super().visit_Template(node, frame)
@@ -67,37 +65,24 @@ class TracingGenerator(Expressions):
         self.writeline("concat, lookup = environment.joined, context.parent.get")
 
     def enter_frame(self, frame: Frame) -> None:
-        if frame.buffer is None:  # of the template, or of a block
+        if frame.buffer is None:
             frame.buffer = "out"
-            self.writeline("out = []" if frame.block_frame else "out = trace.out")
+            self.writeline("out = trace.out")
         for target, (action, param) in frame.symbols.loads.items():
             value, origin = "missing", "None"
             if action == VAR_LOAD_ALIAS:
                 value, origin = str(param), origin_name(str(param))
-            elif action == VAR_LOAD_RESOLVE:  # where there are blocks, the context also has what the template set
-                value = f"{self.get_resolve_func()}({param!r})" if self._has_blocks else f"lookup({param!r}, missing)"
+            elif action == VAR_LOAD_RESOLVE:
+                value = f"lookup({param!r}, missing)"
                 origin = f"trace.origin_of({target})" if param == "messages" else "None"
             if action != VAR_LOAD_PARAMETER:
                 self.writeline(f"{target} = {value}")
             if target not in self._assigned:
                 self.writeline(f"{origin_name(target)} = {origin}")
 
-    def leave_frame(self, frame: Frame, with_python_scope: bool = False) -> None:
-        super().leave_frame(frame, with_python_scope)
-        if with_python_scope and frame.block_frame and frame.buffer == "out":
-            self.writeline("yield from environment.pieces(out)")
-
-    def dump_local_context(self, frame: Frame) -> str:
-        stores = frame.symbols.dump_stores().items()
-        return f"{{{', '.join(f'{name!r}: tt_box({target}, {origin_name(target)})' for name, target in stores)}}}"
-
     def pop_assign_tracking(self, frame: Frame) -> None:
-        """Only blocks look into the context for what the template around them has set."""
-        names = self._assign_stack.pop()
-        if frame.toplevel and self._has_blocks:
-            for name in sorted(names):
-                ref = frame.symbols.ref(name)
-                self.writeline(f"context.vars[{name!r}] = tt_box({ref}, {origin_name(ref)})")
+        """The context needs none of what a template sets: there are no blocks to read it there."""
+        self._assign_stack.pop()
 
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
         if not isinstance(node.target, nodes.Name):
@@ -142,20 +127,10 @@ class TracingGenerator(Expressions):
         self.write(", None)")
 
     def visit_Output(self, node: nodes.Output, frame: Frame) -> None:
+        """Write one statement for each part that is computed, together with the constant text before it."""
         if hasattr(node, "line"):
             self.writeline(node.line.replace("OUT", str(frame.buffer)))
             return
-        if frame.require_output_check:
-            if self.has_known_extends:
-                return
-            self.writeline("if parent_template is None:")
-            self.indent()
-        self._write_output(node, frame)
-        if frame.require_output_check:
-            self.outdent()
-
-    def _write_output(self, node: nodes.Output, frame: Frame) -> None:
-        """One statement for each part that is computed, together with the constant text before it."""
         finalize = self._make_finalize()
         constant = ""
         for child in node.nodes:

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.runtime import BlockReference, Context, LoopContext, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
@@ -117,7 +117,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     code_generator_class = TracingGenerator
     context_class = TracingContext
     concat = staticmethod(join_buffer)
-    pieces = staticmethod(pieces)
     within = staticmethod(filters.within)
     intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
     intercepted_unops = frozenset({"+", "-"})
@@ -142,9 +141,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     # -- on pairs
 
-    def joined(self, written: list[Any]) -> TracedStr:
-        """What a macro or a set block wrote."""
-        return join_buffer(pieces(written))
+    def joined(self, out: list[Any]) -> TracedStr:
+        """The text that a macro or a set block wrote."""
+        return join_buffer(pieces(out))
 
     def printed(self, value: Any, origin: Beside) -> str:
         """The text of a value. Made at once: a namespace may change before the template is done."""
@@ -390,6 +389,6 @@ def _check_name(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: leading underscore")
 
 
-_KEEPING_TRACE: Final = frozenset({BlockReference, Joiner, LoopContext, Proven, _TemplateDict})
+_KEEPING_TRACE: Final = frozenset({Joiner, LoopContext, Proven, _TemplateDict})
 """Callables that hand out their arguments, or keep the trace by themselves."""
 _HANDING_OUT[_TemplateDict] = frozenset({"fromkeys"})

@@ -273,11 +273,9 @@ class Expressions(CodeGenerator):
             return None
         if node.name == "tojson" and not node.args:
             return self._json(node, node.node, frame)
-        if node.kwargs or node.name not in ("count", "d", "default", "length", "string", *_METHODS):
+        if node.kwargs or node.name not in ("count", "length", "string", *_METHODS):
             return None
         base, value = self.code(node.node, frame), self.temporary_identifier()
-        if node.name in ("default", "d"):
-            return self._default(base, value, node.args, frame)
         if node.args:
             return None
         boxed = f"{self.filters[node.name]}(tt_box({value}, {base.origin}))"
@@ -296,17 +294,6 @@ class Expressions(CodeGenerator):
         base, origin = self.code(value, frame), self.temporary_identifier()
         code = f"environment.json({base.value}, {origin} := {base.origin}, {options!r})"
         return Code(code, self._origin(base, origin))
-
-    def _default(self, base: Code, value: str, args: list[nodes.Expr], frame: Frame) -> Code | None:
-        """``value|default(…)``."""
-        also_falsy = args[1] if len(args) > 1 else nodes.Const(False)
-        if len(args) > 2 or not all(isinstance(arg, (nodes.Const, nodes.Name)) for arg in args[:1]):
-            return None
-        if not isinstance(also_falsy, nodes.Const) or type(also_falsy.value) is not bool:
-            return None
-        default, is_missing = self.code(args[0], frame) if args else Code("''"), self.temporary_identifier()
-        test = f"isinstance({value} := {base.value}, Undefined)" + (f" or not {value}" if also_falsy.value else "")
-        return self._either(f"({default.value} if ({is_missing} := ({test})) else {value})", is_missing, default, base)
 
     def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs or node.name not in self.tests:

@@ -21,20 +21,8 @@ from jinja2.utils import pass_eval_context
 from .budget import TooLarge, check_bits, counted, listed, step, weigh
 from .formatting import percent_format
 from .jsonify import JsonOptions, dumps
-from .origin import UNKNOWN, InTurn
-from .strings import TracedStr, join_with, promoted
-from .traced import (
-    TracedBool,
-    TracedDict,
-    TracedInt,
-    TracedList,
-    TracedNone,
-    as_markup,
-    is_traced,
-    opaque,
-    plain,
-    text_of,
-)
+from .strings import join_with, promoted
+from .traced import TRACED_TYPES, TracedBool, TracedDict, TracedNone, as_markup, is_traced, opaque, plain, text_of
 
 _MAX_COUNT: Final = 1_000_000
 """No number may be a larger argument of a filter: it may be a width, or a number of digits."""
@@ -164,19 +152,8 @@ def _is_boolean(value: Any) -> bool:
 
 def _is_same(value: Any, other: Any) -> bool:
     """``value is sameas other``. The same field may have been boxed twice."""
-    is_scalar = any(isinstance(one, (TracedNone, TracedBool, TracedInt)) for one in (value, other))
-    if value is other or (is_scalar and plain(value) is plain(other)):
-        return True
-    origin = _field_of(value)
-    is_field = origin is not None and origin != UNKNOWN and origin == _field_of(other)
-    return is_field and type(value) is type(other) and bool(value == other)
-
-
-def _field_of(value: Any) -> Any:
-    if isinstance(value, TracedStr):
-        origin = value.runs[0][1] if len(value.runs) == 1 else None
-        return origin.origin if isinstance(origin, InTurn) else origin
-    return value.origin if isinstance(value, (TracedDict, TracedList, TracedInt)) else None
+    is_boxed = type(value) in TRACED_TYPES and type(value) is type(other)
+    return plain(value) is plain(other) or (is_boxed and bool(value == other))
 
 
 _TRACED_TESTS: Final[dict[str, Callable[..., bool]]] = {

@@ -81,13 +81,13 @@ def plain_targets(node: nodes.For) -> list[nodes.Name] | None:
     is_pair = isinstance(node.target, nodes.Tuple) and len(items) == 2 and items_of(node.iter) is not None
     if node.recursive or node.test is not None or len(names) < len(items) or (len(items) > 1 and not is_pair):
         return None
-    if node.find(nodes.Block) is not None or any("loop" in names_in(macro) for macro in node.find_all(nodes.Macro)):
+    if any("loop" in names_in(macro) for macro in node.find_all(nodes.Macro)):
         return None
     if any(name.name == "loop" and name.ctx == "store" for name in node.find_all(nodes.Name)):
         return None  # Jinja refuses it
-    known = _COUNTS | _NEIGHBOURS if len(names) == 1 else _COUNTS
+    plain = _COUNTS | _NEIGHBOURS if len(names) == 1 else _COUNTS
     uses = _uses_of_loop(nodes.Scope(list(node.body)))
-    return names if all(isinstance(use, nodes.Getattr) and use.attr in known for use in uses) else None
+    return names if all(isinstance(use, nodes.Getattr) and use.attr in plain for use in uses) else None
 
 
 def _uses_of_loop(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -127,64 +127,59 @@ def variables_of(tree: nodes.Template) -> set[str]:
 
 @dataclass(slots=True)
 class _Reads:
-    """Names that are read where they may not have been set. `known` are those that are set at a place."""
+    """Names that are read where they may not have been set. `bound` are those that are set at a place."""
 
     names: set[str] = field(default_factory=set)
 
-    def statements(self, body: Iterable[nodes.Node], known: set[str]) -> None:
-        """Go through statements in order; adds to `known` what they set in any case."""
+    def statements(self, body: Iterable[nodes.Node], bound: set[str]) -> None:
+        """Go through statements in order; adds to `bound` what they set in any case."""
         for node in body:
             match node:
                 case nodes.Assign():
-                    self._read(node.node, known)
-                    self._set(node.target, known)
+                    self._read(node.node, bound)
+                    self._set(node.target, bound)
                 case nodes.If():
-                    self._branches(node, known)
+                    self._branches(node, bound)
                 case nodes.For():
-                    self._read(node.iter, known)
-                    inner = {*known, "loop", *names_in(node.target)}
+                    self._read(node.iter, bound)
+                    inner = {*bound, "loop", *names_in(node.target)}
                     self._read(node.test, inner)
                     self.statements(node.body, inner)
-                    self.statements(node.else_, set(known))
-                case nodes.With():
-                    for value in node.values:
-                        self._read(value, known)
-                    self.statements(node.body, known.union(*map(names_in, node.targets)))
-                case nodes.Macro() | nodes.CallBlock():
-                    for part in (*node.defaults, getattr(node, "call", None)):
-                        self._read(part, known)
-                    known |= {node.name} if isinstance(node, nodes.Macro) else set()
-                    self.statements(node.body, known.union(("caller", "kwargs", "varargs"), *map(names_in, node.args)))
-                case nodes.AssignBlock() | nodes.FilterBlock():
-                    self.statements(node.body, set(known))
-                    self._read(node.filter, known)
-                    if isinstance(node, nodes.AssignBlock):
-                        self._set(node.target, known)
+                    self.statements(node.else_, set(bound))
+                case nodes.Macro():
+                    for default in node.defaults:
+                        self._read(default, bound)
+                    bound.add(node.name)
+                    self.statements(node.body, bound.union(("caller", "kwargs", "varargs"), *map(names_in, node.args)))
+                case nodes.AssignBlock():
+                    self.statements(node.body, set(bound))
+                    self._read(node.filter, bound)
+                    self._set(node.target, bound)
                 case nodes.Scope():
-                    self.statements(node.body, set(known))
+                    self.statements(node.body, set(bound))
                 case _:
-                    self._read(node, known)
+                    self._read(node, bound)
 
-    def _branches(self, node: nodes.If, known: set[str]) -> None:
+    def _branches(self, node: nodes.If, bound: set[str]) -> None:
         """A name is set after an ``if`` if every branch sets it that does not refuse the conversation."""
         ends: list[set[str]] = []
         for branch in (node, *node.elif_, None):
-            inner = set(known)
+            inner = set(bound)
             if branch is not None:
-                self._read(branch.test, known)
+                self._read(branch.test, bound)
             body = node.else_ if branch is None else branch.body
             self.statements(body, inner)
             ends += [] if any(map(_refuses, body)) else [inner]
-        known |= set.intersection(*ends) if ends else set()
+        bound |= set.intersection(*ends) if ends else set()
 
-    def _set(self, target: nodes.Node, known: set[str]) -> None:
+    def _set(self, target: nodes.Node, bound: set[str]) -> None:
         if isinstance(target, nodes.NSRef):
-            self.names |= {target.name} - known
-        known |= names_in(target)
+            self.names |= {target.name} - bound
+        bound |= names_in(target)
 
-    def _read(self, node: nodes.Node | None, known: set[str]) -> None:
+    def _read(self, node: nodes.Node | None, bound: set[str]) -> None:
         for name in () if node is None else with_children(node):
-            if isinstance(name, nodes.Name) and name.ctx == "load" and name.name not in known:
+            if isinstance(name, nodes.Name) and name.ctx == "load" and name.name not in bound:
                 self.names.add(name.name)
 
 
