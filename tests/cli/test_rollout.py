@@ -137,7 +137,7 @@ def test_groups_with_nothing_to_compare_are_reported(config: Path, tmp_path: Pat
     config.write_text(alone, encoding="utf-8")
     result = run(config, "-o", out)
     assert result.exit_code == 0, result.output
-    assert "3 groups have one rollout, and advantage 0" in result.stdout
+    assert "advantage 0 for groups of one rollout" in result.stdout
 
 
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(config: Path, tmp_path: Path) -> None:

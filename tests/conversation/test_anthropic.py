@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from anthropic.types import MessageParam, TextBlock, TextBlockParam, ToolUseBlock
+from anthropic.types import MessageParam, TextBlockParam
 from pydantic import TypeAdapter
 
 from tests.conversation.blocks import (
@@ -150,24 +150,6 @@ def test_anthropics_blocks_become_messages(name: str) -> None:
     assert check_messages(made) == made
 
 
-def test_objects_of_the_client_are_taken_as_blocks() -> None:
-    blocks = [
-        TextBlock(type="text", text="see", citations=None),
-        ToolUseBlock(type="tool_use", id="a", name="f", input={"x": 1}),
-    ]
-    made = from_anthropic([{"role": "assistant", "content": blocks}])
-    assert made == [{"role": "assistant", "content": "see", "tool_calls": [call("f", {"x": 1}, "a")]}]
-
-
-def test_what_is_trained_is_kept_on_every_message_made() -> None:
-    given = [user(text("x"), result("a", "1")) | {"weight": 0}, assistant(text("y")) | {"train": False, "id": "msg"}]
-    assert from_anthropic(given) == [
-        {"role": "user", "content": "x", "weight": 0},
-        {"role": "tool", "tool_call_id": "a", "content": "1", "weight": 0},
-        {"role": "assistant", "content": "y", "train": False},
-    ]
-
-
 @pytest.mark.parametrize(
     ("messages", "index", "field"),
     [
@@ -204,11 +186,6 @@ def test_the_system_prompt_goes_first(system: Any) -> None:
     assert from_anthropic([USER], system) == [said, USER]
     assert from_sharegpt([{"from": "human", "value": "hi"}], system) == [said, USER]
     assert with_system([USER], system) == [said, USER]
-
-
-@pytest.mark.parametrize("system", [None, "", [], [text("")]])
-def test_no_system_prompt(system: Any) -> None:
-    assert from_anthropic([USER], system) == [USER]
 
 
 @pytest.mark.parametrize("content", ["be nice", [text("be "), "nice"]])

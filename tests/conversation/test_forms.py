@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
-from tests.support import SPECIAL, make_renderer, tokenizer_json_for
-from tokentrace import InputError, Renderer, TokentraceError, create_renderer
-from tokentrace.conversation.forms import MEDIA_PARTS, Adapted, Silence, adapt, reads_unchanged
+from tests.support import make_renderer
+from tokentrace import InputError, Renderer, TokentraceError
+from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt, reads_unchanged
 from tokentrace.conversation.messages import check_messages
-from tokentrace.pocket import POCKET
-from tokentrace.tokens import Tokenizer
 
 STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
 """Templates that empty a list of parts, print it as Python does, or fail on it."""
@@ -64,10 +62,6 @@ STRINGS, PARTS = Reads(), Reads(ContentForm(text=False, parts=True))
 MAPPINGS, JSON_TEXT = Reads(calls=CallForm(text=False)), Reads(calls=CallForm(mapping=False))
 
 
-def arguments_of(adapted: Adapted, message: int = 1) -> Any:
-    return adapted.messages[message]["tool_calls"][0]["function"]["arguments"]
-
-
 # -- the stage, without a template
 
 
@@ -77,18 +71,6 @@ def test_text_parts_are_joined_for_a_template_that_reads_strings() -> None:
     change = adapted.changes[0]
     assert (change.message, change.field, change.after) == (0, "content", "One.\nTwo.")
     assert str(change).startswith("message 0, content: text parts joined: ")
-
-
-@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
-def test_text_parts_of_every_api_are_text(kind: str) -> None:
-    given = [user([{"type": kind, "text": "One."}])]
-    assert adapt(given, STRINGS).messages == [user("One.")]
-    assert adapt(given, PARTS).messages == [user(text("One."))]
-
-
-def test_a_string_is_wrapped_for_a_template_that_reads_parts() -> None:
-    adapted = adapt([HI, assistant("")], PARTS)
-    assert [message["content"] for message in adapted.messages] == [text(HI["content"]), text("")]
 
 
 @pytest.mark.parametrize("kind", sorted(MEDIA_PARTS))
@@ -143,15 +125,6 @@ def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, 
     assert adapt([ASK, assistant("", call("add", arguments))], JSON_TEXT).changes == []
 
 
-@pytest.mark.parametrize("arguments", ["", " \n", None])
-def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
-    adapted = adapt([ASK, assistant("", call("now", arguments))], MAPPINGS)
-    assert arguments_of(adapted) == {}
-    [change] = adapted.changes
-    assert (change.message, change.field) == (1, "tool_calls.0.function.arguments")
-    assert (change.before, change.after) == ("null" if arguments is None else arguments, "{}")
-
-
 @pytest.mark.parametrize("given", [{"content": ""}, {"content": None}, {}], ids=["empty", "null", "absent"])
 @pytest.mark.parametrize("way", list(Silence))
 def test_no_content_is_said_as_the_template_reads_it(given: dict[str, Any], way: Silence) -> None:
@@ -167,15 +140,6 @@ def test_no_content_is_said_as_the_template_reads_it(given: dict[str, Any], way:
         adapted = adapt([{"role": "assistant", **given, **extra}], forms)
         assert adapted.messages == [{"role": "assistant", **expected[way], **extra}]
         assert len(adapted.changes) == (given != expected[way])
-
-
-def test_results_that_are_json_become_text() -> None:
-    given = [result({"sky": "sunny", "n": 1}), result([{"sky": "rain"}]), result(text("warm"))]
-    assert [message["content"] for message in adapt(given, STRINGS).messages] == [
-        '{"sky": "sunny", "n": 1}',
-        '[{"sky": "rain"}]',
-        "warm",
-    ]
 
 
 # -- with templates
@@ -277,15 +241,6 @@ def test_media_is_refused_unless_messages_stay_as_given(any_family: str) -> None
     assert as_given.adapt_messages(picture).changes == []
 
 
-def test_wrapped_text_keeps_its_own_field() -> None:
-    source = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
-    renderer = create_renderer(POCKET, chat_template=source)
-    rendered = renderer.render([user("One.")])
-    assert rendered.text == "<user>One."
-    assert {origin for origin in rendered.origins if origin and origin[2:] != ("role",)} == {("messages", 0, "content")}
-    assert rendered.changes[0].what == "wrapped as a text part"
-
-
 def test_a_role_that_the_template_prints_is_taken(any_family: str) -> None:
     renderer = make_renderer(any_family)
     messages = [HI, {"role": "critic-2", "content": "Too long."}]
@@ -297,33 +252,6 @@ def test_a_role_that_the_template_prints_is_taken(any_family: str) -> None:
 
 
 # -- what real clients and templates brought up
-
-CALLER = {"id": "call00001", "type": "function", "function": {"name": "ping", "arguments": '{"k": "v", "n": 1}'}}
-
-
-def byte_renderer(source: str, **settings: Any) -> Renderer:
-    return create_renderer(
-        Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False),
-        "default",
-        chat_template=source,
-        **settings,
-    )
-
-
-def test_text_that_comes_out_otherwise_than_a_mapping_is_read_as_one() -> None:
-    """A template that puts braces of its own around text prints ``{{"k": …}}``, which nobody meant."""
-    source = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
-        "{% set a = c.function.arguments %}call:{{ c.function.name }}{{ '{' }}"
-        "{% if a is mapping %}{% for k, v in a|items %}"
-        "{{ k }}:{{ v }}{% endfor %}{% else %}{{ a }}{% endif %}{{ '}' }}{% endfor %}<|im_end|>{% endfor %}"
-    )
-    made = byte_renderer(source)
-    rendered = made.render(
-        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [CALLER]}]
-    )
-    assert "call:ping{k:vn:1}" in rendered.text
-    assert [change.field for change in rendered.changes] == ["tool_calls.0.function.arguments"]
 
 
 @pytest.mark.parametrize("calls", [None, []])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -94,18 +93,6 @@ def test_schemas_are_those_of_transformers(function: Callable[..., Any]) -> None
 def test_a_function_renders_as_its_schema() -> None:
     renderer = create_renderer(POCKET)
     assert renderer.render_ids([HI], tools=[multiply]) == renderer.render_ids([HI], tools=[get_json_schema(multiply)])
-
-
-def test_what_transformers_refuses_has_a_schema_too() -> None:
-    def bare(a, b: "enum.Enum" = enum.Enum) -> None:  # type: ignore[no-untyped-def, assignment]  # noqa: UP037
-        pass
-
-    made = function_schema(bare)["function"]
-    assert made["parameters"] == {
-        "type": "object",
-        "properties": {"a": {"type": "string"}, "b": {"type": "object"}},
-        "required": ["a"],
-    }
 
 
 def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:

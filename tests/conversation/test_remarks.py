@@ -76,13 +76,6 @@ def test_one_thing_that_does_not_fit_is_said_with_its_place(
         assert [one.partition(": ")[0] for one in found] == [f"message {index}, {field}"]
 
 
-def test_odd_values_are_no_trouble() -> None:
-    made = call("f", {}) | {"id": ["x"]}
-    odd = [user("hi"), assistant("", made), {"role": "tool", "content": "", "tool_call_id": {}}]
-    assert list(conversation_remarks([*odd, {"role": "tool", "content": "", "name": [1], "tool_call_id": 7}]))
-    assert list(conversation_remarks([user("hi"), assistant("")], continued=True)) == []
-
-
 @pytest.mark.parametrize("arguments", BROKEN)
 def test_a_render_and_a_row_carry_the_remarks(arguments: str) -> None:
     messages = [user("hi"), assistant("", call("f", arguments, "a")), {"role": "tool", "content": "7", "name": "g"}]

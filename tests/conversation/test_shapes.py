@@ -60,17 +60,6 @@ def test_openais_messages_stay_the_very_same() -> None:
     assert all(mine is theirs for mine, theirs in zip(made, messages, strict=True))
 
 
-def test_a_function_call_of_old_becomes_a_tool_call() -> None:
-    function = {"name": "f", "arguments": '{"a": 1}'}
-    given = [USER, {"role": "assistant", "content": None, "function_call": function, "weight": 1}]
-    made = from_openai(given)
-    assert made == [
-        USER,
-        {"role": "assistant", "content": None, "weight": 1, "tool_calls": [{"type": "function", "function": function}]},
-    ]
-    assert "function_call" in given[1], "the input is not changed"
-
-
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -106,12 +95,6 @@ def test_anthropics_tools_become_openais(tool: dict[str, Any], made: dict[str, A
     exhaust(adapter.validate_python(tool, strict=True))
     assert openai_tools([tool]) == openai_tools(json.dumps([tool])) == openai_tools([tool], wrap=True) == [made]
     assert check_tools([made]) == [made]
-
-
-def test_openais_tools_stay_as_they_are() -> None:
-    flat = {"type": "function", **BARE}
-    assert openai_tools([OPENAI_TOOL, BARE, flat]) == [OPENAI_TOOL, BARE, flat]
-    assert openai_tools([OPENAI_TOOL, BARE, flat], wrap=True) == [OPENAI_TOOL] * 3
 
 
 @pytest.mark.parametrize(
@@ -167,13 +150,6 @@ def test_messages_of_any_shape_become_openais() -> None:
     assert openai_messages([USER, assistant(think("x"))], Shape.OPENAI) == [USER, assistant(think("x"))]
     assert openai_messages([user(text("a"), text("b"))]) == [user(text("a"), text("b"))]
     assert openai_messages([user(text("a"), text("b"))], Shape.ANTHROPIC) == [{"role": "user", "content": "ab"}]
-
-
-@pytest.mark.parametrize("convert", [from_openai, from_anthropic, from_sharegpt, openai_messages])
-@pytest.mark.parametrize("messages", [[], (), None, "hi", b"hi", {"role": "user"}, 3])
-def test_what_is_no_list_of_messages(convert: Callable[[Any], Any], messages: Any) -> None:
-    with pytest.raises(InputError):
-        convert(messages)
 
 
 # -- hostile input

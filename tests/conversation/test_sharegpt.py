@@ -56,12 +56,6 @@ def test_a_turn_of_calls(speaker: str, value: Any, calls: list[Any]) -> None:
     ]
 
 
-def test_calls_right_after_what_the_assistant_says_are_of_the_same_message() -> None:
-    made = from_sharegpt([turn("human", "hi"), turn("gpt", "see", reasoning_content="hm"), turn("function_call", CALL)])
-    said = {"role": "assistant", "content": "see", "reasoning_content": "hm", "tool_calls": [call("f", {})]}
-    assert made == [USER, said]
-
-
 def test_calls_after_calls_and_after_others_are_messages_of_their_own() -> None:
     turns = [
         turn("gpt", "see"),

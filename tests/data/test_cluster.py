@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import os
 import re
-import shutil
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.generate import conversations, write_conversations
-from tests.ray_cluster import children_of, local_ray, none_left, processes_of
+from tests.ray_cluster import children_of, local_ray
 from tokentrace.data import cluster as on_ray
-from tokentrace.data.job import BatchResult, Finished, Progress, tokenize_files
-from tokentrace.data.rows import Batch, Row, read_batches
-from tokentrace.data.sources import Format, find_sources
-from tokentrace.data.tables import Layout, schema, table_samples
+from tokentrace.data.job import Finished, Progress, tokenize_files
+from tokentrace.data.rows import Batch, Row
+from tokentrace.data.sources import Format
+from tokentrace.data.tables import Layout, schema
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.errors import InputError, SampleError
 from tokentrace.pocket import POCKET
@@ -43,14 +38,6 @@ pytestmark = [
 SETTINGS = TokenizeSettings(str(POCKET))
 WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
 DOCS = Path(__file__).parent.parent.parent / "docs" / "scale-out.md"
-
-
-@pytest.fixture
-def short_folder() -> Iterator[str]:
-    """A folder with a short path: Ray's sockets are in it."""
-    folder = tempfile.mkdtemp(prefix="tt-", dir="/tmp")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,26 +91,6 @@ def check_same(found: Finished, wanted: Finished) -> None:
 # -- the same file
 
 
-def test_one_worker_makes_the_same_file(
-    inputs: Path,
-    relative: TokenizeSettings,
-    wanted: Finished,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    seen: list[int] = []
-    monkeypatch.chdir(inputs)
-    output = os.path.relpath(tmp_path / "out.parquet")
-    done = on_ray.tokenize_on_ray(
-        ["rows"], output, relative, workers=1, progress=lambda progress: seen.append(progress.done)
-    )
-    check_same(done, wanted)
-    assert len(seen) == 8
-    assert sorted(set(seen)) == seen
-    assert capfd.readouterr() == ("", "")
-
-
 def test_workers_that_die_change_nothing(
     inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,28 +106,6 @@ def test_workers_that_die_change_nothing(
     done = on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", relative, workers=2, progress=kill_workers)
     assert killed
     check_same(done, wanted)
-
-
-def test_a_run_that_is_interrupted_writes_nothing(inputs: Path, tmp_path: Path) -> None:
-    def interrupt(_: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        on_ray.tokenize_on_ray([str(inputs)], tmp_path / "out.parquet", SETTINGS, workers=1, progress=interrupt)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_example_in_the_docs_runs_and_leaves_nothing(tmp_path: Path, short_folder: str) -> None:
-    environ = {**os.environ, "RAY_TMPDIR": short_folder}
-    environ.pop("RAY_BACKEND_LOG_LEVEL", None)
-    code = f"{examples()[0]}\nimport ray\nassert not ray.is_initialized()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True, timeout=300
-    )
-    assert f"# {done.stdout}" in examples()[0]
-    assert all("Set ray log level" in line for line in done.stderr.splitlines()), done.stderr
-    assert any(Path(short_folder).iterdir()), "another Ray was used"
-    assert none_left(short_folder), processes_of(short_folder)
 
 
 def examples() -> list[str]:
@@ -202,44 +147,6 @@ class Unreadable(dict[str, Any]):
         return eval, ("1 / 0",)
 
 
-def batches_of(tmp_path: Path) -> Iterator[Batch]:
-    source = tmp_path / "rows.jsonl"
-    write_conversations(source, 5)
-    return read_batches(find_sources([str(source)], tmp_path))
-
-
-def test_workers_that_cannot_be_made(tmp_path: Path) -> None:
-    tokenizer = RowTokenizer(dataclasses.replace(SETTINGS, template_kwargs=Unreadable()))
-    with pytest.raises(SampleError, match=r"^rows 1 to 5 of .*: Ray gave up on them"):
-        list(on_ray.run_on_ray(batches_of(tmp_path), tokenizer, 1))
-
-
-def test_more_workers_than_cpus_wait_for_one_another(
-    inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(inputs)
-    check_same(on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", relative, workers=7), wanted)
-
-
-def test_a_node_without_the_tokenizer_or_with_another_is_named(tmp_path: Path) -> None:
-    (batch,) = batches_of(tmp_path)
-    same = {name: RowTokenizer(SETTINGS).described()[name] for name in ("tokentrace", "tokenizer_sha256")}
-
-    def tokenized(settings: TokenizeSettings, same: dict[str, Any]) -> Any:
-        return on_ray.tokenize_on_node(batch, on_ray.NodeRun(str(uuid.uuid4()), settings, same))
-
-    assert isinstance(tokenized(SETTINGS, same), BatchResult)
-    assert re.search(r"^node \S+: .*/away", tokenized(TokenizeSettings(str(tmp_path / "away")), same))
-    other = tokenized(SETTINGS, {**same, "tokenizer_sha256": "another"})
-    assert re.search(r"^node \S+: this node has another tokenizer_sha256 .*'another'", other)
-
-
-def test_an_error_that_is_no_rows_own_says_which_rows() -> None:
-    broken: Any = Batch("x.jsonl", Format.LINES, (Row(3, 3, text=3), Row(4, 4)), 1)  # type: ignore[arg-type]
-    problem = on_ray.tokenize_on_node(broken, on_ray.NodeRun("broken", SETTINGS, {}))
-    assert re.search(r"^rows 3 to 4 of x\.jsonl, on node \S+: AttributeError: ", str(problem))
-
-
 # -- rows
 
 
@@ -279,30 +186,6 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
             assert row["error"] == f"{one.bad.kind}: {one.bad.reason}"
             assert row["input_ids"] == row["loss_mask"] == row["parts"] == row["notes"] == []
             assert row["num_tokens"] == 0
-
-
-def test_no_row_of_a_batch_is_lost() -> None:
-    from tokentrace.samples.supervised import SampleSettings
-
-    rows = list(conversations(12, 3, fewest=6, most=12))
-    settings = TokenizeSettings(str(POCKET), samples=SampleSettings(past="expand"), max_length=250)
-    table = on_ray.DatasetTokenizer(settings)(pa.table({"messages": [row["messages"] for row in rows]}))
-    results = list(tokenize_rows(settings, rows))
-    bad = sum(len(one.left_out) + (one.bad is not None) for one in results)
-    good = [sample for one in results for sample in one.samples]
-    assert bad
-    assert table.column("error").null_count == len(good)
-    assert table.num_rows == len(good) + bad
-    kept = table.filter(pa.compute.is_null(table.column("error")))
-    assert [sample.token_ids for sample in table_samples(kept)] == [sample.token_ids for sample in good]
-
-
-def test_columns_that_cannot_be_kept(ray: Any) -> None:
-    dataset = ray.data.from_items([{"source": "a", "messages": []}])
-    with pytest.raises(InputError, match=r"'source' cannot be kept: samples have a column"):
-        on_ray.tokenize_dataset(dataset, SETTINGS, keep=["source"])
-    with pytest.raises(SampleError, match=r"'id' cannot be kept: the dataset has messages"):
-        on_ray.DatasetTokenizer(SETTINGS, ("id",))(pa.table({"messages": [[{"role": "user"}]]}))
 
 
 # -- Ray itself

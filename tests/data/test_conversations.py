@@ -19,20 +19,13 @@ from tests.conversation.test_shapes import (
     HOSTILE,
     JSON,
     OPENAI_TOOL,
-    SCHEMA,
-    assistant,
     attempt,
     call,
-    result,
-    text,
     turn,
-    use,
 )
-from tests.conversations import CONVERSATIONS
 from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import Message
-from tokentrace.conversation.shapes import Shape
 from tokentrace.data import TokenizeSettings, tokenize_rows
 from tokentrace.data.conversations import (
     NULLS_REMOVED,
@@ -67,70 +60,8 @@ def test_messages_of_any_shape_and_usual_column(column: str, messages: Any) -> N
     assert conversation_of({"id": 7, column: messages}) == Conversation(TALK, None)
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
-def test_openais_rows_stay_as_they_are(name: str) -> None:
-    row = CONVERSATIONS[name]
-    made = conversation_of({"messages": row.messages, "tools": row.tools})
-    assert made.tools == (row.tools or None)
-    assert all(mine is theirs for mine, theirs in zip(made.messages, row.messages, strict=True))
-
-
 def test_a_row_that_is_a_list_is_messages() -> None:
     assert conversation_of(TALK) == conversation_of(TURNS) == Conversation(TALK, None)
-
-
-def test_anthropics_rows() -> None:
-    row = {
-        "system": [text("be "), text("nice")],
-        "messages": [USER, assistant(use("a", "f")), {"role": "user", "content": [result("a", "r")]}],
-        "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
-    }
-    assert conversation_of(row) == Conversation(
-        [
-            SYSTEM,
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": [call("f", {}, "a")]},
-            {"role": "tool", "tool_call_id": "a", "name": "f", "content": "r"},
-        ],
-        [OPENAI_TOOL],
-    )
-
-
-def test_llama_factorys_rows() -> None:
-    row = {
-        "conversations": [
-            turn("human", "hi"),
-            turn("function_call", '{"name": "f", "arguments": {"city": "Bern"}}'),
-            turn("observation", "rain"),
-            turn("gpt", "hello"),
-        ],
-        "system": "be nice",
-        "tools": json.dumps([BARE]),
-    }
-    assert conversation_of(row) == Conversation(
-        [
-            SYSTEM,
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": [call("f", {"city": "Bern"})]},
-            {"role": "tool", "content": "rain"},
-            ANSWER,
-        ],
-        [OPENAI_TOOL],
-    )
-
-
-def test_the_shape_can_be_told() -> None:
-    thought = assistant({"type": "thinking", "thinking": "hm"}, text("x"))
-    assert conversation_of([USER, thought]).messages[1]["reasoning_content"] == "hm"
-    assert conversation_of([USER, thought], shape=Shape.OPENAI).messages == [USER, thought]
-
-
-def test_the_first_usual_column_that_is_not_none_counts() -> None:
-    other = [{"role": "user", "content": "other"}]
-    row = {"messages": None, "conversations": TALK, "conversation": other, "prompt": "a", "completion": "b"}
-    assert conversation_of(row).messages == TALK
-    assert conversation_of({**row, "messages": other}).messages == other
-    assert conversation_of({**row, "conversations": None, "conversation": None}).completion_from == 1
 
 
 @pytest.mark.parametrize("row", [None, 3, "hi", json.dumps(TALK), b"x"])
@@ -141,19 +72,6 @@ def test_what_is_no_row(row: Any) -> None:
 @pytest.mark.parametrize("value", ["not JSON", "{}", 3, {"role": "user"}, [], "[]", "null"])
 def test_a_column_of_messages_that_holds_none(value: Any) -> None:
     assert refusal({"conversations": value}).field == "conversations"
-
-
-def test_errors_in_messages_name_the_message() -> None:
-    error = refusal({"messages": [turn("human", "hi"), turn("narrator", "x")]})
-    assert (error.message, error.field) == (1, "from")
-
-
-def test_a_row_without_a_conversation_is_told_what_it_has() -> None:
-    error = refusal({f"column{n}": n for n in range(10)})
-    assert "it has column0, column1" in error.problem
-    assert "column7 and 2 more; looked for: messages, conversations, conversation, or prompt and" in error.problem
-    assert "it has no columns" in refusal({}).problem
-    assert "it has prompt, chosen;" in refusal({"prompt": "a", "chosen": "b"}).problem
 
 
 # -- prompt and completion
@@ -177,72 +95,7 @@ def test_prompt_and_completion(column: str, prompt: Any, completion: Any) -> Non
     assert made == Conversation(TALK, None, completion_from=1)
 
 
-def test_two_shapes_in_one_row_are_refused() -> None:
-    error = refusal({"prompt": [USER], "completion": [turn("gpt", "hello")]})
-    assert (error.message, error.field) == (0, "from")
-
-
-def test_the_completion_begins_after_all_that_the_prompt_became() -> None:
-    row = {
-        "system": "be nice",
-        "prompt": [USER, assistant(use("a", "f")), {"role": "user", "content": [result("a", "r"), text("and?")]}],
-        "completion": [assistant(text("so")), USER, ANSWER],
-    }
-    made = conversation_of(row)
-    assert [message["role"] for message in made.messages] == [
-        *("system", "user", "assistant", "tool", "user"),
-        *("assistant", "user", "assistant"),
-    ]
-    assert made.completion_from == 5
-    assert made.messages[3]["name"] == "f"
-
-
-def test_a_result_in_the_completion_has_the_name_of_the_call_in_the_prompt() -> None:
-    row = {
-        "prompt": [assistant(use("a", "f"))],
-        "completion": [{"role": "user", "content": [result("a", "r")]}, ANSWER],
-    }
-    made = conversation_of(row)
-    assert made.messages[1] == {"role": "tool", "tool_call_id": "a", "name": "f", "content": "r"}
-    assert made.completion_from == 1
-
-
-def test_text_is_said_even_if_it_looks_like_json() -> None:
-    made = conversation_of({"prompt": "[]", "completion": json.dumps(TALK)})
-    assert [message["content"] for message in made.messages] == ["[]", json.dumps(TALK)]
-
-
-def test_a_completion_that_begins_inside_a_message_is_refused() -> None:
-    calls = turn("function_call", '{"name": "f", "arguments": {"x": NaN}}')
-    row = {"prompt": [turn("human", "hi"), turn("gpt", "see")], "completion": [calls]}
-    assert refusal(row).field == "completion"
-    assert conversation_of({"prompt": [turn("human", "hi"), calls], "completion": [calls]}).completion_from == 2
-
-
-@pytest.mark.parametrize(
-    ("row", "field"),
-    [
-        ({"prompt": [], "completion": "x"}, "prompt"),
-        ({"prompt": 3, "completion": "x"}, "prompt"),
-        ({"prompt": "x", "response": []}, "response"),
-        ({"prompt": "x", "completion": {"role": "assistant"}}, "completion"),
-    ],
-)
-def test_prompts_and_completions_that_are_none(row: Any, field: str) -> None:
-    assert refusal(row).field == field
-
-
-def test_errors_count_messages_from_the_prompts_first_on() -> None:
-    assert refusal({"prompt": [USER, USER], "completion": [ANSWER, None]}).message == 3
-
-
 # -- tools, system, variables
-
-
-@pytest.mark.parametrize("column", ["tools", "functions"])
-@pytest.mark.parametrize("value", [None, [], "", "[]", "null"])
-def test_no_tools(column: str, value: Any) -> None:
-    assert conversation_of({"messages": TALK, column: value}).tools is None
 
 
 @pytest.mark.parametrize("value", [[OPENAI_TOOL], json.dumps([OPENAI_TOOL])])
@@ -257,15 +110,6 @@ def test_bare_schemas_become_tools_where_they_are_meant_so() -> None:
     assert conversation_of({"messages": TURNS, "tools": [BARE]}).tools == [OPENAI_TOOL]
 
 
-def test_tools_that_are_none() -> None:
-    assert refusal({"messages": TALK, "tools": "search"}).field == "tools"
-
-
-@pytest.mark.parametrize("system", [None, "", []])
-def test_an_empty_system_column_says_nothing(system: Any) -> None:
-    assert conversation_of({"messages": TALK, "system": system}).messages == TALK
-
-
 def test_a_system_column_goes_before_unless_it_is_said_already() -> None:
     assert conversation_of({"messages": TALK, "system": "be nice"}).messages == [SYSTEM, *TALK]
     assert conversation_of({"messages": [SYSTEM, *TALK], "system": "be nice"}).messages == [SYSTEM, *TALK]
@@ -278,42 +122,7 @@ def test_template_variables_of_a_row(value: Any) -> None:
     assert conversation_of(row).variables == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize("row", [{}, {"chat_template_kwargs": None}, {"chat_template_kwargs": ""}])
-def test_no_template_variables(row: dict[str, Any]) -> None:
-    assert conversation_of({"messages": TALK, **row}).variables == {}
-
-
-@pytest.mark.parametrize("value", [3, [], "x", "[]", {"tools": []}, {"add_generation_prompt": True}, {3: 4}])
-def test_what_is_no_template_variables(value: Any) -> None:
-    assert refusal({"messages": TALK, "chat_template_kwargs": value}).field == "chat_template_kwargs"
-
-
 # -- columns by name
-
-
-def test_named_columns_are_read_and_usual_ones_are_not() -> None:
-    row = {
-        "chat": TURNS,
-        "messages": "ignored",
-        "schemas": [OPENAI_TOOL],
-        "tools": "ignored",
-        "persona": "be nice",
-        "system": "ignored",
-    }
-    made = conversation_of(row, Columns(messages="chat", tools="schemas", system="persona"))
-    assert made == Conversation([SYSTEM, *TALK], [OPENAI_TOOL])
-
-
-@pytest.mark.parametrize(
-    ("columns", "row"),
-    [
-        (Columns(prompt="question", completion="answer"), {"question": "hi", "answer": "hello", "messages": "ignored"}),
-        (Columns(prompt="question"), {"question": "hi", "response": "hello"}),
-        (Columns(completion="answer"), {"prompt": "hi", "answer": "hello", "completion": "ignored"}),
-    ],
-)
-def test_named_prompt_and_completion(columns: Columns, row: Any) -> None:
-    assert conversation_of(row, columns) == Conversation(TALK, None, completion_from=1)
 
 
 @pytest.mark.parametrize("role", [field.name for field in dataclasses.fields(Columns)])
@@ -322,16 +131,6 @@ def test_a_named_column_that_is_missing_is_refused(role: str) -> None:
     error = refusal(row, Columns(**{role: "nowhere"}))
     assert error.field == "nowhere"
     assert f"it has {', '.join(row)}" in error.problem
-
-
-def test_a_named_column_that_is_none() -> None:
-    assert refusal({"chat": None, "messages": TALK}, Columns(messages="chat")).field == "chat"
-    assert conversation_of({"messages": TALK, "schemas": None}, Columns(tools="schemas")).tools is None
-
-
-def test_columns_that_cannot_be_meant() -> None:
-    assert "not both" in refusal({"messages": TALK}, Columns(messages="messages", prompt="prompt")).problem
-    assert "the row is a list" in refusal(TALK, Columns(messages="messages")).problem
 
 
 # -- nulls
@@ -375,17 +174,6 @@ def test_rows_come_back_from_parquet_as_they_were() -> None:
         assert conversation_of(without_nulls(row)) == conversation_of(given_row)
 
 
-def test_anthropics_and_sharegpts_rows_come_back_from_parquet() -> None:
-    blocks = [USER, assistant(text("x"), use("a", "f", n=1), use("b", "g", m=[1])), {"role": "user", "content": "y"}]
-    blocks = [
-        {**message, "content": [text(c)] if isinstance(c := message["content"], str) else c} for message in blocks
-    ]
-    for rows in ([{"messages": blocks}], [{"conversations": [turn("human", "hi", weight=0), turn("gpt", "hello")]}]):
-        [read] = through_parquet(rows)
-        assert without_nulls(read) == rows[0]
-        assert conversation_of(without_nulls(read)) == conversation_of(rows[0])
-
-
 # -- null values: filled in by a table, or meant
 
 LEAF = st.none() | st.integers(0, 9) | st.sampled_from(["", "Paris"])
@@ -424,18 +212,6 @@ def without_empty(value: Any) -> Any:
     return {key: inner for key, one in value.items() if (inner := without_empty(one)) != {}}
 
 
-def test_columns_that_no_table_makes_keep_their_nulls() -> None:
-    schema = {"type": "object", "properties": {"a": {"default": None}}}
-    messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", {"a": None})]}]
-    row = {"messages": messages, "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
-    made, notes = table_row(row)
-    assert made["messages"] == messages
-    assert made["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {"a": {}}}
-    assert notes == (NULLS_REMOVED,)
-    assert table_row({"messages": TALK, "x": None}) == ({"messages": TALK, "x": None}, ())
-    assert table_row(messages) == (messages, ())
-
-
 def test_a_dataset_trains_no_argument_that_nobody_wrote() -> None:
     datasets = pytest.importorskip("datasets")
     rows = [
@@ -457,26 +233,6 @@ def test_a_dataset_trains_no_argument_that_nobody_wrote() -> None:
     assert calls == [{"city": "Paris"}, {"days": 3}]
     assert [task.tool_settings for task in tasks] == [{"f": {"x": 1}}, {"g": {"y": 2}}]
     assert row_task({"messages": [USER], "extra_info": {"answer": None}}).metadata == {"extra_info": {"answer": None}}
-
-
-def test_without_nulls() -> None:
-    given_value = {"a": None, "b": [None, {"c": None, "d": (1, None)}], "e": {"f": None}, "g": '{"h": null}', "i": 0}
-    before = repr(given_value)
-    assert without_nulls(given_value) == {"b": [None, {"d": [1, None]}], "e": {}, "g": '{"h": null}', "i": 0}
-    assert repr(given_value) == before, "the input is not changed"
-
-
-def test_the_none_content_of_an_assistant_goes_too() -> None:
-    row = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call("f", '{"a": null}')]}]}
-    assert without_nulls(row) == {"messages": [{"role": "assistant", "tool_calls": [call("f", '{"a": null}')]}]}
-
-
-def test_a_row_that_is_too_deep_is_refused() -> None:
-    deep: Any = []
-    for _ in range(100_000):
-        deep = [deep]
-    with pytest.raises(InputError, match="nested too deeply"):
-        without_nulls({"messages": deep})
 
 
 @given(value=st.lists(JSON) | st.dictionaries(st.text(max_size=3), JSON))

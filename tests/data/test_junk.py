@@ -15,15 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokentrace import Sample, TokentraceError
+from tokentrace import TokentraceError
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.rows import read_rows
 from tokentrace.data.sources import find_sources
 from tokentrace.data.statistics import statistics
-from tokentrace.data.tables import read_metadata, read_samples, write_samples
+from tokentrace.data.tables import read_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
 from tokentrace.diagnose import check_dataset
-from tokentrace.errors import SampleError
 from tokentrace.pocket import POCKET
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
@@ -84,12 +83,8 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "folder.jsonl": Path.mkdir,
     "empty.parquet": Path.touch,
     "empty.jsonl.gz": Path.touch,
-    "empty.arrow": Path.touch,
     "text.parquet": lambda path: path.write_text("no table"),
-    "text.arrow": lambda path: path.write_text("no table"),
     "text.jsonl.gz": lambda path: path.write_text("not packed"),
-    "text.jsonl.xz": lambda path: path.write_text("not packed"),
-    "text.jsonl.zst": lambda path: path.write_text("not packed"),
     "cut.jsonl.gz": lambda path: path.write_bytes(gzip.compress(json.dumps(GOOD).encode() * 100)[:-20]),
     "cut.parquet": lambda path: (parquet_of(path, a=[1, 2]), path.write_bytes(path.read_bytes()[:-30])),
     "damaged.parquet": damaged_parquet,
@@ -118,47 +113,6 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_rows_of_no_samples_are_named_by_file_and_row(tmp_path: Path) -> None:
-    parquet_of(tmp_path / "other.parquet", a=[1, 2])
-    with pytest.raises(TokentraceError, match=r"other\.parquet.*'input_ids'"):
-        list(read_samples(tmp_path / "other.parquet"))
-    lines = {
-        "text": b"nonsense\n",
-        "list": b"[1]\n",
-        "types": json.dumps({"input_ids": "ab", "loss_mask": 1, "message_indices": [], "kinds": []}).encode(),
-        "range": json.dumps({"input_ids": [10**30]}).encode(),
-        "bytes": b"\xff\xfe{}\n",
-        "deep": b"[" * 100_000,
-        "lengths": json.dumps(
-            {"input_ids": [1], "loss_mask": [], "message_indices": [], "kinds": [], "source": "", "notes": []}
-        ).encode(),
-        "nothing": json.dumps({"a": 1}).encode(),
-    }
-    for name, data in lines.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_bytes(data)
-        with pytest.raises(TokentraceError, match=name):
-            list(read_samples(path))
-    (tmp_path / "deep.jsonl.metadata").write_text("{")
-    with pytest.raises(TokentraceError, match="metadata"):
-        read_metadata(tmp_path / "deep.jsonl")
-
-
-def test_a_dataset_on_disk_whose_own_files_are_junk_is_named(tmp_path: Path) -> None:
-    for at, junk in enumerate(
-        ("nonsense", "[]", "{}", '{"_data_files": [1]}', '{"_data_files": [{"filename": "x.arrow"}]}')
-    ):
-        folder = tmp_path / f"saved{at}"
-        folder.mkdir()
-        (folder / "dataset_info.json").write_text("{}")
-        (folder / "state.json").write_text(junk)
-        with pytest.raises(TokentraceError, match=f"saved{at}"):
-            find_sources([str(folder)], tmp_path / "spool")
-        (folder / "dataset_dict.json").write_text(junk)
-        with pytest.raises(TokentraceError, match=f"saved{at}"):
-            find_sources([str(folder)], tmp_path / "spool")
-
-
 @pytest.mark.parametrize("name", TokenizeSettings.__dataclass_fields__)
 def test_settings_are_made_or_refused_by_name(name: str) -> None:
     refused = [said for junk in JUNK if (said := refusal(name, junk)) is not None]
@@ -172,37 +126,6 @@ def refusal(name: str, junk: Any) -> str | None:
     except TokentraceError as error:
         return str(error)
     return None
-
-
-def test_arguments_of_the_job_are_refused(tmp_path: Path) -> None:
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text(json.dumps(GOOD) + "\n")
-    for junk in JUNK:
-        for call in (
-            lambda junk=junk: tokenize_files(junk, tmp_path / "o.parquet", SETTINGS, workers=1),
-            lambda junk=junk: tokenize_files([junk], tmp_path / "o.parquet", SETTINGS, workers=1),
-            lambda junk=junk: tokenize_files([str(chats)], junk, SETTINGS, workers=1),
-            lambda junk=junk: tokenize_files([str(chats)], tmp_path / "o.parquet", junk, workers=1),
-            lambda junk=junk: read_samples(junk).__next__(),
-            lambda junk=junk: write_samples(tmp_path / "o.jsonl", [junk]),
-            lambda junk=junk: statistics(junk),
-            lambda junk=junk: read_metadata(junk) or _refuse(),
-        ):
-            with pytest.raises(TokentraceError):
-                call()
-    for workers in (0, -1, 1.5, math.nan, True, "2"):
-        with pytest.raises(SampleError, match="workers"):
-            tokenize_files([str(chats)], tmp_path / "o.parquet", SETTINGS, workers=workers)  # type: ignore[arg-type]
-    for limit in (0, -1, 1.5, "2"):
-        with pytest.raises(TokentraceError, match="limit"):
-            check_dataset([str(chats)], SETTINGS, limit=limit)  # type: ignore[arg-type]
-    assert not (tmp_path / "o.parquet").exists()
-    done = tokenize_files(str(chats), tmp_path / "o.parquet", SETTINGS, workers=np.int64(1))  # type: ignore[arg-type]
-    assert done.counts.samples == 1
-
-
-def _refuse() -> None:
-    raise SampleError("a file that says nothing of itself")
 
 
 def test_rows_of_junk_are_bad_rows_or_samples() -> None:
@@ -221,16 +144,3 @@ def test_rows_of_junk_are_bad_rows_or_samples() -> None:
     assert len(outcomes) == len(rows)
     assert any(outcomes)
     assert not all(outcomes)
-
-
-def test_samples_that_are_none_are_refused(tmp_path: Path) -> None:
-    sample = Sample(
-        ids=np.zeros(2, np.int32),
-        mask=np.zeros(2, np.bool_),
-        messages=np.zeros(2, np.int32),
-        kinds=np.zeros(2, np.uint8),
-    )
-    for junk in (object(), {1, 2}, deep(3_000), 10**5000):
-        with pytest.raises(TokentraceError):
-            write_samples(tmp_path / "o.parquet", [sample], {"about": junk})
-    assert not list(tmp_path.iterdir())

@@ -81,8 +81,7 @@ def test_a_report_counts_outcomes_causes_masks_and_keeps_a_few_examples(tmp_path
     assert (limited.rows, limited.clean, limited.stopped) == (8, True, True)
 
 
-def test_rows_are_read_from_parquet_and_from_saved_datasets(tmp_path: Path) -> None:
-    import datasets
+def test_rows_are_read_from_parquet_and_from_json(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -97,8 +96,6 @@ def test_rows_are_read_from_parquet_and_from_saved_datasets(tmp_path: Path) -> N
     texts = [{**row, "messages": json.dumps(row["messages"])} for row in rows]
     pq.write_table(pa.Table.from_pylist(texts), tmp_path / "rows.parquet")
     assert check_dataset([str(tmp_path / "rows.parquet")], make_settings()).clean
-    datasets.Dataset.from_list(texts).save_to_disk(str(tmp_path / "saved"))
-    assert check_dataset([str(tmp_path / "saved")], make_settings()).clean
     (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     assert check_dataset([str(tmp_path / "rows.json")], make_settings()).clean
 

@@ -112,42 +112,6 @@ def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None
     same(third, anew)
 
 
-def test_a_seed_decides_and_another_decides_otherwise() -> None:
-    async def work(engine: EmbeddedEngine) -> list[Completion]:
-        hot = [params(seed=seed, temperature=1.5, stop_token_ids=()) for seed in (1, 1, 2)]
-        return [await engine.generate(PROMPTS[0], one) for one in hot]
-
-    one, again, other = with_engine(work)
-    same(one, again)
-    assert not np.array_equal(one.ids, other.ids)
-
-
-@pytest.mark.parametrize(
-    "given", [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.7}, {"temperature": 1.7, "top_k": 20, "top_p": 0.9}]
-)
-def test_logprobs_are_of_the_distribution_that_is_sampled_from(given: dict[str, Any]) -> None:
-    rng = np.random.default_rng(0)
-    logits = (rng.normal(size=50) * 2).astype(np.float32)
-    sampling = params(**given)
-    drawn = [sample(logits, sampling, rng) for _ in range(20_000)]
-    counts = np.bincount([index for index, _ in drawn], minlength=50) / len(drawn)
-    told = np.zeros(50)
-    for index, logprob in drawn:
-        told[index] = np.exp(logprob)
-    np.testing.assert_allclose(counts, told, atol=0.012)
-    scaled = logits.astype(np.float64) / sampling.temperature
-    if sampling.top_k:
-        scaled[np.argsort(-scaled)[sampling.top_k :]] = -np.inf
-    weights = np.exp(scaled - scaled.max())
-    weights /= weights.sum()
-    if sampling.top_p < 1:
-        order = np.argsort(-weights)
-        kept = int(np.searchsorted(np.cumsum(weights[order]), sampling.top_p)) + 1
-        weights[order[kept:]] = 0
-        weights /= weights.sum()
-    np.testing.assert_allclose(told[told > 0], weights[told > 0], rtol=1e-5)
-
-
 def test_greedy_takes_the_best_and_tells_the_models_own_logprob() -> None:
     logits = np.asarray([0.1, 2.0, 1.0], np.float32)
     index, logprob = sample(logits, params(temperature=0.0), np.random.default_rng(0))

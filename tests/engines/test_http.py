@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from contextlib import aclosing
 from email.utils import formatdate
 from time import time
@@ -15,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording, serving
-from tokentrace.engines.http import Connection, HTTPSettings
+from tests.engines.support import Fake, Reply, answer_bytes, cut, http_head, json_reply, recording
+from tokentrace.engines.http import Connection
 from tokentrace.engines.protocol import (
     Capabilities,
-    EngineAnswerError,
     EngineError,
     EngineRefusal,
     EngineUnavailable,
@@ -88,25 +85,6 @@ def test_it_gives_up_after_so_many_tries(ask: Any, recorded: Any, ids: list[int]
     assert fake.slept == [0.5, 1.0, 2.0]
 
 
-def test_the_pause_doubles_up_to_a_limit_and_is_cut_at_random() -> None:
-    fake = Fake().on("/x", httpx2.ConnectError("refused"))
-    connection = fake.connection(retries=8)
-    with pytest.raises(EngineUnavailable):
-        asyncio.run(connection.get("/x"))
-    assert fake.slept == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    connection = Connection(
-        "http://engine", HTTPSettings(retries=1), transport=httpx2.MockTransport(fake), sleep=sleep, jitter=lambda: 1.0
-    )
-    with pytest.raises(EngineUnavailable):
-        asyncio.run(connection.get("/x"))
-    assert slept == [0.25]
-
-
 def test_retry_after_is_waited_for() -> None:
     for value, least in [("7", 7.0), (formatdate(time() + 60, usegmt=True), 50.0), ("soon", 0.5), ("0", 0.5)]:
         fake = Fake().on("/x", json_reply({}, 429, retry_after=value), {"ok": 1})
@@ -173,14 +151,6 @@ def test_a_refusal_is_not_sent_again(ask: Any, status: int) -> None:
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("garbage", [b"<html>proxy</html>", b"", b"\xff\xfe", b'{"output_ids": [1', b"[" * 100_000])
-def test_garbage_is_not_sent_again(garbage: bytes) -> None:
-    fake = Fake().on(GENERATE, Reply([garbage] if garbage else []))
-    with pytest.raises(EngineAnswerError):
-        generate(fake.connection())
-    assert len(fake.requests) == 1
-
-
 # -- timeouts
 
 
@@ -193,37 +163,6 @@ def test_an_engine_that_is_silent_is_unavailable_at_once(ask: Any) -> None:
 
 
 # -- over sockets
-
-
-async def at_once(seconds: float) -> None:
-    pass
-
-
-@pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_a_server_that_dies_in_a_stream(kept: int) -> None:
-    seen: list[bytes] = []
-    body = STREAM["request"]["json"]
-    events = [event + b"\n\n" for event in answer_bytes(STREAM).split(b"\n\n")[:3]]
-    chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in events]
-
-    async def answer(request: bytes) -> list[bytes]:
-        seen.append(request)
-        return [http_head("transfer-encoding: chunked", "content-type: text/event-stream"), *chunks[:kept]]
-
-    async def run() -> Any:
-        async with serving(answer) as url:
-            engine = SGLangEngine(Connection(url, HTTPSettings(retries=2), sleep=at_once), TINY)
-            try:
-                return await collected(engine.stream(body["input_ids"], SamplingParams(3, temperature=0)))
-            finally:
-                await engine.close()
-
-    if kept == 3:
-        assert asyncio.run(run()).ids.tolist() == [131, 915, 915], "all has arrived but the end of the stream"
-    else:
-        with pytest.raises(EngineError):
-            asyncio.run(run())
-    assert len(seen) == (3 if kept == 0 else 1)
 
 
 def test_closing_a_stream_closes_the_connection() -> None:
@@ -253,16 +192,6 @@ def test_closing_a_stream_closes_the_connection() -> None:
 
 
 # -- addresses, the extra, events
-
-
-def test_without_httpx2_the_extra_is_named() -> None:
-    code = (
-        "import sys\nsys.modules['httpx2'] = None\nfrom tokentrace.engines.http import Connection\n"
-        "from tokentrace.engines import llamacpp, protocol, routing, scripted, sglang, vllm\n"
-        "try: Connection('http://engine')\nexcept protocol.EngineError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert "install tokentrace[engines]" in done.stdout
 
 
 @given(

@@ -69,18 +69,6 @@ def test_channels_of_pieces_are_put_together_one_entry_an_id() -> None:
     assert joined([piece([], last=True)]).channels == {}
 
 
-def test_more_top_logprobs_than_an_engine_tells_are_refused() -> None:
-    engine = ScriptedEngine(lambda prompt, sampling: [1])
-    with pytest.raises(EngineRefusal):
-        asyncio.run(engine.generate([1], SamplingParams(1, top_logprobs=21)))
-    engine.capabilities = Capabilities("mute")
-    with pytest.raises(EngineRefusal):
-        asyncio.run(engine.generate([1], SamplingParams(1, top_logprobs=1)))
-    for odd in (-1, 1.5, True, "2"):
-        with pytest.raises(EngineError):
-            SamplingParams(1, top_logprobs=odd)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "odd",
     [

@@ -14,7 +14,6 @@ from tokentrace.engines.protocol import (
     EngineError,
     EngineUnavailable,
     FinishReason,
-    GenerateRequest,
     LogprobKind,
     SamplingParams,
     collected,
@@ -115,22 +114,6 @@ def test_an_endpoint_that_failed_is_left_alone_and_longer_each_time() -> None:
         assert await ask(router) == 1
         clock.now += 5.1
         assert await ask(router) == 0, "it had answered in between: the rest is short again"
-
-    asyncio.run(run())
-
-
-def test_an_engine_that_is_unavailable_after_its_first_piece_is_an_error() -> None:
-    class Halfway(FaultyEngine):
-        async def _stream(self, request: GenerateRequest) -> Any:
-            async for delta in super()._stream(request):
-                yield delta
-                raise EngineUnavailable("gone")
-
-    async def run() -> None:
-        other = endpoints(1)[0]
-        with pytest.raises(EngineUnavailable):
-            await collected(Router([Halfway(lambda p, s: [1, 2], piece=1), other]).stream([1], SAMPLING))
-        assert not other.requests
 
     asyncio.run(run())
 

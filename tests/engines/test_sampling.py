@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokentrace import create_renderer
-from tokentrace.engines.answers import check_logprobs, completion_kind
-from tokentrace.engines.drawing import penalized, sample
+from tokentrace.engines.answers import check_logprobs
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import (
     OPTIONAL,
@@ -32,10 +31,6 @@ from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.engines.stopping import StopFinder
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket
-from tokentrace.rollout.interactions import BaseInteraction
-from tokentrace.rollout.loop import Agent
-from tokentrace.rollout.record import Task
-from tokentrace.tokens.kinds import Kind
 
 RENDERER = create_renderer(POCKET)
 STOPS = tuple(RENDERER.get_stop_token_ids())
@@ -58,21 +53,21 @@ def with_engine(work: Callable[[EmbeddedEngine], Awaitable[Any]], **options: Any
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    "given",
     [
-        ({"min_p": 1.5}, "min_p must be a number from 0 to 1"),
-        ({"min_p": float("nan")}, "min_p"),
-        ({"presence_penalty": -3}, "presence_penalty must be a number from -2 to 2"),
-        ({"frequency_penalty": "1"}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty cannot be 0"),
-        ({"repetition_penalty": 2.5}, "from 0 to 2"),
-        ({"stop": [""]}, "none of them empty"),
-        ({"stop": [7]}, "stop must be texts"),
-        ({"stop": ["\ud800"]}, "not Unicode"),
-        ({"stop": ["a"] * 33}, "at most 32"),
+        {"min_p": 1.5},
+        {"min_p": float("nan")},
+        {"presence_penalty": -3},
+        {"frequency_penalty": "1"},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": 2.5},
+        {"stop": [""]},
+        {"stop": [7]},
+        {"stop": ["\ud800"]},
+        {"stop": ["a"] * 33},
     ],
 )
-def test_settings_out_of_range_are_refused(given: dict[str, Any], words: str) -> None:
+def test_settings_out_of_range_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(EngineError):
         SamplingParams(8, **given)
 
@@ -87,15 +82,15 @@ def test_what_is_recorded_names_what_was_asked_for_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "given", "words"),
+    ("engine", "given"),
     [
-        ("mine", {"min_p": 0.1}, "min_p cannot be asked for: mine has no such setting"),
-        ("llama.cpp", {"presence_penalty": 1}, "counts the tokens of the prompt too"),
-        ("llama.cpp", {"stop": ["x"]}, "does not return the logprobs of a stop text's tokens"),
-        ("scripted", {"stop": ["x"]}, "token_bytes"),
+        ("mine", {"min_p": 0.1}),
+        ("llama.cpp", {"presence_penalty": 1}),
+        ("llama.cpp", {"stop": ["x"]}),
+        ("scripted", {"stop": ["x"]}),
     ],
 )
-def test_an_engine_that_cannot_refuses_and_says_why(engine: str, given: dict[str, Any], words: str) -> None:
+def test_an_engine_that_cannot_refuses_and_says_why(engine: str, given: dict[str, Any]) -> None:
     scripted = ScriptedEngine(lambda prompt, sampling: [1])
     scripted.capabilities = Capabilities(engine=engine)
     with pytest.raises(EngineRefusal) as refused:
@@ -121,23 +116,6 @@ def test_penalties_are_refused_where_logprobs_are_not_of_what_is_sampled_from(ki
     check_logprobs(SamplingParams(8, min_p=0.2), found)  # as top-p: what is left out, not what is changed
     with pytest.raises(LogprobKindError):
         check_logprobs(SamplingParams(8, temperature=0.5, presence_penalty=1), found)
-
-
-@pytest.mark.parametrize(
-    ("engine", "temperature", "penalty", "kind"),
-    [
-        ("processed", 1.0, 0.5, "processed"),
-        ("scaled", 0.7, 0.5, "scaled"),
-        ("raw", 1.0, 0.5, "raw"),
-        ("processed", 0.0, 0.0, "raw"),
-        ("processed", 0.0, 0.5, "unknown"),
-        ("scaled", 0.0, 0.5, "unknown"),
-        ("raw", 0.0, 0.5, "raw"),
-    ],
-)
-def test_the_kind_of_a_completion_says_so_too(engine: str, temperature: float, penalty: float, kind: str) -> None:
-    sampling = SamplingParams(8, temperature=temperature, presence_penalty=penalty)
-    assert completion_kind(sampling, Capabilities(engine="x", logprobs=LogprobKind(engine))) == kind
 
 
 # -- what is drawn
@@ -168,22 +146,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.7},
     {"repetition_penalty": 0.6, "presence_penalty": -1.0, "frequency_penalty": 0.7, "min_p": 0.05, "temperature": 1.4},
 ]
-
-
-@pytest.mark.parametrize("given", SETTINGS)
-def test_tokens_are_drawn_from_what_the_settings_say(given: dict[str, Any]) -> None:
-    rng = np.random.default_rng(0)
-    logits = (rng.normal(size=40) * 2).astype(np.float32)
-    prompt, sampled = [1, 1, 2, 3], [3, 4, 4, 4, 5]
-    sampling = SamplingParams(8, **given)
-    changed = penalized(logits, sampling, np.asarray(prompt, np.int32), sampled)
-    told = np.zeros(40)
-    for index, logprob in (sample(changed, sampling, rng) for _ in range(20_000)):
-        told[index] = np.exp(logprob)
-    wanted = np.asarray(reference(logits, prompt, sampled, sampling))
-    np.testing.assert_allclose(told[told > 0], wanted[told > 0], rtol=1e-5)
-    assert not told[wanted == 0].any()
-    assert told.sum() == pytest.approx(1.0, abs=0.02), "all that is likely was drawn"
 
 
 @pytest.mark.parametrize("given", SETTINGS)
@@ -254,33 +216,3 @@ def test_a_stop_text_ends_a_completion_with_the_id_that_completes_it() -> None:
     assert (streamed.stopped_by, streamed.ids.tolist()) == (cut.stopped_by, cut.ids.tolist())
     assert (never.stopped_by, never.finish_reason) == (None, FinishReason.STOP)
     assert never.ids.tolist() == whole.ids.tolist()
-
-
-class OneMore(BaseInteraction):
-    """A user who asks once more."""
-
-    async def generate_response(self, instance_id: str, messages: Any, **settings: Any) -> Any:
-        asked = sum(message["role"] == "user" for message in messages)
-        return asked > 1, "And 7 * 8?", 0.0, {}
-
-
-def test_a_rollout_goes_on_after_a_stop_text_and_trains_no_token_that_was_not_sampled() -> None:
-    async def work(engine: EmbeddedEngine) -> Any:
-        sampling = SamplingParams(60, temperature=0, stop=["</think>"])
-        return await Agent(engine, RENDERER, sampling=sampling, interaction=OneMore()).run(
-            Task([{"role": "user", "content": "What is 6 * 7?"}], name="one")
-        )
-
-    rollout = with_engine(work)
-    trajectory = rollout.trajectory
-    first, second = trajectory.turns()
-    assert rollout.notes == []
-    assert (first.finish_reason, first.sampling["stop"]) == ("stop", ["</think>"])
-    stream, kinds = trajectory.stream(), trajectory.kinds()
-    assert int(stream[first.stop - 1]) not in STOPS
-    assert b"".join(map(SPELLED, stream[first.start : first.stop].tolist())).endswith(b"</think>")
-    assert int(stream[first.stop]) in STOPS, "the turn is closed"
-    assert kinds[first.stop] == Kind.SYNTHETIC
-    assert not trajectory.loss_mask()[first.stop : second.start].any()
-    assert second.cached_tokens == first.stop - 1, "the next prompt goes on with the very ids that were sampled"
-    assert b"7 * 8" in b"".join(map(SPELLED, stream[first.stop : second.start].tolist()))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engines import test_sglang, vllm_server
 from tests.engines.support import Fake, http_head, recording, serving
-from tokentrace.engines import Engine, EngineError, EngineUnavailable, HTTPSettings, Router, connect
+from tokentrace.engines import Engine, EngineError, HTTPSettings, Router, connect
 from tokentrace.engines.llamacpp import LlamaCppEngine
 from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.vllm import VLLMEngine
@@ -89,19 +89,6 @@ def test_what_is_none_of_them_is_told_with_what_was_tried() -> None:
             assert name in message
 
     asyncio.run(with_server(proxy, work))
-
-
-def test_a_server_that_is_not_there_is_unavailable() -> None:
-    async def run() -> None:
-        async def nothing(request: bytes) -> list[bytes]:
-            return []
-
-        async with serving(nothing) as url:
-            pass
-        with pytest.raises(EngineUnavailable):
-            await connect(url, settings=QUICK)
-
-    asyncio.run(run())
 
 
 def test_settings_that_an_engine_has_not_are_refused() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.support import Fake, Model, Reply, answer_bytes, cut, recording, same
+from tests.engines.support import Fake, Model, Reply, answer_bytes, cut, recording
 from tokentrace.engines.protocol import (
     OPTIONAL,
     Capabilities,
@@ -129,16 +128,6 @@ def test_a_stream_cut_anywhere_gives_the_same_pieces(shape: str, places: list[in
     assert fake.bodies(GENERATE) == [expected_body(recorded)]
 
 
-def test_a_stream_is_the_whole() -> None:
-    """The last event of a cumulative stream is what is answered whole."""
-    recorded = recording("sglang_generate_stream")
-    whole = json.loads(recorded["response"].split("\n\n")[2].removeprefix("data: "))
-    streamed = asyncio.run(
-        collected(engine(Fake().on(GENERATE, Reply([answer_bytes(recorded)]))).stream(*asked(recorded)))
-    )
-    assert same(streamed, asyncio.run(engine(Fake().on(GENERATE, whole)).generate(*asked(recorded))))
-
-
 def events(*totals: tuple[list[int], int]) -> bytes:
     made = []
     for ids, total in totals:
@@ -149,15 +138,15 @@ def events(*totals: tuple[list[int], int]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        (events(([1], 1), ([1, 2], 4)), "2 ids came after 1, where SGLang has sampled 4"),
-        (events(([1, 2], 2), ([1], 1)), "1 ids came after 2"),
-        (events(([1], 1), ([7, 2], 2)), "id 0 was 1, and is now 7"),
-        (events(([1], 1)), "ended after 1 tokens without saying why"),
+        events(([1], 1), ([1, 2], 4)),
+        events(([1, 2], 2), ([1], 1)),
+        events(([1], 1), ([7, 2], 2)),
+        events(([1], 1)),
     ],
 )
-def test_a_stream_that_skips_or_takes_back_is_an_error(text: bytes, words: str) -> None:
+def test_a_stream_that_skips_or_takes_back_is_an_error(text: bytes) -> None:
     fake = Fake().on(GENERATE, Reply([text]))
     with pytest.raises(EngineAnswerError):
         asyncio.run(collected(engine(fake).stream([1] * 6, SamplingParams(5))))
@@ -174,32 +163,24 @@ def with_meta(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "words"),
+    ("answer", "error"),
     [
-        (with_meta(output_token_logprobs=[[-1.0, 477, None]]), EngineAnswerError, "1 logprobs for 6 ids"),
-        (with_meta(output_token_logprobs=None), EngineAnswerError, "must be a list"),
-        (with_meta(output_token_logprobs=[[None, 477, None]] * 6), EngineAnswerError, "no number"),
-        (with_meta(output_token_logprobs=[[-1.0, 478, None]] * 6), EngineAnswerError, "of id 478, but id 477"),
-        (with_meta(prompt_tokens=119), EngineAnswerError, "120 ids of prompt were sent, and the engine read 119"),
-        (with_meta(finish_reason={"type": "tired"}), EngineAnswerError, "not known here: 'tired'"),
-        (with_meta(finish_reason={"type": "stop", "matched": 3}), EngineAnswerError, "stop token 3, but its last id"),
-        (with_meta(finish_reason="length"), EngineAnswerError, "no type"),
-        (recording("sglang_generate")["response"] | {"output_ids": [1024] * 6}, EngineAnswerError, "vocabulary"),
-        (
-            with_meta(finish_reason={"type": "abort", "status_code": 400, "message": "bad"}),
-            EngineRefusal,
-            r"\(400\): bad",
-        ),
-        (
-            with_meta(finish_reason={"type": "abort", "status_code": 503, "message": "full"}),
-            EngineUnavailable,
-            r"\(503\): full",
-        ),
-        ({"text": "hi"}, EngineAnswerError, "no meta_info"),
-        ([], EngineAnswerError, "no meta_info"),
+        (with_meta(output_token_logprobs=[[-1.0, 477, None]]), EngineAnswerError),
+        (with_meta(output_token_logprobs=None), EngineAnswerError),
+        (with_meta(output_token_logprobs=[[None, 477, None]] * 6), EngineAnswerError),
+        (with_meta(output_token_logprobs=[[-1.0, 478, None]] * 6), EngineAnswerError),
+        (with_meta(prompt_tokens=119), EngineAnswerError),
+        (with_meta(finish_reason={"type": "tired"}), EngineAnswerError),
+        (with_meta(finish_reason={"type": "stop", "matched": 3}), EngineAnswerError),
+        (with_meta(finish_reason="length"), EngineAnswerError),
+        (recording("sglang_generate")["response"] | {"output_ids": [1024] * 6}, EngineAnswerError),
+        (with_meta(finish_reason={"type": "abort", "status_code": 400, "message": "bad"}), EngineRefusal),
+        (with_meta(finish_reason={"type": "abort", "status_code": 503, "message": "full"}), EngineUnavailable),
+        ({"text": "hi"}, EngineAnswerError),
+        ([], EngineAnswerError),
     ],
 )
-def test_an_answer_that_is_no_completion_is_an_error(answer: Any, error: type[Exception], words: str) -> None:
+def test_an_answer_that_is_no_completion_is_an_error(answer: Any, error: type[Exception]) -> None:
     fake = Fake().on(GENERATE, answer)
     with pytest.raises(error):
         asyncio.run(engine(fake).generate(*asked(recording("sglang_generate"))))
@@ -238,19 +219,6 @@ def test_abort_pause_and_resume_are_sent_as_recorded() -> None:
     assert recorded[0]["json"] == {"rid": "ab-1"}
     recorded[0]["json"] = {"rid": "4-ab-1"}
     assert fake.requests == [(one["method"], one["path"], one["json"]) for one in recorded]
-
-
-def test_json_is_asked_for_with_a_schema_as_text() -> None:
-    recorded = recording("sglang_generate")
-    fake = Fake().on(GENERATE, recorded["response"])
-    held = SGLangEngine(fake.connection(), replace(TINY, structures=True, logprobs=LogprobKind.SCALED))
-    prompt, sampling = asked(recorded)
-    schema = {"type": "array"}
-    for structure in ({"type": "json_object"}, {"type": "json_schema", "schema": schema}):
-        done = asyncio.run(held.generate(prompt, replace(sampling, structure=structure)))
-        assert done.logprobs_kind is LogprobKind.UNKNOWN
-    sent = [json.loads(body["sampling_params"]["json_schema"]) for body in fake.bodies(GENERATE)]
-    assert sent == [{"type": "object"}, schema]
 
 
 # -- connecting
@@ -300,27 +268,6 @@ def test_connecting_finds_out_what_a_server_can_do(mode: str) -> None:
         sampling=frozenset(OPTIONAL),
         weights=True,
     )
-
-
-def test_min_p_penalties_and_stop_texts_are_sent_and_the_text_that_ended_it_is_told() -> None:
-    wanted = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2}
-    recorded = recording("sglang_generate_stoptok")
-    answer = copy.deepcopy(recorded["response"])
-    answer["meta_info"]["finish_reason"] = {"type": "stop", "matched": "\n\n"}
-    fake = Fake().on(GENERATE, answer)
-    able = Capabilities("sglang", logprobs=LogprobKind.SCALED, sampling=frozenset(OPTIONAL))
-    sampling = SamplingParams(64, stop=["x", "\n\n"], **wanted)
-    done = asyncio.run(
-        SGLangEngine(fake.connection(), able).generate(recorded["request"]["json"]["input_ids"], sampling)
-    )
-    assert (done.finish_reason, done.stopped_by) == (FinishReason.STOP, "\n\n")
-    assert done.ids.tolist() == answer["output_ids"]
-    params = fake.bodies(GENERATE)[0]["sampling_params"]
-    assert {name: params[name] for name in wanted} == wanted
-    assert (params["stop"], params["skip_special_tokens"]) == (["x", "\n\n"], False)
-    answer["meta_info"]["finish_reason"]["matched"] = "NaN happened"
-    with pytest.raises(EngineAnswerError):
-        asyncio.run(SGLangEngine(fake.connection(), able).generate([1] * 6, SamplingParams(64)))
 
 
 def test_the_vocabulary_must_be_known() -> None:

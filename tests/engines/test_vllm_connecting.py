@@ -13,9 +13,6 @@ from tests.engines.vllm_server import FLAT, TINY, connect, content, served, with
 from tokentrace.engines.protocol import (
     OPTIONAL,
     Capabilities,
-    EngineAnswerError,
-    EngineError,
-    EngineRefusal,
     LogprobKind,
     SamplingParams,
     collected,
@@ -94,20 +91,3 @@ def test_a_completion_says_of_which_distribution_its_logprobs_are(
         Fake().on(GENERATE, events).connection(), replace(TINY, logprobs=LogprobKind(kind)), check_echo=False
     )
     assert asyncio.run(collected(one.stream(prompt, sampling))).logprobs_kind is LogprobKind(expected)
-
-
-def test_connecting_is_refused_where_it_would_go_wrong() -> None:
-    with pytest.raises(EngineAnswerError):
-        connect(served(Fake(), mode="logits"))
-    with pytest.raises(EngineError):
-        connect(served(Fake()), logprobs="cooked")
-    with pytest.raises(EngineError):
-        connect(served(Fake()).on("/is_paused", {"is_paused": True}))
-    with pytest.raises(EngineRefusal):
-        connect(served(Fake()), model="other")
-    two = {"data": [{"id": "a"}, {"id": "b"}]}
-    with pytest.raises(EngineError):
-        connect(served(Fake()).on("/v1/models", two))
-    assert connect(served(Fake()).on("/v1/models", two), model="b").model == "b"
-    with pytest.raises(EngineAnswerError):
-        connect(served(Fake()).on("/v1/models", {}))

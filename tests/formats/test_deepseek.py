@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.assets import family_dir
 from tests.conversations import (
-    ADD,
     ALL,
     ASK,
     CONVERSATIONS,
@@ -40,7 +39,7 @@ from tests.conversations import (
 from tests.support import examples
 from tokentrace.errors import TemplateError
 from tokentrace.formats.deepseek import DEEPSEEK_V4, DEEPSEEK_V32, TASKS
-from tokentrace.template import KEY, PythonFormat, Rendering, wrap_tools, wrap_variables
+from tokentrace.template import PythonFormat, Rendering, wrap_tools, wrap_variables
 from tokentrace.template.chat_template import REASONING_FIELDS
 
 ENCODERS = {
@@ -48,7 +47,6 @@ ENCODERS = {
     "deepseek-v4": ("encoding_dsv4.py", DEEPSEEK_V4),
 }
 FAMILIES = list(ENCODERS)
-OPENERS = ("<｜Assistant｜>", "\n\n<think>", "\n\n</think>")
 
 
 def reminder(content: str) -> dict[str, Any]:
@@ -244,52 +242,6 @@ def test_text_is_the_references(family: str, name: str, options: dict[str, Any])
     check(family, conversation.messages, conversation.tools, **options)
 
 
-@pytest.mark.parametrize("effort", [None, "high", "max", "low"])
-@pytest.mark.parametrize("mode", ["chat", "thinking"])
-@pytest.mark.parametrize("name", ["user", "tools_unused", "agentic_open"])
-def test_reasoning_effort(name: str, mode: str, effort: str | None) -> None:
-    messages, tools = MATRIX[name].messages, MATRIX[name].tools
-    rendering = check("deepseek-v4", messages, tools, thinking_mode=mode, reasoning_effort=effort)
-    if rendering is not None:
-        said = effort == "max" and mode == "thinking"
-        assert ("Absolute maximum" in rendering.text) is said
-        assert rendering.spans()[0][1:] == (-1, None)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("variables", "mode"),
-    [
-        ({}, "chat"),
-        ({"thinking": False}, "chat"),
-        ({"thinking": True}, "thinking"),
-        ({"enable_thinking": True}, "thinking"),
-        ({"thinking": True, "thinking_mode": "chat"}, "chat"),
-        ({"thinking_mode": None, "thinking": True}, "thinking"),
-        ({"thinking": True, "bos_token": "<s>", "documents": []}, "thinking"),
-    ],
-)
-def test_thinking_can_be_asked_for_by_each_name(family: str, variables: dict[str, Any], mode: str) -> None:
-    assert render(family, [SYS, HI], **variables).text == expected(family, [SYS, HI], None, thinking_mode=mode)
-
-
-def test_user_parts_are_written_as_the_encoder_writes_blocks() -> None:
-    parts = [*text("One.", "Two."), {"type": "image_url", "image_url": {"url": "x"}}]
-    given = [{"role": "user", "content_blocks": parts}]
-    wanted = reference("deepseek-v4").render_message(0, given, thinking_mode="chat")
-    rendering = render("deepseek-v4", [user(parts)])
-    assert rendering.text == "<｜begin▁of▁sentence｜>" + wanted
-    assert credited(rendering, "messages", 0, "content", 1, "text") == "Two."
-
-
-def test_a_prefix_is_left_open() -> None:
-    messages = [HI, assistant("Hel") | {"prefix": True}]
-    closed = render("deepseek-v3.2", [HI, assistant("Hel")]).text
-    assert render("deepseek-v3.2", messages).text == closed.removesuffix("<｜end▁of▁sentence｜>")
-    called = [ASK, assistant("Hel", PARIS) | {"prefix": True}]
-    assert render("deepseek-v3.2", called).text.endswith("<｜end▁of▁sentence｜>")
-
-
 # -- refusals
 
 
@@ -317,110 +269,7 @@ def test_refusals_name_the_message(
     assert refusal.value.message == at
 
 
-@pytest.mark.parametrize(
-    ("messages", "variables", "at", "says"),
-    [
-        ([HI, reminder("Monday")], {}, 1, 'no role "latest_reminder"'),
-        ([HI, assistant("", call("add", "{oops"))], {}, 1, "not JSON"),
-        ([HI, assistant("Hello.")], {"thinking": True}, 1, "reasoning or tool calls"),
-        ([HI, developer("x"), HI], {"thinking": True}, 1, "drop_thinking=False"),
-        ([HI, SUNNY], {}, 1, "no tool call"),
-        ([HI, assistant("", PARIS), SUNNY, RAINY], {}, 3, "no tool call"),
-        # The reference takes the calls of the *last* message for those of the one before the first.
-        ([SUNNY, HI, assistant("", PARIS)], {}, 0, "no tool call"),
-    ],
-)
-def test_refusals_of_v32(messages: list[dict[str, Any]], variables: Any, at: int, says: str) -> None:
-    with pytest.raises(TemplateError, match=says) as refusal:
-        render("deepseek-v3.2", messages, **variables)
-    assert refusal.value.message == at
-
-
-@pytest.mark.parametrize(
-    ("messages", "variables", "at", "says"),
-    [
-        ([SYS, HI | {"task": "sing"}], {}, 1, 'no task "sing"'),
-        ([SYS, user(None)], {}, 1, "must be text"),
-        ([SYS, user(["One."])], {}, 1, "not an object"),
-        ([HI], {"reasoning_effort": "low"}, None, "reasoning_effort"),
-    ],
-)
-def test_refusals_of_v4(messages: list[dict[str, Any]], variables: Any, at: int | None, says: str) -> None:
-    with pytest.raises(TemplateError, match=says) as refusal:
-        render("deepseek-v4", messages, **variables)
-    assert refusal.value.message == at
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_tool_without_function_is_refused(family: str) -> None:
-    with pytest.raises(TemplateError, match='tool 1 has no "function"'):
-        render(family, [HI], [ADD, {"name": "add"}])
-
-
 # -- turns and origins
-
-
-def test_spans_of_v32() -> None:
-    messages = [
-        user("2+2?"),
-        assistant("", call("add", '{"a": 2, "s": "x"}'), reasoning="Add."),
-        result("4"),
-        assistant("Four.", reasoning="It is 4."),
-    ]
-    called = ("messages", 1, "tool_calls", 0, "function")
-    assert render("deepseek-v3.2", messages, thinking=True).spans() == [
-        ("<｜begin▁of▁sentence｜>", -1, None),
-        ("<｜User｜>", 0, None),
-        ("2+2?", 0, ("messages", 0, "content")),
-        ("<｜Assistant｜><think>", 1, None),
-        ("Add.", 1, ("messages", 1, "reasoning_content")),
-        ('</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="', 1, None),
-        ("add", 1, (*called, "name")),
-        ('">\n<｜DSML｜parameter name="', 1, None),
-        ("a", 1, (*called, "arguments", "a", KEY)),
-        ('" string="false">', 1, None),
-        ("2", 1, (*called, "arguments", "a")),
-        ('</｜DSML｜parameter>\n<｜DSML｜parameter name="', 1, None),
-        ("s", 1, (*called, "arguments", "s", KEY)),
-        ('" string="true">', 1, None),
-        ("x", 1, (*called, "arguments", "s")),
-        (
-            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls><｜end▁of▁sentence｜>",
-            1,
-            None,
-        ),
-        ("\n\n<function_results>\n<result>", 2, None),
-        ("4", 2, ("messages", 2, "content")),
-        ("</result>\n</function_results>", 2, None),
-        ("\n\n<think>", 3, None),
-        ("It is 4.", 3, ("messages", 3, "reasoning_content")),
-        ("</think>", 3, None),
-        ("Four.", 3, ("messages", 3, "content")),
-        ("<｜end▁of▁sentence｜>", 3, None),
-    ]
-
-
-def test_spans_of_v4() -> None:
-    messages = [
-        SYS,
-        ASK,
-        assistant("", PARIS, ROME),
-        result("rain", "call00002"),
-        result("sun", "call00001"),
-        user("Thanks."),
-    ]
-    assert render("deepseek-v4", messages).spans()[-10:] == [
-        ("</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>", 2, None),
-        ("<｜User｜><tool_result>", 4, None),
-        ("sun", 4, ("messages", 4, "content")),
-        ("</tool_result>", 4, None),
-        ("\n\n<tool_result>", 3, None),
-        ("rain", 3, ("messages", 3, "content")),
-        ("</tool_result>", 3, None),
-        ("\n\n", 5, None),
-        ("Thanks.", 5, ("messages", 5, "content")),
-        ("<｜Assistant｜></think>", -1, None),
-    ]
 
 
 @pytest.mark.parametrize("mode", ["chat", "thinking"])
@@ -433,27 +282,6 @@ def test_the_last_opener_is_the_generation_prompt(family: str, mode: str) -> Non
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_answers_turn_begins_with_its_opener_and_ends_the_text(family: str) -> None:
-    rendering = render(family, [SYS, HI, assistant("Hello.", reasoning="Hm.")], thinking=True)
-    assert turn_text(rendering, 2) == "<｜Assistant｜><think>Hm.</think>Hello.<｜end▁of▁sentence｜>"
-    assert rendering.tail == len(rendering.text)
-
-
-def test_an_opener_that_nobody_takes_up_is_in_no_turn() -> None:
-    rendering = render("deepseek-v3.2", [user("a"), user("b")])
-    assert rendering.spans()[3:6] == [
-        ("<｜Assistant｜></think>", -1, None),
-        ("<｜User｜>", 1, None),
-        ("b", 1, ("messages", 1, "content")),
-    ]
-
-
-def test_a_task_is_the_opener_of_its_answer() -> None:
-    rendering = render("deepseek-v4", [user("a") | {"task": "title"}, assistant("b")], thinking=True)
-    assert turn_text(rendering, 1) == "<｜title｜>b<｜end▁of▁sentence｜>"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_tools_are_credited_to_their_schemas(family: str) -> None:
     alone, on_system = render(family, [HI], ALL), render(family, [SYS, HI], ALL)
     for rendering, turn in ((alone, -1), (on_system, 0)):
@@ -461,20 +289,6 @@ def test_tools_are_credited_to_their_schemas(family: str) -> None:
             function = json.dumps(declared["function"], ensure_ascii=False)
             assert credited(rendering, "tools", nth, "function") == function
         assert {span[1] for span in rendering.spans() if span[2] and span[2][0] == "tools"} == {turn}
-
-
-@pytest.mark.parametrize("given", [dict, json.dumps])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_arguments_are_credited_to_their_field(family: str, given: Any) -> None:
-    arguments = {"s": "é\n<x>", "n": -1.5, "t": True, "z": None, "o": {"k": [1, "二"]}, "": ""}
-    messages = [ASK, assistant("", PARIS, call("f", given(arguments)))]
-    rendering = check(family, messages)
-    assert rendering is not None
-    field = ("messages", 1, "tool_calls", 1, "function")
-    assert credited(rendering, *field, "name") == "f"
-    for name, value in arguments.items():
-        written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        assert credited(rendering, *field, "arguments", name) == name + written
 
 
 # -- random conversations

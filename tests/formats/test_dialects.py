@@ -15,17 +15,15 @@ from hypothesis import strategies as st
 
 from tests.assets import FAMILIES
 from tests.conversations import Message, assistant, call, tool, user
-from tests.formats.small import made_up_renderer, small_renderer, small_tokenizer
+from tests.formats.small import made_up_renderer, small_renderer
 from tests.support import FULL
-from tokentrace import Renderer, TokentraceError, create_renderer
-from tokentrace.errors import RendererError
-from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of, find_dialect, find_reasoning
-from tokentrace.formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar
+from tokentrace import Renderer, TokentraceError
+from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of
+from tokentrace.formats.grammar import Frame, TurnGrammar
 from tokentrace.parsing.compiled import Compiled
 from tokentrace.parsing.parser import parse
 from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.parsing.values import Tools
-from tokentrace.study.derive import NO_CALLS
 
 EXAMPLES: Final = 30 if FULL else 12
 QUIET: Final[dict[str, Any]] = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -199,74 +197,6 @@ def test_a_dialect_by_hand_reads_what_the_derived_grammar_reads(family: str) -> 
 # -- names
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RendererError, match=r"there is no tool parser 'hermez'; known are .*deepseek.*hermes.*qwen25"):
-        find_dialect("hermez")
-    with pytest.raises(RendererError, match=r"there is no reasoning parser 'thonk'; known are .*deepseek_r1.*think"):
-        find_reasoning("thonk")
-    with pytest.raises(RendererError, match="there is no tool parser 'hermez'"):
-        small_renderer("qwen3", tool_parser="hermez")
-    with pytest.raises(RendererError, match="there is no reasoning parser 'thonk'"):
-        small_renderer("qwen3", reasoning_parser="thonk")
-
-
-@pytest.mark.parametrize(
-    ("served", "name"),
-    [
-        ("hermes", "hermes"),
-        ("qwen25", "hermes"),
-        ("qwen3_coder", "qwen-xml"),
-        ("qwen3_xml", "qwen-xml"),
-        ("glm45", "glm-xml"),
-        ("glm47", "glm-xml"),
-        ("minimax_m2", "minimax-xml"),
-        ("minimax-m3", "minimax-tree"),
-        ("deepseek_v3", "deepseek"),
-        ("deepseek_v31", "deepseek-v3.1"),
-        ("deepseekv32", "dsml"),
-        ("deepseek_v4", "dsml-v4"),
-        ("kimi_k2", "kimi"),
-        ("openai", "harmony"),
-        ("gpt-oss", "harmony"),
-        ("llama3_json", "llama-json"),
-        ("llama4_pythonic", "pythonic"),
-        ("mistral", "mistral"),
-        ("mistral-args", "mistral-args"),
-    ],
-)
-def test_the_names_of_inference_servers_are_known(served: str, name: str) -> None:
-    assert find_dialect(served) is DIALECTS[name]
-
-
-@pytest.mark.parametrize(
-    ("served", "name"),
-    [
-        ("deepseek_r1", "think"),
-        ("qwen3", "think"),
-        ("glm45", "think"),
-        ("minimax_m2", "think"),
-        ("mistral", "brackets"),
-        ("seed_oss", "seed-think"),
-        ("mm-think", "mm-think"),
-        ("none", "none"),
-    ],
-)
-def test_the_names_of_reasoning_parsers_are_known(served: str, name: str) -> None:
-    assert find_reasoning(served) is REASONING[name]
-
-
-def test_no_name_stands_for_two_dialects() -> None:
-    names = [name for dialect in DIALECTS.values() for name in (dialect.name, *dialect.served_as)]
-    assert len(names) == len(set(names))
-
-
-def test_every_dialect_goes_by_its_own_name() -> None:
-    for name, dialect in DIALECTS.items():
-        assert dialect_of(dialect.calls, dialect.channels) == name
-    assert dialect_of(None, None) is None
-    assert dialect_of(CallGrammar(Style.JSON_CALL, open="<other>"), None) is None
-
-
 # -- choosing one
 
 CALL_TEXT: Final = 'I look.\n<tool_call>\n{"name": "look_up", "arguments": {"place": "Rome"}}\n</tool_call>'
@@ -293,37 +223,15 @@ def called(response: ParsedResponse) -> list[tuple[str | None, Any, CallStatus]]
 LOOKED: Final = [("look_up", {"place": "Rome"}, CallStatus.OK)]
 
 
-def test_a_template_without_calls_can_be_given_a_dialect() -> None:
-    """The vocabulary has no such tokens, so the delimiters are text: whoever spells them calls."""
-    bare, made = small_renderer("gemma-3"), small_renderer("gemma-3", tool_parser="hermes")
-    assert "<tool_call>" not in made.tokenizer.vocabulary.control
-    assert bare.grammar().notes == (NO_CALLS,)
-    assert called(read(bare, CALL_TEXT)) == []
-    assert made.grammar() == bare.grammar().replace(calls=DIALECTS["hermes"].calls, notes=())
-    response = read(made, CALL_TEXT)
-    assert (response.content, called(response)) == ("I look.", LOOKED)
-
-
 @pytest.mark.parametrize(
     "parser",
-    ["hermes", "qwen25", DIALECTS["hermes"], DIALECTS["hermes"].calls, Dialect("mine", "", DIALECTS["hermes"].calls)],
+    ["hermes", "qwen25", DIALECTS["hermes"], DIALECTS["hermes"].calls, Dialect("mine", DIALECTS["hermes"].calls)],
     ids=["name", "server's name", "dialect", "calls", "own dialect"],
 )
 def test_a_dialect_is_chosen_by_name_or_by_itself(parser: Any) -> None:
     made = plain(tool_parser=parser)
     assert made.grammar().calls == DIALECTS["hermes"].calls
     assert called(read(made, CALL_TEXT)) == LOOKED
-
-
-def test_channels_are_chosen_as_calls_are() -> None:
-    tokenizer = small_tokenizer("gpt-oss")
-    source = PLAIN.replace("<|a|>", "<|start|>assistant").replace("<|{{ 'a' if", "<|start|>{{ 'assistant' if")
-    source = source.replace("else 'u' }}|>", "else 'user' }}<|message|>")
-    made = create_renderer(tokenizer, "default", chat_template=source, tool_parser="openai")
-    assert made.grammar().channels == Channels()
-    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello."
-    response = read(made, said)
-    assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
 
 
 @pytest.mark.parametrize("parser", ["think", "deepseek_r1", Frame("<think>", close="</think>")])
@@ -347,15 +255,6 @@ def test_reasoning_that_the_prompt_opens_is_read_with_a_given_parser() -> None:
     assert (response.reasoning_content, response.content) == ("Hm.", "Hello.")
 
 
-def test_reasoning_can_be_switched_off() -> None:
-    said = "<think>\nHm.\n</think>\n\nHello."
-    assert read(small_renderer("qwen3"), said).reasoning_content == "Hm."
-    off = small_renderer("qwen3", reasoning_parser="none")
-    assert off.grammar() == small_renderer("qwen3").grammar().replace(reasoning=None)
-    response = read(off, said)
-    assert (response.reasoning_content, response.content) == (None, said)
-
-
 @pytest.mark.parametrize(
     ("family", "tool_parser", "reasoning_parser"),
     [("qwen3", "hermes", "qwen3"), ("glm-4.7", "glm47", "glm45"), ("nemotron-3-nano", "qwen3_coder", "nemotron_v3")],
@@ -363,71 +262,3 @@ def test_reasoning_can_be_switched_off() -> None:
 def test_the_template_knows_its_own_white_space_better(family: str, tool_parser: str, reasoning_parser: str) -> None:
     chosen = small_renderer(family, tool_parser=tool_parser, reasoning_parser=reasoning_parser)
     assert chosen.grammar() == small_renderer(family).grammar()
-
-
-def test_a_dialect_brings_the_separator_that_the_template_had_no_chance_to_show() -> None:
-    """Llama's template writes one call a turn."""
-    calls = '{"name": "look_up", "parameters": {"place": "Rome"}}; {"name": "stop", "parameters": {}}'
-    assert len(read(small_renderer("llama-3.1"), calls).tool_calls) == 1
-    chosen = small_renderer("llama-3.1", tool_parser="llama3_json")
-    assert called(read(chosen, calls)) == [*LOOKED, ("stop", {}, CallStatus.OK)]
-
-
-def test_another_dialect_takes_the_place_of_the_template_s_own() -> None:
-    made = small_renderer("qwen3", tool_parser="qwen3_coder")
-    assert dialect_of(made.grammar().calls, None) == "qwen-xml"
-    text = "I look.\n<tool_call>\n<function=look_up>\n<parameter=place>\nRome\n</parameter>\n</function>\n</tool_call>"
-    response = read(made, text)
-    assert (response.content, called(response)) == ("I look.", LOOKED)
-
-
-def test_the_known_family_overrides_and_a_given_parser_overrides_that() -> None:
-    assert small_renderer("deepseek-v3", "auto").tool_parser == "deepseek"
-    assert small_renderer("deepseek-v3", "default").tool_parser is None
-    given_one = small_renderer("deepseek-v3", "auto", tool_parser="deepseek_v31")
-    assert dialect_of(given_one.grammar().calls, None) == "deepseek-v3.1"
-
-
-WRONG: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    "a number": ({"tool_parser": 7}, "tool_parser is the name of a dialect, a Dialect or a CallGrammar, not 7"),
-    "a frame for calls": ({"tool_parser": Frame("<a>", close="</a>")}, "tool_parser is the name of a dialect"),
-    "an empty dialect": ({"tool_parser": Dialect("mine", "")}, "tool_parser is the name of a dialect"),
-    "a dialect for reasoning": ({"reasoning_parser": DIALECTS["hermes"]}, "reasoning_parser is a name or a Frame"),
-    "a flag for reasoning": ({"reasoning_parser": True}, "reasoning_parser is a name or a Frame, not True"),
-    "a frame that does not open": ({"reasoning_parser": Frame(close="</think>")}, "lacks one of them"),
-    "a frame that does not close": ({"reasoning_parser": Frame("<think>")}, "lacks one of them"),
-    "JSON without keys": ({"tool_parser": CallGrammar(Style.JSON_CALL, open="<c>")}, "needs a name among its keys"),
-    "no arguments": (
-        {"tool_parser": CallGrammar(Style.JSON_CALL, open="<c>", keys=(("name", ("name",)),))},
-        "needs arguments among its keys",
-    ),
-    "no head": ({"tool_parser": CallGrammar(Style.JSON_ARGUMENTS, open="<c>")}, "needs a name in its head"),
-    "an id that does not name": (
-        {"tool_parser": CallGrammar(Style.JSON_ARGUMENTS, open="<c>", head=(("", "id"),))},
-        "needs a name in its head",
-    ),
-    "nothing opens": (
-        {"tool_parser": CallGrammar(Style.JSON_ARGUMENTS, head=(("", "name"),))},
-        "needs open or section_open",
-    ),
-    "no tags": (
-        {"tool_parser": CallGrammar(Style.PAIRS, open="<c>", head=(("", "name"),), key_open=" ")},
-        "'pairs' needs key_open, value_open, value_close",
-    ),
-    "no quotes": (
-        {"tool_parser": CallGrammar(Style.BRACES, open="<c>", head=(("", "name"),))},
-        "'braces' needs begin='{', quote",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_parser_is_refused_at_once(name: str) -> None:
-    parsers, said = WRONG[name]
-    with pytest.raises(RendererError, match=said):
-        plain(**parsers)
-
-
-def test_no_dialect_lacks_what_its_style_needs() -> None:
-    for dialect in DIALECTS.values():
-        assert plain(tool_parser=dialect).grammar().notes == ()

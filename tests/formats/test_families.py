@@ -94,9 +94,3 @@ def test_formats_without_a_template_are_found_by_their_vocabulary(family: str) -
     tokenizer = load_tokenizer(family_dir(family))
     assert create_renderer(tokenizer).family == EXPECTED[family]
     assert create_renderer(tokenizer, renderer=EXPECTED[family]).family == EXPECTED[family]
-
-
-def test_an_outline_reads_as_a_person_would_write_it_down() -> None:
-    outline = template("qwen3").outline
-    assert outline.prompt == "<|im_start|>assistant\n"
-    assert outline.answer == "<|im_start|>assistant\n<think>\n⟨reasoning⟩\n</think>\n\n⟨content⟩<|im_end|>\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -22,7 +21,6 @@ from tokentrace.formats.dialects import DIALECTS, Dialect, dialect_of
 from tokentrace.formats.grammar import CallGrammar, Style, Value
 from tokentrace.formats.writing import write_calls
 from tokentrace.parsing.response import CallStatus
-from tokentrace.study.derive import NO_CALLS
 
 SETTINGS: Final = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 NOT_BESIDE: Final = "the template shows no content before tool calls"
@@ -143,18 +141,6 @@ def test_a_dialect_writes_calls_as_the_template_does_but_for_white_space(family:
     law()
 
 
-def test_harmony_writes_a_call_as_the_template_does() -> None:
-    made = small_renderer("gpt-oss", trusted=[])
-
-    @SETTINGS
-    @given(calls_of(TEXTS | NESTED, 1))
-    def law(calls: list[Given]) -> None:
-        rendered = made.render([user("Hi."), assistant("", call(calls[0]["name"], calls[0]["arguments"]))])
-        assert rendered.text.endswith("<|start|>assistant" + DIALECTS["harmony"].format(calls))
-
-    law()
-
-
 # -- what is written is read back
 
 PLAIN: Final = (
@@ -261,69 +247,9 @@ def test_what_a_grammar_of_one_s_own_writes_is_read_back(name: str) -> None:
             {"name": "look_up", "arguments": first, "id": "call00001"},
             {"name": "stop", "arguments": second, "id": "call00002"},
         ]
-        read_back(Dialect("mine", "", OWN[name]), calls, "I look.")
+        read_back(Dialect("mine", OWN[name]), calls, "I look.")
 
     law()
-
-
-ONE: Final = [{"name": "f", "arguments": {"place": "a <b> é", "exact": True, "none": None, "list": [1, "x"]}}]
-
-
-@pytest.mark.parametrize(
-    ("name", "written"),
-    [
-        (
-            "a name as the only key",
-            '<call>{"f": {"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}}</call>',
-        ),
-        ("braces", '<|call|>f{place:<|"|>a <b> é<|"|>,exact:true,none:null,list:[1,<|"|>x<|"|>]}<|done|>'),
-        (
-            "CDATA",
-            "<call>f<k>place</k><v><![CDATA[a <b> é]]></v><k>exact</k><v>true</v><k>none</k><v>null</v>"
-            '<k>list</k><v>[1, "x"]</v></call>',
-        ),
-        (
-            "Python with JSON's constants",
-            '<|calls|>[f(place="a <b> é", exact=true, none=null, list=[1, "x"])]<|done|>',
-        ),
-        (
-            "escaped",
-            '<tool_call>\n{"name": "f", "arguments": {"place": "a <b> \\u00e9", "exact": true, "none": null, '
-            '"list": [1, "x"]}}\n</tool_call>',
-        ),
-    ],
-)
-def test_grammars_of_one_s_own_write(name: str, written: str) -> None:
-    assert write_calls(OWN[name], ONE) == written
-
-
-@pytest.mark.parametrize(
-    ("name", "written"),
-    [
-        ("pythonic", 'Well.[f(place="a <b> é", exact=True, none=None, list=[1, "x"])]'),
-        (
-            "llama-json",
-            'Well.{"name": "f", "parameters": {"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}}',
-        ),
-        ("mistral-args", 'Well.[TOOL_CALLS]f[ARGS]{"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}'),
-        (
-            "harmony",
-            "<|channel|>commentary<|message|>Well.<|end|><|start|>assistant to=functions.f<|channel|>commentary json"
-            '<|message|>{"place": "a <b> é", "exact": true, "none": null, "list": [1, "x"]}<|call|>',
-        ),
-    ],
-)  # fmt: skip
-def test_dialects_write_after_content(name: str, written: str) -> None:
-    assert DIALECTS[name].format(ONE, content="Well.") == written
-
-
-def test_no_calls_are_written_as_nothing() -> None:
-    for name, dialect in DIALECTS.items():
-        if name == "harmony":
-            assert dialect.format([], content="Well.") == "<|channel|>final<|message|>Well."
-        else:
-            assert dialect.format([], content="Well.") == "Well."
-        assert dialect.format([]) == ""
 
 
 # -- what cannot be written
@@ -341,30 +267,3 @@ def test_a_call_without_a_name_or_arguments_is_refused(name: str) -> None:
     for field, place in required.items():
         with pytest.raises(InputError, match=place):
             DIALECTS[name].format([{key: value for key, value in whole.items() if key != field}])
-
-
-def test_the_call_that_lacks_something_is_named() -> None:
-    with pytest.raises(InputError, match=re.escape("tool_calls.1.id: is missing; this grammar writes it")) as caught:
-        DIALECTS["mistral"].format([{"name": "f", "arguments": {}, "id": "x"}, {"name": "f", "arguments": {}}])
-    assert caught.value.field == "tool_calls.1.id"
-
-
-@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "harmony"])
-def test_arguments_may_be_json_text_that_is_an_object(name: str) -> None:
-    dialect = DIALECTS[name]
-    assert dialect.format([{"name": "f", "arguments": '{"a": 1}'}]) == dialect.format(
-        [{"name": "f", "arguments": {"a": 1}}]
-    )
-    for wrong, said in (("{", "is not JSON"), ("[]", "must be a mapping"), (7, "must be a mapping")):
-        with pytest.raises(InputError, match=said):
-            dialect.format([{"name": "f", "arguments": wrong}])
-
-
-def test_channels_end_with_their_first_call() -> None:
-    with pytest.raises(InputError, match="tool_calls: are 2, and a turn of messages on channels ends with its first"):
-        DIALECTS["harmony"].format([*ONE, *ONE])
-
-
-def test_a_template_without_calls_has_nothing_to_write_with() -> None:
-    grammar = small_renderer("gemma-3").grammar()
-    assert (grammar.calls, grammar.channels, grammar.notes) == (None, None, (NO_CALLS,))

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tokentrace import InputError, create_renderer
+from tokentrace import create_renderer
 from tokentrace.conversation.functions import function_schema
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import Agent, Budget, ConfigError, End, Rollout, Task, load_interactions, load_tools, read_run
 from tokentrace.rollout.interactions import BaseInteraction, Reply
-from tokentrace.rollout.tools import ToolResult, as_result, as_tools
+from tokentrace.rollout.tools import ToolResult, as_result
 
 RENDERER = create_renderer(POCKET)
 QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
@@ -135,27 +135,6 @@ def test_what_tools_return_in_verls_shapes() -> None:
     assert as_result((Response(None), None, None), "look") == ToolResult("")
     assert as_result((Response("x"),), "look") == ToolResult("x")
     assert as_result((1, 2), "look") == ToolResult("[1, 2]"), "two values are a result"
-
-
-def test_an_object_with_call_is_a_tool_and_so_are_plain_methods() -> None:
-    class Carrier:
-        tool_schema = Schema(**SCHEMA)
-
-        async def call(self, parameters: dict[str, Any]) -> Any:
-            return {"got": parameters["a"]}
-
-    class Plain:
-        tool_schema = SCHEMA
-
-        def execute(self, instance_id: str, parameters: dict[str, Any]) -> str:
-            return f"{instance_id} {parameters['a']}"
-
-    assert run(CALL, "42", tools=[Carrier()]).messages[2]["content"] == '{"got": 1}'
-    assert run(CALL, "42", tools=[Plain()]).messages[2]["content"] == "one 1"
-    with pytest.raises(InputError, match="nor another with execute and a tool_schema"):
-        as_tools([Plain])
-    with pytest.raises(InputError, match="must be a mapping or a pydantic model"):
-        as_tools([type("Odd", (), {"tool_schema": 3, "execute": look})()])
 
 
 TOOLS = """

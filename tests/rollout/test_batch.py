@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ import pytest
 
 from tests.engines.faults import Fault, FaultyEngine
 from tokentrace import create_renderer
-from tokentrace.engines.protocol import SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.batch import Summary, grouped, run_rollouts
-from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
+from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore
-from tokentrace.rollout.tools import as_tools
 
 RENDERER = create_renderer(POCKET)
 QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
@@ -110,25 +107,3 @@ def test_failures_are_counted_and_the_others_go_on() -> None:
     assert summary.described()["samples_per_rollout"] == 0.8, "the one that died had sampled nothing"
     assert math.isnan(Summary().reward)
     assert Summary().described()["tokens_per_second"] is None
-
-
-def test_functions_that_hang_hold_up_neither_other_calls_nor_the_end(tmp_path: Path) -> None:
-    gate = threading.Event()
-    call = RENDERER.tokenizer.encode('<tool_call>\n{"name": "hang", "arguments": {}}\n</tool_call><|end|>')
-
-    def hang() -> str:
-        """Never come back."""
-        gate.wait()
-        return ""
-
-    def script(prompt: Any, _: SamplingParams) -> Any:
-        return ANSWER if "longer than" in RENDERER.tokenizer.decode(prompt) else call
-
-    engine = FaultyEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
-    agent = Agent(engine, RENDERER, tools=as_tools([hang]), budget=Budget(tool_timeout=0.01))
-    store = RolloutStore(tmp_path)
-    tasks = list(grouped(TASKS, 16))  # more than the threads that an event loop shares
-    summary = asyncio.run(run_rollouts(agent, tasks, store=store))
-    gate.set()
-    store.close()
-    assert (summary.rollouts, summary.tool_errors, summary.ends) == (80, 80, {"answer": 80})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokentrace import InputError, create_renderer
+from tokentrace import create_renderer
 from tokentrace.engines.protocol import Completion, SamplingParams
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
@@ -75,13 +75,6 @@ async def exits(*_: Any) -> Any:
     raise SystemExit(3)
 
 
-async def cancels_itself(*_: Any) -> Any:
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
-    await asyncio.sleep(0)
-
-
 # -- what ends a task or a process
 
 
@@ -90,19 +83,12 @@ async def cancels_itself(*_: Any) -> Any:
     [
         (cancelled, "error: RuntimeError: look was cancelled"),
         (exits, "error: RuntimeError: SystemExit: 3"),
-        (cancels_itself, "error: CancelledError"),
     ],
 )
 def test_a_tool_that_is_cancelled_or_exits_is_a_result_like_any_other(does: Callable[[], Any], said: str) -> None:
     rollout = run(CALL, ANSWER, tools=[Returns(does)])
     assert (rollout.end, rollout.use.failed) == (End.ANSWER, 1)
     assert rollout.messages[2]["content"] == said
-
-
-def test_a_rollout_that_cancels_the_task_that_runs_it_is_not_passed_over() -> None:
-    tasks = [Task(QUESTION, name=f"q{number}") for number in range(3)]
-    with pytest.raises(InputError, match=r"3 rollouts did not end, .* cancelled their tasks: 'q0', 'q1', 'q2'"):
-        asyncio.run(run_rollouts(agent(reward=cancels_itself), tasks))
 
 
 # -- what they return

@@ -9,18 +9,15 @@ from typing import Any
 
 import pytest
 
-from tokentrace import InputError
 from tokentrace.demo.questions import SOURCES, FollowUps, question_reward
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.batch import row_task
 from tokentrace.rollout.config import ConfigError
 from tokentrace.rollout.cutting import Keep
-from tokentrace.rollout.loading import load_interactions, load_object, load_tools
+from tokentrace.rollout.loading import load_interactions, load_tools
 from tokentrace.rollout.loop import Budget
 from tokentrace.rollout.setup import Run
 from tokentrace.rollout.setup import read_run as read_any_run
-from tokentrace.rollout.tools import as_tools
 
 TOOLS = '''
 from tokentrace.rollout.interactions import BaseInteraction
@@ -211,27 +208,6 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
             read_run(path)
 
 
-def test_a_row_chooses_among_the_tools_by_name() -> None:
-    def one() -> None:
-        """One."""
-
-    def two() -> None:
-        """Two."""
-
-    tools = as_tools([one, two])
-    row: dict[str, Any] = {"prompt": [{"role": "user", "content": "?"}], "tools": [tools[1].tool_schema]}
-    task = row_task(row, tools, name="x")
-    assert task.tools == [tools[1]]
-    assert row_task([{"role": "user", "content": "?"}], tools).tools is None
-    by_name: dict[str, Any] = {"prompt": "?", "extra_info": {"tool_selection": ["two"]}}
-    assert row_task(by_name, tools).tools == [tools[1]], "as verl's rows have it"
-    with pytest.raises(InputError, match="there is no tool 'three'"):
-        row_task({"prompt": "?", "tool_selection": ["three"]}, tools)
-    for odd in ({"prompt": "?", "tool_selection": "two"}, {**row, "tool_selection": ["two"]}):
-        with pytest.raises(InputError, match="must be a list of names, and not be there beside tools"):
-            row_task(odd, tools)
-
-
 def test_tools_and_interactions_have_files_of_their_own(tmp_path: Path) -> None:
     text = f"""\
         tools:
@@ -251,17 +227,6 @@ def test_tools_and_interactions_have_files_of_their_own(tmp_path: Path) -> None:
     run = read_run(written(tmp_path, FILE_RUN + "tools_file: tools.yaml\ninteraction_file: user.yaml\n"))
     assert [tool.name for tool in run.tools] == ["table"]
     assert run.settings["tools_file"]["tools"][0]["config"] == {"size": 3}, "what the file says, not its name alone"
-
-
-def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "same.py").write_text(f"value = {name!r}\n", encoding="utf-8")
-    assert [load_object("same.py:value", tmp_path / name) for name in ("a", "b")] == ["a", "b"]
-    (tmp_path / "broken.py").write_text("def (\n", encoding="utf-8")
-    for _ in range(2):  # a module that failed is not half there the second time
-        with pytest.raises(InputError, match=r"broken.py cannot be imported: SyntaxError"):
-            load_object("broken.py:value", tmp_path)
 
 
 def test_addresses_and_secrets_are_not_written_down(tmp_path: Path) -> None:

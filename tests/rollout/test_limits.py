@@ -273,15 +273,6 @@ def test_a_reward_that_is_no_number_fails_the_rollout(odd: Any) -> None:
 # -- turns
 
 
-def test_a_tool_that_cannot_be_released_is_noted() -> None:
-    class Stuck(Table):
-        async def release(self, instance_id: str, **kwargs: Any) -> None:
-            raise OSError("stuck")
-
-    rollout = run(task=valued(1, "one")[0], tools=[Stuck()])
-    assert (rollout.end, rollout.notes) == (End.ANSWER, ["look: release: OSError: stuck"])
-
-
 # -- odd settings
 
 ODD_BUDGETS: dict[str, Any] = {
@@ -297,13 +288,3 @@ ODD_BUDGETS: dict[str, Any] = {
     "result_tokens": [0, None],
     "result_keep": ["haed", 3, None],
 }
-
-
-def test_whatever_a_renderer_raises_fails_that_rollout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise KeyError("no such thing")
-
-    one = agent()
-    monkeypatch.setattr(one, "_begin", broken)
-    rollout = asyncio.run(one.run(Task(QUESTION, name="one")))
-    assert (rollout.end, rollout.notes) == (End.FAILED, ["KeyError: 'no such thing'"])

@@ -90,15 +90,6 @@ def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
     }
 
 
-def test_the_messages_of_a_rollout_render_back() -> None:
-    engine = scripted(CALL.replace('{"name":"multiply",  "arguments":{"a": 6,"b":7}}', CANONICAL), ANSWER)
-    rollout = run(engine)
-    stream = rollout.trajectory.stream().tolist()
-    assert isinstance(rollout.messages[1]["tool_calls"][0]["function"]["arguments"], str)
-    rendered = RENDERER.render(rollout.messages[:2], tools=rollout.schemas)
-    assert rendered.token_ids[: rendered.turns[-1].stop] == stream[: rendered.turns[-1].stop]
-
-
 def test_parallel_calls_are_answered_in_their_order() -> None:
     calls = "\n".join(
         f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {a}, "b": 2}}}}\n</tool_call>' for a in (1, 2, 3)
@@ -209,12 +200,6 @@ def test_an_engine_that_fails_ends_the_rollout_and_loses_nothing(fault: Fault) -
     check_exact(rollout, engine)
 
 
-def test_a_conversation_that_cannot_be_rendered_is_a_failed_rollout() -> None:
-    rollout = run(scripted(ANSWER), task=Task(({"role": "wizard", "content": "x"},), name="bad"))
-    assert rollout.end is End.FAILED
-    assert "wizard" in rollout.notes[0]
-
-
 class User(BaseInteraction):
     """Asks twice, then is content."""
 
@@ -253,17 +238,6 @@ def test_a_reward_function_decides_whether_it_is_a_coroutine_or_not() -> None:
 
     assert run(scripted(ANSWER), reward=lambda rollout: 3.0).reward == 3.0
     assert run(scripted(ANSWER), reward=later).reward == 2.0
-
-
-def test_versions_and_sampling_are_recorded() -> None:
-    engine = scripted(ANSWER, version="step 7")
-    rollout = run(engine, sampling=SamplingParams(64, temperature=0.7, seed=3))
-    (turn,) = rollout.trajectory.turns()
-    assert turn.version == "step 7"
-    assert turn.sampling is not None
-    assert turn.sampling["temperature"] == 0.7
-    assert engine.requests[0].session == "one"
-    assert set(RENDERER.get_stop_token_ids()) <= set(engine.requests[0].sampling.stop_token_ids)
 
 
 def test_many_rollouts_run_at_once_in_groups_and_never_more_than_allowed() -> None:

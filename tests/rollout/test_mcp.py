@@ -20,7 +20,7 @@ from tests.rollout.mcp_server import app
 from tokentrace import InputError, create_renderer
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.pocket import POCKET
-from tokentrace.rollout import Agent, ConfigError, End, MCPConfig, Rollout, Task, load_tools, mcp_tools, read_run
+from tokentrace.rollout import Agent, End, MCPConfig, Rollout, Task, mcp_tools, read_run
 from tokentrace.rollout.mcp import MCPSession
 from tokentrace.rollout.tools import BaseTool
 
@@ -200,27 +200,3 @@ def test_servers_in_yaml(tmp_path: Path) -> None:
 
     with served([]) as (url, _):
         asyncio.run(go(url))
-
-
-def test_a_file_of_servers_as_clients_share_it(tmp_path: Path) -> None:
-    (tmp_path / "server.py").write_text(SERVER.read_text(encoding="utf-8"), encoding="utf-8")
-    numbers = {"command": sys.executable, "args": ["server.py"]}  # commands run beside the file
-    (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": numbers}}), encoding="utf-8")
-    shape = {"mcp_servers_config_path": "./servers.json", "tool_selected_list": ["add", "bump"]}  # as verl had it
-    file = tmp_path / "tools.yaml"
-    file.write_text(json.dumps({"tools": [{"mcp": shape}]}), encoding="utf-8")
-    assert [tool.name for tool in load_tools(file)] == ["add", "bump"]
-
-    def refused(tools: Any, problem: str) -> None:
-        file.write_text(json.dumps({"tools": [tools]}), encoding="utf-8")
-        with pytest.raises(ConfigError, match=problem):
-            load_tools(file)
-
-    theirs = {"class_name": "verl.tools.mcp_search_tool.MCPSearchTool", "config": {"rate_limit": 120}, "mcp": shape}
-    file.write_text(json.dumps({"tools": [theirs]}), encoding="utf-8")
-    with pytest.warns(UserWarning, match=r"tools.yaml, line 1: tools.0: verl.*are ignored"):
-        assert [tool.name for tool in load_tools(file)] == ["add", "bump"]
-    refused({"mcp": {"url": "x", "command": "y"}}, "tools.0.mcp: an MCP server has a command or a url")
-    refused({"mcp": {"file": "none.json"}}, "tools.0.mcp: .*is no file of MCP servers")
-    (tmp_path / "servers.json").write_text('{"mcpServers": {"a": {"url": "x", "auth_token": "y"}}}', encoding="utf-8")
-    refused({"mcp": shape}, "mcp: .*unexpected keyword argument 'auth_token'")

@@ -142,21 +142,6 @@ def test_a_rollout_that_the_engine_refuses_fails_alone(problem: Exception) -> No
     assert clock.pauses == [], "an engine that answers others is not waited for"
 
 
-def test_a_request_that_brings_the_engine_down_each_time_is_not_sent_for_ever() -> None:
-    clock, engine = Clock(), Engine()
-    until = -1.0
-
-    def refuses(_: Any, session: str | None) -> Exception | None:
-        nonlocal until
-        if session == "q1-0":
-            until = clock.now + 1
-        return EngineUnavailable("dead") if clock.now < until else None
-
-    engine.refuses = refuses
-    ends = {one.task.name: one.end for one in run(engine, Patience(60, clock=clock, sleep=clock.sleep))}
-    assert [name for name, end in ends.items() if end is not End.ANSWER] == ["q1-0"]
-
-
 def test_waiting_for_the_engine_is_not_the_rollouts_time() -> None:
     clock, engine = Clock(), Engine()
     engine.refuses = lambda *_: EngineUnavailable("down") if engine.asked > 1 and clock.now < 99 else None

@@ -15,8 +15,7 @@ import pytest
 
 from tests.trajectory.checker import check_trajectory
 from tokentrace import EmbeddedEngine, Trajectory, create_renderer, trajectory_samples
-from tokentrace.engines.backoff import Backoff
-from tokentrace.engines.protocol import Completion, Delta, FinishReason, GenerateRequest, SamplingParams, joined
+from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import ContinuationError
 from tokentrace.pocket import POCKET
@@ -274,21 +273,6 @@ def test_what_is_counted_from_the_first_token_of_a_request_lets_no_turn_go_on(wh
         asyncio.run(agent(engine, sampling=sampling).run(TASK, resumed=cut(whole, 2, 3)))
     assert engine.requests == []
     agent(engine, sampling=replace(GREEDY, repetition_penalty=1.2), resume_aborted=True)
-
-
-def test_an_engine_that_only_ever_aborts_ends_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokentrace.rollout.loop._ABORTS", 2)
-    monkeypatch.setattr("tokentrace.rollout.loop._BACKOFF", Backoff(0.0, 0.0))
-
-    class Never(ScriptedEngine):
-        async def _generate(self, request: GenerateRequest) -> Completion:
-            self.requests.append(request)
-            nothing = Delta(np.zeros(0, np.int32), np.zeros(0, np.float32))
-            return Completion(nothing.ids, nothing.logprobs, FinishReason.ABORT)
-
-    engine = Never(lambda *_: [])
-    rollout = asyncio.run(agent(engine, resume_aborted=True).run(TASK))
-    assert (rollout.end, len(engine.requests), rollout.turns) == (End.ABORT, 3, 1)
 
 
 def test_aborted_rollouts_of_a_store_go_on_in_the_next_run(tmp_path: Path, whole: Rollout) -> None:

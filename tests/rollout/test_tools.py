@@ -126,24 +126,6 @@ def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
     assert tool.diary == ["create t1", "execute", "execute", "execute", "release t1"]
 
 
-def test_tools_that_were_created_are_released_when_another_cannot_be() -> None:
-    class Broken(Table):
-        async def create(self, instance_id: str, **kwargs: Any) -> None:
-            raise OSError("no room")
-
-    first, second = Table(), Broken(config={"name": "x"})
-    second.tool_schema = function_schema(add, "other")
-
-    async def go() -> None:
-        async with Toolbox([first, second], "t1"):
-            raise AssertionError("never reached")
-
-    with pytest.raises(OSError, match="no room"):
-        asyncio.run(go())
-    assert first.diary == ["create t1", "release t1"]
-    assert second.diary == []
-
-
 def boom() -> str:
     """Raise."""
     raise ValueError("out of order")

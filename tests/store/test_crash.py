@@ -91,6 +91,7 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed_again_and_again(
     assert turns > 20 * ROUNDS
 
 
+@pytest.mark.skipif(not FULL, reason="long: make test-long")
 def test_nothing_acknowledged_is_lost_when_the_database_is_killed() -> None:
     """The server and its processes die under load; the gateway lives, and goes on when the server is back."""
     with postgres_server() as server:

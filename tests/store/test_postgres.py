@@ -37,25 +37,6 @@ def test_tables_are_made_once_however_many_gateways_start(postgres: Postgres) ->
         asyncio.run(store.close())
 
 
-def test_connections_that_were_ended_are_opened_again_unseen(postgres: Postgres) -> None:
-    url = postgres.fresh()
-
-    async def test() -> None:
-        store = postgres_store(url)
-        trajectory = Trajectory()
-        await store.create(session("a"))
-        for number in range(5):
-            with psycopg.connect(url, autocommit=True) as other:
-                other.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tokentrace'"
-                )
-            await store.append("a", made_up_turn(trajectory, number, "a"), request=f"r{number}")
-        assert await check_whole(store, "a") == 5
-        await store.close()
-
-    asyncio.run(test())
-
-
 @pytest.mark.parametrize("after", ["UPDATE sessions", "INSERT INTO turns", "DELETE FROM requests", "COMMIT"])
 def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch, after: str

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.store.support import check_whole, made_up_turn, session
+from tests.store.support import session
 from tests.trajectory.model import assert_same
 from tests.trajectory.walk import Walk
 from tokentrace.store.opening import open_store
@@ -166,17 +166,3 @@ def test_a_seal_and_a_turn_at_once_end_in_one_of_two_ways(place: str) -> None:
 
 
 # -- opening and closing
-
-
-def test_a_store_is_the_same_when_it_is_opened_again(place: str) -> None:
-    async def test() -> None:
-        trajectory = Trajectory()
-        for number in range(4):
-            async with opened(place) as store:
-                await store.create(session("a"))
-                await store.append("a", made_up_turn(trajectory, number, "a"), request=f"r{number}")
-        async with opened(place) as store:
-            assert await check_whole(store, "a") == 4
-            assert not store.temporary
-
-    asyncio.run(test())

@@ -19,13 +19,13 @@ from tokentrace.store.opening import open_store
 from tokentrace.store.store import (
     Closed,
     Conflict,
+    KeyConflict,
     Label,
     Missing,
     SessionInfo,
     State,
     Store,
     StoreError,
-    Taken,
     TurnRecord,
 )
 
@@ -89,7 +89,7 @@ class StoreMachine(RuleBasedStateMachine):
         there = self.known.get(id)
         owned = key is not None and any(one.key == key and name != id for name, one in self.known.items())
         if owned or (there is not None and key not in (None, there.key)):
-            self.do(self.store.create(given, key=key), Taken)
+            self.do(self.store.create(given, key=key), KeyConflict)
             return
         if there is None:
             there = self.known[id] = Known(given, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import sys
 import types
@@ -11,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 
 from tests.support import byte_tokenizer_json
-from tokentrace import TemplateError, create_renderer, load_tokenizer
+from tokentrace import create_renderer, load_tokenizer
 from tokentrace.errors import TokenizerError
 from tokentrace.tokens import Tokenizer
 
@@ -61,24 +59,6 @@ def test_files_beside_the_tokenizer(folder: Path) -> None:
     assert loaded.eos_ids == (257, 256)
     assert loaded.variables["unk_token"] == "<unk>"
     assert loaded.variables["eos_token"] == "<|im_end|>"
-
-
-def test_templates_in_every_shape(folder: Path) -> None:
-    for value, expected in (
-        ([{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}], {"default": "a", "rag": "b"}),
-        ({"default": "a", "tool_use": "t"}, {"default": "a", "tool_use": "t"}),
-        (None, {}),
-    ):
-        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}), encoding="utf-8")
-        assert load_tokenizer(folder).templates == expected
-    with pytest.raises(TemplateError, match="no chat template"):
-        create_renderer(folder)
-
-
-def test_a_tokenizers_tokenizer() -> None:
-    loaded = load_tokenizer(tokenizers.Tokenizer.from_str(byte_tokenizer_json(CONTROLS)))
-    assert loaded.encode("a<|im_end|>").tolist() == [97, 257]
-    assert loaded.templates == {}
 
 
 def test_a_transformers_tokenizer(folder: Path) -> None:
@@ -132,20 +112,6 @@ def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         load_tokenizer("a/b")
 
 
-def test_a_hub_name_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("huggingface_hub"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.delitem(sys.modules, "huggingface_hub", raising=False)
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(TokenizerError, match=r"tokentrace\[hub\]"):
-        load_tokenizer("a/b")
-
-
 # -- what is none
 
 
@@ -184,30 +150,6 @@ def test_files_that_are_no_tokenizer(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     with pytest.raises(TokenizerError):
         load_tokenizer(tmp_path).encode("a")
-
-
-def test_bytes_that_are_no_text(folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_bytes(b"\xff\xfe{")
-    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not valid JSON"):
-        load_tokenizer(folder)
-    (folder / "tokenizer_config.json").unlink()
-    (folder / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(TokenizerError, match=r"chat_template\.jinja"):
-        load_tokenizer(folder)
-    (folder / "chat_template.jinja").unlink()
-    (folder / "tokenizer.json").write_bytes(b"\xff")
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
-        load_tokenizer(folder)
-
-
-@pytest.mark.parametrize("value", [[5], [{"name": "x"}], 5, [{"template": "x"}]])
-def test_chat_templates_of_the_wrong_shape(value: Any, folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}), encoding="utf-8")
-    if value == 5:
-        assert load_tokenizer(folder).templates == {}
-        return
-    with pytest.raises(TokenizerError, match="template"):
-        load_tokenizer(folder)
 
 
 # -- the two encoders

@@ -17,7 +17,7 @@ from .output import ProgressBars, note, print_advice, short_number, trainer_advi
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
-    from ..gateway.export import Exported
+    from ..gateway.rows import Exported
     from ..store.store import SessionInfo, State, Store
 
 
@@ -79,7 +79,7 @@ def export(
         what = "is a folder" if Path(store).is_dir() else "is not there"
         raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
     which = (sessions, None if state is None else State(state), search)
-    done, longest = asyncio.run(_export(store, output, target, overwrite, which, keep_state, quiet))
+    done, longest = asyncio.run(_export(store, output, target, which, keep_state, quiet))
     if as_json:
         summary = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
         summary |= {"output": str(output), "longest": longest}
@@ -96,15 +96,13 @@ async def _export(
     where: str,
     output: Path,
     trainer: Trainer | None,
-    overwrite: bool,
     which: tuple[tuple[str, ...], State | None, str],
     keep_state: bool,
     quiet: bool,
 ) -> tuple[Exported, int]:
     """Return what was exported and the length of the longest row. `which` is (ids, state, search)."""
     from ..data.tables import sample_writer
-    from ..gateway.export import Export
-    from ..gateway.rows import LAYOUT, session_fields
+    from ..gateway.rows import LAYOUT, Export, session_fields
     from ..store.opening import open_store
 
     store = open_store(where)
@@ -114,7 +112,7 @@ async def _export(
         total = len(sessions) if ids else await _count(store, state)
         export = Export(store, sessions if ids else store.sessions(state=state, search=search))
         about = {"store": store.where, "sessions": list(ids) or None, "state": state, "search": search}
-        how: dict[str, Any] = {"private": True, "trainer": trainer, "overwrite": overwrite}
+        how: dict[str, Any] = {"private": True, "trainer": trainer}
         with ProgressBars(quiet=quiet, counts=True) as bars:
             with sample_writer(output, LAYOUT, about, more=session_fields(), **how) as write:
                 async for table in export.tables():

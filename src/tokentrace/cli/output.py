@@ -70,7 +70,7 @@ def trainer_advice(trainer: str, path: Path, longest: int) -> str:
     """Return the lines for a trainer's configuration to train on a file."""
     from ..data.trainers import find_trainer
 
-    return find_trainer(trainer).advised(path, longest)
+    return find_trainer(trainer).advice_for(path, longest)
 
 
 def print_advice(trainer: str, path: Path, longest: int) -> None:

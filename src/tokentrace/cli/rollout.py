@@ -191,7 +191,7 @@ async def _run_on_ray(
     from ..rollout.cluster import ConfiguredCrew, run_rollouts_on_ray
 
     with _Display(len(run.tasks), store, quiet) as display:
-        done = await run_rollouts_on_ray(
+        summary = await run_rollouts_on_ray(
             ConfiguredCrew(config, options, run.settings),
             run.tasks,
             workers=workers,
@@ -203,7 +203,7 @@ async def _run_on_ray(
             patience=run.patience,
             notice=display.outage,
         )
-    return done.summary, done.circuits, done.waited
+    return summary, [], 0.0
 
 
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:

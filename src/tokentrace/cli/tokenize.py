@@ -108,8 +108,8 @@ def tokenize(
 ) -> None:
     """Turn conversations into training rows: ids, an exact loss mask, and where each token came from.
 
-    INPUT is JSON Lines, JSON, Parquet, a folder of them, a dataset saved to disk, a name on the hub, or "-" for
-    stdin; packed files are unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's
+    INPUT is JSON Lines, JSON, Parquet, a folder of them, a name on the hub, or "-" for stdin; .gz files are
+    unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's
     shape), or "prompt" and "completion"; and perhaps "tools". See docs/rows.md.
 
     A file that already exists is replaced only with --overwrite, and never by one without rows. There is no default

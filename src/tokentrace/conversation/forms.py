@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from ..errors import kind_of
 from .messages import RESULT_ROLES, ROLES, THOUGHTS, Messages
@@ -28,16 +28,14 @@ TEXT_PARTS: Final[Mapping[str, str]] = {
 
 MEDIA_PARTS: Final = frozenset(
     {
-        *("image", "image_url", "input_image", "image_file"),
-        *("audio", "audio_url", "input_audio", "output_audio"),
-        *("video", "video_url", "input_video"),
-        *("file", "input_file", "document", "pdf"),
+        *("image", "image_url", "input_image", "image_file", "video", "video_url", "input_video"),
+        *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
     }
 )
 """Types of parts that are not text. A part without a type names its media with the same words."""
 
 BLOCKS: Final = frozenset(
-    {"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "function_call"}
+    ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "function_call")
 )
 """Anthropic's and Responses' blocks for what OpenAI's messages have separate fields for."""
 
@@ -62,36 +60,13 @@ class Silence(StrEnum):
     ABSENT = "absent"
 
 
-class ContentForm(Protocol):
-    """The forms of content that a template reads from messages of one role."""
+Forms: TypeAlias = Any
+"""What a template reads (`study.forms.TemplateForms`).
 
-    @property
-    def text(self) -> bool: ...
-    @property
-    def parts(self) -> bool: ...
-    @property
-    def mapping(self) -> bool: ...
-
-
-class CallForm(Protocol):
-    """The forms of tool calls that a template reads: arguments as a mapping, as JSON text; silence, the best first."""
-
-    @property
-    def mapping(self) -> bool: ...
-    @property
-    def text(self) -> bool: ...
-    @property
-    def silence(self) -> tuple[Silence, ...]: ...
-
-
-class Forms(Protocol):
-    """What a template reads. `alone` is how a message without calls may have no content, the best first."""
-
-    def content(self, role: str) -> ContentForm: ...
-    @property
-    def calls(self) -> CallForm: ...
-    @property
-    def alone(self) -> tuple[Silence, ...]: ...
+- ``content(role)``: `text`, `parts` and `mapping` are True for the forms of content that it reads from a role.
+- ``calls``: the same for arguments, as JSON `text` or as a `mapping`; `silence`: no content beside them, best first.
+- ``alone``: how a message without calls may have no content, best first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +229,7 @@ class _Adapter:
         else:
             self._parts(content, form)
 
-    def _parts(self, content: Sequence[Any], form: ContentForm) -> None:
+    def _parts(self, content: Sequence[Any], form: Any) -> None:
         place = self.place.at("content")
         texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
         if not form.parts:

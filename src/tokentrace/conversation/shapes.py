@@ -32,15 +32,9 @@ _SPEAKERS: Final[Mapping[str, str]] = {
 _CALLERS: Final = frozenset({"function_call", "tool_call"})
 """Speakers whose value is JSON of calls."""
 
-_LOSS: Final = ("weight", "train")
-"""Fields that choose what is trained; they apply to a whole message."""
-
-_CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")
-"""Fields of a ShareGPT turn that a message has too."""
-
-_FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""OpenAI's fields for which Anthropic has blocks."""
-
+_LOSS: Final = ("weight", "train")  # choose what is trained; apply to a whole message
+_CARRIED: Final = (*_LOSS, "reasoning_content", "name", "tool_call_id", "tool_calls")  # from a ShareGPT turn
+_FOREIGN: Final = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")  # not Anthropic's
 _CALL_FIELDS: Final = frozenset({"id", "type", "name", "arguments"})
 _TOOL_BLOCKS: Final = ("tool_use", "tool_result")
 _THINKING_BLOCKS: Final = ("thinking", "redacted_thinking")
@@ -179,7 +173,7 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]
 
 def _from_assistant_blocks(blocks: list[PlacedBlock], names: dict[str, str]) -> dict[str, Any]:
     thinking = "".join(place.string(block, "thinking") for place, block in blocks if block["type"] == "thinking")
-    calls = [_call_of_block(place, block) for place, block in blocks if block["type"] == "tool_use"]
+    calls = [_call(place, block, "input", Mapping) for place, block in blocks if block["type"] == "tool_use"]
     names.update((call["id"], call["function"]["name"]) for call in calls if "id" in call)
     texts = [block for block in blocks if block[1]["type"] not in ("tool_use", *_THINKING_BLOCKS)]
     message: dict[str, Any] = {"role": "assistant", "content": _content(texts, "an assistant message")}
@@ -190,14 +184,11 @@ def _from_assistant_blocks(blocks: list[PlacedBlock], names: dict[str, str]) -> 
     return message
 
 
-def _call_of_block(place: Place, block: Part) -> dict[str, Any]:
-    arguments = block.get("input")
-    if not isinstance(arguments, Mapping):
-        raise place.at("input").wrong(arguments, "a mapping")
-    return _call(place, block, arguments)
-
-
-def _call(place: Place, fields: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
+    """A call from a block or a value, with its arguments under `key`."""
+    arguments = fields.get(key)
+    if not isinstance(arguments, kinds):
+        raise place.at(key).wrong(arguments, "a mapping" if kinds is Mapping else "a mapping or a JSON string")
     id = {"id": place.string(fields, "id")} if fields.get("id") is not None else {}
     return {**id, "type": "function", "function": {"name": place.string(fields, "name"), "arguments": arguments}}
 
@@ -315,9 +306,7 @@ def _call_of_value(place: Place, call: Any) -> dict[str, Any]:
     if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
         raise place.error(f"a call is name and arguments; {', '.join(more)} is neither")
     place.string(call, "name")
-    if not isinstance(call.get("arguments"), (str, Mapping)):
-        raise place.at("arguments").wrong(call.get("arguments"), "a mapping or a JSON string")
-    return _call(place, call, call["arguments"])
+    return _call(place, call, "arguments", (str, Mapping))
 
 
 def _joined(place: Place, text: Mapping[str, Any], calls: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,15 +1,10 @@
-"""The same job on a Ray cluster, and rows of Ray Datasets.
-
-`tokenize_on_ray` is `job.tokenize_files` with tasks of Ray as workers: this process reads and writes, they tokenize.
-"""
+"""The same job on a Ray cluster, and rows of Ray Datasets."""
 
 from __future__ import annotations
 
 import dataclasses
 import platform
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +12,8 @@ import numpy as np
 
 from ..errors import InputError, SampleError, TokentraceError
 from ..samples.sample import Sample
+from ..tokens.loading import load_tokenizer
+from ..version import __version__
 from .job import BatchResult, Finished, Results, in_order, tokenize_batch, tokenize_files
 from .ray_connection import connected, first_line, import_ray
 from .rows import BATCH_ROWS, Batch, Row
@@ -26,9 +23,6 @@ from .tokenizing import RowResult, RowTokenizer, TokenizeSettings
 
 _RETRIES: Final = 3
 """How often a batch is tried again when a worker died on it."""
-
-_SAME: Final = ("tokentrace", "tokenizer_sha256", "template_sha256", "family")
-"""What `RowTokenizer.described` says that has to be the same on all nodes."""
 
 
 def tokenize_on_ray(
@@ -42,9 +36,8 @@ def tokenize_on_ray(
 ) -> Finished:
     """Run `job.tokenize_files` on a Ray cluster: the same file, byte for byte, and the same file of bad rows.
 
-    Rows go to the workers and samples come back through Ray, so only this node needs the inputs and the output. All
-    nodes need the same version of tokentrace and the same tokenizer, under the same path or hub name. Each worker
-    checks that first; a node where it does not hold is a SampleError that names the node.
+    Rows, the tokenizer and samples travel through Ray, so only this node needs the inputs, the tokenizer's files and
+    the output. All nodes need the same version of tokentrace; a node with another raises SampleError that names it.
 
     `workers` is the number of tasks at once, each on one CPU; by default the number of CPUs of the cluster. `address`
     is that of a cluster: ``"auto"`` for the one this machine is a node of, ``"local"`` for a cluster of this machine's
@@ -60,15 +53,13 @@ def tokenize_on_ray(
 def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
     """Tokenize batches as tasks of the cluster that this process is connected to, up to `workers` at once."""
     ray = import_ray()
-    described = tokenizer.described()
-    same = {name: described[name] for name in _SAME}
-    node_run = ray.put(NodeRun(uuid.uuid4().hex, _portable(tokenizer.settings), same))
+    settings = ray.put(_portable(tokenizer.settings))
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_on_node)
-    # where only so many CPUs are there, twice as many tasks keep them busy
+    # with no more CPUs than workers, twice as many tasks keep them busy
     ahead = workers if workers < ray.cluster_resources().get("CPU", 1) else 2 * workers
 
     def submit(batch: Batch) -> Callable[[], BatchResult]:
-        reference = task.remote(batch, node_run)
+        reference = task.remote(batch, settings, __version__)
         return lambda: _result(ray, reference, batch)
 
     return in_order(batches, submit, ahead)
@@ -86,53 +77,36 @@ def _result(ray: Any, reference: Any, batch: Batch) -> BatchResult:
 
 
 def _portable(settings: TokenizeSettings) -> TokenizeSettings:
-    """The settings with an absolute path of the tokenizer, unless it is a hub name."""
-    path = Path(str(settings.tokenizer)).expanduser()
-    return dataclasses.replace(settings, tokenizer=str(path.absolute())) if path.exists() else settings
+    """The settings with the tokenizer itself instead of its path."""
+    return dataclasses.replace(settings, tokenizer=load_tokenizer(settings.tokenizer))
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRun:
-    """What a node has to know of a run."""
-
-    id: str
-    settings: TokenizeSettings
-    same: Mapping[str, Any]
-    """What `RowTokenizer.described` says on the node that started the run."""
-
-
-_TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
-"""In a process of a node: the tokenizer of the run that it works for."""
-
-
-def tokenize_on_node(batch: Batch, run: NodeRun) -> BatchResult | str:
+def tokenize_on_node(batch: Batch, settings: TokenizeSettings, version: str) -> BatchResult | str:
     """Return the result of a batch, or why there is none. Errors are text: not all of them survive pickling."""
     node = f"node {platform.node()}"
     try:
-        if run.id not in _TOKENIZERS:
-            _TOKENIZERS.clear()
-            _TOKENIZERS[run.id] = _checked_tokenizer(run)
-        return tokenize_batch(_TOKENIZERS[run.id], batch)
+        if version != __version__:
+            return f"{node} has tokentrace {__version__}, the node that started the run has {version}"
+        return tokenize_batch(_node_tokenizer(settings), batch)
     except TokentraceError as error:
         return f"{node}: {error}"
     except Exception as error:
         return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
 
 
-def _checked_tokenizer(run: NodeRun) -> RowTokenizer:
-    """Load the tokenizer. Raises SampleError if it is another one than on the node that started the run."""
-    tokenizer = RowTokenizer(run.settings)
-    described = tokenizer.described()
-    for name, value in run.same.items():
-        if described[name] != value:
-            raise SampleError(
-                f"this node has another {name} than the node that started the run: {described[name]!r} instead of "
-                f"{value!r}; they must be the same everywhere"
-            )
-    return tokenizer
+_TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
+"""In a process of a node: the tokenizer of the run that it works for."""
 
 
-# -- datasets that are Ray's already
+def _node_tokenizer(settings: TokenizeSettings) -> RowTokenizer:
+    key = repr((getattr(settings.tokenizer, "digest", settings.tokenizer), settings))
+    if key not in _TOKENIZERS:
+        _TOKENIZERS.clear()
+        _TOKENIZERS[key] = RowTokenizer(settings)
+    return _TOKENIZERS[key]
+
+
+# -- Ray Datasets
 
 
 def tokenize_dataset(
@@ -145,14 +119,12 @@ def tokenize_dataset(
     """A Ray Dataset of conversations, wherever it was read from, as a Ray Dataset of samples.
 
     The columns are those of the files that `tokenize_files` writes, without `row`, which a Ray Dataset does not have,
-    and with `error`: null, or why a row gave no sample. A row with an error has empty lists, so that every row of the
-    dataset has one here. A row that gives several samples becomes several rows. `keep` names columns of the dataset
-    to copy, such as an id.
+    and with `error`: null, or why a row gave no sample. A row with an error has empty lists. A row that gives several
+    samples becomes several rows. `keep` names columns of the dataset to copy, such as an id.
 
     Nothing runs before the dataset is used. Rows are in the order of the dataset only if the execution options of its
     context say so (``dataset.context.execution_options.preserve_order = True``). `concurrency` is the number of
-    actors, or the fewest and the most; by default Ray decides. Settings that cannot be used are an error here; a
-    column to keep that the dataset does not have is an error when it runs.
+    actors, or the fewest and the most; by default Ray decides. Raises an error here for settings that cannot be used.
     """
     ray = import_ray()
     RowTokenizer(settings)
@@ -177,31 +149,23 @@ class DatasetTokenizer:
     def __init__(self, settings: TokenizeSettings, keep: tuple[str, ...] = ()) -> None:
         self._layout = Layout(labels=settings.labels)
         self._keep = keep
-        self._settings = settings
-        self._tokenizer: RowTokenizer | None = None
+        self._tokenizer = RowTokenizer(settings)
 
     def __call__(self, batch: Any) -> Any:
         """A table with at least one row for each row of the batch."""
         pa = pyarrow()
-        if self._tokenizer is None:
-            self._tokenizer = RowTokenizer(self._settings)
-        samples: list[Sample] = []
-        places: list[SampleOrigin] = []
-        errors: list[str | None] = []
-        origins: list[int] = []
+        rows: list[tuple[Sample, SampleOrigin, str | None]] = []
         for at, value in enumerate(batch.to_pylist()):
             result = self._tokenizer.tokenize(Row(at, None, value), "rows", Format.PARQUET)
             for number, (sample, error) in enumerate(_outcomes(result)):
-                samples.append(sample)
-                places.append(SampleOrigin("rows", at, number, result.messages))
-                errors.append(error)
-                origins.append(at)
+                rows.append((sample, SampleOrigin("rows", at, number, result.messages), error))
+        samples, places = [sample for sample, _, _ in rows], [place for _, place, _ in rows]
         table = samples_table(samples, places, self._layout).drop_columns(["row"])
-        table = table.append_column("error", pa.array(errors, pa.string()))
+        table = table.append_column("error", pa.array([error for _, _, error in rows], pa.string()))
         for name in self._keep:
             if name not in batch.column_names:
                 raise SampleError(f"{name!r} cannot be kept: the dataset has {', '.join(batch.column_names)}")
-            table = table.append_column(name, batch.column(name).take(pa.array(origins, pa.int64())))
+            table = table.append_column(name, batch.column(name).take(pa.array([place.row for place in places])))
         return table
 
 

@@ -1,7 +1,6 @@
-"""A row of a dataset as a conversation: which columns hold it, and in which shape.
+"""A row of a dataset as a conversation: its columns, and the shape of its messages.
 
-Rows are mappings of columns, as JSON lines, Parquet and the Hub's datasets give them. A row that was not read from JSON
-text goes through `table_row` first.
+A row that was not read from JSON text goes through `table_row` first.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ USUAL_NAMES: Final = Columns()
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation in OpenAI's shape, and what else its row says.
+    """A conversation in OpenAI's shape.
 
-    `completion_from` is set for rows of prompt and completion: the first message of the completion. Nothing before it
-    is trained. `variables` are the row's own template variables.
+    `completion_from` is the first message of the completion, in rows of prompt and completion; nothing before it is
+    trained. `variables` are the row's template variables, `notes` are for the reports of a run.
     """
 
     messages: list[Mapping[str, Any]]
@@ -54,11 +53,10 @@ class Conversation:
     completion_from: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What to know about the row before it is trained on."""
 
 
 def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | None = None) -> Conversation:
-    """The conversation of a row, or InputError naming the column, or the message and its field.
+    """The conversation of a row. Raises InputError naming the column, or the message and its field.
 
     - Messages: from ``messages``, ``conversations`` or ``conversation``, a list or JSON text of one; else from
       ``prompt`` and ``completion`` (or ``response``), each a list of messages, or a string that the user and then the
@@ -78,7 +76,7 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | 
     if not isinstance(row, Mapping):
         raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     first, second = _message_columns(row, columns)
-    values = [_listed(row, first)] if second is None else [_text_or_list(row, first), _text_or_list(row, second)]
+    values = [_message_list(row, first)] if second is None else [_text_or_list(row, first), _text_or_list(row, second)]
     shape = shape or shape_of([message for value in values if isinstance(value, list) for message in value])
     parts = [
         value if isinstance(value, list) else [_turn(role, value, shape)]
@@ -90,11 +88,11 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | 
         start = len(openai_messages(parts[0], shape))
         if start + len(openai_messages(parts[1], shape)) != len(messages):
             raise InputError("begins inside the last message of the prompt", field=second)
-    spoken = with_system(messages, _value(row, columns.system, ("system",))[1])
+    everything = with_system(messages, _value(row, columns.system, ("system",))[1])
     return Conversation(
-        messages=spoken,
+        messages=everything,
         tools=_tools(row, columns, shape),
-        completion_from=None if start is None else start + len(spoken) - len(messages),
+        completion_from=None if start is None else start + len(everything) - len(messages),
         variables=_variables(row),
     )
 
@@ -103,7 +101,7 @@ NULLS_REMOVED: Final = (
     "null values in tool-call arguments or tool schemas were left out: a table cannot tell them from missing keys; "
     "arguments and tools as JSON text keep them"
 )
-_MEANT: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
+_MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schema"})
 """Keys of values in which a null says something to the model: arguments of calls, and schemas."""
 
 
@@ -148,13 +146,14 @@ def _may_be_struct(value: Any) -> bool:
     return len(keys) < 2 and all(map(_may_be_struct, value))
 
 
-def _has_null(value: Any, is_meant: bool) -> bool:
+def _has_null(value: Any, is_meaningful: bool) -> bool:
     """True if a mapping in arguments or a schema has a value that is None."""
     if isinstance(value, Mapping):
         return any(
-            is_meant if inner is None else _has_null(inner, is_meant or key in _MEANT) for key, inner in value.items()
+            is_meaningful if inner is None else _has_null(inner, is_meaningful or key in _MEANINGFUL)
+            for key, inner in value.items()
         )
-    return isinstance(value, (list, tuple)) and any(_has_null(inner, is_meant) for inner in value)
+    return isinstance(value, (list, tuple)) and any(_has_null(inner, is_meaningful) for inner in value)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -188,8 +187,8 @@ def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str
     completion, _ = _value(row, columns.completion, COMPLETIONS)
     if prompt is not None and completion is not None:
         return prompt, completion
-    wanted = f"{', '.join(MESSAGES)}, or prompt and {' or '.join(COMPLETIONS)}"
-    raise InputError(f"the row holds no conversation; it has {_names(row)}; looked for: {wanted}")
+    expected = f"{', '.join(MESSAGES)}, or prompt and {' or '.join(COMPLETIONS)}"
+    raise InputError(f"the row has no conversation but {_names(row)}; expected: {expected}")
 
 
 def _value(row: Mapping[str, Any], named: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
@@ -206,7 +205,7 @@ def _names(row: Mapping[str, Any]) -> str:
     return (", ".join(names[:8]) or "no columns") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
+def _message_list(row: Mapping[str, Any], column: str) -> list[Any]:
     value = row[column]
     if isinstance(value, str):
         value = parse_json(value, Place(field=column))
@@ -220,7 +219,7 @@ def _listed(row: Mapping[str, Any], column: str) -> list[Any]:
 def _text_or_list(row: Mapping[str, Any], column: str) -> list[Any] | str:
     """A prompt or a completion. Text is what somebody says, never JSON."""
     value = row[column]
-    return value if isinstance(value, str) else _listed(row, column)
+    return value if isinstance(value, str) else _message_list(row, column)
 
 
 def _turn(role: str, text: str, shape: Shape) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The job: files of conversations to one file of samples, on all cores, in bounded memory.
 
 One process reads batches of rows and writes their samples in the same order; workers tokenize the batches. So the
-result depends on the input and the settings alone, not on how many workers there are or where they run. The file has
-its name only when it is whole.
+result depends on the input and the settings alone, not on the number of workers. The file has its name only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -75,30 +75,6 @@ def bad_rows_path(output: Path) -> Path:
     return output.with_name(f"{output.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
 
 
-def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
-    """Tokenize batches in this process, or in several processes of this machine."""
-    if workers == 1:
-        for batch in batches:
-            yield batch, tokenize_batch(tokenizer, batch)
-        return
-    if sys.platform == "win32":
-        workers = min(workers, 61)  # more are a ValueError there
-    context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
-    place = "at the beginning"
-    try:
-        for batch, result in in_order(
-            batches, lambda batch: pool.submit(_tokenize_in_worker, batch).result, ahead=2 * workers
-        ):
-            yield batch, result
-            place = f"soon after {batch}"
-    except BrokenProcessPool as error:
-        problem = "perhaps for lack of memory: run again with fewer workers"
-        raise SampleError(f"a worker died {place}, {problem}") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def tokenize_files(
     inputs: Sequence[str],
     output: str | Path,
@@ -109,15 +85,14 @@ def tokenize_files(
     overwrite: bool = False,
     trainer: str | None = None,
     progress: Callable[[Progress], None] | None = None,
-    run: Run = run_here,
+    run: Run | None = None,
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
 
-    With a `trainer` ("trl", "axolotl", …: `data.trainers`) the file has what that trainer reads, and nothing else.
+    With a `trainer` ("trl", "axolotl", …: `data.trainers`) the file has the columns that it reads, and no others.
 
-    Replaces an existing file only with `overwrite`, and only if some row gave a sample. Rows that give no sample go to
-    the file of bad rows, with their line and the reason. `run` tokenizes the batches: in processes of this machine, or
-    on Ray (`data.cluster`).
+    Replaces an existing file only with `overwrite`, and only if some row gave a sample. Rows without a sample go to the
+    file of bad rows, with their line and the reason. `run` tokenizes the batches: by default processes of this machine.
 
     Raises InputError if there is nothing to read or no row gives a sample, WriteError if the system refuses to write.
     Whenever a run ends early, the output stays as it was.
@@ -127,11 +102,8 @@ def tokenize_files(
     target = None if trainer is None else find_trainer(trainer)
     check_target(path, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
-    if target is not None and not settings.labels:
-        raise InputError(f"{target.title} reads labels: leave them in")
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
-    counts, longest, bad_rows = Counts(), 0, bad_rows_path(path)
-    first_reason = ""
+    counts, longest, bad_rows, first_reason = Counts(), 0, bad_rows_path(path), ""
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         sources = find_sources(inputs, Path(spool), split=split)
         tokenizer = RowTokenizer(settings)
@@ -139,10 +111,10 @@ def tokenize_files(
         # a small input is done before a second process is ready
         workers = workers or max(1, min(available_cores(), count_batches(sources) // 4))
         total = sum(source.size for source in sources)
-        results = run(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
+        results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
         with (
             (Path(spool) / "bad_rows").open("w+b") as rejected,
-            sample_writer(path, Layout(labels=settings.labels), metadata, trainer=target, overwrite=overwrite) as write,
+            sample_writer(path, Layout(labels=settings.labels), metadata, trainer=target) as write,
             contextlib.closing(results),
         ):
             for batch, result in results:
@@ -153,13 +125,13 @@ def tokenize_files(
                     first_reason = first_reason or bad_row["reason"]
                     line = json.dumps(bad_row, ensure_ascii=False) + "\n"
                     with writing(Path(rejected.name)):
-                        rejected.write(line.encode("utf-8", "backslashreplace"))  # half characters as JSON escapes
+                        rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
                 if progress is not None:
                     progress(Progress(counts, batch.done, total))
             if not counts.rows:
                 raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
             metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
-            _put_bad_rows(rejected, bad_rows)
+            _write_bad_rows(rejected, bad_rows)
             if not counts.samples:
                 problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
                 raise InputError(f"{path} was not written: {problem}")
@@ -182,7 +154,7 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
     return {"name": source.name, "size": source.size, "digest": source.digest, "path": place}
 
 
-def _put_bad_rows(rejected: IO[bytes], path: Path) -> None:
+def _write_bad_rows(rejected: IO[bytes], path: Path) -> None:
     """Write the file of bad rows. Removes that of an earlier run if there are none."""
     with writing(path):
         if not rejected.tell():
@@ -196,7 +168,7 @@ def _put_bad_rows(rejected: IO[bytes], path: Path) -> None:
 
 
 def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
-    """Tokenize the rows of a batch. This is what every worker does, here and on Ray."""
+    """Tokenize the rows of a batch. Every worker does this, here and on Ray."""
     counts = Counts()
     samples, places, bad_rows = [], [], []
     for row in batch.rows:
@@ -223,15 +195,39 @@ def in_order(batches: Iterable[Batch], submit: Callable[[Batch], Callable[[], Ba
         yield batch, wait()
 
 
-_TOKENIZERS: Final[list[RowTokenizer]] = []
+def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
+    """Tokenize batches in this process, or in several processes of this machine."""
+    if workers == 1:
+        for batch in batches:
+            yield batch, tokenize_batch(tokenizer, batch)
+        return
+    if sys.platform == "win32":
+        workers = min(workers, 61)  # its limit
+    context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
+    place = "at the beginning"
+    try:
+        for batch, result in in_order(
+            batches, lambda batch: pool.submit(_tokenize_in_worker, batch).result, ahead=2 * workers
+        ):
+            yield batch, result
+            place = f"soon after {batch}"
+    except BrokenProcessPool as error:
+        problem = "perhaps for lack of memory: run again with fewer workers"
+        raise SampleError(f"a worker died {place}, {problem}") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_WORKER: Final[list[RowTokenizer]] = []
 """In a worker process: its tokenizer."""
 
 
 def _start_worker(settings: TokenizeSettings) -> None:
-    """Prepare a worker process: it ends when the process that started it ends, however that happens."""
+    """Prepare a worker process. It ends when the process that started it ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _TOKENIZERS.append(RowTokenizer(settings))
+    _WORKER.append(RowTokenizer(settings))
 
 
 def _end_with_parent() -> None:
@@ -243,6 +239,6 @@ def _end_with_parent() -> None:
 
 def _tokenize_in_worker(batch: Batch) -> BatchResult:
     try:
-        return tokenize_batch(_TOKENIZERS[0], batch)
+        return tokenize_batch(_WORKER[0], batch)
     except Exception as error:  # not every error survives pickling
         raise SampleError(f"{batch}: {type(error).__name__}: {' '.join(str(error).split())}") from None

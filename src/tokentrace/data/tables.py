@@ -1,4 +1,4 @@
-"""Samples as tables: a column each for ids, mask and provenance, and metadata that says what made them.
+"""Samples as tables: columns of ids, mask and provenance, and metadata that says how they were made.
 
 docs/rows.md is the specification of the columns.
 """
@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,18 +24,9 @@ from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .channel_columns import channel_columns, channel_fields, row_channels
-from .sources import arrow_table, parquet_file, pyarrow
+from .sources import parquet_file, pyarrow
 from .trainers import Trainer, find_trainer
-from .writers import (
-    DATA_FILE,
-    METADATA_KEY,
-    SUFFIXES,
-    describe_dataset,
-    is_saved_dataset,
-    metadata_path,
-    read_line_tables,
-    table_writer,
-)
+from .writers import METADATA_KEY, SUFFIXES, metadata_path, read_line_tables, table_writer
 
 _PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
     "input_ids": ("ids", np.int32),
@@ -217,30 +207,18 @@ def _rows(table: Any) -> Iterator[dict[str, Any]]:
 def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
     """Check that rows may be written here.
 
-    Raises InputError if the name does not say how to write the file, if something is there that `overwrite` does not
-    allow to replace, or if there is no folder for it. A folder is replaced only if it holds a saved dataset.
+    Raises InputError if the name has another suffix, if the file exists and `overwrite` is not set, or if there is no
+    folder for it.
     """
-    _check_name(path, trainer)
+    if not path.name.endswith(SUFFIXES):
+        what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
+        raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name a file to write")
     if path.exists() and not overwrite:
         raise InputError(f"{path} already exists: give another name, or replace it with --overwrite (overwrite=True)")
     if not path.parent.is_dir():
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
-
-
-def _check_name(path: Path, trainer: Trainer | None) -> None:
-    if trainer is not None and trainer.folder:
-        if path.name.endswith(SUFFIXES):
-            what = f"{trainer.title} reads a dataset that was saved to disk, which is a folder"
-            raise InputError(f"{what}: name one, such as {str(path.with_name(path.name.split('.')[0]))!r}")
-        if path.exists() and not is_saved_dataset(path):
-            what = "is not a dataset that was saved to disk, or holds other files as well"
-            raise InputError(f"{path} is there, and {what}: give another name")
-        return
-    if not path.name.endswith(SUFFIXES):
-        what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
-        raise InputError(f"{what} {', '.join(SUFFIXES)}, and {path.name!r} is none of these")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file to write")
 
 
 _LEGEND: Final = {
@@ -262,7 +240,7 @@ def file_schema(layout: Layout, metadata: Mapping[str, Any], more: Sequence[Any]
 
 
 def is_lines(path: Path) -> bool:
-    """Whether the name of a file of samples says that it is JSON Lines."""
+    """True if a file of samples is JSON Lines, by its name."""
     return path.name.endswith(".jsonl")
 
 
@@ -275,36 +253,30 @@ def sample_writer(
     more: Sequence[Any] = (),
     private: bool = False,
     trainer: Trainer | None = None,
-    overwrite: bool = False,
 ) -> Iterator[Callable[[Any], None]]:
-    """Write tables of samples to a file: Parquet or JSON Lines, as its name says.
+    """Write tables of samples to a file: Parquet or JSON Lines, by its name. Replaces an existing file.
 
-    The file has its name only after the block, when it is whole. Raises WriteError if the system refuses. Parquet's row
-    groups depend on the rows alone. What the block adds to `metadata` is written too. `more` are Arrow fields that the
-    tables have beside those of the layout; a `private` file is for its owner alone. For a `trainer`, the file has what
-    that reads and nothing else. Replaces an existing file; a folder (a saved dataset) only with `overwrite`.
+    The file has its name only after the block, when it is complete. Metadata that the block adds is written too. `more`
+    are Arrow fields that the tables have beside those of the layout; a `private` file is for its owner alone. For a
+    `trainer`, the file has the columns that it reads and no others. Raises WriteError if the system refuses.
     """
-    check_target(path, trainer, overwrite=overwrite or not path.is_dir())
+    check_target(path, trainer, overwrite=True)
     schema = file_schema(layout, metadata, more)
     if trainer is not None:
         schema = trainer.schema(schema)
-    is_folder = trainer is not None and trainer.folder
     draft = draft_path(path)
-    data = draft / DATA_FILE if is_folder else draft
-
-    def write(table: Any) -> None:
-        with writing(path):
-            out.write(table if trainer is None else trainer.table(table))
-
     try:
         with contextlib.ExitStack() as stack:
             with writing(path):
-                if is_folder:
-                    draft.mkdir(0o700 if private else 0o777)
-                file = open(data, "wb", opener=owned if private else None)  # noqa: SIM115
+                file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
                 stack.callback(_close, file)
-                out = table_writer(data.name if is_folder else path.name, file, schema)
+                out = table_writer(path.name, file, schema)
             stack.callback(out.abandon)
+
+            def write(table: Any) -> None:
+                with writing(path):
+                    out.write(table if trainer is None else trainer.table(table))
+
             yield write
             about = _metadata_text(metadata)
             with writing(path):
@@ -312,44 +284,23 @@ def sample_writer(
                 file.flush()
                 os.fsync(file.fileno())
         with writing(path):
-            if is_folder:
-                describe_dataset(draft)
             if is_lines(path):
                 write_whole(metadata_path(path), about.encode())
-            _put(draft, path)
+            os.replace(draft, path)
     except BaseException:
-        _discard(draft)
+        draft.unlink(missing_ok=True)
         raise
 
 
 def _close(file: IO[bytes]) -> None:
-    """Close a file. On success it is flushed already; after an error it does not matter what is left to flush."""
+    """Close a file. After success it is flushed already; after an error its contents do not matter."""
     with contextlib.suppress(OSError):
         file.close()
 
 
 def draft_path(path: Path) -> Path:
-    """The name of a file until it is whole. Each run has its own."""
+    """The name of a file until it is complete, different for each run."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")
-
-
-def _put(draft: Path, path: Path) -> None:
-    """Give what was written its name. A folder that has it is moved aside first, and deleted last, so that there is
-    always one of the two."""
-    if not path.is_dir():
-        os.replace(draft, path)
-        return
-    old = path.with_name(path.name + ".replaced")
-    _discard(old)
-    os.replace(path, old)
-    os.replace(draft, path)
-    _discard(old)
-
-
-def _discard(draft: Path) -> None:
-    if draft.is_dir():
-        shutil.rmtree(draft)
-    draft.unlink(missing_ok=True)
 
 
 def write_samples(
@@ -358,14 +309,12 @@ def write_samples(
     metadata: Mapping[str, Any] | None = None,
     *,
     trainer: str | None = None,
-    overwrite: bool = False,
 ) -> None:
-    """Write samples to a file: Parquet or JSON Lines (``.jsonl``).
+    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file.
 
-    Those of trajectories have logprobs, advantages, rewards and versions. With a `trainer` ("trl", "axolotl", …) the
-    file has what that trainer reads for supervised training, and nothing else. WriteError where the system refuses;
-    the file has its name only when it is whole. A file of that name is replaced; a folder ("llama-factory") only with
-    `overwrite`, and only if it holds a saved dataset and nothing else.
+    Samples of trajectories have logprobs, advantages, rewards and versions. With a `trainer` ("trl", "axolotl", …) the
+    file has the columns that it reads for supervised training and no others. Raises WriteError if the system refuses;
+    the file has its name only when it is complete.
     """
     rows = items("samples", samples, SampleError)
     for row in rows:
@@ -373,7 +322,7 @@ def write_samples(
     layout = Layout.of(rows)
     about = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
     target = None if trainer is None else find_trainer(trainer)
-    with sample_writer(named_path(path), layout, about, trainer=target, overwrite=overwrite) as write:
+    with sample_writer(named_path(path), layout, about, trainer=target) as write:
         write(samples_table(rows, layout=layout))
 
 
@@ -385,7 +334,7 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 
 
 def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The rows of a file of samples as tables, with these columns or all; InputError where the file lacks one."""
+    """The rows of a file of samples as tables, with these columns or all. Raises InputError if one is missing."""
     file = named_path(path)
     if is_lines(file):
         everything = schema(Layout(**dict.fromkeys(Layout.__dataclass_fields__, True)))
@@ -393,14 +342,7 @@ def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Itera
             _check_columns(table.schema.names, columns, path)
             yield table.select(columns) if columns else table
         return
-    if file.suffix == ".arrow":
-        mapped = arrow_table(_there(file))
-        _check_columns(mapped.schema.names, columns, path)
-        for batch in mapped.to_batches():
-            table = pyarrow().Table.from_batches([batch])
-            yield table.select(columns) if columns else table
-        return
-    parquet = parquet_file(_there(file))
+    parquet = parquet_file(_existing(file))
     _check_columns(parquet.schema_arrow.names, columns, path)
     for group in range(parquet.metadata.num_row_groups):
         with _reading(path):
@@ -409,12 +351,10 @@ def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Itera
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """How the rows of a file were made: tokenizer, template, settings. Empty where the file does not say."""
+    """How the rows of a file were made: tokenizer, template, settings. Empty if the file has no metadata."""
     file = named_path(path)
     if file.name.endswith(".parquet"):
-        text = (parquet_file(_there(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
-    elif file.suffix == ".arrow":
-        text = (arrow_table(_there(file)).schema.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        text = (parquet_file(_existing(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     else:
         beside = metadata_path(file)
         try:
@@ -429,18 +369,17 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def named_path(name: Any) -> Path:
-    """The path of a file that a caller names. Raises InputError if it is no name."""
+    """The path of a file that a caller names. Raises InputError if it cannot be one."""
     if not isinstance(name, (str, os.PathLike)) or not Path(name).name or "\0" in str(name):
         raise InputError(f"a file is named by a string or a path, not by {shown(name)}")
     try:
         Path(name).exists()
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(name)} cannot be looked at: {error.args[-1]}") from None
+        raise InputError(f"{shown(name)} cannot be read: {error.args[-1]}") from None
     return Path(name)
 
 
-def _there(path: Path) -> str:
-    """The path of a file that can be opened, or InputError."""
+def _existing(path: Path) -> str:
     pyarrow()
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"

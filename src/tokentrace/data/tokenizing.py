@@ -1,4 +1,4 @@
-"""Rows of a dataset to samples: what the local job, Ray and the check of a dataset share."""
+"""Rows of a dataset to samples: for the local job, Ray, and the check of a dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import check_tools
-from ..errors import InputError, SampleError, TemplateError, TokentraceError, place, shown
+from ..errors import InputError, SampleError, TokentraceError, place, shown
 from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
@@ -28,13 +28,23 @@ from ..tokens.visible import counted
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
 from .rows import ROW_BYTES, Row
-from .sources import TABLES, Format
+from .sources import Format
 
 _MANY_SETTINGS: Final = 32
-"""For how many combinations of the rows' own template variables a renderer is kept."""
+"""How many renderers are cached: one for each combination of template variables in rows."""
 
 
 _NOT_DESCRIBED: Final = ("tokenizer", "chat_template", "samples")
+_TYPES: Final[Mapping[str, Any]] = {
+    "tokenizer": (str, Tokenizer),
+    "chat_template": (str, PythonFormat, type(None)),
+    "template_kwargs": Mapping,
+    "samples": SampleSettings,
+    "columns": Columns,
+    **dict.fromkeys(("renderer", "control_tokens"), str),
+    **dict.fromkeys(("preserve_thinking_between_tool_calls", "use_patched", "parse_arguments", "labels"), bool),
+}
+"""Types of settings that nothing else checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +59,7 @@ class TokenizeSettings:
     control_tokens: str = "literal"
     messages: str = "adapt"
     lost: str = "error"
-    """What to do with a row whose text does not all reach a token: ``"error"`` makes it a bad row, ``"warn"`` adds a
-    note to its samples, ``"ignore"`` does nothing."""
+    """Rows with text that reaches no token: ``"error"`` (bad rows), ``"warn"`` (a note) or ``"ignore"``."""
     preserve_thinking_between_tool_calls: bool = False
     use_patched: bool = False
     samples: SampleSettings = field(default_factory=SampleSettings)
@@ -68,23 +77,13 @@ class TokenizeSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "overlong", choose(Overlong, "overlong", self.overlong, SampleError))
         for name in ("max_length", "row_bytes"):
-            value = getattr(self, name)
-            if value is not None or name == "row_bytes":
-                object.__setattr__(self, name, whole(name, value, least=1, error=SampleError))
-        choose(LostPolicy, "lost", self.lost, SampleError)
-        instance("samples", self.samples, SampleSettings, SampleError)
-        instance("columns", self.columns, Columns, SampleError)
-        instance("template_kwargs", self.template_kwargs, Mapping, SampleError)  # type: ignore[type-abstract]
+            if getattr(self, name) is not None or name == "row_bytes":
+                object.__setattr__(self, name, whole(name, getattr(self, name), least=1, error=SampleError))
         if isinstance(self.tokenizer, os.PathLike):
             object.__setattr__(self, "tokenizer", os.fspath(self.tokenizer))
-        if not isinstance(self.tokenizer, (str, Tokenizer)) or not self.tokenizer:
-            raise SampleError(f"tokenizer is a path, a name or a Tokenizer, not {shown(self.tokenizer)}")
-        for name in ("renderer", "control_tokens"):
-            instance(name, getattr(self, name), str, SampleError)
-        for name in ("preserve_thinking_between_tool_calls", "use_patched", "parse_arguments", "labels"):
-            instance(name, getattr(self, name), bool, SampleError)
-        if self.chat_template is not None:
-            instance("chat_template", self.chat_template, (str, PythonFormat), SampleError)  # type: ignore[arg-type]
+        for name, kinds in _TYPES.items():
+            instance(name, getattr(self, name), kinds, SampleError)
+        choose(LostPolicy, "lost", self.lost, SampleError)
         if self.tools is not None:
             object.__setattr__(self, "tools", tuple(check_tools(self.tools) or ()))
         try:
@@ -93,24 +92,18 @@ class TokenizeSettings:
             raise SampleError(f"settings must be what JSON can hold: {error}") from None
 
     def described(self) -> dict[str, Any]:
-        """The settings as JSON can hold them."""
+        """The settings as JSON, without the tokenizer and the source of the template."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NOT_DESCRIBED}
-        columns = {name: getattr(self.columns, name) for name in Columns.__dataclass_fields__}
-        return {
-            **plain,
-            **self.samples.described(),
-            "template_kwargs": dict(self.template_kwargs),
-            "columns": {name: column for name, column in columns.items() if column is not None},
-            "tools": None if self.tools is None else [dict(tool) for tool in self.tools],
-            "overlong": str(self.overlong),
-        }
+        columns = {name: column for name, column in dataclasses.asdict(self.columns).items() if column is not None}
+        tools = None if self.tools is None else [dict(tool) for tool in self.tools]
+        variables = dict(self.template_kwargs)
+        return {**plain, **self.samples.described(), "template_kwargs": variables, "columns": columns, "tools": tools}
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
         """The settings that `described` returned, for this tokenizer; others have their defaults.
 
-        The source of a template is not described; pass it as ``chat_template``. Raises SampleError or RendererError for
-        settings that do not exist.
+        Pass the source of a template as ``chat_template``. Raises SampleError for settings that do not exist.
         """
         of_rows, of_samples = cls.__dataclass_fields__, SampleSettings.__dataclass_fields__
         if unknown := sorted(set(described) - set(of_rows) - set(of_samples)):
@@ -142,7 +135,7 @@ class BadRow:
     field: str | None = None
 
     def described(self) -> dict[str, Any]:
-        """As it stands in the side file."""
+        """As it is written to the file of bad rows."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
@@ -162,7 +155,7 @@ class RowResult:
 
     @property
     def left_out(self) -> tuple[BadRow, ...]:
-        """The other samples of an expanded row that could not be kept."""
+        """The samples of an expanded row that were dropped beside others."""
         return self.problems if self.samples else self.problems[1:]
 
     def __repr__(self) -> str:
@@ -171,7 +164,7 @@ class RowResult:
 
 
 class RowTokenizer:
-    """Makes samples of rows. An error in a row is part of its result, and never ends a run."""
+    """Turns rows into samples. An error in a row is part of its result, and never ends a run."""
 
     def __init__(self, settings: TokenizeSettings) -> None:
         self.settings = settings
@@ -211,12 +204,9 @@ class RowTokenizer:
         try:
             return self._tokenize(row, source, form)
         except TokentraceError as error:
-            reason = " ".join(str(error).split())
-            if isinstance(error, TemplateError) and _has_text_arguments(row.value):
-                reason += "; its arguments are JSON strings, which some templates cannot show: see --parse-arguments"
-            message = getattr(error, "message", None)
-            field_name = getattr(error, "field", None) if isinstance(error, InputError) else None
-            return _failed(row, source, type(error).__name__, reason[:2000], message, field_name)
+            message, name = getattr(error, "message", None), getattr(error, "field", None)
+            reason, field = " ".join(str(error).split())[:2000], name if isinstance(error, InputError) else None
+            return _failed(row, source, type(error).__name__, reason, message, field)
         except RecursionError:
             return _failed(row, source, "RecursionError", "the row is nested too deeply")
 
@@ -239,11 +229,11 @@ class RowTokenizer:
         return RowResult(row, tuple(samples), len(conversation.messages), tuple(problems))
 
     def _fitted(self, sample: Sample, notes: Sequence[str]) -> tuple[Sample | None, str | None]:
-        """The sample as it is written, with the notes of its row, or why it is left out."""
+        """The sample with the notes of its row, or why it is left out."""
         if notes:
             sample = sample.replace(notes=(*sample.notes, *notes))
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
-            lost = (f"{place(one.message, one.field)}{one.why}" for one in sample.rendered.lost)
+            lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
             sample = sample.replace(notes=(*sample.notes, *dict.fromkeys(lost)))
         if not sample.trained:
             return None, "nothing in it carries loss"
@@ -253,9 +243,9 @@ class RowTokenizer:
         return cut.sample, cut.reason
 
     def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
-        """The conversation of a row, as the template will be shown it."""
+        """The conversation of a row, as the template will see it."""
         notes: tuple[str, ...] = ()
-        if form in TABLES:
+        if form is Format.PARQUET:
             value, notes = table_row(value)
         read = conversation_of(value, self.settings.columns)
         messages, tools = read.messages, read.tools
@@ -266,7 +256,7 @@ class RowTokenizer:
         return Conversation(messages, tools, read.completion_from, read.variables, notes)
 
     def described(self) -> dict[str, Any]:
-        """What made the samples: for the metadata of a file."""
+        """What the samples depend on: for the metadata of a file."""
         return {
             "tokentrace": __version__,
             "tokenizer": self.renderer.tokenizer.name,
@@ -287,15 +277,6 @@ def _nothing_trained(conversation: Conversation) -> str:
     return "nothing carries loss: the settings leave out every turn"
 
 
-def _has_text_arguments(value: Any) -> bool:
-    """Whether a row has tool calls with arguments that are strings, anywhere in it."""
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return '"arguments": "{' in text
-
-
 @dataclass(slots=True)
 class Counts:
     """The counts of a run."""
@@ -306,9 +287,9 @@ class Counts:
     trained: int = 0
     bad: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
-    """Samples of expanded rows that were left out beside others that were kept."""
+    """Samples of expanded rows that were dropped beside others."""
     notes: Counter[str] = field(default_factory=Counter)
-    """How many samples have each note; the messages that a note names are left off."""
+    """How many samples have each note, without the messages that it names."""
 
     def add(self, result: RowResult) -> None:
         self.rows += 1
@@ -328,7 +309,7 @@ class Counts:
         self.notes.update(other.notes)
 
     def described(self) -> dict[str, Any]:
-        """As JSON can hold it, in an order that depends on nothing but the counts."""
+        """As JSON, sorted."""
         out = {name: getattr(self, name) for name in ("rows", "samples", "tokens", "trained", "left_out")}
         return {**out, "bad": dict(sorted(self.bad.items())), "notes": dict(sorted(self.notes.items()))}
 
@@ -346,9 +327,9 @@ def without_place(note: str) -> str:
 
 
 def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -> Iterator[RowResult]:
-    """Samples of rows that are in memory already: dicts, or a ``datasets.Dataset``. Rows are counted from 1.
+    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Rows are counted from 1.
 
-    Any of them may come from a table, which fills in nulls: they are treated as `data.conversations.table_row` says.
+    Rows may come from a table, which fills in nulls: see `data.conversations.table_row`.
     """
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):
@@ -358,4 +339,4 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -
             row = Row(number, None, plain_values(value))
         except RecursionError:
             row = Row(number, None, problem="the row is nested too deeply")
-        yield tokenizer.tokenize(row, "rows", Format.ARROW)
+        yield tokenizer.tokenize(row, "rows", Format.PARQUET)

@@ -1,7 +1,7 @@
-"""What trainers read: which columns, in which form of a file, and what to write into their configuration.
+"""What trainers read: which columns, and what to write into their configuration.
 
-A file for a trainer holds nothing else: several of them hand every column to their collator. docs/guides has a page on
-each. The default columns (docs/rows.md) hold more, and TRL reads those as well.
+A file for a trainer has no other columns: several trainers pass every column to their collator. docs/guides has a page
+on each. The default columns (docs/rows.md) have more, and TRL reads those as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import InputError, shown
 from .sources import pyarrow
 
 ATTENTION: Final = "attention_mask"
-"""The column that says which tokens are no padding."""
+"""The column with 1 for each token that is not padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,9 @@ class Trainer:
     advice: str
     """What to write into its configuration: ``{path}`` is the file, ``{form}`` what `datasets` calls its form,
     ``{longest}`` the length of the longest row."""
-    folder: bool = False
-    """True if it reads a dataset that was saved to disk, which is a folder, and not a file."""
 
     def schema(self, schema: Any) -> Any:
-        """Of the fields of a table of samples those that it reads, with the metadata of all."""
+        """The schema of its rows, from that of a table of samples."""
         pa = pyarrow()
         if "labels" not in schema.names:
             raise InputError(f"{self.title} reads labels: leave them in")
@@ -43,12 +41,12 @@ class Trainer:
         return pa.schema(fields, metadata=schema.metadata)
 
     def table(self, table: Any) -> Any:
-        """A table of samples as one of its rows."""
-        columns = {name: _attended(table) if name == ATTENTION else table.column(name) for name in self.columns}
+        """Its rows, from a table of samples."""
+        columns = {name: _attention(table) if name == ATTENTION else table.column(name) for name in self.columns}
         return pyarrow().table(columns)
 
-    def advised(self, path: Path, longest: int) -> str:
-        """What to write into its configuration to train on a file; a comment where that has no rows."""
+    def advice_for(self, path: Path, longest: int) -> str:
+        """What to write into its configuration to train on a file."""
         if not longest:
             return "# there are no rows to train on"
         form = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
@@ -56,7 +54,7 @@ class Trainer:
         return self.advice.format(path=quoted, form=form, longest=longest)
 
 
-def _attended(table: Any) -> Any:
+def _attention(table: Any) -> Any:
     """A 1 for each token: rows have no padding."""
     pa = pyarrow()
     lengths = pyarrow("pyarrow.compute").list_value_length(table.column("input_ids")).to_numpy()
@@ -76,18 +74,19 @@ SFTTrainer(model, args=SFTConfig(max_length={longest}), train_dataset=rows)  # m
 _UNSLOTH: Final = f"""\
 import unsloth  # before trl
 {_TRL}
-# without train_on_responses_only: the labels say already what is trained"""
+# without train_on_responses_only: the labels mark what is trained"""
 
 _AXOLOTL: Final = """\
 datasets:
   - path: {path}
     ds_type: {form}
     type:  # empty: the rows are tokenized
-sequence_len: {longest}  # longer rows would be left out or cut"""
+sequence_len: {longest}  # longer rows would be dropped or cut"""
 
 _LLAMA_FACTORY: Final = """\
-tokenized_path: {path}
-dataset: tokenized  # has to be there, and is not read
+# once: load_dataset("{form}", data_files={path}).save_to_disk("rows"), with datasets
+tokenized_path: rows
+dataset: tokenized  # is required, and not read
 # cutoff_len does not apply: the longest row has {longest} tokens"""
 
 _TORCHTUNE: Final = """\
@@ -103,7 +102,7 @@ TRAINERS: Final = {
     for trainer in (
         Trainer("trl", "TRL", _IDS_AND_LABELS, _TRL),
         Trainer("axolotl", "axolotl", _WITH_ATTENTION, _AXOLOTL),
-        Trainer("llama-factory", "LLaMA-Factory", _WITH_ATTENTION, _LLAMA_FACTORY, folder=True),
+        Trainer("llama-factory", "LLaMA-Factory", _WITH_ATTENTION, _LLAMA_FACTORY),
         Trainer("torchtune", "torchtune", _IDS_AND_LABELS, _TORCHTUNE),
         Trainer("unsloth", "Unsloth", _IDS_AND_LABELS, _UNSLOTH),
     )
@@ -112,7 +111,7 @@ TRAINERS: Final = {
 
 
 def find_trainer(name: Any) -> Trainer:
-    """The trainer of a name; InputError names those that there are."""
+    """The trainer of a name. Raises InputError that lists all names."""
     if not isinstance(name, str) or name not in TRAINERS:
         raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {shown(name)}")
     return TRAINERS[name]

@@ -169,7 +169,7 @@ def fact_rows(report: AuditReport) -> Iterator[tuple[str, str]]:
     yield "content read as", "; ".join(f"{role}: {' or '.join(forms)}" for role, forms in reading.content.items())
     yield "arguments read as", " or ".join(reading.arguments) or "nothing: it writes no calls"
     yield "reasoning", f"{'written' if reading.reasoning else 'not written'}; inside content {reading.inline_reasoning}"
-    calls = f": {grammar.calls.shown}" if grammar.calls is not None else ""
+    calls = f": {grammar.calls.outline}" if grammar.calls is not None else ""
     yield "calls", f"{report.dialect or 'of no known dialect'}{calls}"
     yield from (("", note) for note in grammar.notes)
     yield "added by template", repr(report.system) if report.system else "nothing"

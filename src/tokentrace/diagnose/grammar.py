@@ -109,15 +109,15 @@ class GrammarReport:
         if channels is not None:
             yield "reasoning", f"{channels.opening(channels.reasoning)}⟨reasoning⟩{channels.end}"
             yield "content", f"{grammar.head}{channels.opening(channels.content)}⟨content⟩"
-            yield "each call", grammar.head + channels.written("⟨name⟩", calls.shown if calls else "⟨arguments⟩")
+            yield "each call", grammar.head + channels.call_text("⟨name⟩", calls.outline if calls else "⟨arguments⟩")
             return
         if grammar.reasoning is not None and not self.closes_reasoning:
-            text = grammar.reasoning.written("⟨reasoning⟩")
+            text = grammar.reasoning.wrap("⟨reasoning⟩")
             yield "reasoning", text[text.index("⟨") :] if grammar.opens_reasoning else text
-        yield "content", grammar.content.written("⟨content⟩")
+        yield "content", grammar.content.wrap("⟨content⟩")
         if calls is not None:
             yield "before calls", calls.before
-            yield "calls", calls.shown
+            yield "calls", calls.outline
             yield "between calls", calls.separator
             yield "after calls", calls.after
 

@@ -1,4 +1,4 @@
-"""How the embedded engine draws a token: penalties, temperature, min-p, top-k and top-p, in vLLM's order. Pure."""
+"""How the embedded engine samples a token: penalties, temperature, min-p, top-k, top-p, in vLLM's order. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .protocol import SamplingParams
 
 
 def penalized(logits: Floats, sampling: SamplingParams, prompt: Ids, sampled: Sequence[int]) -> Floats:
-    """Logits after the penalties: repetition counts prompt and completion, presence and frequency the latter alone."""
+    """Apply penalties: repetition counts prompt and completion, presence and frequency only the completion."""
     if not sampling.penalties:
         return logits
     changed = logits.copy()
     counts = np.bincount(np.asarray(sampled, np.intp), minlength=len(logits))
-    there = counts > 0
-    there[prompt] = True
+    present = counts > 0
+    present[prompt] = True
     factor = np.float32(sampling.repetition_penalty)
-    changed[there] = np.where(changed[there] > 0, changed[there] / factor, changed[there] * factor)
+    changed[present] = np.where(changed[present] > 0, changed[present] / factor, changed[present] * factor)
     changed -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
     changed -= np.float32(sampling.presence_penalty) * (counts > 0).astype(np.float32)
     return changed
 
 
 def sample(logits: Floats, sampling: SamplingParams, random: np.random.Generator) -> tuple[int, float]:
-    """One token, and its log-probability under the distribution that it was drawn from."""
+    """Sample a token; return it with its logprob under the sampled distribution."""
     if sampling.temperature == 0:
         index = int(logits.argmax())
         return index, float(log_softmax(logits)[index])
@@ -41,7 +41,7 @@ def sample(logits: Floats, sampling: SamplingParams, random: np.random.Generator
 
 
 def likeliest(logits: Floats, sampling: SamplingParams) -> tuple[tuple[int, float], ...]:
-    """The ids that `sampling` asks to be told, best first, with logprobs of the distribution that `sample`'s are of."""
+    """Return the likeliest ids, best first, with their logprobs under the same distribution as `sample`."""
     if sampling.temperature == 0:
         logprobs = log_softmax(logits)
     else:
@@ -52,7 +52,7 @@ def likeliest(logits: Floats, sampling: SamplingParams) -> tuple[tuple[int, floa
 
 
 def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
-    """What is sampled from at a temperature above 0."""
+    """Return the distribution at a temperature above 0."""
     scaled = logits.astype(np.float64) / sampling.temperature
     scaled -= scaled.max()
     if sampling.min_p:

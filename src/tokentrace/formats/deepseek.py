@@ -126,7 +126,7 @@ MAX_EFFORT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class MessageText:
     """What one message writes, and the opener of the answer that may follow it."""
 
     message: Any
@@ -160,10 +160,10 @@ def deepseek_v32(
             message=dropped,
         )
     yield BOS
-    yield from _written(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
+    yield from _turn_pieces(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
 
-def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, last: int) -> Iterator[Written]:
+def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, last: int) -> Iterator[MessageText]:
     caller = -1  # the message that a run of tool results answers
     for index, message in enumerate(messages):
         role = message.get("role")
@@ -182,7 +182,7 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
                 pieces = _system(V32, message, index, tools)
             else:
                 pieces = _v32_assistant(message, index, thinking and index > last)
-        yield Written(message, pieces, opener)
+        yield MessageText(message, pieces, opener)
 
 
 def _v32_user(message: Any, index: int) -> Iterator[str]:
@@ -267,10 +267,10 @@ def deepseek_v4(
     yield BOS
     if thinking and effort == "max":
         yield MAX_EFFORT
-    yield from _written(V4, messages, tools, _v4_turns(groups, tools, thinking, drop), trace)
+    yield from _turn_pieces(V4, messages, tools, _v4_turns(groups, tools, thinking, drop), trace)
 
 
-def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool) -> Iterator[Written]:
+def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, drop: bool) -> Iterator[MessageText]:
     last = _last_asking([group.role for group in groups])
     for at, group in enumerate(groups):
         follower = groups[at + 1].role if at + 1 < len(groups) else None
@@ -290,7 +290,7 @@ def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, dro
                 pieces = _v4_developer(message, index)
             else:
                 pieces = iter((REMINDER, _text(message.get("content"), index)))
-            yield Written(message, pieces, opener if nth + 1 == len(group.members) else "")
+            yield MessageText(message, pieces, opener if nth + 1 == len(group.members) else "")
 
 
 def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
@@ -352,8 +352,8 @@ def _order_results(groups: list[Group]) -> None:
 # -- what both write
 
 
-def _written(
-    markup: ToolMarkup, messages: TracedList, tools: TracedList | None, turns: Iterator[Written], trace: Trace
+def _turn_pieces(
+    markup: ToolMarkup, messages: TracedList, tools: TracedList | None, turns: Iterator[MessageText], trace: Trace
 ) -> Iterator[str]:
     """The tools, where no system message carries them; then the turns, each opener in the answer's turn or in none."""
     if tools and not (messages and messages[0].get("role") == "system"):

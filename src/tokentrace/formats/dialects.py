@@ -1,7 +1,7 @@
-"""Dialects: the ways of writing tool calls and reasoning that are in use, by name.
+"""Dialects: ways of writing tool calls and reasoning, by name.
 
-A template usually shows its own (`study.derive`). A dialect is for templates that do not: it is chosen by name, as
-inference servers choose theirs, and works both ways: `Dialect.format` writes calls, the parser reads them.
+A template usually shows its dialect (`study.derive`). For templates that do not, choose one by name, as in inference
+servers. `Dialect.format` writes calls, the parser reads them.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from .writing import write_calls, write_messages
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A way of writing tool calls, both directions: `format` writes them, a renderer that has it parses them."""
+    """A way of writing tool calls: `format` writes them, a renderer with this dialect parses them."""
 
     name: str
-    about: str
     calls: CallGrammar | None = None
     channels: Channels | None = None
     served_as: tuple[str, ...] = ()
-    """What inference servers call it."""
+    """Names of inference servers for it."""
 
     def format(self, calls: Sequence[Mapping[str, Any]], *, content: str = "") -> str:
-        """Calls (``{"name": …, "arguments": {…}}``, an ``id`` where the dialect writes one) after some content.
+        """Calls (``{"name": …, "arguments": {…}}``, with an ``id`` if the dialect writes one) after some content.
 
-        InputError names a call that lacks what is written of it.
+        Raises InputError naming a call that lacks a field.
         """
         instance("content", content, str, InputError)
-        some = items("calls", calls, InputError)
+        checked = items("calls", calls, InputError)
         try:
             if self.calls is None:
                 assert self.channels is not None
-                return write_messages(self.channels, some, content)
-            return content + write_calls(self.calls, some, beside=bool(content))
+                return write_messages(self.channels, checked, content)
+            return content + write_calls(self.calls, checked, beside=bool(content))
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"cannot be written: {error}", field="tool_calls") from None
 
@@ -50,7 +49,7 @@ _DEEPSEEK: Final = CallGrammar(
     section_open="<｜tool▁calls▁begin｜>", section_close="<｜tool▁calls▁end｜>",
     open="<｜tool▁call▁begin｜>", head=(("", "name"),), begin="<｜tool▁sep｜>", close="<｜tool▁call▁end｜>",
 )  # fmt: skip
-_TAGGED: Final = CallGrammar(
+_DSML: Final = CallGrammar(
     Style.PAIRS, before="\n\n", separator="\n",
     section_open="<｜DSML｜function_calls>\n", section_close="\n</｜DSML｜function_calls>",
     open='<｜DSML｜invoke name="', head=(("", "name"),), begin='">\n', close="</｜DSML｜invoke>",
@@ -59,121 +58,62 @@ _TAGGED: Final = CallGrammar(
 )  # fmt: skip
 
 _DIALECTS: Final = (
-    Dialect(
-        "hermes", "one JSON object a call, in <tool_call> tags",
-        CallGrammar(
-            Style.JSON_CALL, before="\n", separator="\n",
-            open="<tool_call>\n", keys=_NAME_AND_ARGUMENTS, close="\n</tool_call>",
-        ),
-        served_as=("qwen", "qwen25"),
-    ),
-    Dialect(
-        "qwen-xml", "a <function=…> in <tool_call> tags, each argument in a <parameter=…>",
-        CallGrammar(
-            Style.PAIRS, before="\n\n", separator="\n", others=Value.PYTHON,
-            open="<tool_call>\n", head=(("<function=", "name"),), begin=">\n", end="</function>\n",
-            close="</tool_call>",
-            key_open="<parameter=", value_open=">\n", value_close="\n</parameter>\n",
-        ),
-        served_as=("qwen3_coder", "qwen3_xml", "qwen3coder"),
-    ),
-    Dialect(
-        "glm-xml", "the name in <tool_call> tags, then <arg_key> and <arg_value> in turn",
-        CallGrammar(
-            Style.PAIRS, before="\n", separator="\n",
-            open="<tool_call>", head=(("", "name"),), begin="\n", close="</tool_call>",
-            key_open="<arg_key>", value_open="</arg_key>\n<arg_value>", value_close="</arg_value>\n",
-        ),
-        served_as=("glm45", "glm47", "glm"),
-    ),
-    Dialect(
-        "minimax-xml", "an <invoke> for each call in one <minimax:tool_call> section, each argument in a <parameter>",
-        CallGrammar(
-            Style.PAIRS, before="\n", separator="\n",
-            section_open="<minimax:tool_call>\n", section_close="\n</minimax:tool_call>",
-            open='<invoke name="', head=(("", "name"),), begin='">\n', close="</invoke>",
-            key_open='<parameter name="', value_open='">', value_close="</parameter>\n",
-        ),
-        served_as=("minimax_m2", "minimax-m2"),
-    ),
-    Dialect(
-        "minimax-tree", "an <invoke> for each call, arguments as elements named after them, nested as the values are",
-        CallGrammar(
-            Style.TREE, separator="\n", item="item",
-            section_open="]<]minimax[>[<tool_call>\n", section_close="\n]<]minimax[>[</tool_call>",
-            open=']<]minimax[>[<invoke name="', head=(("", "name"),), begin='">', close="]<]minimax[>[</invoke>",
-            key_open="]<]minimax[>[<", value_open=">", value_close="]<]minimax[>[</",
-        ),
-        served_as=("minimax_m3", "minimax-m3"),
-    ),
-    Dialect(
-        "deepseek", "type, name and fenced JSON between DeepSeek's control tokens (V3, R1)",
-        dataclasses.replace(
-            _DEEPSEEK, separator="\n", head=(("function<｜tool▁sep｜>", "name"),), begin="\n```json\n", end="\n```"
-        ),
-        served_as=("deepseek_v3", "deepseekv3"),
-    ),
-    Dialect(
-        "deepseek-v3.1", "name and JSON between DeepSeek's control tokens (V3.1)",
-        _DEEPSEEK,
-        served_as=("deepseek_v31", "deepseekv31"),
-    ),
-    Dialect(
-        "dsml", "DeepSeek's markup: tags that say of each argument whether it is a string (V3.2)",
-        _TAGGED,
-        served_as=("deepseek_v32", "deepseekv32"),
-    ),
-    Dialect(
-        "dsml-v4", "DeepSeek's markup with another name for the section (V4)",
-        dataclasses.replace(
-            _TAGGED, section_open="<｜DSML｜tool_calls>\n", section_close="\n</｜DSML｜tool_calls>"
-        ),
-        served_as=("deepseek_v4", "deepseekv4"),
-    ),
-    Dialect(
-        "kimi", "an id that holds the name, and JSON, between Kimi's control tokens",
-        CallGrammar(
-            Style.JSON_ARGUMENTS, id_is_name=True,
-            section_open="<|tool_calls_section_begin|>", section_close="<|tool_calls_section_end|>",
-            open="<|tool_call_begin|>", head=(("", "id"),), begin="<|tool_call_argument_begin|>",
-            close="<|tool_call_end|>",
-        ),
-        served_as=("kimi_k2",),
-    ),
-    Dialect(
-        "harmony", "messages on channels, calls addressed to functions",
-        channels=Channels(),
-        served_as=("openai", "gpt-oss", "gpt_oss"),
-    ),
-    Dialect(
-        "llama-json", "a JSON object with name and parameters, and nothing around it",
-        CallGrammar(Style.JSON_CALL, separator="; ", keys=(("name", ("name",)), ("arguments", ("parameters",)))),
-        served_as=("llama3_json", "llama4_json", "llama3"),
-    ),
-    Dialect(
-        "mistral", "a JSON list of calls after [TOOL_CALLS]",
-        CallGrammar(
-            Style.JSON_CALL, separator=", ",
-            section_open="[TOOL_CALLS][", section_close="]",
-            keys=(*_NAME_AND_ARGUMENTS, ("id", ("id",))),
-        ),
-    ),
-    Dialect(
-        "functools", "a JSON list of calls after the word functools (Phi-4-mini)",
-        CallGrammar(
-            Style.JSON_CALL, section_open="functools[", section_close="]", separator=", ", keys=_NAME_AND_ARGUMENTS
-        ),
-        served_as=("phi4_mini_json",),
-    ),
-    Dialect(
-        "mistral-args", "[TOOL_CALLS], the name, [ARGS] and JSON for each call",
-        CallGrammar(Style.JSON_ARGUMENTS, open="[TOOL_CALLS]", head=(("", "name"),), begin="[ARGS]"),
-    ),
-    Dialect(
-        "pythonic", "a Python list of calls with keyword arguments",
-        CallGrammar(Style.PYTHON, section_open="[", section_close="]", separator=", ", others=Value.PYTHON),
-        served_as=("llama4_pythonic",),
-    ),
+    Dialect("hermes", CallGrammar(
+        Style.JSON_CALL, before="\n", separator="\n",
+        open="<tool_call>\n", keys=_NAME_AND_ARGUMENTS, close="\n</tool_call>",
+    ), served_as=("qwen", "qwen25")),
+    Dialect("qwen-xml", CallGrammar(
+        Style.PAIRS, before="\n\n", separator="\n", others=Value.PYTHON,
+        open="<tool_call>\n", head=(("<function=", "name"),), begin=">\n", end="</function>\n", close="</tool_call>",
+        key_open="<parameter=", value_open=">\n", value_close="\n</parameter>\n",
+    ), served_as=("qwen3_coder", "qwen3_xml", "qwen3coder")),
+    Dialect("glm-xml", CallGrammar(
+        Style.PAIRS, before="\n", separator="\n",
+        open="<tool_call>", head=(("", "name"),), begin="\n", close="</tool_call>",
+        key_open="<arg_key>", value_open="</arg_key>\n<arg_value>", value_close="</arg_value>\n",
+    ), served_as=("glm45", "glm47", "glm")),
+    Dialect("minimax-xml", CallGrammar(
+        Style.PAIRS, before="\n", separator="\n",
+        section_open="<minimax:tool_call>\n", section_close="\n</minimax:tool_call>",
+        open='<invoke name="', head=(("", "name"),), begin='">\n', close="</invoke>",
+        key_open='<parameter name="', value_open='">', value_close="</parameter>\n",
+    ), served_as=("minimax_m2", "minimax-m2")),
+    Dialect("minimax-tree", CallGrammar(
+        Style.TREE, separator="\n", item="item",
+        section_open="]<]minimax[>[<tool_call>\n", section_close="\n]<]minimax[>[</tool_call>",
+        open=']<]minimax[>[<invoke name="', head=(("", "name"),), begin='">', close="]<]minimax[>[</invoke>",
+        key_open="]<]minimax[>[<", value_open=">", value_close="]<]minimax[>[</",
+    ), served_as=("minimax_m3", "minimax-m3")),
+    Dialect("deepseek", dataclasses.replace(
+        _DEEPSEEK, separator="\n", head=(("function<｜tool▁sep｜>", "name"),), begin="\n```json\n", end="\n```",
+    ), served_as=("deepseek_v3", "deepseekv3")),
+    Dialect("deepseek-v3.1", _DEEPSEEK, served_as=("deepseek_v31", "deepseekv31")),
+    Dialect("dsml", _DSML, served_as=("deepseek_v32", "deepseekv32")),
+    Dialect("dsml-v4", dataclasses.replace(
+        _DSML, section_open="<｜DSML｜tool_calls>\n", section_close="\n</｜DSML｜tool_calls>",
+    ), served_as=("deepseek_v4", "deepseekv4")),
+    Dialect("kimi", CallGrammar(
+        Style.JSON_ARGUMENTS, id_is_name=True,
+        section_open="<|tool_calls_section_begin|>", section_close="<|tool_calls_section_end|>",
+        open="<|tool_call_begin|>", head=(("", "id"),), begin="<|tool_call_argument_begin|>", close="<|tool_call_end|>",
+    ), served_as=("kimi_k2",)),
+    Dialect("harmony", channels=Channels(), served_as=("openai", "gpt-oss", "gpt_oss")),
+    Dialect("llama-json", CallGrammar(
+        Style.JSON_CALL, separator="; ", keys=(("name", ("name",)), ("arguments", ("parameters",))),
+    ), served_as=("llama3_json", "llama4_json", "llama3")),
+    Dialect("mistral", CallGrammar(
+        Style.JSON_CALL, separator=", ", section_open="[TOOL_CALLS][", section_close="]",
+        keys=(*_NAME_AND_ARGUMENTS, ("id", ("id",))),
+    )),
+    Dialect("mistral-args", CallGrammar(
+        Style.JSON_ARGUMENTS, open="[TOOL_CALLS]", head=(("", "name"),), begin="[ARGS]",
+    )),
+    Dialect("functools", CallGrammar(
+        Style.JSON_CALL, section_open="functools[", section_close="]", separator=", ", keys=_NAME_AND_ARGUMENTS,
+    ), served_as=("phi4_mini_json",)),
+    Dialect("pythonic", CallGrammar(
+        Style.PYTHON, section_open="[", section_close="]", separator=", ", others=Value.PYTHON,
+    ), served_as=("llama4_pythonic",)),
 )  # fmt: skip
 
 DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in _DIALECTS}
@@ -185,15 +125,14 @@ REASONING: Final[Mapping[str, Frame | None]] = {
     "brackets": Frame("[THINK]", close="[/THINK]"),
     "none": None,
 }
-"""Ways of setting off reasoning, by name."""
+"""Delimiters of reasoning, by name."""
 
 _REASONING_SERVED_AS: Final = {
     **dict.fromkeys(("qwen3", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "minimax_m2", "nemotron_v3"), "think"),
     "mistral": "brackets",
     "seed_oss": "seed-think",
 }
-"""What inference servers call them."""
-
+"""Names of inference servers for them."""
 
 _BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dialect.served_as}, **DIALECTS}
 
@@ -206,16 +145,16 @@ def find_dialect(name: str) -> Dialect:
 
 
 def find_reasoning(name: str) -> Frame | None:
-    """A way of setting off reasoning by its name, or by that of an inference server."""
+    """The delimiters of reasoning by their name, or by that of an inference server."""
     name = _REASONING_SERVED_AS.get(name, name)
     if name not in REASONING:
-        known = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
-        raise RendererError(f"there is no reasoning parser {name!r}; known are {known}")
+        names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
+        raise RendererError(f"there is no reasoning parser {name!r}; known are {names}")
     return REASONING[name]
 
 
 def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | None:
-    """The name of the dialect that a grammar writes; white space aside."""
+    """The name of the dialect that a grammar writes, ignoring white space."""
     for dialect in _DIALECTS:
         if calls is not None and dialect.calls is not None and _core(calls) == _core(dialect.calls):
             return dialect.name
@@ -231,7 +170,7 @@ _DELIMITERS: Final = (
 
 
 def _core(calls: CallGrammar) -> CallGrammar:
-    """What has to be the same for two grammars to read the same calls: all but white space and spelling."""
+    """The part that two grammars must share to read the same calls: all but white space and the form of values."""
     unspaced = {name: _unspaced(getattr(calls, name)) for name in _DELIMITERS}
     head = tuple((_unspaced(lead), field) for lead, field in calls.head)
     changed: dict[str, Any] = {**unspaced, "head": head, "others": Value.JSON, "ascii": False}
@@ -243,9 +182,9 @@ def _unspaced(text: str) -> str:
 
 
 def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
-    """A grammar with a dialect, or a way of setting off reasoning, in place of its own.
+    """A grammar with another dialect, or with other delimiters of reasoning.
 
-    White space that the template shows around the same delimiters stays the template's.
+    White space that the template writes around the same delimiters stays.
     """
     if reasoning_parser is not None:
         grammar = _with_reasoning(grammar, reasoning_parser)
@@ -263,32 +202,31 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
     if not isinstance(parser, CallGrammar):
         raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {shown(parser)}")
-    lacking = _lacking(parser)
-    if lacking:
+    if lacking := _lacking(parser):
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
-    own = grammar.calls
-    if own is not None:
-        same = _core(own) == _core(parser)
+    current = grammar.calls
+    if current is not None:
+        same = _core(current) == _core(parser)
         if same and ONE_CALL in grammar.notes:
-            own = dataclasses.replace(own, separator=parser.separator)
-        parser = own if same else dataclasses.replace(parser, before=own.before, after=own.after)
+            current = dataclasses.replace(current, separator=parser.separator)
+        parser = current if same else dataclasses.replace(parser, before=current.before, after=current.after)
     return grammar.replace(calls=parser, channels=None, notes=notes)
 
 
 def _lacking(calls: CallGrammar) -> list[str]:
-    """What is missing from a grammar, without which calls of its style cannot be read."""
+    """What a grammar lacks to read calls of its style."""
     fields = {*(field for field, _ in calls.keys), *(field for _, field in calls.head)}
     named = calls.named_key or calls.style is Style.PYTHON or "name" in fields or (calls.id_is_name and "id" in fields)
-    found = {
+    parts = {
         "a name among its keys" if calls.style is Style.JSON_CALL else "a name in its head": named,
         "arguments among its keys": calls.style is not Style.JSON_CALL or calls.named_key or "arguments" in fields,
         "open or section_open": calls.style in (Style.JSON_CALL, Style.PYTHON) or calls.open or calls.section_open,
     }
     if calls.style is Style.BRACES:
-        found |= {"begin='{'": calls.begin.strip() == "{", "quote": calls.quote}
+        parts |= {"begin='{'": calls.begin.strip() == "{", "quote": calls.quote}
     if calls.style in (Style.PAIRS, Style.TREE):
-        found |= {part: getattr(calls, part).strip() for part in ("key_open", "value_open", "value_close")}
-    return [part for part, given in found.items() if not given]
+        parts |= {part: getattr(calls, part).strip() for part in ("key_open", "value_open", "value_close")}
+    return [part for part, value in parts.items() if not value]
 
 
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
@@ -296,10 +234,10 @@ def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     if frame is not None and not isinstance(frame, Frame):
         raise RendererError(f"reasoning_parser is a name or a Frame, not {shown(parser)}")
     if frame is not None and not (frame.open and frame.close):
-        raise RendererError(f"reasoning is known by what opens and what closes it; {frame!r} lacks one of them")
-    own = grammar.reasoning
-    if frame is None or (own is not None and (own.open, own.close) == (frame.open, frame.close)):
-        return grammar.replace(reasoning=own if frame is not None else None)
+        raise RendererError(f"a reasoning_parser needs open and close; {frame!r} lacks one of them")
+    current = grammar.reasoning
+    if frame is None or (current is not None and (current.open, current.close) == (frame.open, frame.close)):
+        return grammar.replace(reasoning=current if frame is not None else None)
     head = grammar.head
     if frame.open in head:  # the prompt opens it
         head = head[: head.index(frame.open)]

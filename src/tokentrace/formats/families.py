@@ -7,7 +7,7 @@ except for the formats that have no template.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final
 
 from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
@@ -28,21 +28,6 @@ _KIMI_RESULT: Final = "<|im_system|>⟨name⟩<|im_middle|>## Return of ⟨tool_
 _LLAMA: Final = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-class Outline(Protocol):
-    """The scaffold of a template's turns, as `study.outline` reads it."""
-
-    @property
-    def answer(self) -> str: ...
-    @property
-    def call(self) -> str: ...
-    @property
-    def result(self) -> str: ...
-    @property
-    def prompt(self) -> str: ...
-    @property
-    def image(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """A name, the models that have it, and the outline by which a template is recognised."""
@@ -53,13 +38,13 @@ class Family:
     call: str
     result: str
     prompt: str | None = None
-    """The generation prompt, where it tells the family from another with the same turns."""
+    """The generation prompt, if it distinguishes the family from another with the same turns."""
     image: str | None = None
-    """What stands for an image, where that tells it."""
+    """The placeholder of an image, if that distinguishes it."""
     format: PythonFormat | None = None
-    """Its format, where it has no Jinja template."""
+    """Its format, if it has no Jinja template."""
     tool_parser: str | None = None
-    """The dialect of its calls, where the template does not show them, or not as they are."""
+    """The dialect of its calls, if the template does not show them, or shows them wrong."""
 
     @property
     def turn(self) -> str:
@@ -70,12 +55,12 @@ class Family:
     def tool(self) -> str:
         return self.result
 
-    def differs(self, outline: Outline) -> str:
-        """Why a template with this outline is not of the family; ``""`` if it is."""
+    def differs(self, outline: Any) -> str:
+        """Why a template with this `study.outline` does not belong to the family; ``""`` if it does."""
         for name in ("answer", "call", "result", "prompt", "image"):
-            expected = getattr(self, name)
-            if expected is not None and expected != (actual := getattr(outline, name)):
-                return f"its {name} is {actual!r}, and the family's is {expected!r}"
+            expected, actual = getattr(self, name), getattr(outline, name)
+            if expected is not None and expected != actual:
+                return f"its {name} is {actual!r}, where the family's is {expected!r}"
         return ""
 
 

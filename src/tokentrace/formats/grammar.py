@@ -22,7 +22,7 @@ ONE_CALL: Final = "the template writes one call a turn"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around a text: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``."""
+    """The text around another: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``."""
 
     open: str = ""
     lead: str = ""
@@ -33,7 +33,7 @@ class Frame:
     after: str = ""
     """White space after the closing."""
 
-    def written(self, text: str) -> str:
+    def wrap(self, text: str) -> str:
         """`text` in its frame."""
         return f"{self.open}{self.lead}{text}{self.trail}{self.close}{self.after}"
 
@@ -93,11 +93,11 @@ class CallGrammar:
     after: str = ""
     """White space after the last call."""
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """JSON_CALL: under which key of the object each field stands, as a path; in the order they are written."""
+    """JSON_CALL: the path of each field in the object, in order."""
     named_key: bool = False
-    """JSON_CALL: the object has one key, which is the name, and its value are the arguments."""
+    """JSON_CALL: the object has one key, the name; its value is the arguments."""
     id_is_name: bool = False
-    """The name stands nowhere but in the id: ``functions.NAME:INDEX``."""
+    """The id contains the name, which is written nowhere else: ``functions.NAME:INDEX``."""
     key_open: str = ""
     value_open: str = ""
     value_close: str = ""
@@ -106,7 +106,7 @@ class CallGrammar:
     typed_opens: tuple[tuple[str, str], ...] = ()
     """Opens values of a JSON type (``boolean``, ``null``, ``array``, ``object``) that open otherwise than numbers."""
     quote: str = ""
-    """BRACES: what stands around strings."""
+    """BRACES: the quotes of strings."""
     item: str = ""
     """TREE: the name of the elements of a list."""
     strings: Value = Value.BARE
@@ -115,8 +115,8 @@ class CallGrammar:
     """Whether JSON is written with everything but ASCII escaped."""
 
     @property
-    def shown(self) -> str:
-        """A turn with one call, with holes for its fields: the way a person would write it down."""
+    def outline(self) -> str:
+        """One call with holes for its fields, as a person would write it down."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:
@@ -155,9 +155,9 @@ class Channels:
     reasoning: str = "analysis"
     content: str = "final"
     recipient: str = "to="
-    """What the addressee of a call stands after, in the header."""
+    """Prefix of the addressee of a call, in the header."""
     namespace: str = "functions."
-    """What stands before the name of a function."""
+    """Prefix of function names."""
     call: str = "commentary"
     """The channel of calls."""
     content_type: str = "json"
@@ -167,7 +167,7 @@ class Channels:
         """What a message of reasoning or content begins with, after its head."""
         return f"{self.channel}{name}{self.message}" if self.channel else f" {self.recipient}{name}{self.message}"
 
-    def written(self, name: str, arguments: Any) -> str:
+    def call_text(self, name: str, arguments: Any) -> str:
         """A call, after the head of its message."""
         body = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         header = f" {self.recipient}{self.namespace}{name}{self.channel}{self.call} {self.content_type}"
@@ -196,8 +196,8 @@ class TurnGrammar:
         """Whether the generation prompt ends inside reasoning."""
         if self.reasoning is None:
             return False
-        rest = self.prompt[len(self.head) :]
-        return rest.rfind(self.reasoning.open) > rest.rfind(self.reasoning.close) if self.reasoning.open else False
+        tail = self.prompt[len(self.head) :]
+        return tail.rfind(self.reasoning.open) > tail.rfind(self.reasoning.close) if self.reasoning.open else False
 
     def replace(self, **changes: object) -> TurnGrammar:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

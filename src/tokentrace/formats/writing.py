@@ -18,11 +18,11 @@ def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, bes
     """
     if not calls:
         return ""
-    written = grammar.separator.join(
+    body = grammar.separator.join(
         f"{grammar.open}{_body(grammar, call, at)}{grammar.close}" for at, call in enumerate(calls)
     )
     before = grammar.before if beside else ""
-    return f"{before}{grammar.section_open}{written}{grammar.section_close}{grammar.after}"
+    return f"{before}{grammar.section_open}{body}{grammar.section_close}{grammar.after}"
 
 
 def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], content: str) -> str:
@@ -34,12 +34,12 @@ def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], conte
         raise InputError(
             f"are {len(calls)}, and a turn of messages on channels ends with its first", field="tool_calls"
         )
-    said = ""
+    text = ""
     if content:
         head = channels.call if calls else channels.content
-        said = f"{channels.opening(head or channels.content)}{content}"
-        said += f"{channels.end}{channels.start}assistant" if calls else ""
-    return said + "".join(channels.written(_field(call, "name", 0), _arguments(call, 0)) for call in calls)
+        text = f"{channels.opening(head or channels.content)}{content}"
+        text += f"{channels.end}{channels.start}assistant" if calls else ""
+    return text + "".join(channels.call_text(_field(call, "name", 0), _arguments(call, 0)) for call in calls)
 
 
 def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
@@ -47,8 +47,8 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
     if grammar.style is Style.JSON_CALL:
         return _json(grammar, _object(grammar, call, arguments, at))
     if grammar.style is Style.PYTHON:
-        given = ", ".join(f"{key}={_python(grammar, value)}" for key, value in arguments.items())
-        return f"{_field(call, 'name', at)}({given})"
+        pairs = ", ".join(f"{key}={_python(grammar, value)}" for key, value in arguments.items())
+        return f"{_field(call, 'name', at)}({pairs})"
     head = "".join(f"{lead}{_field(call, field, at)}" for lead, field in grammar.head)
     if grammar.style is Style.JSON_ARGUMENTS:
         inside = _json(grammar, arguments)

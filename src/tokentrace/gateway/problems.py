@@ -12,7 +12,7 @@ import msgspec
 
 from ..engines.protocol import EngineError, EngineRefusal, EngineUnavailable
 from ..errors import InputError, TokentraceError
-from ..store.store import Closed, Missing, StoreError, Taken
+from ..store.store import Closed, KeyConflict, Missing, StoreError
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -113,7 +113,7 @@ def request_error(error: EngineError | StoreError) -> RequestError:
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
         case Missing():
             return RequestError(str(error), status=404, code="no_session")
-        case Closed() | Taken():
+        case Closed() | KeyConflict():
             return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
             return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)

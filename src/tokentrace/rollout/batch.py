@@ -48,7 +48,7 @@ class Summary:
     malformed_turns: int = 0
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """How many of the prompt tokens were in the engine's cache; None where no engine said."""
+    """Prompt tokens in the engine's cache; None if no engine reports them."""
     rewards: list[float] = field(default_factory=list)
     seconds: float = 0.0
     """Of this run alone, without those that an earlier one took."""
@@ -230,7 +230,7 @@ async def run_rollouts(
     seed = None if seed is None else whole("seed", seed, least=0, most=MAX_SEED, error=InputError)
     if continue_aborted:
         if store is None:
-            raise InputError("continue_aborted needs a store, which has the rollouts to go on with")
+            raise InputError("continue_aborted needs a store with the rollouts to continue")
         store.run_again([End.ABORT])
     summary = Summary() if store is None else Summary.of(store)
     began = time.monotonic()

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..data.ray_connection import connected, first_line, import_ray
-from ..engines.routing import Circuit, circuits_of
 from ..errors import InputError, TokentraceError, shown
 from ..settings import instance, whole
 from ..trajectory.trajectory import Trajectory
@@ -49,17 +48,6 @@ _POLL_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 10.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClusterRun:
-    """The result of a run on a cluster."""
-
-    summary: Summary
-    waited: float
-    """The most seconds that a worker waited for an engine that was down."""
-    circuits: list[Circuit]
-    """The endpoints of each worker's engine, if it has several."""
-
-
 async def run_rollouts_on_ray(
     make: MakeCrew,
     tasks: Iterable[Task],
@@ -72,14 +60,14 @@ async def run_rollouts_on_ray(
     seed: int | None = None,
     patience: float | None = 600.0,
     notice: Callable[[Outage | None], None] | None = None,
-) -> ClusterRun:
+) -> Summary:
     """Run `run_rollouts` on a Ray cluster: the same rollouts, whoever runs them.
 
     `make` is called on each worker, so it needs what it imports and reads there; its tasks must equal `tasks`.
     `workers` is the number of actors, each on one CPU; by default all CPUs of the cluster. `concurrency` is for all of
     them together. `address` is that of a cluster: ``"auto"`` for the one this machine is a node of, ``"local"`` for
     this machine's cores; None is the default of ``ray.init()``. `patience` is how long a worker waits for an engine
-    that is down, and the run for a node when the cluster has none; `notice` is told of both.
+    that is down, and the run for a node when the cluster has none, which `notice` reports.
 
     Skips tasks that the store has finished. Raises InputError if a worker cannot be made, or has other tasks or
     another template than the others.
@@ -93,7 +81,7 @@ async def run_rollouts_on_ray(
     summary = Summary() if store is None else Summary.of(store)
     todo = deque(n for n, task in enumerate(chosen) if store is None or not store.is_finished(task.name))
     if not todo:
-        return ClusterRun(summary, 0.0, [])
+        return summary
     with connected(ray, address):
         cpus = int(ray.cluster_resources().get("CPU", 1))
         count = cpus if workers is None else whole("workers", workers, least=1, error=InputError)
@@ -127,23 +115,19 @@ class _Run:
     first: dict[str, Any] | None = None
     """The report of the first worker."""
     patience: float | None = 600.0
-    waited: float = 0.0
-    circuits: dict[str, Circuit] = dataclasses.field(default_factory=dict)
 
-    async def all(self, seats: int) -> ClusterRun:
+    async def all(self, seats: int) -> Summary:
         """Run everything."""
         began = time.monotonic()
-        watching = asyncio.create_task(self._watch())
         try:
             await together(self._seat() for _ in range(seats))
         finally:
-            watching.cancel()
             closing = [asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS) for worker in self.workers]
             await asyncio.gather(*closing, return_exceptions=True)
             for worker in self.workers:
                 self.ray.kill(worker)
         self.summary.seconds = time.monotonic() - began
-        return ClusterRun(self.summary, self.waited, list(self.circuits.values()))
+        return self.summary
 
     async def _seat(self) -> None:
         """Run one worker after another until nothing is left: each replaces one that died."""
@@ -155,7 +139,6 @@ class _Run:
                 self._check(await self._ready(worker))
                 failed = 0
                 if await self._work_through(worker):
-                    await self._look(worker)
                     await worker.close.remote()
             except self.ray.exceptions.RayError as error:
                 self._check_death(error)
@@ -258,25 +241,6 @@ class _Run:
         if self.done is not None:
             self.done(rollout)
 
-    async def _look(self, worker: Any) -> Outage | None:
-        """Return the outage of a worker's engine, if there is one."""
-        outage: Outage | None
-        outage, waited, circuits = await worker.engine_state.remote()
-        self.waited = max(self.waited, waited)
-        self.circuits |= {one.name: one for one in circuits}
-        return outage
-
-    async def _watch(self) -> None:
-        """Report now and then whether an engine does not answer."""
-        was_down = False
-        while self.notice is not None:
-            await asyncio.sleep(_POLL_SECONDS)
-            looks = (asyncio.wait_for(self._look(worker), _POLL_SECONDS) for worker in self.workers)
-            outages = [one for one in await asyncio.gather(*looks, return_exceptions=True) if isinstance(one, Outage)]
-            if outages or was_down:
-                self.notice(outages[0] if outages else None)
-            was_down = bool(outages)
-
 
 # -- on the nodes
 
@@ -306,8 +270,7 @@ class RolloutActor:
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
         self._make = make
         self._node = platform.node()
-        self._outage: Outage | None = None
-        self._seconds = patience
+        self._patience = patience
 
     async def ready(self) -> dict[str, Any]:
         """Make the agent; report what must be the same on all workers, or an error as text."""
@@ -315,7 +278,7 @@ class RolloutActor:
             crew = self._make()
             self._agent, tasks = await crew if inspect.isawaitable(crew) else crew
             self._tasks = list(named(tasks))
-            self._patience = Patience(self._seconds, notice=self._notice)
+            self._waiting = Patience(self._patience)
             first = self._tasks[0]
             tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
             prompt = self._agent.renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
@@ -330,13 +293,10 @@ class RolloutActor:
             "vocabulary": self._agent.renderer.tokenizer.vocabulary.size,
         }
 
-    def _notice(self, outage: Outage | None) -> None:
-        self._outage = outage
-
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
         """Run a rollout; return it without its task and tools, which need not travel."""
         try:
-            rollout = await self._agent.run(self._tasks[number], seed=seed, patience=self._patience)
+            rollout = await self._agent.run(self._tasks[number], seed=seed, patience=self._waiting)
         except EngineDown as error:
             return {"node": self._node, "down": str(error)}
         except Exception as error:
@@ -353,13 +313,6 @@ class RolloutActor:
         for tool in self._agent.tools:
             await tool.close()
         await self._agent.engine.close()
-
-    async def engine_state(self) -> tuple[Outage | None, float, list[Circuit]]:
-        """Return the engine's outage, for how long it was waited for, and its endpoints."""
-        circuits = [
-            dataclasses.replace(one, name=f"{self._node}: {one.name}") for one in circuits_of(self._agent.engine)
-        ]
-        return self._outage, self._patience.waited, circuits
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ class End(StrEnum):
     TIME = "time"
     """The rollout took longer than it may; what was being sampled or run then is not in it."""
     ABORT = "abort"
-    """The engine was told to end a request."""
+    """The engine aborted a request."""
     BRIDGE = "bridge"
     """The next prompt could not be proven to extend the stream; the notes say why."""
     ENGINE = "engine"
@@ -35,5 +35,4 @@ class End(StrEnum):
 
 
 FAILED_ENDS: Final = frozenset({End.ABORT, End.BRIDGE, End.ENGINE, End.HUNG, End.FAILED})
-"""Ends that are neither the agent's own nor a budget's. Nothing can be said of what such a rollout is worth: it has no
-reward, and counts in no group."""
+"""Failures: such a rollout has no reward, and counts in no group."""

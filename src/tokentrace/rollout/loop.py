@@ -96,8 +96,8 @@ class _Progress:
 class Agent:
     """Runs rollouts of one model with one set of tools. Safe to run many at once in one event loop.
 
-    A request that the engine was told to end (a pause with abort, before new weights) ends its rollout with
-    `End.ABORT`; with `resume_aborted` the same turn is sampled on as soon as the engine takes requests again.
+    An aborted request (a pause before new weights) ends its rollout with `End.ABORT`; with `resume_aborted` the same
+    turn is sampled on as soon as the engine accepts requests again.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ class _Session:
         return self._opened.result()
 
     async def close(self) -> None:
-        """End it; a command is told to end, and killed if it does not."""
+        """End it; a command that does not exit is killed."""
         self._closing.set()
         if not self._opened.done():
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""What a rollout is: its task, its budget, and the record of what happened, turn by turn."""
+"""A rollout: its task, its budget, and what happened in each turn."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..conversation.place import is_list
 from ..errors import InputError, TrajectoryError, shown
 from ..parsing.response import ParsedToolCall
 from ..settings import as_float, choose, limit, whole
+from ..store.store import is_storable
 from ..trajectory.inputs import mapping_json
 from ..trajectory.trajectory import Trajectory
 from .cutting import Keep
@@ -24,30 +25,25 @@ from .tools import BaseTool, as_tools, step_settings
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What ends a rollout, and where tool results are cut. None is no limit."""
+    """Limits of a rollout. None is no limit."""
 
     turns: int = 16
     user_turns: int | None = None
-    """How often the model is answered, by tools or by the simulated user. The turn after the last answer ends the
-    rollout: its calls are not run."""
+    """How often tools or the simulated user answer. The next turn ends the rollout; its calls do not run."""
     parallel_calls: int | None = None
-    """How many calls of one turn are run; each of the others gets a result that says it was not."""
+    """How many calls of one turn run; the others get an error as result."""
     turn_tokens: int = 1024
-    """The most tokens of one turn."""
     tokens: int | None = None
-    """The most sampled tokens of all turns."""
+    """Sampled tokens of all turns."""
     context: int | None = None
-    """The most tokens of a stream; the engine's own limit if it is smaller."""
+    """Tokens of a stream; the engine's limit applies as well."""
     seconds: float | None = None
-    """For the whole rollout but its reward. Waiting for an engine that is down does not count."""
+    """Of the rollout without its reward, and without waiting for an engine that is down."""
     tool_timeout: float | None = 60.0
-    """Seconds for one call."""
     tool_seconds: float | None = None
-    """Seconds for all calls of a rollout."""
+    """Of all calls."""
     interaction_timeout: float | None = 300.0
-    """Seconds for one step of the simulated user."""
     reward_timeout: float | None = 300.0
-    """Seconds for the reward."""
     result_tokens: int = 2048
     """Longer tool results are cut."""
     result_keep: Keep = Keep.MIDDLE
@@ -65,32 +61,31 @@ class Budget:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        """What was set, and not what is by default."""
         changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return f"Budget({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a rollout is about. `name` is its own in a run; one without gets a name from its place there."""
+    """What a rollout is about. Names are unique in a run; a task without one is named by its place."""
 
     messages: Messages
     name: str = ""
     tools: Sequence[BaseTool] | None = None
-    """Its own tools, in place of the agent's."""
+    """Replace the agent's tools."""
     tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each tool by its name, what `create` is given; or mappings called ``create_kwargs``, ``execute_kwargs``,
-    ``calc_reward_kwargs`` and ``release_kwargs``, for each step of its life."""
+    """By tool, the arguments of `create`; or ``create_kwargs``, ``execute_kwargs``, ``calc_reward_kwargs`` and
+    ``release_kwargs``."""
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
-    """What `start_interaction` is given; ``name`` chooses among several simulated users."""
+    """The arguments of `start_interaction`; ``name`` selects a simulated user."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever JSON can hold."""
+    """JSON."""
 
     def __post_init__(self) -> None:
         if not is_list(self.messages):
             raise InputError(f"a task's messages must be a list of messages, not {shown(self.messages)}")
-        if not isinstance(self.name, str) or not _is_text(self.name):
-            raise InputError(f"a task's name must be text, not {shown(self.name)}")
+        if not isinstance(self.name, str) or not is_storable(self.name):
+            raise InputError(f"a task's name must be text without NUL, not {shown(self.name)}")
         if self.tools is not None:
             object.__setattr__(self, "tools", as_tools(self.tools))
         for name in ("tool_settings", "interaction_settings"):
@@ -108,11 +103,6 @@ class Task:
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, {len(self.messages)} messages)"
-
-
-def _is_text(value: str) -> bool:
-    """Whether UTF-8 can hold it, as it cannot hold half of a surrogate pair."""
-    return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 _LARGEST: Final = 3.4028234663852886e38
@@ -144,12 +134,12 @@ def checked_metrics(value: Any, who: str) -> tuple[dict[str, Any], str]:
 
 
 def call_id(turn: int, index: int) -> str:
-    """An id for a call to which the model gave none: nine letters and digits, unique in a rollout."""
+    """Return an id for a call without one: nine letters and digits, unique in a rollout."""
     return f"c{turn:04d}{index:04d}"
 
 
 def result_message(call: ParsedToolCall, turn: int, content: str) -> dict[str, Any]:
-    """The message that answers a call of a turn."""
+    """Return the message that answers a call of a turn."""
     message = {"role": "tool", "content": content, "tool_call_id": call.id or call_id(turn, call.index)}
     return {**message, "name": call.name} if call.name else message
 
@@ -176,25 +166,23 @@ class ToolUse:
 
 @dataclass(slots=True)
 class TurnMetrics:
-    """What is known of one completion of the trajectory, in the order of its writes: a turn, or a part of one that was
-    aborted and went on."""
+    """The metrics of one completion: a turn, or a part of one that was aborted and resumed."""
 
     prompt_tokens: int
     sampled: int
     finish_reason: str
     cached_tokens: int | None = None
-    """How many tokens of the prompt were in the engine's cache; None where it does not say."""
     engine_seconds: float = 0.0
     malformed: bool = False
     tool_calls: int = 0
     tool_errors: int = 0
     tool_seconds: float = 0.0
     reward: float = 0.0
-    """The rewards of this turn's calls, or of the reply to it."""
+    """Of this turn's calls, or of the reply to it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """What tools (``tool``) and the simulated user (``interaction``) measured."""
+    """Those of tools (``tool``) and of the simulated user (``interaction``)."""
     continues: bool = False
-    """It goes on with the turn before, which was aborted."""
+    """True if it continues the turn before."""
 
 
 @dataclass(slots=True)
@@ -205,10 +193,10 @@ class Rollout:
     trajectory: Trajectory
     tools: Sequence[BaseTool]
     messages: list[Mapping[str, Any]]
-    """The conversation as it was parsed, for people and for rewards; the trajectory is what was sampled."""
+    """The parsed conversation, for people and rewards."""
     end: End | None = None
     reward: float | None = None
-    """None where there was no reward, and for rollouts that failed."""
+    """None if there is none, and for failed rollouts."""
     use: ToolUse = field(default_factory=ToolUse)
     seconds: float = 0.0
     engine_seconds: float = 0.0
@@ -217,8 +205,7 @@ class Rollout:
     pending: list[Mapping[str, Any]] = field(default_factory=list)
     """Messages that answer the last turn of a recorded rollout, and that the trajectory does not have yet."""
     instance: str = ""
-    """What identifies it to tools, the simulated user and the engine: its name, with a number after it while another
-    rollout of that name is under way in this process."""
+    """Its name for tools, the simulated user and the engine; numbered while another one of its name is under way."""
     _schemas: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -227,35 +214,34 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """How many turns the model had; one that was aborted and went on counts once."""
+        """The number of turns; one in several parts counts once."""
         return sum(not turn.continues for turn in self.per_turn)
 
     @property
     def malformed(self) -> int:
-        """How many turns have a call that could not be read."""
+        """The number of turns with an unreadable call."""
         return sum(turn.malformed for turn in self.per_turn)
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
-        """The schemas of its tools, as the template is shown them: those that the first turn had."""
+        """The schemas of its tools as of the first turn."""
         if self._schemas is None:
             self._schemas = [tool.tool_schema for tool in self.tools]
         return self._schemas or None
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The last message, whoever wrote it: where a budget ended the rollout, that can be a tool's result. What the
-        model said is `answer`."""
+        """The last message, which may be a tool's result."""
         return self.messages[-1]
 
     @property
     def answer(self) -> str:
-        """What the model itself said last, without its reasoning and its calls; empty where it said nothing."""
-        said = [one for one in self.messages[len(self.task.messages) :] if one.get("role") == "assistant"]
-        return (said[-1].get("content") or "") if said else ""
+        """The model's last content, without reasoning and calls."""
+        replies = [one for one in self.messages[len(self.task.messages) :] if one.get("role") == "assistant"]
+        return (replies[-1].get("content") or "") if replies else ""
 
     def metrics(self) -> dict[str, Any]:
-        """What is known of it in numbers. One that failed has no reward, whatever it was given before."""
+        """Return its metrics as JSON."""
         cached = [turn.cached_tokens for turn in self.per_turn if turn.cached_tokens is not None]
         return {
             "end": None if self.end is None else str(self.end),
@@ -276,21 +262,18 @@ class Rollout:
         }
 
 
-_NAMES_UNDER_WAY: Final[set[str]] = set()
+_RUNNING: Final[set[str]] = set()
 _NAMING: Final = threading.Lock()
 
 
 @contextlib.contextmanager
 def instance_name(name: str) -> Iterator[str]:
-    """A name for as long as a rollout is under way, which no other in this process has meanwhile.
-
-    Tools, simulated users and engines tell rollouts by it: two that shared one would share their state.
-    """
+    """Reserve a name that no other rollout of this process has: those that shared one would share their state."""
     with _NAMING:
         names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
-        own = next(one for one in names if one not in _NAMES_UNDER_WAY)
-        _NAMES_UNDER_WAY.add(own)
+        unique = next(one for one in names if one not in _RUNNING)
+        _RUNNING.add(unique)
     try:
-        yield own
+        yield unique
     finally:
-        _NAMES_UNDER_WAY.discard(own)
+        _RUNNING.discard(unique)

@@ -23,7 +23,7 @@ class OpenTurn(NamedTuple):
 
     start: int
     aborted: bool
-    """True if the engine was told to end it: it can be sampled on."""
+    """True if the engine aborted it: it can be sampled on."""
 
 
 def check_resumable(sampling: SamplingParams) -> None:

@@ -394,7 +394,7 @@ def _task(row: Row, source: str, form: Format, tools: Sequence[BaseTool], number
     where = f"{Path(source).name}, row {row.number}"
     if row.problem is not None:
         raise InputError(f"{where}: {row.problem}")
-    from_json = form is not Format.PARQUET and str(form) != "arrow"
+    from_json = form is not Format.PARQUET
     try:
         return row_task(row.value, tools, name=f"row-{number:06d}", from_json=from_json)
     except InputError as error:

@@ -7,6 +7,7 @@ files are for their owner alone: they hold whole conversations.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
@@ -139,9 +140,9 @@ class RolloutStore:
         info = self._sessions.get(name)
         if info is not None and info.state is State.OPEN:
             self._wait(self._open.set_state(info.id, State.DROPPED))
-        attempt = 1 + (info.settings["attempt"] if info is not None else 0)
-        id = name if attempt == 1 else f"{name}~{attempt}"
-        settings = {"task": name, "attempt": attempt, "vocab_size": None}
+        ids = itertools.chain([name], (f"{name}~{attempt}" for attempt in itertools.count(2)))
+        id = next(id for id in ids if self._wait(self._open.session(id)) is None)
+        settings = {"task": name, "vocab_size": None}
         self._sessions[name] = self._wait(self._open.create(SessionInfo(id, State.OPEN, time.time(), {}, settings)))
 
     def keep(self, rollout: Rollout) -> None:
@@ -172,14 +173,13 @@ class RolloutStore:
         info, trajectory = self._sessions[rollout.task.name], rollout.trajectory
         settings = {**info.settings, "vocab_size": trajectory.vocab_size}
         info = await self._open.update(info.id, metadata=_plain(rollout.task.metadata), settings=settings)
-        first = info.records
+        writes = write_records(trajectory, info.records)
         for turn in _turn_infos(rollout)[info.turns :]:
-            write = turn.pop("write")
-            records = tuple(write_records(trajectory, first))[: write + 1 - first]
+            records = tuple(itertools.islice(writes, turn.pop("write") + 1 - info.records))
             sizes = (turn["stop"] - turn["start"], turn["start"])
-            record = TurnRecord(turn["number"], first, records, turn, b"", *sizes)
+            record = TurnRecord(turn["number"], info.records, records, turn, b"", *sizes)
             await self._open.append(info.id, record, request=str(turn["number"]))
-            first, info = write + 1, info.grown(record)
+            info = info.grown(record)
         pending = _plain(list(rollout.messages[_answered(rollout) :]))
         if pending:
             await self._open.begin(info.id, _PENDING, {"messages": pending})
@@ -217,7 +217,7 @@ class RolloutStore:
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
         """Write the training rows to ``rows.parquet``; its metadata names the groups."""
-        from ..data.tables import Layout, sample_writer, samples_table
+        from ..data.tables import Layout, SampleOrigin, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
@@ -225,8 +225,11 @@ class RolloutStore:
         layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
         about = {**(metadata or {}), "advantages": advantages, "groups": groups}
         with sample_writer(self.folder / ROWS, layout, about, private=True) as write:
-            for sample in self.samples(advantages=advantages):
-                write(samples_table([sample], layout=layout))
+            samples, numbers = self.samples(advantages=advantages), itertools.count(1)
+            while some := list(itertools.islice(samples, 256)):
+                counts = [int(one.messages.max(initial=-1)) + 1 for one in some]
+                origins = [SampleOrigin(one.name, next(numbers), 0, n) for one, n in zip(some, counts, strict=True)]
+                write(samples_table(some, origins, layout))
         return self.folder / ROWS
 
 

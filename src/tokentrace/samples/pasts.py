@@ -1,42 +1,41 @@
 """Past turns: where a template writes a turn differently once it is no longer the last, or than it prompts for it.
 
 The trace of a row shows which reasoning is left out of the past. All else (an empty thinking block that only the last
-turn has, a stop token that history replaces) is found once for each kind of turn, with a small conversation: the turn
-is rendered as the last message, and again with other messages after it.
+turn has, a stop token that history replaces) is learned once for each kind of turn: a small turn is rendered as the
+last message, and again with other messages after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
-from ..rendering.past import reasoning_of
+from ..rendering.past import reasoning_of, shows_reasoning
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..study.probes import stringified
-from ..template.origin import Origin
-
-TurnKind = tuple[bool, bool, str, bool, bool, bool, bool]
-"""Has reasoning, has it in the content, the content (its outline), has calls; a user speaks later, an answer follows;
-there are tools."""
+from ..template.trace import Span
 
 REASONING_LEFT_OUT: Final = (
     "trained without the reasoning that the template leaves out of the past; inference shows these turns with it. "
     "Choose past='expand' (a row for every turn), 'preserve' (keep it) or 'template' (as it is)"
 )
 REASONING_NOWHERE: Final = "the template does not show the reasoning of such a turn at all, and it is not trained"
-WRITTEN_OTHERWISE: Final = (
+CHANGED: Final = (
     "the template writes these turns otherwise than the model wrote them when they were the last. "
     "Choose past='expand' (a row for every turn) or 'template' (as it is)"
 )
+REMEDY: Final = (
+    "Take white space off the beginning of their text, give them their reasoning, change a template variable such as "
+    "enable_thinking, or leave them out: turns='flagged'"
+)
 
-_SHOWN: Final = 48
-"""How many characters of a prompt are shown, from its end."""
-
+_EXCERPT: Final = 48
+"""How many characters of a prompt a warning has, from its end."""
 _USER: Final = {"role": "user", "content": "question"}
 _ANSWER: Final = {"role": "assistant", "content": "reply"}
 _CALL: Final = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
@@ -55,119 +54,82 @@ Remark: TypeAlias = str | HistoryWarning | TurnStartWarning
 """What to know about the turns of a row: a note, or a note that is also a warning."""
 
 
+class _TurnKind(NamedTuple):
+    """What a template may make a turn depend on."""
+
+    reasoning: str
+    """The field that has its reasoning; empty if there is none."""
+    inline: bool
+    content: str
+    calls: bool
+    tools: bool
+    before_user: bool = False
+    before_answer: bool = False
+
+    def turn(self) -> dict[str, Any]:
+        """A small turn of this kind."""
+        turn: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.inline:
+            turn["content"] = f"<think>\n{'thought' if self.reasoning else ''}\n</think>\n\nanswer"
+        elif self.reasoning:
+            turn[self.reasoning] = "thought"
+        return {**turn, "tool_calls": [_CALL]} if self.calls else turn
+
+    def following(self) -> list[dict[str, Any]]:
+        """Messages that follow such a turn."""
+        answer = [_ANSWER] if self.before_answer else []
+        return [*([_RESULT, *answer] if self.calls else []), *([_USER, *answer] if self._is_asked_again else [])]
+
+    @property
+    def _is_asked_again(self) -> bool:
+        return self.before_user or not self.calls
+
+
 class PastTurns:
     """How one renderer writes turns that are no longer the last."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer.silent()
-        self._changed: dict[TurnKind, bool] = {}
-        self._thinking: dict[tuple[str, bool, bool, bool], bool] = {}
+        self._changed: dict[_TurnKind, bool] = {}
+        self._thinking: dict[_TurnKind, bool] = {}
         self._stops: dict[tuple[str, bool], int | None] = {}
-        self._remedies: dict[tuple[bool, bool, bool], str] = {}
 
     def remarks(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Sequence[int], *, of_history: bool
     ) -> list[Remark]:
-        """What to know about the chosen turns of a row; `of_history`: also where inference shows them otherwise."""
-        own = [at for at in chosen if messages[at]["role"] == "assistant"]
-        thoughts = {at: thought for at in own if (thought := reasoning_of(messages[at])) is not None}
-        silent: list[int] = []
+        """What to know about the chosen turns of a row; `of_history`: also if inference shows them otherwise."""
+        replies = [at for at in chosen if messages[at]["role"] == "assistant"]
+        left_out: list[int] = []
         nowhere: list[int] = []
-        for at in _hidden(thoughts, rendered):
-            is_past = at < len(messages) - 1
-            can_think = is_past and self._can_think(messages[at], thoughts[at][1], tools)
-            (silent if can_think else nowhere).append(at)
-        if not of_history:  # it matters only to turns that something else is to be said of
+        for at in _without_reasoning(rendered, messages, replies):
+            can_think = at < len(messages) - 1 and self._can_think(_kind(messages[at], tools), tools)
+            (left_out if can_think else nowhere).append(at)
+        if not of_history:  # it matters only to turns that another warning is about
             prompted = {turn.message for turn in rendered.turns if turn.other_prompt}
-            own = [at for at in own if at in prompted] if prompted else []
-        changed = self._changed_among(messages, [at for at in own if at not in silent], tools) if own else []
-        found = ((silent, REASONING_LEFT_OUT), (changed, WRITTEN_OTHERWISE)) if of_history else ()
+            replies = [at for at in replies if at in prompted]
+        changed = self._changed_among(messages, [at for at in replies if at not in left_out], tools) if replies else []
+        of_past = ((left_out, REASONING_LEFT_OUT), (changed, CHANGED)) if of_history else ()
         return [
-            *(HistoryWarning(f"{listed(who)}: {what}") for who, what in found if who),
-            *self.starts(rendered, messages, tools, set(chosen) - {*silent, *changed}),
+            *(HistoryWarning(f"{listed(turns)}: {what}") for turns, what in of_past if turns),
+            *self.starts(rendered, messages, tools, set(chosen) - {*left_out, *changed}),
             *([f"{listed(nowhere)}: {REASONING_NOWHERE}"] if nowhere else []),
-        ]
-
-    def _changed_among(self, messages: Messages, own: Sequence[int], tools: Any) -> list[int]:
-        """Those of the turns that the template writes otherwise than when they were the last."""
-        roles = [message["role"] for message in messages]
-        last_user = max((at for at, role in enumerate(roles) if role == "user"), default=-1)
-        answers = [at for at, role in enumerate(roles) if role == "assistant" and not messages[at].get("tool_calls")]
-        last_answer = answers[-1] if answers else -1
-        return [
-            at
-            for at in own
-            if at < len(messages) - 1 and self._is_changed(messages[at], at < last_user, at < last_answer, tools)
         ]
 
     def starts(
         self, rendered: RenderedTokens, messages: Messages, tools: Any, chosen: Collection[int]
     ) -> list[TurnStartWarning]:
         """A warning for chosen turns that do not continue their generation prompt."""
-        found: dict[str, list[int]] = {}
+        by_prompt: dict[str, list[int]] = {}
         for turn in rendered.turns:
             if turn.other_prompt and turn.message in chosen:
-                remedy = self._remedy(messages[turn.message], tools)
-                said = (
-                    f"the prompt for such a turn ends in {turn.other_prompt[-_SHOWN:]!r} and the row does not go on "
-                    f"from there, so it trains a start that inference never gives. {remedy}"
-                )
-                found.setdefault(said, []).append(turn.message)
-        return [TurnStartWarning(f"{listed(who)}: {what}") for what, who in found.items()]
-
-    def _remedy(self, message: Mapping[str, Any], tools: Any) -> str:
-        """What would make a turn of this kind continue its prompt, as far as trying it on a small turn shows."""
-        kind = (reasoning_of(message) is not None, bool(message.get("tool_calls")), bool(tools))
-        if kind not in self._remedies:
-            thought, called, _ = kind
-            renderer, ways = self._renderer, []
-            if _continues(renderer, thought, called, tools):
-                ways.append("take white space off the beginning of their text")
-            else:
-                for name, value in renderer.switches():
-                    if _continues(renderer.with_variables({name: value}), thought, called, tools):
-                        ways.append(f"set {name}={value}")
-                if not thought and _continues(renderer, True, called, tools):
-                    ways.append("give them their reasoning")
-            said = ", or ".join((*ways, "leave them out: turns='flagged'"))
-            self._remedies[kind] = said[0].upper() + said[1:]
-        return self._remedies[kind]
-
-    def _can_think(self, message: Mapping[str, Any], field: str, tools: Any) -> bool:
-        """Whether the template shows the reasoning of such a turn when it is the last."""
-        kind = (field, bool(message.get("content")), bool(message.get("tool_calls")), bool(tools))
-        if kind not in self._thinking:
-            turn = _small_turn(True, kind[2], "answer" if kind[1] else "", field)
-            try:
-                self._thinking[kind] = "thought" in _rendered(self._renderer, [_USER, turn], tools).text
-            except TokentraceError:  # the template refuses it: only this row, which left it out, is known
-                self._thinking[kind] = True
-        return self._thinking[kind]
-
-    def _is_changed(self, message: Mapping[str, Any], user_follows: bool, answered: bool, tools: Any) -> bool:
-        thought = reasoning_of(message) is not None
-        content, called = message.get("content"), bool(message.get("tool_calls"))
-        inline = isinstance(content, str) and "</think>" in content
-        kind = (thought, inline, _outline(content), called, user_follows, answered, bool(tools))
-        if kind not in self._changed:
-            self._changed[kind] = self._probe(kind, tools)
-        return self._changed[kind]
-
-    def _probe(self, kind: TurnKind, tools: Any) -> bool:
-        """Whether a turn of this kind is written differently when others follow; False if the template refuses it."""
-        thought, inline, spoken, called, user_follows, answered, _ = kind
-        turn = _small_turn(thought, called, spoken, "content" if inline else "reasoning_content")
-        answer = [_ANSWER] if answered else []
-        later = [_RESULT, *answer] if called else []
-        if user_follows or not called:
-            later += [_USER, *answer]
-        try:
-            alone = _rendered(self._renderer, [_USER, turn], tools)
-            whole = _rendered(self._renderer, [_USER, turn, *later], tools)
-        except TokentraceError:
-            return False
-        stop = max((one.stop for one in alone.turns if one.message == 1), default=0)
-        return not np.array_equal(alone.ids[:stop], whole.ids[:stop])
+                by_prompt.setdefault(turn.other_prompt[-_EXCERPT:], []).append(turn.message)
+        return [
+            TurnStartWarning(
+                f"{listed(turns)}: the prompt for such a turn ends in {prompt!r} and the row does not go on from "
+                f"there, so it trains a start that inference never gives. {REMEDY}"
+            )
+            for prompt, turns in by_prompt.items()
+        ]
 
     def stop_before(self, messages: Messages, following: Mapping[str, Any], tools: Any) -> int | None:
         """The token that ends the last turn of a conversation when `following` comes after it."""
@@ -181,41 +143,54 @@ class PastTurns:
             self._stops[key] = ends[-1] if ends else None
         return self._stops[key]
 
+    def _can_think(self, kind: _TurnKind, tools: Any) -> bool:
+        """Whether the template shows the reasoning of such a turn when it is the last."""
+        if kind not in self._thinking:
+            try:
+                self._thinking[kind] = "thought" in self._render([_USER, kind.turn()], tools).text
+            except TokentraceError:  # the template refuses it: only this row, which left it out, is known
+                self._thinking[kind] = True
+        return self._thinking[kind]
 
-def _small_turn(thought: bool, called: bool, content: str, field: str = "reasoning_content") -> dict[str, Any]:
-    """An assistant's turn to try on a template, with its reasoning in a field, or in its content."""
-    turn: dict[str, Any] = {"role": "assistant", "content": content}
-    if field == "content":
-        turn["content"] = f"<think>\n{'thought' if thought else ''}\n</think>\n\nanswer"
-    elif thought:
-        turn[field] = "thought"
-    if called:
-        turn["tool_calls"] = [_CALL]
-    return turn
+    def _changed_among(self, messages: Messages, turns: Sequence[int], tools: Any) -> list[int]:
+        """Those of the turns that the template writes otherwise than when they were the last."""
+        last = {message["role"]: at for at, message in enumerate(messages) if not message.get("tool_calls")}
+        user, answer = last.get("user", -1), last.get("assistant", -1)
+        return [
+            at
+            for at in turns
+            if at < len(messages) - 1
+            and self._is_changed(
+                _kind(messages[at], tools)._replace(before_user=at < user, before_answer=at < answer), tools
+            )
+        ]
+
+    def _is_changed(self, kind: _TurnKind, tools: Any) -> bool:
+        """Whether such a turn is written differently when others follow; False if the template refuses it."""
+        if kind not in self._changed:
+            try:
+                alone = self._render([_USER, kind.turn()], tools)
+                whole = self._render([_USER, kind.turn(), *kind.following()], tools)
+            except TokentraceError:
+                self._changed[kind] = False
+            else:
+                stop = max((turn.stop for turn in alone.turns if turn.message == 1), default=0)
+                self._changed[kind] = not np.array_equal(alone.ids[:stop], whole.ids[:stop])
+        return self._changed[kind]
+
+    def _render(self, messages: Messages, tools: Any) -> RenderedTokens:
+        """A small conversation, with arguments as a mapping or, if the template refuses that, as a JSON string."""
+        try:
+            return self._renderer.render(messages, tools=tools)
+        except TokentraceError:
+            return self._renderer.render([stringified(message) for message in messages], tools=tools)
 
 
-def _continues(renderer: Renderer, thought: bool, called: bool, tools: Any) -> bool:
-    """Whether a small turn begins with the ids of the prompt for it."""
-    turn = _small_turn(thought, called, "" if called else "answer")
-    try:
-        asked = renderer.render_ids([_USER], tools=tools, add_generation_prompt=True)
-        plain = renderer.render_ids([_USER], tools=tools)
-        written = _rendered(renderer, [_USER, turn], tools)
-    except TokentraceError:
-        return False
-    return (
-        len(asked) > len(plain)
-        and any(turn.start == len(asked) for turn in written.turns)
-        and (written.token_ids[: len(asked)] == asked)
-    )
-
-
-def _rendered(renderer: Renderer, messages: Messages, tools: Any) -> RenderedTokens:
-    """A small conversation, with arguments as a mapping or, if the template refuses that, as a JSON string."""
-    try:
-        return renderer.render(messages, tools=tools)
-    except TokentraceError:
-        return renderer.render([stringified(message) for message in messages], tools=tools)
+def _kind(message: Mapping[str, Any], tools: Any) -> _TurnKind:
+    reasoning, content = reasoning_of(message), message.get("content")
+    field = "" if reasoning is None else reasoning[1]
+    inline = isinstance(content, str) and "</think>" in content
+    return _TurnKind(field, inline, _outline(content), bool(message.get("tool_calls")), bool(tools))
 
 
 def _outline(content: Any) -> str:
@@ -226,23 +201,14 @@ def _outline(content: Any) -> str:
     return head[: len(head) - len(head.lstrip())] + "answer" + tail[len(tail.rstrip()) :]
 
 
-def _hidden(thoughts: Mapping[int, tuple[str, str]], rendered: RenderedTokens) -> list[int]:
-    """The messages whose reasoning is not in the rendering."""
-    if not thoughts:
-        return []
-    origins = (origin for origin in rendered.rendering.origins if origin and origin[0] == "messages")
-    shown = {origin[1:3] for origin in origins}
-    out = []
-    for at, (reasoning, field) in thoughts.items():
-        if field != "content":
-            is_shown = (at, field) in shown
-        else:
-            own = Origin.of(at, "content")
-            spoken = "".join(piece for piece, _, whose in rendered.rendering.spans() if whose == own)
-            is_shown = reasoning.strip() in spoken
-        if not is_shown:
-            out.append(at)
-    return out
+def _without_reasoning(rendered: RenderedTokens, messages: Messages, turns: Sequence[int]) -> list[int]:
+    """The turns whose reasoning is not in the rendering."""
+    thinking = [at for at in turns if reasoning_of(messages[at]) is not None]
+    spans: dict[int | None, list[Span]] = {}
+    for span in rendered.rendering.spans() if thinking else ():
+        if span[2] is not None:
+            spans.setdefault(span[2].message, []).append(span)
+    return [at for at in thinking if not shows_reasoning(messages[at], spans.get(at, []), at)]
 
 
 def listed(messages: Sequence[int]) -> str:

@@ -89,7 +89,7 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
         )
     if policy is Overlong.DROP:
         return Truncated(None, f"it has {count} tokens, and {length} are allowed", count)
-    start, stop = _kept(sample, length, policy)
+    start, stop = _range(sample, length, policy)
     if start == stop:
         what = "no token is left within" if policy is Overlong.RIGHT else "no whole message fits into"
         return Truncated(None, f"{what} {length} tokens", count)
@@ -97,11 +97,11 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
         return Truncated(None, f"nothing that carries loss is left within {length} tokens", count)
     end = "first" if start == 0 else "last"
     note = f"cut to the {end} {stop - start} of {count} tokens ({policy})"
-    kept = sample.slice(start, stop)
-    return Truncated(kept.replace(notes=(*kept.notes, note)), None, count - (stop - start))
+    cut = sample.slice(start, stop)
+    return Truncated(cut.replace(notes=(*cut.notes, note)), None, count - (stop - start))
 
 
-def _kept(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
+def _range(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
     """The range of tokens to keep; empty where nothing fits."""
     messages = _messages(sample)
     count = len(sample)
@@ -122,25 +122,25 @@ def _kept(sample: Sample, length: int, policy: Overlong) -> tuple[int, int]:
 def _cut_right(sample: Sample, messages: list[_MessagePlace], length: int) -> int:
     """The last good place for a cut, at `length` or before it."""
     borders = {0, *(at for message in messages for at in (message.start, message.stop))}
-    written = [sample.kinds == Kind.SCAFFOLD, sample.kinds == Kind.SYNTHETIC]
+    scaffold = [sample.kinds == Kind.SCAFFOLD, sample.kinds == Kind.SYNTHETIC]
     if sample.parts is not None:
-        written.append(sample.parts == Part.SCAFFOLD)
+        scaffold.append(sample.parts == Part.SCAFFOLD)
 
     def inside(cut: int) -> bool:
-        return cut not in borders and any(run[cut - 1] and run[cut] for run in written)
+        return cut not in borders and any(run[cut - 1] and run[cut] for run in scaffold)
 
     cut = length
     while inside(cut):
         cut -= 1
-    begun = max(at for at in borders if at <= cut)
-    silent = np.logical_or.reduce([run[begun:cut] for run in written]) & ~sample.mask[begun:cut]
-    return begun if silent.all() else cut
+    border = max(at for at in borders if at <= cut)
+    empty = np.logical_or.reduce([run[border:cut] for run in scaffold]) & ~sample.mask[border:cut]
+    return border if empty.all() else cut
 
 
 def _messages(sample: Sample) -> list[_MessagePlace]:
     """The messages of a sample, in order: each run of one number, with the tokens of no message that go with it."""
     scaffold = _scaffold(sample)
-    found: list[_MessagePlace] = []
+    places: list[_MessagePlace] = []
     loose: int | None = None
     for start, stop in segments(sample.messages):
         number = int(sample.messages[start])
@@ -148,20 +148,20 @@ def _messages(sample: Sample) -> list[_MessagePlace]:
             loose = start
             continue
         begin = start
-        if not found:
+        if not places:
             begin = 0
         elif loose is not None:
-            if found[-1].number == number:  # a turn that was resumed
-                found[-1].end = found[-1].stop = stop
+            if places[-1].number == number:  # a turn that was resumed
+                places[-1].end = places[-1].stop = stop
                 loose = None
                 continue
             begin = start if scaffold[start] else _after_close(sample, loose, start)
-            found[-1].stop = begin
-        found.append(_MessagePlace(begin, stop, stop, number))
+            places[-1].stop = begin
+        places.append(_MessagePlace(begin, stop, stop, number))
         loose = None
-    if found and loose is not None:
-        found[-1].stop = _after_close(sample, loose, len(sample))
-    return found
+    if places and loose is not None:
+        places[-1].stop = _after_close(sample, loose, len(sample))
+    return places
 
 
 def _after_close(sample: Sample, start: int, stop: int) -> int:

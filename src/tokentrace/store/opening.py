@@ -1,4 +1,4 @@
-"""Which store: a file of SQLite, or a PostgreSQL database."""
+"""Open a store: a SQLite file, or a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from .store import Store, StoreError
 
 
 def open_store(where: str | None = None) -> Store:
-    """The store in a file (SQLite), or at ``postgresql://user@host/database``; it is made if it is not there.
+    """Return the store in a file (SQLite), or at ``postgresql://user@host/database``; creates it if it is new.
 
-    None and ``":memory:"`` give a temporary one: what it keeps is gone when it is closed, and it says so. Raises
-    `StoreError` where it cannot be opened: no such folder, not a store, one of a newer tokentrace, no such server.
+    None and ``":memory:"`` are a temporary one. Raises StoreError if it cannot be opened.
     """
     scheme = where.partition("://")[0].lower() if where and "://" in where else ""
     if scheme in ("postgresql", "postgres"):
@@ -22,7 +21,7 @@ def open_store(where: str | None = None) -> Store:
         return postgres_store(str(where))
     if scheme:
         raise StoreError(
-            f"no store is known for {scheme}://…: give a path for SQLite, or postgresql://user@host/database"
+            f"there is no store for {scheme}://…: use a path for SQLite, or postgresql://user@host/database"
         )
     try:
         from .sqlite import sqlite_store

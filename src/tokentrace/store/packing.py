@@ -1,4 +1,4 @@
-"""What a store keeps of a turn, as bytes: small where that is cheap, and the same bytes for the same turn. Pure."""
+"""Stored turns as bytes: compressed, and the same bytes for the same turn. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .sql import StoreError
 
 _PLAIN, _DEFLATED = b"\0", b"\1"
 _WORTHWHILE: Final = 64
-"""Fewer bytes than this are kept as they are."""
+"""Shorter data is not compressed."""
 _COUNT = struct.Struct("<I")
 
 
 def as_json(value: Any) -> str:
-    """JSON in ASCII, which every database takes, whatever characters there are in the value."""
+    """Return JSON in ASCII, which every database can store."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
 
 
 def pack(data: bytes) -> bytes:
-    """The bytes, deflated where that makes them fewer; no bytes stay none."""
+    """Compress bytes if that makes them fewer."""
     if not data:
         return b""
     if len(data) >= _WORTHWHILE:
@@ -33,7 +33,7 @@ def pack(data: bytes) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """What `pack` was given."""
+    """Undo `pack`. Raises StoreError for damaged data."""
     if not packed:
         return b""
     if packed[:1] == _PLAIN:
@@ -47,13 +47,13 @@ def unpack(packed: bytes) -> bytes:
 
 
 def pack_records(records: Sequence[bytes]) -> bytes:
-    """Several records as one piece."""
+    """Pack several records."""
     lengths = b"".join(_COUNT.pack(len(record)) for record in records)
     return pack(b"".join((_COUNT.pack(len(records)), lengths, *records)))
 
 
 def unpack_records(packed: bytes) -> tuple[bytes, ...]:
-    """What `pack_records` was given."""
+    """Undo `pack_records`. Raises StoreError for damaged data."""
     data = unpack(packed)
     try:
         count = _COUNT.unpack_from(data)[0]
@@ -62,7 +62,7 @@ def unpack_records(packed: bytes) -> tuple[bytes, ...]:
         raise StoreError(f"a stored turn is damaged: {error}") from error
     at = _COUNT.size * (1 + count)
     if at + sum(lengths) != len(data):
-        raise StoreError("a stored turn is damaged: its records do not have the lengths that it says")
+        raise StoreError("a stored turn is damaged: its records have other lengths")
     records = []
     for length in lengths:
         records.append(data[at : at + length])
@@ -71,7 +71,7 @@ def unpack_records(packed: bytes) -> tuple[bytes, ...]:
 
 
 def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
-    """What an engine said of each token beside its logprob, as bytes; nothing is no bytes."""
+    """Pack what an engine reports of each token besides its logprob."""
     if not channels:
         return b""
     plain = {name: [_plain(value) for value in values] for name, values in channels.items()}
@@ -79,13 +79,13 @@ def pack_channels(channels: Mapping[str, Sequence[Any]]) -> bytes:
 
 
 def unpack_channels(packed: bytes) -> dict[str, list[Any]]:
-    """The channels of a turn, one list each with a value for every token of its completion."""
+    """Undo `pack_channels`: one list per channel, with a value per token."""
     channels: dict[str, list[Any]] = json.loads(zlib.decompress(packed)) if packed else {}
     return channels
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: arrays become lists."""
+    """Replace arrays by lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, list | tuple):

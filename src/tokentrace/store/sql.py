@@ -1,4 +1,4 @@
-"""What a store asks of a database: tables, statements and transactions, the same for SQLite and PostgreSQL."""
+"""The tables, and what a store needs of a database: the same for SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Transaction(Protocol):
     """A transaction under way. Placeholders are ``?``."""
 
     def change(self, sql: str, *values: Any) -> int:
-        """Run a statement; how many rows it changed."""
+        """Run a statement; return how many rows it changed."""
         ...
 
     def rows(self, sql: str, *values: Any) -> Rows: ...
@@ -51,20 +51,20 @@ class Database(Protocol):
     where: str
     temporary: bool
     contains: str
-    """The function that says where a text is in another one: 0 where it is not."""
+    """The SQL function that finds a text in another: 0 if it is not there."""
 
     async def get(self, sql: str, *values: Any) -> Rows:
-        """A short read: a few small rows, found by an index."""
+        """Read a few small rows by an index."""
         ...
 
     async def read(self, sql: str, *values: Any) -> Rows:
-        """A read that may take a while."""
+        """Read rows, which may take a while."""
         ...
 
     async def write(self, write: Callable[[Transaction], Result]) -> Result:
         """Run statements in one transaction, which is on disk when this returns, or undone when it raises.
 
-        They may be run again where it is not known whether they were.
+        They may run twice, if it is unknown whether they ran.
         """
         ...
 
@@ -72,15 +72,15 @@ class Database(Protocol):
 
 
 def prepare(transaction: Transaction, bytes_type: str) -> None:
-    """Make the tables, or see that those that are there can be read."""
+    """Make the tables. Raises StoreError if they are of another version."""
     transaction.change(TABLES[0])
-    found = transaction.rows("SELECT version FROM format")
-    if found and found[0][0] != VERSION:
+    versions = transaction.rows("SELECT version FROM format")
+    if versions and versions[0][0] != VERSION:
         raise StoreError(
-            f"it is a store of version {found[0][0]}, and this tokentrace reads version {VERSION}: use the tokentrace "
-            "that made it, or another place"
+            f"it is a store of version {versions[0][0]}, and this tokentrace reads version {VERSION}: use the version "
+            "that made it, or another path"
         )
     for statement in TABLES[1:]:
         transaction.change(statement.format(bytes=bytes_type))
-    if not found:
+    if not versions:
         transaction.change("INSERT INTO format (version) VALUES (?)", VERSION)

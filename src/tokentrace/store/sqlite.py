@@ -1,8 +1,8 @@
-"""Sessions in one SQLite file: the default store, for one gateway.
+"""Sessions in one SQLite file: the default store, for one process.
 
-One thread writes. It takes all writes that wait, does each of them by itself (a savepoint), and commits them together:
-many sessions share one wait for the disk. Short reads are done at once, where they are asked for: in WAL mode nobody
-waits for a writer. Longer ones have a thread and a connection of their own.
+One thread writes. It takes all pending writes, runs each in a savepoint, and commits them together: many sessions share
+one wait for the disk. Short reads run on the event loop, since WAL mode never waits for a writer; longer ones have a
+thread and a connection of their own.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .sql import Result, Rows, StoreError, Transaction, prepare
 from .store import Store
 
 _APPLICATION: Final = 0x54545231
-"""Says in the file's header that it is ours: "TTR1"."""
+"""Marks the file as ours: "TTR1"."""
 
 Waiting = tuple[Callable[[Transaction], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 def sqlite_store(path: str | os.PathLike[str] | None, *, patience: float = 5.0) -> Store:
-    """The store in a file, which is made if it is not there; only its owner may read it. None: a temporary one.
+    """Return the store in a file that only its owner may read; None is a temporary one.
 
-    `patience` is how many seconds a write waits for another process that holds the file.
+    `patience` is how many seconds a write waits for another process that locks the file.
     """
     if path is not None:
         if Path(path).is_dir():
-            raise StoreError(f"{path} is a folder: give the name of a file in it")
+            raise StoreError(f"{path} is a folder: name a file in it")
         if not Path(path).absolute().parent.is_dir():
             raise StoreError(f"{path}: there is no folder {Path(path).absolute().parent}; make it first")
         return Store(_SQLite(Path(path), patience, None))
@@ -61,7 +61,6 @@ class _SQLite:
         self._connections: list[apsw.Connection] = []
         try:
             writer = self._open(patience)
-            # the file is ours and in WAL mode now
             self._inline, self._reader = self._connect(0), self._connect(patience)
         except BaseException:
             self._disconnect()
@@ -89,9 +88,9 @@ class _SQLite:
             problem = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
             raise StoreError(f"{self.where} cannot be opened: {problem}") from error
         except apsw.NotADBError as error:
-            raise StoreError(f"{self.where} is not a store but a file of another kind: give another path") from error
+            raise StoreError(f"{self.where} is not a store: use another path") from error
         except apsw.Error as error:
-            raise StoreError(f"{self.where} cannot be opened: {_said(error)}") from error
+            raise StoreError(f"{self.where} cannot be opened: {_describe(error)}") from error
         except StoreError as error:
             raise StoreError(f"{self.where}: {error}") from error
 
@@ -103,11 +102,11 @@ class _SQLite:
         return connection
 
     def _recognise(self, connection: apsw.Connection) -> None:
-        """Refuse the database of another program, and mark a new one as ours."""
-        found = connection.pragma("application_id")
-        if found != _APPLICATION:
-            if found or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
-                raise StoreError("it is the database of another program: give another path")
+        """Mark a new file as ours. Raises StoreError for the database of another program."""
+        application = connection.pragma("application_id")
+        if application != _APPLICATION:
+            if application or connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall():
+                raise StoreError("it is the database of another program: use another path")
             connection.pragma("application_id", _APPLICATION)
 
     # -- reading
@@ -115,7 +114,7 @@ class _SQLite:
     async def get(self, sql: str, *values: Any) -> Rows:
         try:
             return self._rows(self._inline, sql, values)
-        except _Busy:  # some process holds the file for itself, to recover or to copy it
+        except _Busy:  # another process recovers or copies the file
             return await self.read(sql, *values)
 
     async def read(self, sql: str, *values: Any) -> Rows:
@@ -128,9 +127,9 @@ class _SQLite:
         try:
             return connection.execute(sql, values).fetchall()
         except apsw.BusyError as error:
-            raise _Busy(f"{self.where}: {_said(error)}") from error
+            raise _Busy(f"{self.where}: {_describe(error)}") from error
         except (apsw.Error, UnicodeError) as error:
-            raise StoreError(f"{self.where}: {_said(error)}") from error
+            raise StoreError(f"{self.where}: {_describe(error)}") from error
 
     # -- writing
 
@@ -139,7 +138,7 @@ class _SQLite:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._writes.put((write, future, loop))
-        return await asyncio.shield(future)  # who gives up waiting does not take back the write
+        return await asyncio.shield(future)  # a caller that gives up does not take back the write
 
     def _write_all(self, connection: apsw.Connection) -> None:
         stopped = False
@@ -154,12 +153,12 @@ class _SQLite:
                 _answer(writes, self._commit(connection, [write for write, _, _ in writes]))
 
     def _commit(self, connection: apsw.Connection, writes: list[Callable[[Transaction], Any]]) -> list[Any]:
-        """Do several writes in one transaction, or each in its own where that fails. What each gave, or its error."""
+        """Run writes in one transaction, or each in its own if that fails. Returns their results or errors."""
         try:
             connection.execute("BEGIN IMMEDIATE")
             outcomes = [self._attempt(connection, write) for write in writes]
             connection.execute("COMMIT")
-        except Exception as error:  # whatever it was, those that wait have to hear of it
+        except Exception as error:  # the callers wait for an answer
             if connection.in_transaction:
                 with contextlib.suppress(apsw.Error):
                     connection.execute("ROLLBACK")
@@ -169,12 +168,12 @@ class _SQLite:
         return outcomes
 
     def _attempt(self, connection: apsw.Connection, write: Callable[[Transaction], Any]) -> Any:
-        """What a write gave, or its error: one that fails takes back itself alone."""
+        """Return the result of a write, or its error, which undoes this write alone."""
         connection.execute("SAVEPOINT one")
         try:
             result = write(_Statements(connection))
         except Exception as error:
-            if not connection.in_transaction:  # some errors take back everything
+            if not connection.in_transaction:  # some errors undo everything
                 raise
             connection.execute("ROLLBACK TO one")
             result = error if isinstance(error, StoreError) else self._failed(error)
@@ -182,7 +181,7 @@ class _SQLite:
         return result
 
     def _failed(self, error: Exception) -> StoreError:
-        return StoreError(f"{self.where}: {_said(error)}; nothing was recorded")
+        return StoreError(f"{self.where}: {_describe(error)}; nothing was recorded")
 
     # -- closing
 
@@ -207,7 +206,7 @@ class _SQLite:
 
 
 class _Busy(StoreError):  # noqa: N818
-    """Another process holds the file."""
+    """Another process locks the file."""
 
 
 class _Statements:
@@ -225,7 +224,7 @@ class _Statements:
 
 
 def _answer(writes: list[Waiting], outcomes: list[Any]) -> None:
-    """Tell those that wait, waking each event loop once."""
+    """Answer the callers, waking each event loop once."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
     for (_, future, loop), outcome in zip(writes, outcomes, strict=True):
         loops.setdefault(loop, []).append((future, outcome))
@@ -244,15 +243,15 @@ def _settle(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
             future.set_result(outcome)
 
 
-def _said(error: Exception) -> str:
-    """What SQLite says, and what can be done about it."""
+def _describe(error: Exception) -> str:
+    """Return SQLite's message with an explanation."""
     advice: dict[type[Exception], str] = {
         apsw.FullError: "there is no room left on its disk",
-        apsw.BusyError: "another process holds it",
-        apsw.LockedError: "another process holds it",
+        apsw.BusyError: "another process locks it",
+        apsw.LockedError: "another process locks it",
         apsw.ReadOnlyError: "it may not be written to",
-        apsw.CorruptError: "the file is damaged: restore it from a copy, or give another path",
+        apsw.CorruptError: "the file is damaged: restore it from a copy, or use another path",
         apsw.CantOpenError: "it may not be read, or its folder may not be written to",
     }
-    said, known = str(error) or type(error).__name__, advice.get(type(error))
-    return f"{known} ({said})" if known else said
+    message, explanation = str(error) or type(error).__name__, advice.get(type(error))
+    return f"{explanation} ({message})" if explanation else message

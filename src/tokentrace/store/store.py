@@ -1,9 +1,9 @@
-"""Where sessions are kept: what every store promises.
+"""The store of sessions, for rollouts and the gateway alike.
 
 A session's record is append-only. A turn is one `append`: the records of its trajectory (bytes, as in a trajectory's
-file) and what was said in it. It is on disk, whole, when `append` returns, or it is not there at all. `append` says how
-many records the writer has seen; where another one was quicker it is refused with `Conflict`, and the writer reads what
-is new and tries again. So any number of gateways can serve one session, and none of them can fork its record.
+file) and its conversation. It is on disk, whole, when `append` returns, or not there at all. `append` names how many
+records the writer has seen. If another writer was quicker, it raises `Conflict`; the writer reads what is new and tries
+again. So any number of gateways can serve one session, and none can fork its record.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from .sql import StoreError as StoreError  # noqa: PLC0414
 
 
 class Conflict(StoreError):  # noqa: N818
-    """Somebody else wrote to the session: read what is new, and write again."""
+    """Another writer was quicker: read what is new, and write again."""
 
 
 class Closed(StoreError):  # noqa: N818
-    """The session is sealed, exported or dropped: nothing can be added to it."""
+    """The session is sealed, exported or dropped."""
 
 
 class Missing(StoreError):  # noqa: N818
-    """There is no session of that id."""
+    """There is no such session."""
 
 
-class Taken(StoreError):  # noqa: N818
-    """A session cannot be made: its key belongs to another one, or one of its id has another key."""
+class KeyConflict(StoreError):  # noqa: N818
+    """A session cannot be created: its key belongs to another one, or the session of its id has another key."""
 
 
 class State(StrEnum):
-    """How far a session is."""
+    """The life of a session, in order."""
 
     OPEN = "open"
     SEALED = "sealed"
-    """Nothing can be added; rewards can."""
+    """No more turns; rewards can be added."""
     EXPORTED = "exported"
-    """Its rows were read after it was sealed."""
+    """Its rows were exported after it was sealed."""
     DROPPED = "dropped"
-    """Its tokens are gone; that it was there is not forgotten."""
+    """Its tokens are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What is known of a session beside its record."""
+    """A session without its record."""
 
     id: str
     state: State
@@ -59,15 +59,15 @@ class SessionInfo:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Forced sampling parameters, budgets, the matcher."""
     records: int = 0
-    """How many records its trajectory has."""
+    """The number of records of its trajectory."""
     turns: int = 0
     sampled: int = 0
-    """How many tokens its turns sampled."""
+    """Sampled tokens of its turns."""
     prompted: int = 0
-    """How many tokens the prompts of its turns had."""
+    """Prompt tokens of its turns."""
 
     def grown(self, turn: TurnRecord) -> SessionInfo:
-        """What is known of the session when a turn was added to it."""
+        """Return the session after a turn."""
         return replace(
             self,
             records=turn.first + len(turn.records),
@@ -79,24 +79,24 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class TurnRecord:
-    """One turn, as it is stored: the records it added to the trajectory, and what was said in it."""
+    """One stored turn: its records of the trajectory, and its conversation."""
 
     number: int
     first: int
     """The number of its first record."""
     records: tuple[bytes, ...]
     info: Mapping[str, Any]
-    """The messages that were new, the reply, the cause of a branch: see `gateway.session`."""
+    """The new messages, the reply, the cause of a branch: see `gateway.turns`."""
     channels: bytes = b""
-    """What the engine said of each token beside its logprob, packed; empty where it said nothing."""
+    """What the engine reports of each token besides its logprob, packed."""
     sampled: int = 0
     prompted: int = 0
-    """How many tokens it sampled, and how many its prompt had: `SessionInfo` has their sums."""
+    """Tokens of its completion and of its prompt: `SessionInfo` has their sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A reward or another value for a session, or for one of its turns."""
+    """A reward or another value of a session, or of one of its turns."""
 
     name: str
     value: Any
@@ -110,47 +110,52 @@ _ORDER: Final = tuple(State)
 _SESSIONS: Final = 64
 _TURNS: Final = 16
 """How many sessions and turns are read at a time."""
-_ASKED: Final = 500
-"""How many sessions one statement asks for."""
+_BATCH: Final = 500
+"""How many sessions one statement names."""
 
 
 class Store:
-    """Keeps sessions, in the tables of a database. Safe to use from many tasks of one event loop.
+    """Sessions in the tables of a database. Safe to use from many tasks of one event loop.
 
-    Every method but `close` raises `StoreError` where the store cannot be used; the next call tries again, so a store
-    that was full, locked or away works again by itself. What was being written then is whole or not there, and every
-    write may be repeated: a second one like the first changes nothing.
+    Every method but `close` raises StoreError if the store cannot be used; the next call tries again. A failed write is
+    there whole or not at all, and every write may be repeated: the second one changes nothing.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.where = database.where
-        """What the store is, for people: a path, or a URL without its password."""
+        """A path, or a URL without its password."""
         self.temporary = database.temporary
-        """Whether it is gone when it is closed."""
+        """True if closing removes it."""
 
     # -- sessions
 
     async def create(self, session: SessionInfo, *, key: str | None = None) -> SessionInfo:
-        """Make a session, or get the one that has this id already, as it is.
+        """Create a session, or return the one that already has this id.
 
-        `key` is a hash. Raises `Taken` where it belongs to another session, or where the session has another key.
+        `key` is a hash. Raises KeyConflict if it belongs to another session, or if the session has another key.
         """
         if not is_storable(session.id + (key or "")):
             raise StoreError(f"session {session.id!r} cannot be stored: no NUL and no lone surrogate in its id or key")
-        made = (session.id, session.state.value, session.created, as_json(session.metadata), as_json(session.settings))
+        values = (
+            session.id,
+            session.state.value,
+            session.created,
+            as_json(session.metadata),
+            as_json(session.settings),
+        )
 
         def write(transaction: Transaction) -> Rows:
             owner = transaction.rows("SELECT id FROM sessions WHERE key = ?", key) if key is not None else []
             if owner and owner[0][0] != session.id:
-                raise Taken(f"session {session.id!r} cannot be made: its key belongs to another session")
+                raise KeyConflict(f"session {session.id!r} cannot be created: its key belongs to another session")
             new = transaction.change(
                 "INSERT INTO sessions (id, state, created, metadata, settings, key) VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (id) DO NOTHING",
-                *made, key,
+                *values, key,
             )  # fmt: skip
             if not new and key is not None and not owner:
-                raise Taken(f"session {session.id!r} already exists, with another key or none")
+                raise KeyConflict(f"session {session.id!r} already exists, with another key or none")
             return transaction.rows(_BY_ID, session.id)
 
         return _session((await self._database.write(write))[0])
@@ -159,25 +164,25 @@ class Store:
         return _one(await self._database.get(_BY_ID, id)) if is_storable(id) else None
 
     async def session_of_key(self, key: str) -> SessionInfo | None:
-        """The session that a key (a hash of it) belongs to."""
+        """Return the session of a key (its hash)."""
         return _one(await self._database.get(_BY_KEY, key)) if is_storable(key) else None
 
     async def sessions(
         self, *, state: State | None = None, search: str = "", after: SessionInfo | None = None
     ) -> AsyncIterator[SessionInfo]:
-        """All sessions, the newest first: those in a state, with a text in their id or metadata, from one on.
+        """Yield sessions, the newest first: in a state, with a text in id or metadata (as JSON), after one.
 
-        The text is looked for in metadata as JSON has it, and A to Z are as good as a to z.
+        The search ignores the case of ASCII letters.
         """
-        wanted, values = ["(created, id) < (?, ?)"], list[Any]()
+        conditions, values = ["(created, id) < (?, ?)"], list[Any]()
         if state is not None:
-            wanted.append("state = ?")
+            conditions.append("state = ?")
             values.append(state.value)
         if search:
             contains = self._database.contains
-            wanted.append(f"({contains}(lower(id), ?) > 0 OR {contains}(lower(metadata), ?) > 0)")
+            conditions.append(f"({contains}(lower(id), ?) > 0 OR {contains}(lower(metadata), ?) > 0)")
             values += [_storable(search).lower(), as_json(search)[1:-1].lower()]
-        where = " AND ".join(wanted)
+        where = " AND ".join(conditions)
         sql = f"SELECT {_COLUMNS} FROM sessions WHERE {where} ORDER BY created DESC, id DESC LIMIT {_SESSIONS}"
         last: tuple[float, str] = (float("inf"), "") if after is None else (after.created, after.id)
         while True:
@@ -189,19 +194,19 @@ class Store:
             last = (rows[-1][2], rows[-1][0])
 
     async def count(self, state: State = State.OPEN) -> int:
-        """How many sessions are in a state."""
+        """Count the sessions in a state."""
         rows = await self._database.read("SELECT count(*) FROM sessions WHERE state = ?", state.value)
         return int(rows[0][0])
 
     async def update(
         self, id: str, *, metadata: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
     ) -> SessionInfo:
-        """Put other metadata or settings in the place of those that are there; None leaves them. Raises `Missing`."""
+        """Replace metadata or settings; None leaves them. Raises Missing."""
         new = {"metadata": metadata, "settings": settings}
-        given = {name: as_json(value) for name, value in new.items() if value is not None}
+        texts = {name: as_json(value) for name, value in new.items() if value is not None}
 
         def write(transaction: Transaction) -> Rows:
-            for name, text in given.items():
+            for name, text in texts.items():
                 transaction.change(f"UPDATE sessions SET {name} = ? WHERE id = ?", text, id)
             return transaction.rows(_BY_ID, id)
 
@@ -211,9 +216,9 @@ class Store:
         return _session(rows[0])
 
     async def set_state(self, id: str, state: State) -> None:
-        """Seal, mark as exported, or drop. A dropped session loses its turns, labels and requests.
+        """Seal, mark as exported, or drop; a dropped session loses its turns, labels and requests.
 
-        A session goes on in this order and never back: `Closed` where it is further than that. Raises `Missing`.
+        Raises Closed if the session is already further, and Missing.
         """
         before = [each.value for each in _ORDER[: _ORDER.index(state) + 1]]
         marks = ", ".join("?" * len(before))
@@ -231,27 +236,27 @@ class Store:
     # -- turns
 
     async def begin(self, id: str, request: str, info: Mapping[str, Any]) -> None:
-        """Note that a request is under way: what a crash leaves behind is known to be an incomplete turn.
+        """Record that a request is under way, so that a crash leaves an incomplete turn behind.
 
-        Raises `Missing`, or `Closed` where the session is not open. It may be awaited while the engine samples.
+        Raises Missing, or Closed if the session is not open. It may be awaited while the engine samples.
         """
         values = (request, time.time(), as_json(info), id, State.OPEN.value)
 
         def write(transaction: Transaction) -> None:
-            noted = transaction.change(
+            changed = transaction.change(
                 "INSERT INTO requests (session, request, began, info) "
                 "SELECT id, ?, ?, ? FROM sessions WHERE id = ? AND state = ? "
                 "ON CONFLICT (session, request) "
                 "DO UPDATE SET began = excluded.began, info = excluded.info, ended = NULL",
                 *values,
             )
-            if not noted:
+            if not changed:
                 raise _closed(transaction, id)
 
         await self._database.write(write)
 
     async def abandon(self, id: str, request: str, why: str) -> None:
-        """End a request that gave no turn. One that nobody began, or that gave a turn, is left alone."""
+        """End a request without a turn. Ignores one that never began, or has a turn."""
 
         def write(transaction: Transaction) -> None:
             sql = "UPDATE requests SET ended = ? WHERE session = ? AND request = ? AND ended IS NULL"
@@ -260,11 +265,11 @@ class Store:
         await self._database.write(write)
 
     async def append(self, id: str, turn: TurnRecord, *, request: str, names: Sequence[str] = ()) -> None:
-        """Store a turn and end its request; on disk when it returns. `Conflict` where the session has grown.
+        """Store a turn and end its request; it is on disk when this returns.
 
-        `names` are what `turn_named` finds it by later: the id of a response, the digest of a request. A name that an
-        earlier turn has goes to the new one. Raises `Closed` where the session is not open any more. A turn that is
-        there already, by the same request and with the same records, is stored: that is no conflict.
+        `turn_named` finds it by `names`: the id of a response, the digest of a request; a name of an earlier turn moves
+        to the new one. Raises Conflict if the session has grown, Closed if it is not open. Storing the same turn of the
+        same request again changes nothing.
         """
         info = as_json(turn.info)
 
@@ -277,10 +282,10 @@ class Store:
                 id, State.OPEN.value, turn.first, turn.number,
             )  # fmt: skip
             if not grown:
-                there = transaction.rows(
+                stored = transaction.rows(
                     "SELECT request, records FROM turns WHERE session = ? AND number = ?", id, turn.number
                 )
-                if there == [(request, records)]:
+                if stored == [(request, records)]:
                     return
                 raise _refusal(transaction, id, turn)
             transaction.change(
@@ -300,8 +305,8 @@ class Store:
         await self._database.write(write)
 
     async def incomplete(self, id: str) -> list[Mapping[str, Any]]:
-        """The requests that began and gave no turn, the oldest first: what was known of each when it began, with
-        `request`, `began` (seconds since 1970) and `ended` (why it was abandoned; None where nobody ended it)."""
+        """Return the requests without a turn, the oldest first: their info with `request`, `began` (a timestamp) and
+        `ended` (why it was abandoned, or None)."""
         rows = await self._database.read(
             "SELECT request, began, info, ended FROM requests WHERE session = ? ORDER BY began, request", id
         )
@@ -311,7 +316,7 @@ class Store:
         ]
 
     async def turns(self, id: str, first: int = 0) -> AsyncIterator[TurnRecord]:
-        """The turns of a session from one on, in order. They are read some at a time."""
+        """Yield the turns of a session from number `first` on."""
         sql = (
             "SELECT number, first, records, info, channels, sampled, prompted FROM turns "
             f"WHERE session = ? AND number >= ? ORDER BY number LIMIT {_TURNS}"
@@ -319,14 +324,14 @@ class Store:
         while True:
             rows = await self._database.read(sql, id, first)
             for number, start, records, info, channels, sampled, prompted in rows:
-                said = json.loads(unpack(info))
-                yield TurnRecord(number, start, unpack_records(records), said, unpack(channels), sampled, prompted)
+                details = json.loads(unpack(info))
+                yield TurnRecord(number, start, unpack_records(records), details, unpack(channels), sampled, prompted)
             if len(rows) < _TURNS:
                 return
             first = rows[-1][0] + 1
 
     async def turn_named(self, id: str, name: str) -> int | None:
-        """The number of the turn that has a name; None where there is none."""
+        """Return the number of the turn with a name, or None."""
         if not is_storable(id + name):
             return None
         rows = await self._database.get("SELECT turn FROM names WHERE session = ? AND name = ?", id, name)
@@ -335,17 +340,17 @@ class Store:
     # -- labels
 
     async def label(self, id: str, labels: Sequence[Label]) -> None:
-        """Keep rewards and labels; a later one of the same name and turn replaces an earlier one.
+        """Store labels; a later one of the same name and turn replaces the earlier.
 
-        Raises `Missing`, or `Closed` where the session was dropped.
+        Raises Missing, or Closed if the session was dropped.
         """
-        given = [(each.name, as_json(each.value), -1 if each.turn is None else each.turn) for each in labels]
+        entries = [(each.name, as_json(each.value), -1 if each.turn is None else each.turn) for each in labels]
 
         def write(transaction: Transaction) -> None:
             rows = transaction.rows("SELECT state FROM sessions WHERE id = ?", id)
             if not rows or rows[0][0] == State.DROPPED:
                 raise _closed(transaction, id)
-            for name, value, turn in given:
+            for name, value, turn in entries:
                 transaction.change(
                     "INSERT INTO labels (session, name, value, turn) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (session, turn, name) DO UPDATE SET value = excluded.value",
@@ -355,34 +360,34 @@ class Store:
         await self._database.write(write)
 
     async def labels(self, id: str) -> list[Label]:
-        """The session's labels: its own first, then by turn, each by name."""
+        """Return the labels of the session and of its turns, by turn and name."""
         sql = "SELECT name, value, turn FROM labels WHERE session = ? ORDER BY turn, name"
         rows = await self._database.read(sql, id)
         return [Label(name, json.loads(value), None if turn < 0 else turn) for name, value, turn in rows]
 
     async def values(self, name: str, ids: Sequence[str]) -> dict[str, Any]:
-        """The value that a label has for each of some sessions as a whole; those that have none are left out."""
-        found: dict[str, Any] = {}
-        for at in range(0, len(ids), _ASKED):
-            some = ids[at : at + _ASKED]
+        """Return the value of a label of each session that has it."""
+        values: dict[str, Any] = {}
+        for at in range(0, len(ids), _BATCH):
+            some = ids[at : at + _BATCH]
             places = ", ".join("?" * len(some))
             sql = f"SELECT session, value FROM labels WHERE turn = -1 AND name = ? AND session IN ({places})"
-            found |= {id: json.loads(value) for id, value in await self._database.read(sql, name, *some)}
-        return found
+            values |= {id: json.loads(value) for id, value in await self._database.read(sql, name, *some)}
+        return values
 
     async def close(self) -> None:
-        """Finish what is being written, and let go of the store."""
+        """Finish writes, and close the store."""
         await self._database.close()
 
 
 def _refusal(transaction: Transaction, id: str, turn: TurnRecord) -> StoreError:
-    """Why a turn cannot be added."""
+    """Return why a turn cannot be added."""
     rows = transaction.rows("SELECT state, records, turns FROM sessions WHERE id = ?", id)
     if not rows or rows[0][0] != State.OPEN:
         return _closed(transaction, id)
     _, records, turns = rows[0]
     return Conflict(
-        f"session {id!r} has {turns} turns and {records} records, and a turn came that follows on {turn.number} and "
+        f"session {id!r} has {turns} turns and {records} records, and the new turn follows {turn.number} and "
         f"{turn.first}: read what is new, and write again"
     )
 
@@ -406,12 +411,12 @@ def _session(row: tuple[Any, ...]) -> SessionInfo:
 
 
 def is_storable(text: str) -> bool:
-    """Whether every database takes a text as it is: it has no NUL and no lone surrogate."""
+    """True if every database can store a text: it has no NUL and no lone surrogate."""
     return text == _storable(text)
 
 
 def _storable(text: str) -> str:
-    """A text that every database takes: no lone surrogates, no NUL."""
+    """Replace NUL and lone surrogates."""
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\\u0000").encode("utf-8", "backslashreplace").decode("utf-8")
