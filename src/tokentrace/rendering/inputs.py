@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Sequence
 from typing import Any
 
 from ..conversation.forms import Adapted
 from ..conversation.messages import Messages, check_tools
 from ..conversation.place import Place
 from ..conversation.values import is_plain, plain_json
-from ..errors import InputError
 from ..parsing.values import Tools, schemas_of
 from ..study.memory import Memory
 from ..template.chat_template import wrap_tools
@@ -67,19 +65,6 @@ class ToolCache:
             return wrap_tools(checked)
         key = marshal.dumps(checked, 2)
         return self._wrapped.once(key, lambda: wrap_tools(marshal.loads(key)))
-
-
-def tools_of_each(conversations: Sequence[Any], tools: Any) -> Sequence[Any]:
-    """The tools of each of several conversations."""
-    lists = isinstance(tools, Sequence) and not isinstance(tools, (str, bytes))
-    if lists and tools and all(own is None or isinstance(own, (list, tuple)) for own in tools):
-        if len(tools) != len(conversations):
-            raise InputError(
-                f"must be one list of tools, or one for each of {len(conversations)} conversations, not {len(tools)}",
-                field="tools",
-            )
-        return tools  # type: ignore[no-any-return]
-    return [tools] * len(conversations)
 
 
 def credit_content(rendering: Rendering, adapted: Adapted) -> None:
