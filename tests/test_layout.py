@@ -1,4 +1,4 @@
-"""The layout: folders are stages of the data's way, and imports go from later stages to earlier ones only."""
+"""The layout of docs/architecture.md: the order of packages, their budgets, no import cycles."""
 
 from __future__ import annotations
 
@@ -65,6 +65,12 @@ def documented_stages() -> list[str]:
     return re.findall(r"^  (\w+)(?:/|\.py)", block[1], re.MULTILINE)
 
 
+def documented_budgets() -> dict[str, int]:
+    """The budget of lines of each package, as docs/architecture.md lists it."""
+    rows = re.findall(r"^  (\w+)/ +([\d,]+) ", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
+    return {name: int(lines.replace(",", "")) for name, lines in rows}
+
+
 def stage(module: str) -> str:
     return module.split(".", maxsplit=1)[0]
 
@@ -73,6 +79,12 @@ def test_architecture_lists_every_stage_once() -> None:
     stages = documented_stages()
     assert len(stages) == len(set(stages))
     assert set(stages) == {stage(name) for name in MODULES if name and name != "__main__"}
+
+
+@pytest.mark.parametrize("package", [path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()])
+def test_no_package_outgrows_its_budget(package: str) -> None:
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in (SOURCE / package).rglob("*.py"))
+    assert lines <= documented_budgets()[package], "make it smaller; a feature that does not fit replaces another"
 
 
 def test_imports_point_to_earlier_stages() -> None:

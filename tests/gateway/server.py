@@ -93,9 +93,7 @@ def remembering(engine: Engine, prompts: list[list[int]]) -> Engine:
 
 @contextlib.contextmanager
 def gateway_server(
-    engine: Callable[[], Engine] | None = None,
-    renderer: Renderer | None = None,
-    **settings: Any,
+    engine: Callable[[], Engine] | None = None, renderer: Renderer | None = None, **settings: Any
 ) -> Iterator[Served]:
     """A gateway on a free port, shut down at the end. Without an engine it is the embedded one; `--dev` by default."""
     if "keys" not in settings:

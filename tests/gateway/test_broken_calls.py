@@ -19,8 +19,8 @@ from tokentrace import create_renderer
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.errors import InputError
+from tokentrace.gateway.adapting import render_readably
 from tokentrace.gateway.answering import finish_reply, item_stream
-from tokentrace.gateway.broken_calls import render_readably
 from tokentrace.gateway.dialect import call_ids_of
 from tokentrace.gateway.items import openai_message
 from tokentrace.gateway.requests import AnswerOptions

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tests.gateway.recorded import Recording, random_tree, user
 from tokentrace import create_renderer
 from tokentrace.data.tables import read_samples
-from tokentrace.gateway.export import Export, ExportFormat, export_rows
+from tokentrace.gateway.rows import Export, ExportFormat, export_rows
 from tokentrace.pocket import POCKET
 from tokentrace.samples.collation import collate
 from tokentrace.samples.packing import pack

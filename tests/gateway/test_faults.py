@@ -17,13 +17,7 @@ import pytest
 from tests.engines.faults import Breaks, Fault, FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import PATHS, Agent, Refused, answer_ids, counting, every_kind, pocket
-from tokentrace.engines import (
-    Capabilities,
-    EngineError,
-    LogprobKind,
-    ScriptedEngine,
-    VLLMEngine,
-)
+from tokentrace.engines import Capabilities, EngineError, LogprobKind, ScriptedEngine, VLLMEngine
 from tokentrace.engines.http import Connection
 
 

@@ -11,7 +11,7 @@ from tests.conversations import GET_WEATHER, assistant, developer, system, user
 from tests.parsing.forms import families
 from tests.support import make_renderer
 from tokentrace import Renderer, create_renderer
-from tokentrace.gateway.late_system import with_late_instructions
+from tokentrace.gateway.adapting import with_late_instructions
 from tokentrace.pocket import POCKET
 
 TURN = "{{ '<|turn|>' + message.role + '\\n' + message.content + '<|end|>' }}"

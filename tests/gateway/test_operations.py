@@ -19,14 +19,7 @@ import pytest
 from tests.engines.faults import Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, answer_ids, counting
-from tokentrace.engines import (
-    Capabilities,
-    Delta,
-    Engine,
-    EngineUnavailable,
-    FinishReason,
-    ScriptedEngine,
-)
+from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason, ScriptedEngine
 from tokentrace.errors import InputError
 from tokentrace.gateway.admission import Limits
 from tokentrace.gateway.chat import CHAT
@@ -60,9 +53,7 @@ class Gated(Engine):
                     raise self.fail
                 last = at == self.tokens - 1
                 yield Delta(
-                    np.array([100 + at], np.int32),
-                    np.array([-1.0], np.float32),
-                    FinishReason.LENGTH if last else None,
+                    np.array([100 + at], np.int32), np.array([-1.0], np.float32), FinishReason.LENGTH if last else None
                 )
         except (asyncio.CancelledError, GeneratorExit):
             self.given_up += 1

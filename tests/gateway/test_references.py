@@ -10,8 +10,8 @@ import pytest
 
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.test_responses_app import ASK, agent_of, check, items_of, result_of, without_ids
+from tokentrace.gateway.gateway import resolved
 from tokentrace.gateway.problems import RequestError
-from tokentrace.gateway.references import resolved
 
 CALL: Any = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": "{}"}}
 REPLY: Any = {"role": "assistant", "content": "Well.", "reasoning_content": "Hm.", "tool_calls": [CALL]}
@@ -48,7 +48,7 @@ def test_items_that_are_referred_to_are_gone_on_from(served: Served, way: str, s
     check(served, session, served.prompts[seen:])
     messages = served.run(_conversation(served, session))
     assert [message["role"] for message in messages] == [
-        *("system", "user", "assistant", "tool", "assistant", "user", "assistant"),
+        *("system", "user", "assistant", "tool", "assistant", "user", "assistant")
     ]
 
 

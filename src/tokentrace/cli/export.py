@@ -17,7 +17,7 @@ from .output import ProgressBars, note, print_advice, short_number, trainer_advi
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
-    from ..gateway.export import Exported
+    from ..gateway.rows import Exported
     from ..store.store import SessionInfo, State, Store
 
 
@@ -102,8 +102,7 @@ async def _export(
 ) -> tuple[Exported, int]:
     """Return what was exported and the length of the longest row. `which` is (ids, state, search)."""
     from ..data.tables import sample_writer
-    from ..gateway.export import Export
-    from ..gateway.rows import LAYOUT, session_fields
+    from ..gateway.rows import LAYOUT, Export, session_fields
     from ..store.opening import open_store
 
     store = open_store(where)

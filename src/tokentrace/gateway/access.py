@@ -29,7 +29,8 @@ class Access:
 
     async def caller(self, headers: Mapping[str, str]) -> Caller:
         """Who sent a request. Raises RequestError for somebody without a valid key."""
-        if self.keys is None or _is_browser(headers):
+        is_browser = headers.get("authorization", "").lower().startswith("basic ")
+        if self.keys is None or is_browser:
             _check_origin(headers, loopback=self.keys is None)
         if self.keys is None:
             return Caller(Role.ADMIN)
@@ -96,28 +97,17 @@ def _key(headers: Mapping[str, str]) -> str:
     return headers.get("x-api-key", "").strip()
 
 
-def _is_browser(headers: Mapping[str, str]) -> bool:
-    return headers.get("authorization", "").lower().startswith("basic ")
-
-
 def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
     """Refuse what another site makes a browser send: browsers add keys by themselves, or need none."""
     host = headers.get("host", "")
     if loopback and not _is_loopback(host):
         problem = f"the Host {shown(host)} is not this machine: without keys only localhost is served"
         raise RequestError(problem, status=403)
-    origin = headers.get("origin")
-    if origin and _host(origin) != host:
+    origin = headers.get("origin", "")
+    if origin and origin.partition("://")[2] != host:
         raise RequestError(f"requests of other sites ({shown(origin)}) are refused", status=403, code="forbidden")
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise RequestError("requests of other sites are refused", status=403, code="forbidden")
-
-
-def _host(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return None
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,12 +15,12 @@ from starlette.responses import Response, StreamingResponse
 from ..errors import shown
 from ..settings import as_float, is_number
 from ..store.store import Label, SessionInfo, State, is_storable
-from .export import ExportFormat, export_rows
 from .gateway import Gateway
 from .http import Endpoint, json_response, read_json, read_state
 from .keys import hash_key, new_key
 from .problems import RequestError, convert
-from .sessions import ID, ID_RULE, Live, SessionSettings, Version, check_version
+from .rows import ExportFormat, export_rows
+from .sessions import ID, ID_RULE, Live, SessionSettings, Version
 
 _LISTED: Final = 200
 Body = TypeVar("Body", bound=Struct)
@@ -35,15 +35,9 @@ class _NewSession(_Changes):
     id: str | None = None
 
 
-class _Pause(Struct, forbid_unknown_fields=True):
+class _Control(Struct, forbid_unknown_fields=True):
     wait: bool = False
-
-
-class _Resume(Struct, forbid_unknown_fields=True):
     version: Version | None = None
-
-
-class _Drain(Struct, forbid_unknown_fields=True):
     seconds: Annotated[float, Meta(ge=0, le=86_400)] | None = None
 
 
@@ -195,17 +189,15 @@ class AdminRoutes:
     # -- weights, shutting down, metrics
 
     async def _pause(self, http: HTTPRequest) -> Response:
-        await self._gateway.pause(wait=(await self._body(http, _Pause)).wait)
+        await self._gateway.pause(wait=(await self._body(http, _Control)).wait)
         return json_response(self._gateway.state())
 
     async def _resume(self, http: HTTPRequest) -> Response:
-        version = (await self._body(http, _Resume)).version
-        check_version(version)
-        await self._gateway.resume(version)
+        await self._gateway.resume((await self._body(http, _Control)).version)
         return json_response(self._gateway.state())
 
     async def _drain(self, http: HTTPRequest) -> Response:
-        await self._gateway.admission.drain((await self._body(http, _Drain)).seconds)
+        await self._gateway.admission.drain((await self._body(http, _Control)).seconds)
         return json_response(self._gateway.state())
 
     async def _metrics(self, http: HTTPRequest) -> Response:

@@ -23,13 +23,11 @@ class Limits:
 
     body_bytes: int = 64 * 2**20
     max_tokens: int = 32_768
-    """Of one completion."""
     turns: int = 100_000
-    """Of one session."""
     concurrent: int = 512
     """Requests that are sampled at once."""
     waiting: int = 2_048
-    """Requests that may wait for that. More are refused with 429."""
+    """More requests are refused with 429."""
 
 
 @dataclass(slots=True, eq=False)

@@ -52,7 +52,6 @@ class Answer:
     name: str = ""
     """Identifies the request if it is sent again."""
     replies: Sequence[Reply] | None = None
-    """The answer, if there is one."""
     turns: list[RecordedTurn] = field(default_factory=list)
     sampled: int = 0
     """How many tokens were sampled, whatever became of them."""
@@ -86,8 +85,7 @@ class Answer:
     async def _sample_and_store(self, feed: Feed) -> list[Reply]:
         """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""
         assert self.placed is not None
-        about: dict[str, Any] = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids)}
-        about |= {"time": time.time(), **({"names": [self.name]} if self.name else {})}
+        about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
         sampled = asyncio.Event()
         noting = asyncio.ensure_future(self._note(about, sampled))
         began = time.perf_counter()
@@ -106,12 +104,11 @@ class Answer:
         return replies
 
     async def _note(self, about: Mapping[str, Any], sampled: asyncio.Event) -> None:
-        """Note in the store that the request is under way, unless it is sampled at once and has no name."""
-        if not self.name:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_AT_ONCE_SECONDS):
-                    await sampled.wait()
-                    return
+        """Note in the store that the request is under way, unless it is sampled at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AT_ONCE_SECONDS):
+                await sampled.wait()
+                return
         await self.gateway.store.begin(self.session, self.head.id, about)
 
     async def _abandon(self, about: Mapping[str, Any], why: str) -> None:

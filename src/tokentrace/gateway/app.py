@@ -200,8 +200,7 @@ class App:
         path = http.url.path
         try:
             await self._caller(http, public=False)
-            fix = "is /v1 missing from the base URL, or there twice?" if "/v1/" not in path or "/v1/v1" in path else ""
-            what = f"there is no {http.method} {path[:200]}"
+            what, fix = f"there is no {http.method} {path[:200]}", "is /v1 missing from the base URL, or there twice?"
             problem = RequestError(what, fix=fix, status=error.status_code, code="no_route")
         except TokentraceError as denied:
             problem = self._as_problem(denied)

@@ -1,8 +1,7 @@
 """OpenAI's Chat Completions. Pure.
 
 Also reads vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_kwargs``, ``continue_final_message``,
-``add_generation_prompt``, ``return_token_ids`` and ``return_tokens_as_token_ids``, and other servers' ``thinking`` and
-``enable_thinking``.
+``add_generation_prompt`` and ``return_token_ids``, and Qwen's ``enable_thinking``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
@@ -33,7 +32,7 @@ from .dialect import (
 )
 from .items import Change, Closed, Grew, Opened, Waiting, openai_call, openai_message
 from .problems import RequestError, convert, naming_fields
-from .requests import AgentBody, AnswerOptions, Request, TokenFields
+from .requests import AgentBody, AnswerOptions, Request, StreamOptions, TokenFields
 
 _HARMLESS: Final = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
@@ -53,14 +52,6 @@ _REFUSED: Final[wire.Refused] = {
 }
 
 
-class _StreamOptions(Struct):
-    include_usage: bool | None = None
-
-
-class _Thinking(Struct):
-    type: Literal["enabled", "disabled", "auto", "adaptive"]
-
-
 class ChatBody(AgentBody):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -74,15 +65,13 @@ class ChatBody(AgentBody):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
-    thinking: _Thinking | None = None
     verbosity: str | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
 
 
 def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
@@ -102,7 +91,6 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
     }
     answer = AnswerOptions(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
         calls_allowed=body.tool_choice != "none",
         usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
         token_fields=wire.requested_token_fields(body, headers, TokenFields.VLLM, tuple(TokenFields)),
@@ -116,7 +104,7 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
         n=body.n or 1,
         continued=_is_continued(body, messages),
         structure=_structure(body),
-        hints=_hints(body),
+        hints=wire.thinking_hints(body.enable_thinking, body.reasoning_effort),
         wishes=wire.wishes(wishes),
         ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         answer=answer,
@@ -157,14 +145,6 @@ def _structure(body: ChatBody) -> Mapping[str, Any] | None:
     outer = form.get("json_schema")
     schema = outer.get("schema") if isinstance(outer, dict) else None
     return wire.structure_of(form.get("type"), schema, "response_format", "json_schema.schema")
-
-
-def _hints(body: ChatBody) -> dict[str, Any]:
-    """Thinking, as OpenAI, Qwen, DeepSeek and Z.ai spell it."""
-    on = body.enable_thinking
-    if body.thinking is not None:
-        on = {"enabled": True, "disabled": False}.get(body.thinking.type, on)
-    return wire.thinking_hints(on, body.reasoning_effort)
 
 
 # -- answers

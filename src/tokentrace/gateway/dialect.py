@@ -114,11 +114,7 @@ class Dialect:
 
 
 def encode_sse(event: Mapping[str, Any]) -> bytes:
-    r"""One server-sent event, named by its ``type`` if it has one. Raises ValueError for a NaN.
-
-    >>> encode_sse({"type": "delta", "text": "née\n"}).decode()
-    'event: delta\ndata: {"type":"delta","text":"née\\n"}\n\n'
-    """
+    """One server-sent event, named by its ``type`` if it has one. Raises ValueError for a NaN."""
     data = json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     data = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", data)
     name = f"event: {event['type']}\n" if "type" in event else ""
@@ -186,8 +182,7 @@ def logprob_entries(head: Head, delta: Delta) -> list[dict[str, Any]]:
 
     def entry(id: int, logprob: float) -> dict[str, Any]:
         raw = head.token_bytes(id)
-        text = f"token_id:{id}" if head.options.tokens_as_ids else raw.decode("utf-8", "replace")
-        return {"token": text, "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
+        return {"token": raw.decode("utf-8", "replace"), "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
 
     most = head.options.logprobs or 0
     alternatives = delta.channels.get(TOP_LOGPROBS, ()) if most else ()

@@ -9,34 +9,33 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
+from ..conversation.responses import response_of_item
+from ..diagnose.conversation_diff import text_of
 from ..diagnose.message_keys import root_key
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
+from ..errors import shown
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
 from ..store.store import Store
 from ..study.memory import Memory
+from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, item_stream, unhurried
 from .dialect import Dialect, Head, Reply, random_id, response_name
-from .late_system import with_late_instructions
 from .metrics import Metrics
 from .problems import RequestError
-from .references import with_references
 from .requests import Request
 from .sessions import Live, Sessions
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
 """A prompt with fewer new characters is made in the event loop; any other in a thread."""
-_ELSEWHERE_SECONDS: Final = 10.0
-"""How long a repeated request waits for the other gateway that may be answering it."""
-_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -188,7 +187,8 @@ class Gateway:
 
     async def _with_previous(self, live: Live, request: Request) -> Request:
         """The request with the conversation of the response that it continues, and the items that it refers to."""
-        request = await with_references(self.store, self.sessions, live.info.id, request)
+        if request.references:
+            request = await self._with_references(live.info.id, request)
         if request.previous is None:
             return request
         number = await self.store.turn_named(live.info.id, response_name(request.previous))
@@ -203,6 +203,20 @@ class Gateway:
             past = now.session.conversation(number)[now.session.turns[number].instructions :]
         instructions, new = request.messages[: request.instructions], request.messages[request.instructions :]
         return replace(request, messages=[*instructions, *past, *new])
+
+    async def _with_references(self, id: str, request: Request) -> Request:
+        """The request with what its references to stored items stand for."""
+        numbers: dict[str, int] = {}
+        for item in (items[0] for items in request.references.values()):
+            number = await self.store.turn_named(id, response_name(response_of_item(item) or ""))
+            if number is None:
+                raise _unknown_item(item)
+            numbers[item] = number
+        messages = list(request.messages)
+        async with self.sessions.locked(id) as live:
+            for at, items in request.references.items():
+                messages[at] = resolved(messages[at], live.session.turns[numbers[items[0]]].reply, items)
+        return replace(request, messages=messages, references={})
 
     def _reply_of(self, live: Live, turn: RecordedTurn) -> Reply:
         """A recorded reply, read again from its tokens."""
@@ -232,9 +246,6 @@ class Gateway:
         claim.take(name)
         numbers = await self._turns_named(live.info.id, name, request.n)
         if not numbers:
-            await self._wait_for_others(live.info.id, name)
-            numbers = await self._turns_named(live.info.id, name, request.n)
-        if not numbers:
             return None
         async with self.sessions.locked(live.info.id) as now:
             turns = [now.session.turns[number] for number in numbers]
@@ -248,14 +259,6 @@ class Gateway:
         """The turns that answered a request, one for each choice; none if one of them is missing."""
         numbers = [await self.store.turn_named(id, f"{name}#{choice}") for choice in range(choices)]
         return [] if None in numbers else [number for number in numbers if number is not None]
-
-    async def _wait_for_others(self, id: str, name: str) -> None:
-        """Wait while another gateway answers a request of this name; not for long, because it may have died."""
-        for _ in range(round(_ELSEWHERE_SECONDS / _POLL_SECONDS)):
-            incomplete = await self.store.incomplete(id)
-            if not any(each["ended"] is None and name in each.get("names", ()) for each in incomplete):
-                return
-            await asyncio.sleep(_POLL_SECONDS)
 
     # -- weights
 
@@ -281,3 +284,37 @@ class Gateway:
         if self.engine.capabilities.pauses and self.admission.paused:
             await self.engine.resume()
         self.admission.running.set()
+
+
+def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
+    """A turn's message with these items of the recorded reply. What the message has already stays.
+
+    An item that is a call stands for all calls, because clients that refer to one refer to all.
+    """
+    result = dict(message)
+    for item in items:
+        match item.partition("_")[0]:
+            case "rs":
+                result["reasoning_content"] = _text("reasoning_content", message, reply)
+                if not result["reasoning_content"]:
+                    raise _unknown_item(item)
+            case "msg":
+                result["content"] = _text("content", message, reply)
+            case _:
+                sent = {call["id"]: call for call in message.get("tool_calls") or ()}
+                calls = [sent.pop(call["id"], call) for call in reply.get("tool_calls") or ()]
+                if not calls:
+                    raise _unknown_item(item)
+                result["tool_calls"] = [*calls, *sent.values()]
+    return result
+
+
+def _text(field: str, message: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
+    """The recorded text, and after it what the message has besides."""
+    sent = text_of(message) if field == "content" else message.get(field) or ""
+    recorded = reply.get(field) or ""
+    return str(recorded if sent in recorded else recorded + sent)
+
+
+def _unknown_item(item: str) -> RequestError:
+    return RequestError(f"item_reference: there is no stored item {shown(item)} in this session", field="input")

@@ -1,7 +1,7 @@
 """An answer as its client sees it: reasoning, text and calls, each as soon as it is certain. Pure.
 
-`ItemStream` turns a parser's events into changes of items. Every dialect encodes these changes as its stream and
-these items as its whole answer, so that a stream always adds up to the answer.
+`ItemStream` turns a parser's events into changes of items. Every dialect writes the changes as its stream and the
+items as its whole answer, so that a stream always adds up to the answer.
 
 **An attempt with a certain name is a call**, whatever becomes of its arguments: agents answer broken arguments with an
 error that the model can learn from. An attempt without a name is text, as the model wrote it. Where arguments must be
@@ -32,13 +32,11 @@ class Item:
     """A stretch of reasoning or text, or one call."""
 
     index: int
-    """Its position among the items."""
     kind: PartKind
     text: str = ""
     """The text; the arguments of a call, which may not be whole JSON."""
     name: str = ""
     id: str = ""
-    """The call's id."""
     attempt: int = -1
     """The call's index among all attempts."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -81,12 +79,7 @@ class ItemStream:
     """Builds the items of one completion and reports every change."""
 
     def __init__(
-        self,
-        call_id: CallId,
-        *,
-        calls_allowed: bool = True,
-        object_arguments: bool = False,
-        stop: Sequence[str] = (),
+        self, call_id: CallId, *, calls_allowed: bool = True, object_arguments: bool = False, stop: Sequence[str] = ()
     ) -> None:
         self.items: list[Item] = []
         self.statuses: list[CallStatus] = []

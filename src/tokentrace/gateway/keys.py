@@ -22,11 +22,10 @@ class Role(StrEnum):
     """What a key is for."""
 
     ADMIN = "admin"
-    """Everything: making, reading, exporting and dropping sessions, pausing, draining, metrics."""
     AGENT = "agent"
-    """Sampling, in any session whose name it knows."""
+    """Sampling in any session."""
     SESSION = "session"
-    """Sampling in one session, whose key it is."""
+    """Sampling in the session whose key it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ class Caller:
 
     role: Role
     session: str | None = None
-    """The one session that a session's key is for."""
 
 
 def hash_key(key: str) -> str:

@@ -86,9 +86,7 @@ class MessagesBody(AgentBody):
     stop_sequences: list[str] | None = None
     thinking: _Thinking | None = None
     output_config: dict[str, Any] | None = None
-    output_format: _Format | None = None
     context_management: dict[str, Any] | None = None
-    compaction: dict[str, Any] | None = None
     thread: Any = None
 
 
@@ -112,7 +110,7 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
     system, billed = _system(body.system)
     config = body.output_config or {}
     on = None if body.thinking is None else body.thinking.type != "disabled"
-    form = convert(config["format"], _Format, "output_config.format") if config.get("format") else body.output_format
+    form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
     choice = body.tool_choice or _ToolChoice("auto")
     answer = AnswerOptions(
         calls_allowed=choice.type != "none",
@@ -146,7 +144,6 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
         "output_config": bool((body.output_config or {}).keys() - {"effort", "format"}),
         "messages.output_config": any(message.get("output_config") for message in body.messages or ()),
         "context_management": bool(edits) and edits != [_KEEPS_ALL],
-        "compaction": bool(body.compaction),
     }
     return wire.wishes(conditions)
 

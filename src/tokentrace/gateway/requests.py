@@ -49,6 +49,10 @@ class TokenFields(StrEnum):
     NEMO_GYM = "nemo_gym"
 
 
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
 class SamplingBody(Struct):
     """How to sample, in the words of vLLM and OpenAI."""
 
@@ -77,7 +81,6 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
 
     logprobs: int | None = None
     """How many alternatives to report for each token; None for no logprobs."""
-    tokens_as_ids: bool = False
     calls_allowed: bool = True
     """False: what the model writes as calls is text."""
     object_arguments: bool = False
@@ -104,7 +107,6 @@ class Request:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Values for `SamplingParams`, checked. The session or the engine decides about all others."""
     stop: tuple[str, ...] = ()
-    """Texts at which the content ends. They are not part of it."""
     n: int = 1
     stream: bool = False
     continued: bool = False
@@ -114,7 +116,6 @@ class Request:
     prompt_ids: Ids | None = None
     """The prompt itself, instead of messages."""
     stop_token_ids: tuple[int, ...] = ()
-    """Replaces the template's stop tokens."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Template variables. One that the template does not read is refused."""
     hints: Mapping[str, Any] = field(default_factory=dict)

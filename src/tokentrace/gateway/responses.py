@@ -31,7 +31,7 @@ from .requests import AgentBody, AnswerOptions, Request, TokenFields
 PREFIX: Final = "resp_"
 """What the ids of responses begin with. `Head.id` and `Request.previous` are without it."""
 
-_HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "access_programs", "image")
+_HARMLESS: Final = ("service_tier", "prompt_cache_retention", "prompt_cache_options", "image", "stream_options")
 _REFUSED: Final[wire.Refused] = {
     **wire.REFUSED,
     "background": ((False,), "responses are not made in the background"),
@@ -43,15 +43,10 @@ _REFUSED: Final[wire.Refused] = {
 _LOGPROBS: Final = "message.output_text.logprobs"
 _ENCRYPTED: Final = "reasoning.encrypted_content"
 _Included = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
+    "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
 """What a request may include. Tools that are not served have nothing to include."""
 _Summary = Literal["auto", "concise", "detailed"]
 _NULLABLE: Final = ("previous_response_id", "max_output_tokens", "temperature", "top_p", "max_tool_calls")
@@ -66,7 +61,6 @@ _HOSTED: Final = re.compile(
 class _Reasoning(Struct):
     effort: str | None = None
     summary: _Summary | None = None
-    generate_summary: _Summary | None = None
 
 
 class _Text(Struct):
@@ -107,7 +101,6 @@ class ResponsesBody(AgentBody):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     stop: str | list[str] | None = None
-    stream_options: dict[str, Any] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -137,7 +130,6 @@ def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
         {
             "tool_choice": choice not in ("none", "auto"),
             "reasoning.summary": reasoning.summary is not None,
-            "reasoning.generate_summary": reasoning.generate_summary is not None,
             "text.verbosity": text.verbosity is not None,
             "parallel_tool_calls": body.parallel_tool_calls is False and bool(tools),
             "truncation": body.truncation == "auto",
@@ -154,7 +146,7 @@ def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
         "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
         "text": {"format": form, **({"verbosity": text.verbosity} if text.verbosity else {})},
         "truncation": body.truncation or "disabled",
-        "metadata": _metadata(body),
+        "metadata": body.metadata or {},
         "store": body.store is not False,
     }
     answer = AnswerOptions(
@@ -250,15 +242,6 @@ def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
     if not isinstance(name, str):
         raise RequestError("must be a string", field="text.format.name")
     return structure, {"type": kind, "name": name, "schema": schema, "strict": bool(form.get("strict"))}
-
-
-def _metadata(body: ResponsesBody) -> dict[str, str]:
-    metadata = body.metadata or {}
-    if len(metadata) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in metadata.items()):
-        raise RequestError(
-            "must be at most 16 strings, none longer than 512, under names of at most 64", field="metadata"
-        )
-    return metadata
 
 
 # -- answers

@@ -1,24 +1,30 @@
-"""Training rows of a session, and what a trainer wants to know besides their tokens. Pure.
+"""Training rows of sessions: one session is read at a time, and rows leave as they are made.
 
 docs/rows.md is the specification of the columns.
 """
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Final
 
 from ..data.channel_columns import channel_columns, channel_fields
 from ..data.sources import pyarrow
-from ..data.tables import Layout, SampleOrigin, samples_table
-from ..errors import SampleError, shown
+from ..data.tables import Layout, SampleOrigin, file_schema, samples_table
+from ..data.writers import table_writer
+from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
 from ..settings import as_float, is_number
 from ..store.packing import unpack_channels
-from ..store.store import Label, SessionInfo, TurnRecord
+from ..store.store import Closed, Label, SessionInfo, State, Store, StoreError, TurnRecord
 from ..trajectory.channels import Channel
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
@@ -29,7 +35,6 @@ LAYOUT: Final = Layout(parts=False, logprobs=True, rollout=True)
 REWARD: Final = "reward"
 _TABLE_TOKENS: Final = 1 << 18
 _TABLE_ROWS: Final = 256
-"""So many tokens or rows make a table."""
 
 
 @dataclass(slots=True)
@@ -48,12 +53,13 @@ class SessionRows:
         # no request is placed here, so that messages need not be compared
         self.session = SessionRecord(Trajectory(name=self.info.id), lambda message: None)
 
-    def add(self, record: TurnRecord) -> None:
-        """Add the next turn of the store."""
-        self.session.replay(record)
-        self._numbers[record.first + len(record.records) - 1] = record.number
-        if record.channels:
-            self._channels[record.number] = record.channels
+    def add(self, *records: TurnRecord) -> None:
+        """Add the next turns of the store."""
+        for record in records:
+            self.session.replay(record)
+            self._numbers[record.first + len(record.records) - 1] = record.number
+            if record.channels:
+                self._channels[record.number] = record.channels
 
     @property
     def causes(self) -> list[str]:
@@ -64,27 +70,21 @@ class SessionRows:
         """The rows as Arrow tables of some rows each, in the order of branches."""
         if not self.session.trajectory.num_writes:
             return
-        rows, problem = self._samples()
+        reward = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
         samples: list[Sample] = []
         tokens = count = 0
+        try:
+            rows = each_trajectory_sample(self.session.trajectory, reward=reward)
+        except SampleError:  # not a finite number; the labels have it
+            rows = each_trajectory_sample(self.session.trajectory)
         for sample in rows:
-            samples.append(sample.replace(notes=(*sample.notes, problem)) if problem else sample)
+            samples.append(sample)
             tokens += len(sample)
             if tokens >= _TABLE_TOKENS or len(samples) >= _TABLE_ROWS:
                 yield self._table(samples, count)
                 samples, tokens, count = [], 0, count + len(samples)
         if samples:
             yield self._table(samples, count)
-
-    def _samples(self) -> tuple[Iterator[Sample], str]:
-        """The rows with the session's reward. If that is not a number, without it, and the problem."""
-        reward = next((label.value for label in self.labels if label.name == REWARD and label.turn is None), None)
-        trajectory = self.session.trajectory
-        try:
-            return each_trajectory_sample(trajectory, reward=reward), ""
-        except SampleError:
-            problem = f"the session's reward is {shown(reward)}, which is not a finite number: left out"
-            return each_trajectory_sample(trajectory), problem
 
     def _table(self, samples: Sequence[Sample], count: int) -> Any:
         id = self.info.id
@@ -109,7 +109,7 @@ class SessionRows:
         trajectory = self.session.trajectory
         branch = trajectory.branches[sample.branch]
         along = trajectory.turns(sample.branch)
-        turns = [self._recorded(turn) for turn in along if turn.branch == sample.branch]
+        turns = [self.session.turns[self._numbers[turn.write]] for turn in along if turn.branch == sample.branch]
         cause, last = turns[0].cause, turns[-1]
         tools = self.session.roots[last.root][0]
         return {
@@ -127,9 +127,6 @@ class SessionRows:
             "tokenizer": last.tokenizer,
             "template": last.template,
         }
-
-    def _recorded(self, turn: Turn) -> RecordedTurn:
-        return self.session.turns[self._numbers[turn.write]]
 
     def _turn(self, recorded: RecordedTurn) -> dict[str, Any]:
         reward = next(
@@ -190,15 +187,142 @@ def session_fields() -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """JSON for people; with escapes if it has half of a surrogate pair, which UTF-8 cannot encode."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":"))
-    return text
+    """JSON for people."""
+    return str(_utf8(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
 
 
 def _utf8(value: Any) -> Any:
     """A text for a column: half surrogate pairs, which agents can send, become escapes."""
     return value.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(value, str) else value
+
+
+class ExportFormat(StrEnum):
+    """How rows are written."""
+
+    JSONL = "jsonl"
+    ARROW = "arrow"
+    """Arrow's IPC stream."""
+    PARQUET = "parquet"
+
+    @property
+    def media_type(self) -> str:
+        kinds = {"jsonl": "x-ndjson", "arrow": "vnd.apache.arrow.stream", "parquet": "vnd.apache.parquet"}
+        return f"application/{kinds[self]}"
+
+
+@dataclass(slots=True)
+class Exported:
+    """What was exported so far."""
+
+    sessions: int = 0
+    rows: int = 0
+    tokens: int = 0
+    trained: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    """How many branches make a row, by their cause."""
+    marked: int = 0
+
+
+class Export:
+    """The rows of some sessions, read one session at a time.
+
+    An open session can be exported and stays open; this export has nothing that is added to it later. One that is
+    dropped meanwhile gives no rows.
+    """
+
+    def __init__(self, store: Store, sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) -> None:
+        self._store, self._sessions = store, sessions
+        self._sealed: list[str] = []
+        self.done = Exported()
+
+    async def tables(self) -> AsyncGenerator[Any]:
+        """The rows as Arrow tables, each of one session."""
+        async for info in _each(self._sessions):
+            rows = await self._read(info)
+            if rows is None:
+                continue
+            tables = rows.tables()
+            while (table := await asyncio.to_thread(next, tables, None)) is not None:
+                self.done.rows += table.num_rows
+                self.done.tokens += sum(table.column("num_tokens").to_pylist())
+                self.done.trained += sum(table.column("num_trained").to_pylist())
+                yield table
+            self.done.sessions += 1
+            self.done.causes.update(rows.causes)
+            if info.state is State.SEALED:
+                self._sealed.append(info.id)
+
+    async def _read(self, info: SessionInfo) -> SessionRows | None:
+        """A session's turns and labels; None if it was dropped."""
+        if info.state is State.DROPPED:
+            return None
+        rows = SessionRows(info, await self._store.labels(info.id))
+        turns = [turn async for turn in self._store.turns(info.id)]
+        await asyncio.to_thread(rows.add, *turns)
+        if len(rows.session.turns) >= info.turns:
+            return rows
+        now = await self._store.session(info.id)
+        if now is not None and now.state is not State.DROPPED:
+            count = len(rows.session.turns)
+            raise StoreError(f"session {info.id!r} is damaged: the store has {count} of its {info.turns} turns")
+        return None
+
+    async def mark(self) -> None:
+        """Mark the sessions that were sealed when they were read as exported. Call it when the rows are safe."""
+        for id in self._sealed:
+            try:
+                await self._store.set_state(id, State.EXPORTED)
+                self.done.marked += 1
+            except Closed:  # dropped meanwhile
+                continue
+        self._sealed = []
+
+
+async def export_rows(
+    store: Store,
+    sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo],
+    format: ExportFormat,
+    *,
+    keep_state: bool = False,
+) -> AsyncGenerator[bytes]:
+    """The rows of sessions as the bytes of a file, some at a time.
+
+    Marks sealed sessions as exported after the last byte was read, unless `keep_state` is set.
+    """
+    export, pipe = Export(store, sessions), _Pipe()
+    schema = file_schema(LAYOUT, {}, session_fields())
+    writer = await asyncio.to_thread(table_writer, f".{format}", pipe, schema)
+    try:
+        async with aclosing(export.tables()) as tables:
+            async for table in tables:
+                await asyncio.to_thread(writer.write, table)
+                if piece := pipe.take():
+                    yield piece
+        await asyncio.to_thread(writer.finish)
+    except BaseException:
+        writer.abandon()
+        raise
+    if piece := pipe.take():
+        yield piece
+    if not keep_state:
+        await export.mark()
+
+
+async def _each(sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) -> AsyncIterator[SessionInfo]:
+    if isinstance(sessions, AsyncIterable):
+        async for info in sessions:
+            yield info
+    else:
+        for info in sessions:
+            yield info
+
+
+class _Pipe(io.BytesIO):
+    """Collects what is written."""
+
+    def take(self) -> bytes:
+        """All that was written since the last call."""
+        data = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return data

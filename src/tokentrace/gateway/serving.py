@@ -35,13 +35,11 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 is any free port."""
     store: str | None = None
     keys: Path | None = None
     dev: bool = False
     """No keys, this machine only, sessions created on first use."""
     create_sessions: bool = False
-    """True if a request may create the session that it names."""
     matcher: str | None = None
     model: str = "tokentrace"
     version: str | int | None = None

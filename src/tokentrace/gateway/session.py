@@ -2,10 +2,8 @@
 
 A request sends a whole conversation. `SessionRecord.place` finds the recorded turn that it continues and makes the
 prompt: that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. If no turn
-matches, the conversation is rendered whole and shares with the record whatever its tokens share.
-
-`SessionRecord.commit` then adds the turn, prompt and completion at once. `replay` adds a turn that was read from a
-store, and leads to the same record.
+matches, the conversation is rendered whole and shares with the record whatever its tokens share. `commit` then adds the
+turn, prompt and completion at once; `replay` adds one that was read from a store, and leads to the same record.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .broken_calls import readable_calls, render_readably
+from .adapting import readable_calls, render_readably
 from .matching import Matcher
 from .turns import Conversation, Message, Placement, RecordedTurn, TurnDetails
 

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from ..diagnose.message_keys import Meaning
 from ..errors import shown
-from ..store.store import SessionInfo, State, Store, StoreError, is_storable
+from ..store.store import SessionInfo, State, Store, StoreError
 from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, Matcher, load_matcher
 from .problems import RequestError, convert
@@ -26,9 +26,9 @@ ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""
 ID_RULE: Final = "letters, digits and . _ : @ ~ -, at most 128 of them, the first a letter or a digit"
 
-Version: TypeAlias = (
-    Annotated[str, Meta(min_length=1, max_length=200)] | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-)
+_Name: TypeAlias = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00\ud800-\udfff]+\Z")]
+Version: TypeAlias = _Name | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""The name of weights: no NUL and no lone surrogate, which a store cannot keep."""
 Budget: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 
 
@@ -54,14 +54,7 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
             problem = f"may have {', '.join(names)}, not {shown(settings.sampling)}"
             raise RequestError(problem, field="settings.sampling")
         check_sampling(settings.sampling, "settings.sampling.")
-        check_version(settings.version, "settings.version")
         return settings
-
-
-def check_version(version: str | int | None, field: str = "version") -> None:
-    """Raise RequestError for a name of weights that a store cannot keep."""
-    if isinstance(version, str) and not is_storable(version):
-        raise RequestError(f"must have no NUL and no lone surrogate, not {shown(version)}", field=field)
 
 
 @dataclass(slots=True, eq=False)

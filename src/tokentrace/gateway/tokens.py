@@ -22,6 +22,7 @@ from .requests import (
     Refused,
     Request,
     SamplingBody,
+    StreamOptions,
     TokenFields,
     ignored_fields,
     refuse,
@@ -42,10 +43,6 @@ class _Sampling(SamplingBody):
     stop_token_ids: list[Any] | None = None
 
 
-class _StreamOptions(Struct):
-    include_usage: bool | None = None
-
-
 class TokensBody(Struct):
     """The body of ``POST /inference/v1/generate``."""
 
@@ -53,7 +50,7 @@ class TokensBody(Struct):
     sampling_params: _Sampling | None = None
     model: str | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
 
 
@@ -87,7 +84,7 @@ def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """Ids, logprobs, why it ended, and which weights sampled."""
     [reply] = replies
     choice = {**_choice(reply.completion), **_ending(reply)}
-    return {**_frame(head, [choice]), **_prompt_ids(head), "usage": _usage(head, replies)}
+    return {**_frame(head, [choice]), **_prompt_ids(head), "usage": openai_usage(head, replies)}
 
 
 class TokensEncoder(Encoder):
@@ -107,7 +104,7 @@ class TokensEncoder(Encoder):
         [reply] = replies
         events = [self._event({"index": 0, "token_ids": [], "logprobs": None, **_ending(reply)})]
         if self.head.options.usage_in_stream:
-            events.append({**_frame(self.head, []), "usage": _usage(self.head, replies)})
+            events.append({**_frame(self.head, []), "usage": openai_usage(self.head, replies)})
         return events
 
     def _event(self, choice: dict[str, Any]) -> StreamEvent:
@@ -144,13 +141,6 @@ def _ending(reply: Reply) -> dict[str, Any]:
     versions = [{"version": span.version, "start": span.start, "end": span.stop} for span in reply.completion.versions]
     reason = str(reply.completion.finish_reason)
     return {"finish_reason": reason, "stop_reason": None, "weight_versions": versions or None}
-
-
-def _usage(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
-    """What it cost. How much of it is reasoning is a question about text, so it is left out."""
-    usage = openai_usage(head, replies)
-    del usage["completion_tokens_details"]
-    return usage
 
 
 TOKENS: Final = Dialect("tokens", read_tokens, write_tokens, TokensEncoder, openai_error, OPENAI_END)

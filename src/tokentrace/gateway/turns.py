@@ -64,9 +64,7 @@ class Placement:
     """How the agent's echo of the base's reply differs from the reply."""
     notes: tuple[str, ...] = ()
     choice: int = 0
-    """Its number among the completions of one request."""
     matcher: str = ""
-    """The matcher that made the keys."""
 
     @property
     def reused(self) -> int:
@@ -86,10 +84,8 @@ class TurnDetails(Struct, frozen=True, kw_only=True):
     template: str = ""
     created: int = 0
     time: float = 0.0
-    """When it was finished."""
     seconds: float = 0.0
     instructions: int = 0
-    """`Request.instructions`."""
     stopped_by: str | None = None
     calls: list[str] = []
     """The status of each attempt at a call."""
@@ -112,14 +108,12 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
     shared: int
     """How many messages of the base's conversation come before its own."""
     messages: list[Mapping[str, Any]]
-    """Its own messages."""
     reply: Mapping[str, Any]
     """As the agent got it, in OpenAI's shape."""
     root: Key
     keys: list[Key]
     """The keys before its own messages, after each of them, and after the reply."""
     matcher: str
-    """What made the keys."""
     branch: int
     start: int
     stop: int

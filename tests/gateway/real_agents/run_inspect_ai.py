@@ -2,13 +2,7 @@
 
 import asyncio
 
-from inspect_ai.model import (
-    ChatMessageSystem,
-    ChatMessageUser,
-    GenerateConfig,
-    execute_tools,
-    get_model,
-)
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser, GenerateConfig, execute_tools, get_model
 from inspect_ai.tool import Tool, tool
 from task import QUESTIONS, SYSTEM, Run, runs
 from task import weather as tell_weather

@@ -8,20 +8,138 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
+import json
+import math
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from typing import Any, Final
 
+import numpy as np
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from ...errors import shown
+from ...show.document import token_columns
 from ...show.page import SHARED, asset
-from ...store.store import SessionInfo, State
+from ...store.store import Label, SessionInfo, State
+from ...tokens.ids import segments
+from ...tokens.kinds import Kind
+from ...tokens.tokenizer import Ids, Tokenizer
+from ...tokens.visible import visible
 from ..gateway import Gateway
 from ..http import Endpoint, json_response, read_state
 from ..problems import RequestError
-from .views import TOKENS, brief_metadata, tokens_view, turn_view
+from ..session import SessionRecord
+
+TOKENS: Final = 4_000
+"""The most tokens of one answer."""
+_AROUND: Final = 4
+"""How many tokens beyond either end are decoded: a character may need several tokens."""
+
+
+def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
+    """Tokens ``start`` to ``stop`` of a branch's stream: ids, texts and logprobs one by one, the rest in pieces.
+
+    A piece is tokens of one kind, message and turn. Logprobs are there for sampled tokens, null for others.
+    """
+    trajectory = session.trajectory
+    ids = trajectory.stream(branch)
+    stop = min(stop, len(ids), start + TOKENS)
+    start = min(start, stop)
+    all_kinds = trajectory.kinds(branch)
+    kinds = all_kinds[start:stop]
+    messages = trajectory.message_indices(branch)[start:stop]
+    turns = np.full(stop - start, -1, np.int64)
+    numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
+    for turn in trajectory.turns(branch):  # inherited ones included
+        turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get((turn.branch, turn.start), -1)
+    logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(kinds)
+    counts = np.bincount(all_kinds, minlength=len(Kind))
+    return {
+        "branch": branch,
+        "start": start,
+        "stop": stop,
+        "total": len(ids),
+        "own": trajectory.branches[branch].start,
+        "counts": {kind.name.lower(): count for kind, count in zip(Kind, counts.tolist(), strict=True)},
+        "ids": ids[start:stop].tolist(),
+        "texts": token_texts(tokenizer, ids, start, stop),
+        "control": np.flatnonzero(token_columns(tokenizer, ids[start:stop])["control"]).tolist(),
+        "logprobs": [_number(value) for value in logprobs],
+        "pieces": list(_pieces(kinds, messages, turns, start)),
+        "roles": _roles(session, branch, messages),
+    }
+
+
+def token_texts(tokenizer: Tokenizer, ids: Ids, start: int, stop: int) -> list[str]:
+    """The text to show for some tokens of a stream, the same wherever the cut is made."""
+    first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)
+    texts = token_columns(tokenizer, ids[first:last])["texts"]
+    return [visible(text) for text in texts[start - first : stop - first]]
+
+
+def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[str, Any]]:
+    for first, last in segments(kinds, messages, turns):
+        message, turn = int(messages[first]), int(turns[first])
+        yield {
+            "start": start + first,
+            "stop": start + last,
+            "kind": Kind(int(kinds[first])).name.lower(),
+            "message": None if message < 0 else message,
+            "turn": None if turn < 0 else turn,
+        }
+
+
+def _roles(session: SessionRecord, branch: int, messages: Any) -> dict[str, str]:
+    """The role of each message with one of these tokens, in the last turn of the branch."""
+    last = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
+    if last is None:
+        return {}
+    conversation = session.conversation(last.number)
+    numbers = sorted({int(message) for message in np.unique(messages)} & set(range(len(conversation))))
+    return {str(number): visible(str(conversation[number].get("role"))) for number in numbers}
+
+
+def turn_view(session: SessionRecord, number: int, labels: Sequence[Label]) -> dict[str, Any]:
+    """One turn: new messages, reply, cause of a branch, sampling, time."""
+    recorded = session.turns[number]
+    sampled = session.sampled_turn(recorded)
+    logprobs = []
+    if session.trajectory.has_logprobs:
+        logprobs = session.trajectory.completion_logprobs(sampled).tolist()
+    tools = session.roots[recorded.root][0]
+    return {
+        **recorded.summary(),
+        "kept": recorded.shared,
+        "messages": recorded.messages,
+        "reply": recorded.reply,
+        "prompt_tokens": recorded.start,
+        "sampled_tokens": recorded.stop - recorded.start,
+        "cached_tokens": sampled.cached_tokens,
+        "versions": [list(span) for span in sampled.versions],
+        "sampling": sampled.sampling,
+        "logprobs_kind": str(sampled.logprobs_kind),
+        "mean_logprob": _number(math.fsum(logprobs) / len(logprobs)) if logprobs else None,
+        "tools": [str((tool.get("function") or tool).get("name", "?")) for tool in tools or ()],
+        "continued_by": [turn.number for turn in session.turns if turn.base == number],
+        "labels": [asdict(label) for label in labels if label.turn == number],
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """A number for JSON; None if it is not finite."""
+    return None if value is None or not math.isfinite(value) else round(value, 4)
+
+
+def brief_metadata(metadata: Mapping[str, Any], most: int = 160) -> str:
+    """Metadata in a line: ``task: 12 · model: small``."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
+    text = " · ".join(f"{name}: {value}" for name, value in itertools.islice(texts.items(), 12))
+    return visible(text if len(text) <= most else text[: most - 1] + "…")
+
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -37,8 +155,7 @@ HEADERS: Final = {
     "cache-control": "no-cache",
 }
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_LISTED: Final = 200
-_MOST: Final = 5_000
+_LISTED, _MOST = 200, 5_000
 
 
 class PageRoutes:
@@ -50,7 +167,7 @@ class PageRoutes:
     def routes(self) -> dict[str, dict[str, Endpoint]]:
         """Endpoints by path and method."""
         return {
-            "/": {"GET": self._index},
+            "/": {"GET": self._file},
             "/page/sessions": {"GET": self._sessions},
             "/page/{file}": {"GET": self._file},
             "/sessions/{session}/tokens": {"GET": self._tokens},
@@ -59,14 +176,12 @@ class PageRoutes:
 
     # -- files
 
-    async def _index(self, request: HTTPRequest) -> Response:
-        return _served("index.html")
-
     async def _file(self, request: HTTPRequest) -> Response:
-        name = request.path_params["file"]
+        name = request.path_params.get("file", "index.html")
         if name not in page_files():
             raise RequestError(f"the page has no file {shown(name)}", status=404, code="not_found")
-        return _served(name)
+        kind = _TYPES[name.rpartition(".")[2]]
+        return Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8")
 
     # -- what it shows
 
@@ -90,17 +205,16 @@ class PageRoutes:
         value = {
             "sessions": listed[: len(infos)],
             "more": more,
-            "chosen": None if chosen is None else await self._counters(chosen, listed[-1]),
+            "chosen": chosen and {**listed[-1], **await self._counters(chosen.id)},
             "counts": {str(each): await store.count(each) for each in State},
             "gateway": self._state(),
         }
         return json_response(value, headers={"x-content-type-options": "nosniff"})
 
-    async def _counters(self, info: SessionInfo, glance: dict[str, Any]) -> dict[str, Any]:
+    async def _counters(self, id: str) -> dict[str, Any]:
         """Numbers that change when there is something new to show of a session."""
         store = self._gateway.store
-        labels, incomplete = await store.labels(info.id), await store.incomplete(info.id)
-        return {**glance, "labels": len(labels), "incomplete": len(incomplete)}
+        return {"labels": len(await store.labels(id)), "incomplete": len(await store.incomplete(id))}
 
     def _glance(self, info: SessionInfo, reward: Any, under_way: int) -> dict[str, Any]:
         glance = {
@@ -164,11 +278,6 @@ def page_files() -> dict[str, bytes]:
     folder = resources.files(__package__).iterdir()
     files = {file.name: file.read_bytes() for file in folder if file.name.rpartition(".")[2] in _TYPES}
     return files | {name: asset(name).encode() for name in SHARED}
-
-
-def _served(name: str) -> Response:
-    kind = _TYPES[name.rpartition(".")[2]]
-    return Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8")
 
 
 def _whole(value: str, field: str, most: int) -> int:

@@ -1,10 +1,13 @@
-"""Instructions that a template has no place for: in the middle, a developer's, or more than one at the beginning.
+"""Messages that a template cannot take as they are: instructions in odd places, and calls that are not JSON.
 
 Claude Code sends system messages after the first user message; codex, pi and opencode send their instructions as a
 developer's. Some templates write them where they are. Others refuse them, drop them, or move them to the beginning,
 which would change every token after it. For those, instructions at the beginning become the system message, or are
 joined to it, and those in the middle become a user's: the model sees their words in their place. What a template does
 is tried once.
+
+An agent repeats a call with broken arguments as the model wrote it. If the conversation continues the recorded turn,
+nothing of it is rendered. If it branches, a template that reads arguments as a mapping gets an empty one, with a note.
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from ..conversation.forms import parse_arguments
+from ..conversation.messages import Messages
+from ..conversation.place import Place
 from ..diagnose.conversation_diff import INSTRUCTIONS
 from ..diagnose.message_keys import NOISE
-from ..errors import TokentraceError
+from ..errors import InputError, TokentraceError
+from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 
 _QUESTION: Final = {"role": "user", "content": "pears"}
@@ -106,3 +113,45 @@ def _is_written(renderer: Renderer, roles: Sequence[str], late: str, more: Seque
         return text.rfind(_LATE_WORD) >= question
     places = [text.find(word) for word in words]
     return -1 not in places and places == sorted(places) and places[-1] <= question
+
+
+# -- calls that are not JSON
+
+
+def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
+    """A rendered conversation, and notes on calls whose arguments the template did not get.
+
+    Raises what `Renderer.render` raises, except for the arguments of a call.
+    """
+    try:
+        return renderer.render(messages, **how), []
+    except InputError:
+        readable = readable_calls(messages)
+        changed = [at for at, message in enumerate(messages) if readable[at] is not message]
+        if not changed:
+            raise
+    note = "the arguments of a call are not a JSON object: the template got none"
+    return renderer.render(readable, **how), [f"message {at}: {note}" for at in changed]
+
+
+def readable_calls(messages: Messages) -> list[Message]:
+    """The messages, with a mapping in place of arguments that are not a JSON object. The others stay as they are."""
+    return [_readable(message) if message.get("tool_calls") else message for message in messages]
+
+
+def _readable(message: Message) -> Message:
+    calls = [_readable_call(call) for call in message["tool_calls"]]
+    same = all(new is old for new, old in zip(calls, message["tool_calls"], strict=True))
+    return message if same else {**message, "tool_calls": calls}
+
+
+def _readable_call(call: Message) -> Message:
+    function = call.get("function")
+    text = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(text, str) or not text.strip():
+        return call
+    try:
+        parse_arguments(text, Place())
+    except InputError:
+        return {**call, "function": {**function, "arguments": {}}}
+    return call
