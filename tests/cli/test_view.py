@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.gateway.recorded import Recording, user
 from tests.pages import assert_only_its_own_code_runs, columns, read_page
-from tests.show.results import RENDERER, first_turn, trajectory
+from tests.show.results import first_turn, trajectory
 from tokentrace import save_trajectory, trajectory_samples
 from tokentrace.cli import main
 from tokentrace.data.tables import write_samples
 from tokentrace.pocket import POCKET
-from tokentrace.store.opening import open_store
 
 
 def run(*arguments: object) -> Result:
@@ -50,20 +47,6 @@ def test_rows_are_viewed_and_a_browser_is_opened(tmp_path: Path, monkeypatch: py
     document = page(Path(opened[0]))
     assert columns(document, 0)["id"] == rows[0].token_ids
     assert len(document["tracks"]) == 1
-
-
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_exported_rows_are_shown_with_the_roles_of_their_messages(tmp_path: Path, name: str) -> None:
-    async def record() -> None:
-        store = open_store(str(tmp_path / "store.db"))
-        recording = await Recording(store, "one", RENDERER.silent()).begin(created=0.0)
-        await recording.turn([{"role": "system", "content": "Be brief."}, user("Hi?")], [310, 311])
-        await store.close()
-
-    asyncio.run(record())
-    assert run("export", tmp_path / "store.db", "-o", tmp_path / name).exit_code == 0
-    assert run("view", tmp_path / name, "--html", tmp_path / "page.html").exit_code == 0
-    assert page(tmp_path / "page.html")["tracks"][0]["roles"] == ["system", "user", "assistant"]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -99,7 +82,7 @@ def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert run("rollout", tmp_path / "run.yaml", "-o", tmp_path / "run", "-q").exit_code == 0
-    for name in ("trl.jsonl", "trl.parquet", "run", "run/rows.parquet", "run/trajectories"):
+    for name in ("trl.jsonl", "trl.parquet", "run", "run/rows.parquet"):
         checked = run("check", tmp_path / name)
         assert checked.exit_code == 0, (name, checked.output)
         viewed = run("view", tmp_path / name, "--html", tmp_path / "page.html")

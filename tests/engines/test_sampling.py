@@ -53,21 +53,21 @@ def with_engine(work: Callable[[EmbeddedEngine], Awaitable[Any]], **options: Any
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    "given",
     [
-        ({"min_p": 1.5}, "min_p must be a number from 0 to 1"),
-        ({"min_p": float("nan")}, "min_p"),
-        ({"presence_penalty": -3}, "presence_penalty must be a number from -2 to 2"),
-        ({"frequency_penalty": "1"}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty cannot be 0"),
-        ({"repetition_penalty": 2.5}, "from 0 to 2"),
-        ({"stop": [""]}, "none of them empty"),
-        ({"stop": [7]}, "stop must be texts"),
-        ({"stop": ["\ud800"]}, "not Unicode"),
-        ({"stop": ["a"] * 33}, "at most 32"),
+        {"min_p": 1.5},
+        {"min_p": float("nan")},
+        {"presence_penalty": -3},
+        {"frequency_penalty": "1"},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": 2.5},
+        {"stop": [""]},
+        {"stop": [7]},
+        {"stop": ["\ud800"]},
+        {"stop": ["a"] * 33},
     ],
 )
-def test_settings_out_of_range_are_refused(given: dict[str, Any], words: str) -> None:
+def test_settings_out_of_range_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(EngineError):
         SamplingParams(8, **given)
 
@@ -82,15 +82,15 @@ def test_what_is_recorded_names_what_was_asked_for_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "given", "words"),
+    ("engine", "given"),
     [
-        ("mine", {"min_p": 0.1}, "min_p cannot be asked for: mine has no such setting"),
-        ("llama.cpp", {"presence_penalty": 1}, "counts the tokens of the prompt too"),
-        ("llama.cpp", {"stop": ["x"]}, "does not return the logprobs of a stop text's tokens"),
-        ("scripted", {"stop": ["x"]}, "token_bytes"),
+        ("mine", {"min_p": 0.1}),
+        ("llama.cpp", {"presence_penalty": 1}),
+        ("llama.cpp", {"stop": ["x"]}),
+        ("scripted", {"stop": ["x"]}),
     ],
 )
-def test_an_engine_that_cannot_refuses_and_says_why(engine: str, given: dict[str, Any], words: str) -> None:
+def test_an_engine_that_cannot_refuses_and_says_why(engine: str, given: dict[str, Any]) -> None:
     scripted = ScriptedEngine(lambda prompt, sampling: [1])
     scripted.capabilities = Capabilities(engine=engine)
     with pytest.raises(EngineRefusal) as refused:

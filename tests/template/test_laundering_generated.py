@@ -1,4 +1,6 @@
-"""Laundering, tried with everything there is: filters, tests, methods, operators and globals of the environment.
+"""Everything there is, tried: filters, tests, methods, operators and globals of the environment.
+
+Each prints what it prints under transformers, and none makes a user's text the template's own.
 
 Nothing is listed by hand: names come from Jinja's tables and Python's types. The oracle is not our trace. Each
 expression is rendered by transformers' own environment with two secrets of one shape; what differs between the two
@@ -161,7 +163,7 @@ def case_of(operation: int, value: int, args: int, named: int, consumer: int) ->
     return {**chosen, "which_consumer": consumer}
 
 
-def said(case: Case) -> str:
+def describe(case: Case) -> str:
     """What a case tries, for people."""
     value, args, named = VALUES[case["which_v"]], ARGUMENTS[case["which_args"]], NAMED[case["which_kw"]]
     operation = list(OPERATIONS.values())[case["which_r"]]
@@ -198,17 +200,17 @@ def cases(name: str, consumers: int, each: int) -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_no_operation_makes_a_users_text_the_templates_own(name: str) -> None:
+def test_no_operation_changes_the_text_or_launders_it(name: str) -> None:
     for case in rotating(cases(name, len(CONSUMERS), 2), name, 6):
         rendering = ours(case)
-        if rendering is None or None not in rendering.origins:
+        if rendering is None:
             continue
         expected, other = plain(case, 0), plain(case, 1)
         places: set[int] = set()
-        if expected is not None and other is not None and " at 0x" not in expected:
-            assert rendering.text == expected, said(case)
+        if expected is not None and other is not None and not re.search(" at 0x|<bound method", expected):
+            assert rendering.text == expected, describe(case)
             places = from_the_secret(expected, other)
-        assert not laundered(rendering, places), (said(case), rendering.spans())
+        assert not laundered(rendering, places), (describe(case), rendering.spans())
 
 
 @functools.cache
@@ -234,7 +236,7 @@ def test_no_operation_forges_a_control_token(name: str) -> None:
         if rendering is None or not LETTERS & set(rendering.text):
             continue
         renderer = create_renderer(tokenizer(), "default", chat_template=TEMPLATE, **case)
-        assert not renderer.render(messages(0)).control.any(), said(case)
+        assert not renderer.render(messages(0)).control.any(), describe(case)
         return
 
 

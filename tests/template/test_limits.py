@@ -189,7 +189,7 @@ def test_a_limit_names_the_message_and_the_line() -> None:
 def test_few_but_slow_steps_are_stopped_by_the_clock(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is moved close instead of waited for."""
     monkeypatch.setattr(budget, "MAX_SECONDS", 0.2)
-    monkeypatch.setattr(budget, "MAX_MADE", 1 << 50)
+    monkeypatch.setattr(budget, "MAX_BYTES", 1 << 50)
     source = "{% set x = 'x' * 60000000 %}{% for i in range(99999) %}" + step + "{% endfor %}"
     with pytest.raises(TemplateLimitError, match=r"more than 0\.2 seconds"):
         ChatTemplate(source).render([{"role": "user", "content": "x"}])

@@ -73,22 +73,11 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
     elif sampling.seed is not None and not capabilities.seeds:
         problem = f"{engine} has no seed per request: leave it out"
     elif missing := [name for name in sampling.optional if name not in capabilities.sampling]:
-        why = _WHY_NOT.get((engine, missing[0]), f"{engine} has no such setting")
-        problem = f"{missing[0]} cannot be used: {why}"
+        hint = "; pass token_bytes=, which spells each id" if engine in ("embedded", "scripted") else ""
+        problem = f"{engine} has no {missing[0]}{hint}"
     if problem:
         raise EngineRefusal(f"not sent: {problem}")
     return replace(request, prompt_ids=ids)
-
-
-_COUNTS_PROMPT: Final = "llama.cpp also counts the tokens of the prompt, which is another penalty; use another engine"
-_NO_TEXT: Final = "an engine knows ids and no text; pass token_bytes=, which spells each id"
-_WHY_NOT: Final = {
-    ("llama.cpp", "presence_penalty"): _COUNTS_PROMPT,
-    ("llama.cpp", "frequency_penalty"): _COUNTS_PROMPT,
-    ("llama.cpp", "stop"): "llama.cpp does not return the logprobs of a stop text's tokens; use stop_token_ids",
-    ("embedded", "stop"): _NO_TEXT,
-    ("scripted", "stop"): _NO_TEXT,
-}
 
 
 def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None:

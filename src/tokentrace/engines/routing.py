@@ -107,7 +107,6 @@ class Router(Engine):
         self._clock: Final = clock
         self._groups: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
         self._homes: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
-        self._requests: Final[dict[str, _Endpoint]] = {}
         self._update_version()
 
     def __repr__(self) -> str:
@@ -152,12 +151,8 @@ class Router(Engine):
             raise _all_failed(failures)
 
     async def abort(self, request_id: str) -> None:
-        """End a request where it runs; an unknown one everywhere."""
-        endpoint = self._requests.get(request_id)
-        if endpoint is not None:
-            await endpoint.engine.abort(request_id)
-        else:
-            await self._everywhere("abort", lambda engine: engine.abort(request_id), ignore=EngineUnavailable)
+        """End a request, wherever it runs."""
+        await self._everywhere("abort", lambda engine: engine.abort(request_id), ignore=EngineUnavailable)
 
     async def pause(self) -> None:
         await self._everywhere("pause", lambda engine: engine.pause())
@@ -238,7 +233,6 @@ class Router(Engine):
         Adds to `failures` if the endpoint is unavailable before that, so that the next is tried.
         """
         failed_before, started = endpoint.failed, False
-        session, name = request.session, request.request_id
 
         def answered() -> None:
             nonlocal started
@@ -247,10 +241,8 @@ class Router(Engine):
             if endpoint.failed == failed_before:  # otherwise it failed after this was sent
                 endpoint.open_until = 0.0
 
-        if session is not None:
-            self._settle(session, endpoint)
-        if name is not None:
-            self._requests[name] = endpoint
+        if request.session is not None:
+            self._settle(request.session, endpoint)
         endpoint.running += 1
         try:
             yield answered
@@ -261,8 +253,6 @@ class Router(Engine):
             failures.append(error)
         finally:
             endpoint.running -= 1
-            if name is not None and self._requests.get(name) is endpoint:
-                del self._requests[name]
 
     def _settle(self, session: str, endpoint: _Endpoint) -> None:
         if self._homes.get(session) is not endpoint:

@@ -23,7 +23,7 @@ from jinja2.utils import Namespace
 MAX_STEPS: Final = 5_000_000
 """Steps one render may take: some seconds of Python."""
 MAX_SECONDS: Final = 30
-MAX_MADE: Final = 512 * 1024 * 1024
+MAX_BYTES: Final = 512 * 1024 * 1024
 """Bytes of values one render may make altogether."""
 MAX_TEXT: Final = 64 * 1024 * 1024
 """Characters a single value inside a template may have."""
@@ -54,7 +54,7 @@ class RenderBudget:
 
     def __init__(self, steps: int | None = None, size: int | None = None) -> None:
         self.steps = MAX_STEPS if steps is None else steps
-        self.left = MAX_MADE if size is None else size
+        self.left = MAX_BYTES if size is None else size
         self.deadline = time.monotonic() + MAX_SECONDS
 
     def step(self, count: int = 1) -> None:
@@ -74,7 +74,7 @@ class RenderBudget:
         """Pay for `size` bytes of values."""
         self.left -= size
         if self.left < 0:
-            raise TooLarge(f"the template made more than {MAX_MADE} bytes of values")
+            raise TooLarge(f"the template made more than {MAX_BYTES} bytes of values")
         if size > 4096:
             self.step(size >> 12)
 

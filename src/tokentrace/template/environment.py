@@ -141,9 +141,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     # -- on pairs
 
-    def joined(self, written: list[Any]) -> TracedStr:
-        """What a macro or a set block wrote."""
-        return join_buffer(pieces(written))
+    def joined(self, out: list[Any]) -> TracedStr:
+        """The text that a macro or a set block wrote."""
+        return join_buffer(pieces(out))
 
     def printed(self, value: Any, origin: Beside) -> str:
         """The text of a value. Made at once: a namespace may change before the template is done."""

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from .budget import SMALL, TooLarge, charge, check_items, check_size, weigh
 from .origin import KEY, Origin
 from .strings import TracedStr, join_traced, runs_of, traced
-from .traced import TracedDict, TracedList, TracedNone, is_traced, plain
+from .traced import TracedDict, TracedList, TracedNone, is_traced, opaque, plain
 
 _MAX_INDENT: Final = 1_000
 
@@ -35,15 +35,16 @@ DEFAULTS: Final = JsonOptions()
 def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
     """``json.dumps(value, …)``, character for character, as a traced string.
 
-    Punctuation belongs to the container it punctuates; a container built by the template is scaffold. Separators and
-    indents that come from a field stay that field's.
+    Punctuation belongs to the container it punctuates; a container built by the template is scaffold.
     """
     if (options.indent if isinstance(options.indent, int) else len(options.indent or "")) > _MAX_INDENT:
         raise TooLarge("an indent is too large")
-    if options == DEFAULTS or not is_traced(tuple(options)):
-        text = _one_field(value, options)
-        if text is not None:
-            return text
+    if options != DEFAULTS and is_traced(tuple(options)):  # separators or indents that come from a field
+        indent, separators = plain(options.indent), options.separators and tuple(map(plain, options.separators))
+        return opaque(dumps(value, options._replace(indent=indent, separators=separators)))  # type: ignore[no-any-return]
+    text = _one_field(value, options)
+    if text is not None:
+        return text
     weigh(value)
     pieces: list[str] = []
     size = 0
@@ -114,7 +115,6 @@ class _Writer:
     def __init__(self, options: JsonOptions) -> None:
         indent = options.indent
         self._options = options
-        self._has_one_line = indent is None and not is_traced(tuple(options))
         self._indent: str | None = " " * indent if isinstance(indent, int) else indent
         self._comma, self._colon = options.separators or (", " if indent is None else ",", ": ")
 
@@ -128,7 +128,7 @@ class _Writer:
             yield traced(json.dumps(plain(value)), origin)
         elif not isinstance(value, (dict, list, tuple)):
             raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-        elif self._has_one_line and (text := _one_field(value, self._options)) is not None:
+        elif self._indent is None and (text := _one_field(value, self._options)) is not None:
             yield text
         elif isinstance(value, dict):
             keys = sorted(dict.keys(value)) if self._options.sort_keys else dict.keys(value)
@@ -142,21 +142,21 @@ class _Writer:
         """The entries, with brackets around and commas between them."""
         is_empty = True
         for entry in entries:
-            yield _owned(brackets[0] if is_empty else self._comma, origin)
+            yield traced(brackets[0] if is_empty else self._comma, origin)
             if self._indent is not None:
-                yield _owned(newline + self._indent, origin)
+                yield traced(newline + self._indent, origin)
             yield from entry
             is_empty = False
         if is_empty:
-            yield _owned(brackets, origin)
+            yield traced(brackets, origin)
         else:
-            yield _owned(brackets[1] if self._indent is None else newline + brackets[1], origin)
+            yield traced(brackets[1] if self._indent is None else newline + brackets[1], origin)
 
     def _entry(self, value: dict[Any, Any], key: Any, newline: str, origin: Origin | None) -> Iterator[str]:
         name = key if isinstance(key, str) else _key_text(key)
         is_field = type(value) is TracedDict
         yield self._string(name, value.origin.at(name, KEY) if is_field else origin)  # type: ignore[attr-defined]
-        yield _owned(self._colon, origin)
+        yield traced(self._colon, origin)
         yield from self.value(value[key], newline, origin)
 
     def _string(self, value: str, origin: Origin | None) -> str:
@@ -165,12 +165,9 @@ class _Writer:
         if not isinstance(value, TracedStr) or len(value.runs) <= 1:
             return traced(escape(value), value.runs[0][1] if isinstance(value, TracedStr) and value.runs else origin)
         quote = traced('"', origin)
-        return join_traced((quote, *(traced(escape(text)[1:-1], own) for text, own in runs_of(value)), quote))
-
-
-def _owned(text: str, origin: Origin | None) -> str:
-    """Punctuation of a container; text that is traced keeps its trace."""
-    return text if isinstance(text, TracedStr) else traced(text, origin)
+        return join_traced(
+            (quote, *(traced(escape(text)[1:-1], part_origin) for text, part_origin in runs_of(value)), quote)
+        )
 
 
 def _key_text(key: Any) -> str:

@@ -42,8 +42,8 @@ class Items:
         self.origin = origin
         self.indices = indices
 
-    def __getitem__(self, index: int) -> Origin:
-        return self.origin if self.indices is None else _inside(self.origin, self.indices[index])
+    def __getitem__(self, index: int) -> Origin | None:
+        return self.origin if self.indices is None else inside(self.origin, self.indices[index])
 
 
 Beside = Origin | Items | None
@@ -64,13 +64,9 @@ def box(value: Any, origin: Beside) -> Any:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _inside(origin: Origin, key: Any) -> Origin:
-    return Origin(origin + (key,))
-
-
 def inside(origin: Beside, key: Any) -> Origin | None:
     """The origin of ``value.key``, or of ``value["key"]``."""
-    return _inside(origin, key) if type(origin) is Origin else None
+    return Origin(origin + (key,)) if type(origin) is Origin else None
 
 
 def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
@@ -130,9 +126,9 @@ def split(text: str, name: str, *args: Any) -> list[str]:
     return parts
 
 
-def pieces(written: Iterable[Any]) -> Iterator[Any]:
-    """What was written as values and origins in turn, boxed."""
-    entries = iter(written)
+def pieces(out: Iterable[Any]) -> Iterator[Any]:
+    """The values that were printed to a list of values and origins, boxed."""
+    entries = iter(out)
     for value, origin in zip(entries, entries, strict=True):
         yield value if origin is None else box(value, origin)
 
@@ -144,7 +140,7 @@ def rows(value: Any, origin: Beside) -> tuple[Sequence[Any], list[Origin | None]
     """The items that a loop runs over, and the origin of each."""
     if type(value) is list and type(origin) is Origin and keeps_items(value):
         check_items(len(value))
-        return value, [_inside(origin, index) for index in range(len(value))]
+        return value, [inside(origin, index) for index in range(len(value))]
     if type(value) is list and type(origin) is Items:
         return value, [origin[index] for index in range(len(value))]
     boxed = box(value, origin)

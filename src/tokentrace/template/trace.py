@@ -148,7 +148,7 @@ def _in_turn(text: TracedStr, turn: int) -> TracedStr:
     return join_traced(parts)
 
 
-def collect(written: list[Any]) -> Rendering:
+def collect(out: list[Any]) -> Rendering:
     """Lay out what a template wrote as spans. Raises TemplateLimitError if it wrote too much."""
     texts: list[str] = []
     spans = Rendering("")
@@ -156,7 +156,7 @@ def collect(written: list[Any]) -> Rendering:
     open_tags: list[int] = []
     end, turn = 0, -1
     last: Any = collect  # the origin of the last span, if that may grow; no origin is ever this
-    entries = iter(written)
+    entries = iter(out)
     for value, origin in zip(entries, entries, strict=True):
         kind = type(value)
         if kind is Mark:
