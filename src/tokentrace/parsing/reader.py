@@ -71,18 +71,9 @@ class Delimiters:
                 return len(data) - length
         return len(data)
 
-    def may_grow(self, data: bytearray, start: int) -> bool:
-        """True if the bytes from `start` on may still become a longer delimiter."""
-        return self.reaches(data, start) and bytes(data[start:]) in self._prefixes
-
     def reaches(self, data: bytearray, start: int) -> bool:
         """True if a delimiter that begins at `start` may be longer than what has arrived."""
         return len(data) - start <= self._longest
-
-    def match(self, data: bytearray, at: int) -> Match | None:
-        """The delimiter at a position."""
-        match = self.pattern.match(data, at)
-        return Match(self.kinds[match[0]], at, at, match.end()) if match else None
 
 
 @dataclass(frozen=True, slots=True)

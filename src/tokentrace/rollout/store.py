@@ -217,7 +217,7 @@ class RolloutStore:
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
         """Write the training rows to ``rows.parquet``; its metadata names the groups."""
-        from ..data.tables import Layout, sample_writer, samples_table
+        from ..data.tables import Layout, SampleOrigin, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
@@ -225,8 +225,11 @@ class RolloutStore:
         layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
         about = {**(metadata or {}), "advantages": advantages, "groups": groups}
         with sample_writer(self.folder / ROWS, layout, about, private=True) as write:
-            for sample in self.samples(advantages=advantages):
-                write(samples_table([sample], layout=layout))
+            samples, numbers = self.samples(advantages=advantages), itertools.count(1)
+            while some := list(itertools.islice(samples, 256)):
+                counts = [int(one.messages.max(initial=-1)) + 1 for one in some]
+                origins = [SampleOrigin(one.name, next(numbers), 0, n) for one, n in zip(some, counts, strict=True)]
+                write(samples_table(some, origins, layout))
         return self.folder / ROWS
 
 
