@@ -65,11 +65,12 @@ class Delimiters:
         ordered = sorted(self.kinds, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
         padded = {self.pads.get(kind, b"") + delimiter for delimiter, kind in self.kinds.items()} | set(self.kinds)
-        self._prefixes = {text[:length] for text in padded for length in range(1, len(text))}
-        self.starts = self._prefixes | set(self.kinds)
+        prefixes = {text[:length] for text in padded for length in range(1, len(text))}
+        self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
+        self.starts = prefixes | set(self.kinds)
         """Delimiters and what they may begin with."""
-        self._longest = max(map(len, self._prefixes), default=0)
-        self._last_bytes = frozenset(prefix[-1] for prefix in self._prefixes)
+        self._longest = max(map(len, prefixes), default=0)
+        self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
         self.special = re.compile(b"[" + re.escape(first_bytes) + b"]")
         """Finds a byte that a delimiter or a control token may begin with."""
@@ -78,10 +79,8 @@ class Delimiters:
         """Where a delimiter may begin that has not arrived in full; the end if there is none."""
         if not data or data[-1] not in self._last_bytes:
             return len(data)
-        for length in range(min(self._longest, len(data) - start), 0, -1):
-            if bytes(data[-length:]) in self._prefixes:
-                return len(data) - length
-        return len(data)
+        match = self._pending.search(data, max(start, len(data) - self._longest))
+        return match.start() if match else len(data)
 
     def reaches(self, data: bytearray, start: int) -> bool:
         """True if a delimiter that begins at `start` may be longer than what has arrived."""
