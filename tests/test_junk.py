@@ -208,7 +208,6 @@ DOORS: list[Door] = [
     ("streaming_parser", lambda token_ids, **rest: RENDERER.streaming_parser(**rest).feed(token_ids), IDS),
     ("grammar", RENDERER.grammar, {"tools": [TOOL]}),
     ("select", RENDERED.select, {"message": 1, "role": "user", "field": "content", "sampled": False}),
-    ("content_spans", RENDERED.content_spans, {"role": "assistant", "field": "content"}),
     ("decode", RENDERED.decode, {"chosen": slice(0, 3)}),
     ("with_mask", RENDERED.with_mask, {"mask": RENDERED.mask}),
     (

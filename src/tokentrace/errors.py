@@ -10,15 +10,6 @@ from typing import Any, Self
 class TokentraceError(Exception):
     """The base of all errors that tokentrace raises on purpose."""
 
-    conversation: int | None = None
-    """Which conversation it is about, where several were given."""
-
-    def of_conversation(self, number: int) -> Self:
-        """The same error, saying in which of several conversations."""
-        self.conversation = number
-        self.args = (f"conversation {number}: {self}",)
-        return self
-
 
 class InputError(TokentraceError):
     """The conversation or the tools are not what they must be. Names the message and the field."""

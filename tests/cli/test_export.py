@@ -155,10 +155,10 @@ def test_a_run_that_fails_leaves_no_file_and_marks_nothing(
 
     inner = SessionRows.add
 
-    def add(self: SessionRows, record: Any) -> None:
+    def add(self: SessionRows, *records: Any) -> None:
         if self.info.id == "run-1":
             raise OSError(28, "No space left on device")
-        inner(self, record)
+        inner(self, *records)
 
     monkeypatch.setattr(SessionRows, "add", add)
     assert run(store, "-o", tmp_path / "rows.parquet").exit_code == 2

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import openai_harmony as harmony
@@ -172,16 +171,6 @@ def test_odd_turns_lose_nothing(name: str, encoding: harmony.HarmonyEncoding, re
     assert ours(check(renderer, encoding, encode(encoding, text))) == expected
 
 
-@pytest.mark.parametrize("text", ["Hello there.<|return|>", "<|channel|>analysis I think so.<|end|>"])
-def test_a_missing_header_is_read_as_harmony_does_when_it_is_lenient(
-    text: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
-    ids = encode(encoding, text)
-    parsed = encoding.parse_messages_from_completion_tokens(ids, harmony.Role.ASSISTANT, strict=False)
-    ((kind, said),) = ours(renderer.parse_response(ids))
-    assert [(kind, said.strip())] == of_messages(parsed)
-
-
 FOREIGN = [
     "<|start|>user<|message|>And tomorrow?<|end|><|start|>assistant<|channel|>final<|message|>rain",
     "<|start|>functions.f to=assistant<|channel|>commentary<|message|>sunny<|end|>",
@@ -271,32 +260,6 @@ def test_no_word_of_any_turn_is_lost(
     kept = " ".join(part.text for part in response.parts)
     assert [kept.count(word.strip()) >= expected.count(word.strip()) for word in WORDS] == [True] * len(WORDS)
     assert response.finish is (Finish.STOP if end else Finish.LENGTH)
-
-
-@pytest.mark.parametrize("text", ["word ", "to=x ", "<|constrain|>", " ", "<|channel|> x"])
-def test_the_work_of_a_long_header_grows_with_its_length(
-    text: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
-) -> None:
-    ids = encode(encoding, text) * 2_000
-    once, twice = (calls_made(lambda ids=many: renderer.parse_response(ids)) for many in (ids, ids * 2))
-    assert once > 0
-    assert twice < 2.2 * once + 500
-
-
-def calls_made(work: Callable[[], object]) -> int:
-    """How many functions are called, those of C included."""
-    calls = 0
-
-    def count(frame: object, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 # -- what the prompt wrote

@@ -161,17 +161,6 @@ def test_an_argument_given_twice_is_blamed_and_the_last_one_counts(any_family: s
     assert (call.status, call.arguments) == (CallStatus.DUPLICATE_ARGUMENT, {"path": "b"})
 
 
-@families(["qwen3", "mistral-nemo"])
-def test_a_call_with_two_names_or_two_arguments_is_not_ok(any_family: str) -> None:
-    form = OBJECTS[any_family]
-    twice = form.call("write", '{"path": "a"}, "name": "look"')
-    call = only(parse(any_family, form.calls(twice)))
-    assert (call.status, call.name) == (CallStatus.MALFORMED, "write")
-    again = form.call("write", '{"path": "a"}, "arguments": {"path": "b"}')
-    call = only(parse(any_family, form.calls(again)))
-    assert (call.status, call.arguments) == (CallStatus.MALFORMED, {"path": "a"})
-
-
 @blocks
 def test_a_call_without_a_name_is_kept(any_family: str) -> None:
     written = single(any_family, "", {"path": "a"})
@@ -214,21 +203,6 @@ def test_junk_before_the_end_of_a_call_is_blamed_and_kept(any_family: str) -> No
     expected = CallStatus.MALFORMED if form.pair else CallStatus.INVALID_JSON
     assert (call.status, call.name, call.arguments) == (expected, "write", {"path": "a"})
     assert "and so on" in call.raw
-
-
-@families(["minimax-m2", "deepseek-v3.2", "qwen3-coder"])
-def test_half_an_opening_of_an_argument_is_junk_and_ends(any_family: str) -> None:
-    form = TAGGED[any_family]
-    half = form.pair.partition(" ")[0].partition("=")[0]
-    call = only(parse(any_family, form.calls(form.call("write", f"{half}\n", form.argument("path", "a")))))
-    assert (call.status, call.arguments) == (CallStatus.MALFORMED, {"path": "a"})
-
-
-@objects
-def test_numbers_that_json_cannot_hold_are_not_json(any_family: str) -> None:
-    form = OBJECTS[any_family]
-    call = only(parse(any_family, form.calls(form.call("write", '{"count": 1e999}'))))
-    assert (call.status, call.arguments) == (CallStatus.INVALID_JSON, None)
 
 
 @forms
@@ -340,11 +314,3 @@ def test_a_call_that_the_prompt_began_is_whole_and_one_that_it_wrote_is_not_coun
     call = only(response)
     assert (call.status, call.index, call.name, call.arguments) == (OK, 0, "look", {"place": "b"})
     assert call.span == (0, second.stop - at)
-
-
-@families(["qwen3", "glm-4.5", "deepseek-v3.1", "llama-3.1"])
-def test_a_prompt_that_ends_with_a_closed_turn_says_nothing_of_the_next(any_family: str) -> None:
-    made = renderer(any_family)
-    prompt = [*answered(made), *ids_of(made, ("Done.",)), made.get_stop_token_ids()[0]]
-    response = parse(any_family, "Once more.", prompt_ids=prompt)
-    assert (response.content, response.unread, response.finish) == ("Once more.", None, Finish.STOP)

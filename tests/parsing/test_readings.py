@@ -1,4 +1,4 @@
-"""Two readings: the strict one reports what it does not take for a call, the server's takes what servers take."""
+"""A strict reading reports calls outside their place as attempts; a lenient one counts them, as servers do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CASES = {
         "llama-3.1", f"Both: {LLAMA}; {LLAMA}", [LOOK, LOOK], "Both: ; ", "after something else"
     ),
     "arguments under the other key": Case(
-        "llama-3.1", LLAMA.replace("parameters", "arguments"), [LOOK], "", "not written as the template writes"
+        "llama-3.1", LLAMA.replace("parameters", "arguments"), [LOOK], "", "its arguments are under"
     ),
     "a way that the template does not show": Case(
         "gemma-3", 'functools[{"name": "look", "arguments": {"place": "a"}}]', [LOOK], "", "tool_parser='functools'"
@@ -161,7 +161,7 @@ def test_a_call_in_a_section_of_another_name_is_no_call_of_the_grammar(reading: 
         assert call.ok
     else:
         assert call.status is CallStatus.MALFORMED
-        assert call.problem == f"the call stands outside of '{DSML}tool_calls>'"
+        assert call.problem == f"the call is outside of '{DSML}tool_calls>'"
 
 
 @pytest.mark.parametrize("reading", ["strict", "lenient"])

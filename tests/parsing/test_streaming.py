@@ -31,7 +31,6 @@ from tokentrace.parsing.events import (
     Event,
     ReasoningDelta,
 )
-from tokentrace.parsing.reader import Delimiters, Match, Reader
 from tokentrace.parsing.response import ParsedPart, ParsedResponse, ParsedToolCall, PartKind
 
 SHORT = 16
@@ -441,62 +440,3 @@ def test_a_character_of_several_tokens_is_told_once_and_whole(any_family: str) -
     assert splits_a_character(made, ids)
     only = check(made, ids, [[2] * len(ids), [3] * len(ids)], prompt_ids=prompt)
     assert (only.content, only.reasoning_content) in ((text, None), ("", text))
-
-
-# -- marks
-
-
-@given(
-    marks=st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=4),
-    pads=st.lists(st.sampled_from(["", "\n", "\n\n", "a"]), min_size=4, max_size=4),
-    text=st.text("ab\n", max_size=24),
-    sizes=st.lists(st.integers(1, 4), max_size=24),
-)
-@settings(max_examples=400, **QUIET)
-def test_marks_are_found_in_the_same_places_however_text_is_cut(
-    marks: list[str], pads: list[str], text: str, sizes: list[int]
-) -> None:
-    named = {f"{index}": mark.encode() for index, mark in enumerate(marks)}
-    sought = Delimiters(list(named.items()), {kind: pad.encode() for kind, pad in zip(named, pads, strict=False)})
-    whole, told = find_all(sought, text.encode(), [])
-    assert find_all(sought, text.encode(), sizes) == (whole, told)
-    assert find_all(sought, text.encode(), [1] * len(text)) == (whole, told)
-    at = 0
-    for mark in whole:
-        assert at <= mark.text <= mark.start < mark.stop
-        assert text.encode()[mark.start : mark.stop] in named.values()
-        at = mark.stop
-
-
-class Heard:
-    """Collects reported text."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self.text = bytearray()
-
-    def __call__(self, start: int, stop: int) -> None:
-        self.add(bytes(self.reader.data[start:stop]), stop)
-
-    def add(self, piece: bytes, stop: int) -> None:
-        self.text += piece
-
-
-def find_all(delimiters: Delimiters, data: bytes, sizes: list[int]) -> tuple[list[Match], bytes]:
-    """All marks, and what was said to stand outside of them, when `data` comes in pieces."""
-    reader, matches = Reader(), []
-    heard = Heard(reader)
-
-    def read() -> Iterator[None]:
-        while match := (yield from reader.find(delimiters, heard)):
-            matches.append(match)
-            reader.at = match.stop
-
-    reading, at = read(), 0
-    for size in [*sizes, len(data)]:
-        reader.data += data[at : at + size]
-        next(reading)
-        at += size
-    reader.ended = True
-    assert next(reading, "end") == "end"
-    return matches, bytes(heard.text)

@@ -22,10 +22,8 @@ from tests.parsing.forms import (
     only,
     parse,
     single,
-    tagged,
 )
 from tests.parsing.test_streaming import renderer
-from tokentrace import Renderer
 from tokentrace.parsing.response import CallStatus, Finish, PartKind
 
 # -- ways of writing calls
@@ -90,13 +88,6 @@ def test_a_format_that_marks_strings_is_believed_whatever_the_schema_says(any_fa
     assert (call.status, call.arguments) == (OK, {"count": "42", "code": 42})
     bad = only(parse(any_family, form.calls(form.call("write", form.argument("count", "many", "false")))))
     assert (bad.status, bad.arguments) == (CallStatus.INVALID_JSON, {"count": "many"})
-
-
-@tagged
-def test_without_a_schema_a_bare_string_is_a_string(any_family: str) -> None:
-    form = TAGGED[any_family]
-    call = only(parse(any_family, form.calls(form.call("anything", form.argument("x", "not json {"))), tools=None))
-    assert (call.status, call.arguments) == (OK, {"x": "not json {"})
 
 
 @objects
@@ -190,19 +181,3 @@ def test_delimiters_in_ordinary_tokens_are_text_inside_a_value_as_well(any_famil
     inner = text if form.pair else json.dumps(text)[1:-1]
     call = only(parse(any_family, before, Plain(inner), after))
     assert (call.status, call.arguments) == (OK, {"code": text})
-
-
-@blocks
-def test_control_tokens_that_end_no_call_are_text_in_a_value(any_family: str) -> None:
-    made = renderer(any_family)
-    strange = next(
-        text
-        for text, token in sorted(made.tokenizer.vocabulary.control.items())
-        if text not in "".join(str(vars_of(made))) and token.id not in made.get_stop_token_ids() and text.isascii()
-    )
-    call = only(parse(any_family, single(any_family, "write", {"code": f"a{strange}b"})))
-    assert (call.status, call.arguments) == (OK, {"code": f"a{strange}b"})
-
-
-def vars_of(made: Renderer) -> str:
-    return repr(made.grammar())

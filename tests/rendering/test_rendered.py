@@ -76,18 +76,6 @@ def test_selections(rendered: RenderedTokens) -> None:
     assert rendered.decode(rendered.select(field="thinking")) == "Add."  # reasoning, by whatever name it came
 
 
-def test_content_spans(rendered: RenderedTokens) -> None:
-    spans = rendered.content_spans()
-    assert [(span.role, rendered.decode(slice(span.start, span.stop))) for span in spans] == [
-        ("system", "Be brief."),
-        ("user", "1+1?"),
-        ("tool", "2"),
-        ("assistant", "It is 2."),
-    ]
-    assert [span.message for span in rendered.content_spans(role="assistant")] == [4]
-    assert sum(span.stop - span.start for span in rendered.spans()) == len(rendered)
-
-
 def test_turns_carry_their_stop_token(rendered: RenderedTokens) -> None:
     assert [turn.message for turn in rendered.turns] == [2, 4]
     for turn in rendered.turns:

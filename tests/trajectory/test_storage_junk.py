@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -65,172 +67,83 @@ def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
     assert told.trajectory.turns()[0].reward == 3.0
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        MAGIC + struct.pack("<I", VERSION) + record(RecordType.OPEN, payload(OPEN, OPEN_ARRAYS)),
-        *(
-            MAGIC + struct.pack("<I", VERSION) + record(RecordType.HEADER, payload(HEADER | change))
-            for change in (
-                {"name": 5},
-                {"vocab_size": -1},
-                {"vocab_size": 1e30},
-                {"logprobs": 1},
-                {"metadata": 3},
-                {"more": 1},
-            )
-        ),
-        *(
-            MAGIC + struct.pack("<I", VERSION) + record(RecordType.HEADER, bad)
-            for bad in (
-                b"",
-                b"\xff\xff\xff\xff{}",
-                payload(b"{"),
-                payload(b"\xff\xfe"),
-                payload(b"[]"),
-                payload(DEEP),
-                payload({}),
-                payload(HEADER, b"x"),
-                payload(b'{"name":"","vocab_size":null,"logprobs":true,"metadata":{"x":NaN}}'),
-                payload(b'{"name":"","vocab_size":null,"logprobs":true,"metadata":{"x":1e999}}'),
-                payload(b'{"name":"","vocab_size":' + b"9" * 5000 + b',"logprobs":true,"metadata":{}}'),
-            )
-        ),
-        *(
-            FRONT + record(RecordType.OPEN, payload(OPEN | change, OPEN_ARRAYS))
-            for change in (
-                {"tokens": -1},
-                {"tokens": 2**40},
-                {"tokens": 2**31 - 1},
-                {"tokens": 1},
-                {"tokens": True},
-                {"tokens": 2.0},
-                {"tokens": None},
-                {"branch": 1},
-                {"branch": -1},
-                {"start": 1},
-                {"parent": 0},
-                {"parent": -2},
-                {"parent": "x"},
-                {"messages": -1},
-                {"spans": [[0, 3, 0]]},
-                {"spans": [[0, 1]]},
-                {"spans": [[0, 1, 2**40]]},
-                {"spans": [[0, 1, 1]]},
-                {"spans": {}},
-                {"cause": None},
-            )
-        ),
-        FRONT + record(RecordType.OPEN, payload(OPEN, struct.pack("<ii", 1, 10) + b"\0\0")),
-        FRONT + record(RecordType.OPEN, payload(OPEN, struct.pack("<ii", 1, -2) + b"\0\0")),
-        FRONT + record(RecordType.OPEN, payload(OPEN, struct.pack("<ii", 1, 2) + b"\0\1")),
-        FRONT + record(RecordType.OPEN, payload(OPEN, struct.pack("<ii", 1, 2) + b"\0\x63")),
-        FRONT + record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, -1.0))),
-        FRONT + record(RecordType.HEADER, payload(HEADER)),
-        FRONT + record(9, payload({})),
-        *(
-            BEGUN + record(RecordType.COMPLETION, payload(TURN | change, struct.pack("<if", 3, -1.0)))
-            for change in (
-                {"branch": 1},
-                {"start": 1},
-                {"finish_reason": ""},
-                {"finish_reason": 3},
-                {"version": 1.5},
-                {"version": [["a", 0, 2]]},
-                {"version": {}},
-                {"continues": True},
-                {"continues": 0},
-                {"sampling": []},
-                {"sampling": 1},
-                {"logprobs_kind": "cooked"},
-                {"logprobs_kind": None},
-                {"cached_tokens": -1},
-                {"cached_tokens": 1.0},
-                {"cause": ""},
-            )
-        ),
-        *(
-            BEGUN + record(RecordType.COMPLETION, payload(TURN | {"channels": change}, TOLD))
-            for change in (
-                {},
-                [EXPERTS, EXPERTS],
-                [EXPERTS, EXPERTS | {"name": "more"}],
-                [None],
-                *(
-                    [EXPERTS | one]
-                    for one in (
-                        {"name": 3},
-                        {"name": ""},
-                        {"bytes": 1},
-                        {"bytes": 3},
-                        {"bytes": -1},
-                        {"dtype": "<i4"},
-                        {"dtype": "O"},
-                        {"dtype": None},
-                        {"dtype": 2},
-                        {"shape": [2]},
-                        {"shape": [-1]},
-                        {"shape": ["a"]},
-                        {"shape": None},
-                        {"more": 1},
-                    )
-                ),
-            )
-        ),
-        *(
-            BEGUN
-            + record(
-                RecordType.COMPLETION,
-                payload(TURN | {"channels": [EXPERTS | {"dtype": None, "bytes": len(bad)}]}, TOLD[:8] + bad),
-            )
-            for bad in (
-                zlib.compress(b"[1,2]"),
-                zlib.compress(b"{}"),
-                zlib.compress(b"[NaN]"),
-                zlib.compress(DEEP),
-                zlib.compress(b"[1]") + b"x",
-                zlib.compress(b"[1]")[:-1],
-            )
-        ),
-        *(
-            BEGUN
-            + record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, -1.0)))
-            + record(RecordType.REWARD, bad)
-            for bad in (
-                payload({"write": 0, "reward": 1.0}),
-                payload({"write": 2, "reward": 1.0}),
-                payload({"write": -2, "reward": 1.0}),
-                payload({"write": True, "reward": 1.0}),
-                payload({"write": 1, "reward": "1"}),
-                payload({"write": 1, "reward": True}),
-                payload({"write": 1}),
-                payload({"write": 1, "reward": 1.0}, b"x"),
-            )
-        ),
-        *(
-            BEGUN + record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, bad)))
-            for bad in (1.0, float("nan"), float("-inf"))
-        ),
-        BEGUN + record(RecordType.CONTEXT, payload(CONTEXT, struct.pack("<i", 3) + b"\1")),
-        BEGUN + record(RecordType.CONTEXT, payload(CONTEXT | {"messages": 0}, struct.pack("<i", 3) + b"\2")),
-        BEGUN + record(RecordType.CONTEXT, payload(CONTEXT | {"tokens": 0})),
-        *(
-            BEGUN + record(RecordType.OPEN, payload(FORK | change))
-            for change in (
-                {"start": 0},
-                {"start": 2},
-                {"start": 2**31 - 1},
-                {"parent": 1},
-                {"parent": -1},
-                {"branch": 0},
-                {"branch": 2},
-            )
-        ),
-        BEGUN
-        + record(RecordType.OPEN, payload(FORK | {"tokens": 1}, struct.pack("<i", 3) + b"\2"))
-        + record(RecordType.OPEN, payload(FORK | {"branch": 2, "parent": 1})),
-    ],
-)
+def hostile() -> Iterator[bytes]:
+    """Files of whole records that no trajectory could have written."""
+    start = MAGIC + struct.pack("<I", VERSION)
+    ids = struct.pack("<ii", 1, 2)
+    turn_arrays = struct.pack("<if", 3, -1.0)
+
+    def each(front: bytes, kind: RecordType, base: dict[str, Any], arrays: bytes, **changes: Any) -> Iterator[bytes]:
+        for name, values in changes.items():
+            for value in values:
+                yield front + record(kind, payload(base | {name: value}, arrays))
+
+    yield start + record(RecordType.OPEN, payload(OPEN, OPEN_ARRAYS))
+    bad_header = {"name": [5], "vocab_size": [-1, 1e30], "logprobs": [1], "metadata": [3], "more": [1]}
+    yield from each(start, RecordType.HEADER, HEADER, b"", **bad_header)
+    empty = b'{"name":"","vocab_size":null,"logprobs":true,"metadata":'
+    for bad in (b"", b"\xff\xff\xff\xff{}", payload({}), payload(HEADER, b"x")):
+        yield start + record(RecordType.HEADER, bad)
+    for text in (b"{", b"\xff\xfe", b"[]", DEEP, empty + b'{"x":NaN}}', empty + b'{"x":1e999}}'):
+        yield start + record(RecordType.HEADER, payload(text))
+    bad_open = {
+        "tokens": [-1, 2**40, 2**31 - 1, 1, True, 2.0, None],
+        "branch": [1, -1],
+        "start": [1],
+        "parent": [0, -2, "x"],
+        "messages": [-1],
+        "spans": [[[0, 3, 0]], [[0, 1]], [[0, 1, 2**40]], [[0, 1, 1]], {}],
+        "cause": [None],
+    }
+    yield from each(FRONT, RecordType.OPEN, OPEN, OPEN_ARRAYS, **bad_open)
+    for arrays in (
+        struct.pack("<ii", 1, 10) + b"\0\0",
+        struct.pack("<ii", 1, -2) + b"\0\0",
+        ids + b"\0\1",
+        ids + b"\0c",
+    ):
+        yield FRONT + record(RecordType.OPEN, payload(OPEN, arrays))
+    yield FRONT + record(RecordType.COMPLETION, payload(TURN, turn_arrays))
+    yield FRONT + record(RecordType.HEADER, payload(HEADER))
+    yield FRONT + record(9, payload({}))
+    bad_turn = {
+        "branch": [1],
+        "start": [1],
+        "finish_reason": ["", 3],
+        "version": [1.5, [["a", 0, 2]], {}],
+        "continues": [True, 0],
+        "sampling": [[], 1],
+        "logprobs_kind": ["cooked", None],
+        "cached_tokens": [-1, 1.0],
+        "cause": [""],
+    }
+    yield from each(BEGUN, RecordType.COMPLETION, TURN, turn_arrays, **bad_turn)
+    bad_rows = {"name": [3, ""], "bytes": [1, 3, -1], "dtype": ["<i4", "O", None, 2], "more": [1]}
+    bad_rows["shape"] = [[2], [-1], ["a"], None]
+    rows = [[EXPERTS | {name: value}] for name, values in bad_rows.items() for value in values]
+    tables = [{}, [EXPERTS, EXPERTS], [EXPERTS, EXPERTS | {"name": "more"}], [None], *rows]
+    yield from each(BEGUN, RecordType.COMPLETION, TURN, TOLD, channels=tables)
+    packed = [zlib.compress(text) for text in (b"[1,2]", b"{}", b"[NaN]", DEEP)]
+    for data in (*packed, zlib.compress(b"[1]") + b"x", zlib.compress(b"[1]")[:-1]):
+        table = [EXPERTS | {"dtype": None, "bytes": len(data)}]
+        yield BEGUN + record(RecordType.COMPLETION, payload(TURN | {"channels": table}, TOLD[:8] + data))
+    turned = BEGUN + record(RecordType.COMPLETION, payload(TURN, turn_arrays))
+    reward = {"write": 1, "reward": 1.0}
+    yield from each(turned, RecordType.REWARD, reward, b"", write=[0, 2, -2, True], reward=["1", True])
+    yield turned + record(RecordType.REWARD, payload({"write": 1}))
+    yield turned + record(RecordType.REWARD, payload(reward, b"x"))
+    for logprob in (1.0, float("nan"), float("-inf")):
+        yield BEGUN + record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, logprob)))
+    yield BEGUN + record(RecordType.CONTEXT, payload(CONTEXT, struct.pack("<i", 3) + b"\1"))
+    yield BEGUN + record(RecordType.CONTEXT, payload(CONTEXT | {"messages": 0}, struct.pack("<i", 3) + b"\2"))
+    yield BEGUN + record(RecordType.CONTEXT, payload(CONTEXT | {"tokens": 0}))
+    bad_fork = {"start": [0, 2, 2**31 - 1], "parent": [1, -1], "branch": [0, 2]}
+    yield from each(BEGUN, RecordType.OPEN, FORK, b"", **bad_fork)
+    forked = BEGUN + record(RecordType.OPEN, payload(FORK | {"tokens": 1}, struct.pack("<i", 3) + b"\2"))
+    yield forked + record(RecordType.OPEN, payload(FORK | {"branch": 2, "parent": 1}))
+
+
+@pytest.mark.parametrize("data", list(hostile()))
 def test_a_whole_record_that_no_trajectory_wrote_is_refused(data: bytes) -> None:
     with pytest.raises(TrajectoryError, match=r"record \d+ at byte \d+ is whole but"):
         from_bytes(data)

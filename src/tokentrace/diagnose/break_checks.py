@@ -1,4 +1,4 @@
-"""The checks of `explain_break`: each looks at one difference and returns its cause with what shows it, or None."""
+"""The checks of `explain_break`: each returns the cause of a difference, or None."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TOOL_SECTIONS: Final = (
 
 
 class Match(NamedTuple):
-    """A cause and what shows it; `hunk` corrects the range, and nothing before token `covered` is looked at again."""
+    """A cause and what shows it; `hunk` corrects the range, `covered` ends what was compared."""
 
     cause: Cause
     words: str
@@ -61,7 +61,7 @@ class Match(NamedTuple):
 
 
 class Region(NamedTuple):
-    """The part of a stream that a token lies in, the completion if it lies in one, and the last completion."""
+    """The part of a stream that a token lies in, its completion, and the last completion."""
 
     name: str
     completion: tuple[int, int] | None
@@ -217,10 +217,9 @@ def stripped_reasoning(case: Case) -> Match | None:
 
 
 def _block(one: str, other: str, at: int, opening: str, closing: str, whole: bool) -> tuple[str, int] | None:
-    """The reasoning that `one` has around character `at` and `other` lacks: its body and its end.
+    """The body and the end of reasoning that `one` has around character `at` and `other` lacks.
 
-    Only the tags of emptied reasoning may be left in `other`. `whole` says that `one` ends with the text, and
-    may leave its reasoning open.
+    `other` may have empty tags. If `one` is the `whole` text, it may leave its reasoning open.
     """
     begin = one.find(opening, max(0, at - len(opening) + 1), at + len(opening) + 8)
     if begin < 0 or one[at:begin].strip():
@@ -303,7 +302,7 @@ def stop_token(case: Case) -> Match | None:
 
 
 def compaction(case: Case) -> Match | None:
-    """Turns that are gone: up to what the stream ends with, or in this difference; or a text that was cut."""
+    """Turns that are gone, or a text that was cut."""
     heads = np.flatnonzero(np.isin(case.stream, case.heads.heads))
     past = case.stream[: heads[-1]] if len(heads) else case.stream  # the last turn may be rendered another way
     ends = [up_to_shared_end(stream, case.prompt, case.hunk.start) for stream in (case.stream, past)]
@@ -418,7 +417,7 @@ def _value_at(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    """True if two JSON values are equal. 1 equals 1.0, not true; a string equals the value whose JSON it holds."""
+    """True if two values are equal in JSON, or one is a string that holds the other."""
     pairs = [(one, other)]
     while pairs:
         a, b = pairs.pop()

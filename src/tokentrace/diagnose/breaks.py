@@ -1,6 +1,6 @@
 """Why a prompt does not begin with the stream so far: `explain_break` names the cause and shows the tokens.
 
-A cause is claimed on evidence only, the most specific check of `break_checks` first; otherwise it is `Cause.UNKNOWN`.
+The first check of `break_checks` that fits gives the cause; otherwise it is `Cause.UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ _CONTEXT: Final = frozenset(
 class Break(ShowsItself):
     """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
 
-    `position` is the first id that differs; both ranges begin there and end where the sides agree again. `region` is
-    the part of the stream it lies in, if known: ``first prompt``, ``completion 2``, ``context after completion 2``.
-    `later` are the causes of the next few differences.
+    `position` is the first id that differs; both ranges end where the sides agree again.
+    `region` is a part of the stream, ``completion 2`` say. `later` are the next few causes.
     """
 
     cause: Cause
@@ -71,7 +70,7 @@ class Break(ShowsItself):
         return {name: getattr(self, name) for name in names}
 
     def parts(self) -> Iterator[tuple[Tokens, Tokens | None]]:
-        """The tokens around the difference: what the stream has, and what the prompt has instead (None: the same)."""
+        """The tokens of the stream and of the prompt around the difference; None: the same."""
         (start, stop), (_, other_stop) = self.stream_range, self.prompt_range
         yield self._tokens(self.stream[max(0, start - _AROUND) : start]), None
         ours, theirs = self.stream[start:stop], self.prompt[start:other_stop]
@@ -240,7 +239,7 @@ def _lost_by_client(match: Match, anchor: Ids, stream: Ids, position: int) -> Ma
 def conversation_change(
     before: Mapping[str, Any], after: Mapping[str, Any], recent: Sequence[Sequence[Any]] = ()
 ) -> Finding | None:
-    """What became of the messages and tools between two requests; None if nothing did, or they cannot be read."""
+    """What changed in messages and tools between two requests; None if nothing did."""
     recorded, sent = before.get("messages") or (), after.get("messages") or ()
     try:
         ours, theirs = (chain(b"", messages)[1:] for messages in (sent, recorded))
@@ -255,7 +254,7 @@ def conversation_change(
 
 
 def _later(case: Case, hunk: Hunk, covered: int, mask: Any) -> Iterator[Cause]:
-    """The causes of the next few differences, those in a value or call that was compared as a whole aside."""
+    """The causes of the next few differences after what was compared as a whole."""
     for later in islice(hunks(case.stream, case.prompt, hunk.stop, hunk.other_stop), _LATER):
         if covered <= later.start < len(case.stream):
             yield explain(Case(case.stream, case.prompt, case.model, later, mask, back=1024, forward=4096)).cause

@@ -1,11 +1,8 @@
 """Why a request does not continue the conversation before it. Pure: two conversations in, a finding out.
 
-The cause is a label for statistics and the words are for people. No token depends on them: the matcher finds where a
-conversation branches, and the renderer writes the branch.
-
-`find_cause` compares the first message that differs, and what follows it, in this order: messages that moved or
-disappeared while the remaining ones are the same; another beginning; a message replaced by one of its role; a message
-replaced by one of another role.
+No token depends on it. `find_cause` looks at the first message that differs, in this order:
+messages that moved or disappeared, another beginning, a message replaced by one of its role,
+a message replaced by one of another role.
 """
 
 from __future__ import annotations
@@ -40,9 +37,8 @@ _DISTINCT: Final = 20
 def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()) -> Finding:
     """Why `sent` leaves the `recorded` conversation after its first `shared` messages.
 
-    `recorded` is the conversation that shares most with the request, its last reply included. `recent` are a few
-    recently recorded conversations: one may have the call that gave a sub-agent its task, or be the one that was
-    compacted, if nothing but instructions is shared.
+    `recorded` includes its last reply. One of the `recent` conversations may have the call
+    that gave a sub-agent its task, or be the one that was compacted.
     """
     if shared == len(sent):
         dropped = len(recorded) - shared
@@ -83,7 +79,7 @@ def changed_tools(
 
 
 def changed_message(at: int, new: Message, old: Message) -> Finding:
-    """A message with the meaning of the recorded one, but other reasoning or another field that is printed."""
+    """A message of the same meaning, but with other reasoning or another printed field."""
     thought, before = reasoning(new), reasoning(old)
     if new.get("role") == "assistant" and thought and thought != before:
         words = f"its reasoning changed: {changed_words(thought, before)}"
@@ -305,7 +301,7 @@ class _Divergence:
         return self._edit(f"a message of the role {self.old_role[:20]} was here before")
 
     def _follows_a_question(self) -> bool:
-        """True if a user adds to a question and several answers are gone: going back would replace the question."""
+        """True if a user adds to a question, and several answers are gone."""
         last = str(self.sent[self.shared - 1].get("role")) if self.shared else ""
         return self.role == last == "user" and self.old_role == "assistant" and len(self.theirs) > 3
 
@@ -327,8 +323,7 @@ class _Divergence:
     def _keeps_later(self) -> bool:
         """True if a later message was recorded further on, after an answer: what is between was replaced.
 
-        opencode asks for a title with the user's question as the second message, then starts the conversation with
-        it: nothing was answered in between.
+        opencode asks for a title of the user's question, then asks the question itself.
         """
         places = {key: at for at, key in enumerate(self.theirs)}
         roles = [message.get("role") for message in self.recorded[self.shared :]]
@@ -362,7 +357,7 @@ class _Divergence:
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
-    """The conversation that has most messages of the request, and how many both start with; of equals the longest."""
+    """The conversation with most messages of the request, and how many both start with."""
     ours = [message_key(message) for message in sent]
     questions = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
     candidates = [(recorded, shared, [message_key(message) for message in recorded])]
@@ -376,7 +371,7 @@ def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[M
 
 
 def _skipped(ours: Sequence[Key], theirs: Sequence[Key], first: Message) -> tuple[int, int]:
-    """How many of `theirs` are missing before `ours` continue with them, and for how many messages; (0, 0) if never.
+    """How many of `theirs` are missing before `ours` continue with them, and for how long.
 
     One equal message, `first`, is enough if it is the last of either conversation and distinct.
     """

@@ -1,4 +1,4 @@
-"""A finding: tokens, masks or messages are not what they should be. It has a cause, a place and a sentence."""
+"""What is wrong with tokens, masks or messages: a cause, a place and a sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENCODER: Final = "the ids come from another tokenizer, or another setting of it
 
 
 class Cause(StrEnum):
-    """Why tokens, masks or conversations differ. The value is for programs, ``str()`` and `meaning` are for people."""
+    """Why things differ. The value is for programs, ``str()`` and `meaning` are for people."""
 
     label: str
     meaning: str
@@ -52,7 +52,7 @@ class Cause(StrEnum):
     REWRITTEN_CALL = (
         "rewritten_call",
         "rewritten tool call",
-        "The history has a call that the model did not write: another name, other arguments, one more or less.",
+        "The history has a call that the model did not write.",
         "no bridge can mend it: switch the repair off in the scaffold, or begin a new branch here",
     )
     CHANGED_TOOLS = "changed_tools", "", "The same messages with other tools or template variables.", _BRANCH
@@ -112,8 +112,8 @@ class Cause(StrEnum):
 class Finding:
     """One thing that is wrong: its cause, where it is, and a sentence (`words`). JSON is ``asdict``.
 
-    `where` names a file, line or call; `message` and `field` the part of the conversation; `position` the first token
-    concerned, and `tokens` how many there are. Each is empty where it does not apply.
+    `where` names a file, line or call, `message` and `field` the part of a conversation.
+    `position` is the first token concerned, `tokens` their number.
     """
 
     cause: Cause

@@ -1,9 +1,8 @@
-"""What a message means, whoever repeats it: the keys by which a request finds the recorded turn it continues. Pure.
+"""The keys by which a request finds the recorded turn it continues. Pure.
 
-Agents send the whole conversation with every request and repeat the model's turns imperfectly: without reasoning, with
-arguments spaced or ordered another way, with content as parts, with ids and markers of their own. Messages that mean
-the same have the same key, and the recorded tokens replace the echo. In doubt two messages differ: one branch too many
-costs some tokens, a false match would train on a history that the agent never had. docs/gateway.md has the table.
+Agents repeat the model's turns imperfectly: without reasoning, with other spaces in arguments,
+with content as parts. Messages that mean the same have the same key. In doubt they differ: a
+branch too many costs some tokens, a false match would train on a history that never was.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NOISE: Final = frozenset(
         "provider_specific_fields", "status", "train", "weight",
     }
 )  # fmt: skip
-"""Fields that agents add to a message, lose, or change between requests, and that no template prints."""
+"""Fields that agents add, lose or change, and that no template prints."""
 
 _PART_NOISE: Final = frozenset({"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"})
 """The same for a content part. The id of an image or a file says which one it is."""
@@ -41,17 +40,16 @@ _EXACT_INTEGERS: Final = 2.0**53
 _JSON: Final = json.JSONDecoder(strict=False)
 """Models write line breaks into strings, and most agents read them."""
 _MARSHAL: Final = 2
-"""The last version of marshal in which equal values have equal bytes: later ones mark shared strings."""
+"""The last version of marshal that gives equal values equal bytes."""
 _SCALARS: Final = frozenset({str, bytes, int, bool, type(None)})
 
 
 def meaning(message: Message) -> Any:
     """What a message means to an agent that repeats it.
 
-    For assistant messages: the text without surrounding white space, calls by name and value of their arguments, a
-    refusal, and parts that are not text. Reasoning, ids and other fields do not count, because the recorded tokens
-    have what the model wrote. For all other messages every character of the content counts. Other fields count only
-    if the template prints them: `same_fields` finds those in doubt, and the session renders them.
+    Of the assistant: its stripped text, calls by name and value, a refusal, parts that are not
+    text. Of others: every character of the content. Other fields count if the template prints
+    them: `same_fields` finds those in doubt, and the session renders them.
     """
     content = message.get("content")
     if message.get("role") != "assistant":
@@ -68,7 +66,7 @@ def meaning(message: Message) -> Any:
 def strict_meaning(message: Message) -> Any:
     """Every non-empty field of a message as it is, reasoning, ids and white space included.
 
-    Absent, None and empty are equal. Arguments count as a value with ordered keys, be they JSON text or a mapping.
+    Absent, None and empty are equal, and so are arguments as JSON text and as a mapping.
     """
     fields = [
         [str(name), value if type(value) is str else _raw(value)]
@@ -93,7 +91,7 @@ def _without_noise(message: Message) -> Any:
 
 
 def root_key(tools: Any, variables: Mapping[str, Any], template: str) -> Key:
-    """The key of an empty conversation: tools in their order, template variables, and the template's digest."""
+    """The key of an empty conversation: tools, template variables, the template's digest."""
     try:
         return _digest(b"", [_raw(tools or None), _raw(sorted(variables.items(), key=_name)), template])
     except RecursionError:
@@ -111,10 +109,10 @@ def message_key(message: Message) -> Key:
 
 
 def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> list[Key]:
-    """The key after each message, starting with `root`: ``chain(...)[k]`` is the key of the first `k` messages.
+    """The key of the first k messages for each k, starting with `root`.
 
-    A tool result counts by the position of the call it answers, whatever the ids are; without an id it answers the
-    calls in order. Raises InputError with the message's number if it is nested too deeply.
+    A tool result counts by the position of the call it answers, whatever the ids are.
+    Raises InputError with the message's number if it is nested too deeply.
     """
     keys = [root]
     trusted = means is meaning or means is strict_meaning
@@ -158,7 +156,7 @@ def reasoning(message: Message) -> str:
 
 
 def identical(one: Any, other: Any) -> bool:
-    """True if two JSON values are equal in type and key order as well; Python takes 1, 1.0 and True for equal."""
+    """True if two JSON values are equal, also in type and in the order of keys."""
     kind = type(one)
     if kind is not type(other):
         return False
@@ -290,7 +288,7 @@ def _raw(value: Any) -> bytes:
 
 
 def canonical(value: Any, depth: int = 0) -> Any:
-    """A value that equal values share: keys sorted, 3.0 as 3. Raises RecursionError, or TypeError for invalid JSON."""
+    """A form that equal values share. Raises RecursionError, or TypeError for invalid JSON."""
     kind = type(value)
     if kind in _SCALARS:
         return value

@@ -1,7 +1,7 @@
-"""From names to rollouts: trajectory files and folders of them, stores of sessions, and files of lines or rows.
+"""Open trajectories, stores of sessions, and files of lines or rows, as rollouts.
 
-One rollout is in memory at a time. Lines of one rollout may be anywhere in a JSON Lines file: a first pass notes
-where they are, a second reads them.
+One rollout is in memory at a time. Its lines may be anywhere in a JSON Lines file: a first pass
+notes where they are, a second reads them.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _is_sampled(line: Mapping[str, Any], name: str) -> bool:
     except InputError:
         if not any(column in line for column in IDS) and has_conversation(line):
             raise InputError(
-                f"{name} holds conversations, not ids: tokentrace render {name} shows one, tokentrace tokenize makes "
-                "rows of them, tokentrace audit --on compares what production, rollout and training see of one"
+                f"{name} holds conversations, not ids: tokentrace render {name} shows one, "
+                "tokentrace tokenize makes rows of them, tokentrace audit --on compares their histories"
             ) from None
         return False
     return "logprobs" in line or shape.name != "rows of ids"
@@ -209,7 +209,7 @@ async def _sessions(name: str, note: Callable[[str], None]) -> AsyncGenerator[Ro
 
 
 def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
-    """A session with the conversation of each turn: what its base had, what was new, and the reply."""
+    """A session with the conversation of each turn."""
     trajectory = Trajectory(name=name)
     conversations: list[list[Any]] = []
     tools: dict[str, Any] = {}

@@ -1,8 +1,6 @@
 """Where frameworks keep the calls and rows of their rollouts. A line is recognised by its fields.
 
-verifiers and prime-rl keep trees of message nodes, NeMo Gym items of a response or captured calls, OpenEnv training
-traces and captured sessions, TRL and verl turns, rows and batches. Anybody else can write ``prompt_ids`` and
-``completion_ids``, or ``input_ids`` with a mask.
+Anybody can write ``prompt_ids`` and ``completion_ids``, or ``input_ids`` with a mask.
 """
 
 from __future__ import annotations
@@ -138,7 +136,7 @@ def _holds_calls(line: Line, name: str) -> bool:
 
 
 def _response(line: Line, place: Place) -> Parts:
-    """NeMo Gym: items of a response, which is one conversation and does not have the request of each call."""
+    """NeMo Gym: items of a response, which lacks the request of each call."""
     items = enumerate(line["response"]["output"])
     return [_call(item, place.at(f"response.output[{at}]")) for at, item in items if _is_call(item)], []
 
@@ -150,7 +148,7 @@ def _has_items(line: Line) -> bool:
 
 
 def complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
-    """NeMo Gym's captured calls in order, with whole prompts: one may be stored as what it adds to its parent."""
+    """NeMo Gym's captured calls, whose prompts may be stored as what they add to a parent."""
     calls: dict[Any, list[Line]] = {}
     for line, _ in lines:
         calls.setdefault(line.get("model_call_id"), []).append(line)
@@ -220,7 +218,7 @@ def _session(line: Line, place: Place) -> Parts:
 
 
 def _trace(line: Line, place: Place) -> Parts:
-    """verifiers: a node has the tokens that its message adds; the path from the root is prompt and completion."""
+    """verifiers: a node has the tokens of its message; its path is prompt and completion."""
     nodes = line["nodes"]
     places = [place.at(f"nodes[{at}]") for at in range(len(nodes))]
     ids = [check_ids(node.get("token_ids") or [], places[at].field("token_ids")) for at, node in enumerate(nodes)]
@@ -266,7 +264,7 @@ def _path(nodes: Sequence[Line], at: int, place: Place) -> list[int]:
 
 
 def unfold(line: Line) -> list[tuple[Line, str]]:
-    """The rollouts of a line with their paths: traces of an episode (prime-rl), entries of a batch (TRL), or itself."""
+    """The rollouts of a line: an episode of traces (prime-rl), a batch (TRL), or itself."""
     traces, prompts = line.get("traces"), line.get("prompt_ids")
     if isinstance(traces, list):
         return [(trace, f"traces[{at}]") for at, trace in enumerate(traces)]

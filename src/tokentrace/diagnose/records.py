@@ -1,7 +1,7 @@
-"""Recorded rollouts in one form, whoever recorded them: calls of an engine, and training rows built from them.
+"""Recorded rollouts in one form: calls of an engine, and training rows built from them.
 
-A call is a prompt and what was sampled after it. `record_shapes` knows where frameworks keep them, `record_files`
-opens files, and `rollouts` finds out whether each call continues the one before it.
+`record_files` opens files, `record_shapes` knows where frameworks keep calls, and `rollouts`
+finds out whether each call continues the one before it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Request(NamedTuple):
 class Call:
     """One call of an engine: `stream` is its prompt and, from `start` on, the sampled tokens.
 
-    `mask` marks trained tokens of the stream; `logprobs` belong to the sampled ones. Both are None if the record
-    lacks them or they do not fit, which `findings` reports. `recorded` is the cause that the record itself gives.
+    `mask` marks trained tokens of the stream, `logprobs` belong to the sampled ones. `findings`
+    reports what does not fit. `recorded` is the cause that the record itself gives.
     """
 
     stream: Ids
@@ -204,7 +204,7 @@ def logprob_findings(values: Floats, where: str) -> Iterator[Finding]:
 
 
 def read_mask(value: Line, place: Place, count: int, before: int, findings: list[Finding]) -> Mask | None:
-    """The mask over the `count` sampled tokens of a call, or over the `before` tokens of its prompt and these."""
+    """The mask over `count` sampled tokens, or over the `before` tokens of the prompt and these."""
     name = first_of(value, MASKS)
     if name is None:
         return None
@@ -227,8 +227,7 @@ def read_mask(value: Line, place: Place, count: int, before: int, findings: list
 def read_row(value: Line, place: Place, ids: Ids | None = None, first: int = 0) -> tuple[list[Call], Row]:
     """The calls that a row was built from, and the row itself.
 
-    `first` is where the response begins, which mask and logprobs may be limited to. Every run of trained tokens is
-    a call.
+    Mask and logprobs may begin at `first`, the response. Every run of trained tokens is a call.
     """
     ids = _ids(value, IDS, place) if ids is None else ids
     findings: list[Finding] = []
@@ -287,7 +286,7 @@ def read_row_mask(value: Line, place: Place, ids: Ids, first: int, findings: lis
 
 
 def _row_logprobs(value: Line, place: Place, mask: Mask, first: int, findings: list[Finding]) -> Floats | None:
-    """Logprobs over the whole row, NaN where there are none: for all, for the response, or for trained tokens."""
+    """Logprobs over the whole row, NaN where there are none."""
     trained, total, name = int(mask.sum()), len(mask), first_of(value, LOGPROBS)
     if name is None:
         findings += [_missing(place, trained, "trained")] if trained else []

@@ -1,4 +1,4 @@
-"""`check_rollouts`: check the rollouts in files and stores, and report counts with a few examples of each finding."""
+"""`check_rollouts`: counts over rollouts, and a few examples of each finding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GROUPS: Final = ("masks", "logprobs", "ids")
 
 @dataclass(slots=True)
 class Tally:
-    """How often something was seen, in how many tokens and rollouts, with the first few examples."""
+    """How often something was seen, with the first few examples."""
 
     places: int = 0
     tokens: int = 0
@@ -321,8 +321,7 @@ def check_rollouts(
     - `limit` stops after so many rollouts.
     - `engine` returns an `Engine`, or an awaitable of one, whose logprobs are compared with the recorded ones.
 
-    Memory grows by a few bytes for each length. Lines that cannot be read are in the report; raises InputError if an
-    input is missing or nothing of it can be read.
+    Lines that cannot be read are in the report. Raises InputError if an input cannot be read at all.
     """
     report = RolloutReport(explained=model is not None)
     digest = None if model is None else (model if isinstance(model, Tokenizer) else model.tokenizer).digest

@@ -1,8 +1,8 @@
-"""What happened to the tokens of a recorded rollout: does each prompt continue the stream, and if not, why.
+"""Does each prompt of a recorded rollout continue the stream, and if not, why?
 
-A prompt that begins with the stream of an earlier call, id for id, extends it, unless it has something of what was
-sampled after that stream: then it should have begun with the longer one. The prompt of an earlier call again asks for
-another answer. Everything else is a break, unless the messages show another conversation.
+A prompt that begins with the stream of an earlier call extends it, unless it also has something
+of what was sampled next. The same prompt again asks for another answer. Everything else is a
+break, unless the messages show another conversation.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Tip:
 
 @dataclass(slots=True, eq=False)
 class CheckedRollout:
-    """What one rollout came to. `tokens` counts what streams share once; `trained` is None if there are no masks."""
+    """What one rollout came to. `tokens` counts shared tokens once; `trained` is None without masks."""
 
     name: str
     steps: list[Relation] = field(default_factory=list)
@@ -164,7 +164,7 @@ class _Checker:
             yield Finding(Cause.NO_TOKEN, call.where, words=words, tokens=int(outside.sum()))
 
     def place(self, call: Call) -> tuple[Relation, Tip | None, int]:
-        """How a call continues those before it, the tip it shares most with, and how many tokens they share."""
+        """How a call continues the earlier ones, its closest tip, and how much they share."""
         if not self.tips:
             return Relation.FIRST, None, 0
         prompt = call.prompt
@@ -242,7 +242,7 @@ class _Checker:
 
 
 def in_order(calls: Sequence[Call]) -> list[Call]:
-    """Calls in an order in which they can have been made: those that a prompt begins with come before it."""
+    """Calls in a possible order: those that a prompt begins with come before it."""
     placed: dict[int, Call] = {}
     for call in calls:
         before = [
@@ -265,12 +265,12 @@ def _requests(before: Request, after: Request) -> dict[str, Any]:
 
 
 def _is_other_conversation(history: Finding) -> bool:
-    """True for a sub-agent. One with the same instructions may be a compaction, unless a call gave it its task."""
+    """True for a sub-agent; with the same instructions only if a call gave it its task."""
     return history.cause is Cause.SUB_AGENT and (not history.message or TASK_OF_A_CALL in history.words)
 
 
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
-    """True if a prompt that begins with a stream of `end` tokens has something of what was sampled after it."""
+    """True if a prompt has something of what was sampled after its first `end` tokens."""
     if shared == len(prompt):
         return False
     if tip.sampled[end : shared + 1].any():

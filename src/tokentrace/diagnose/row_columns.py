@@ -1,4 +1,4 @@
-"""Rows that hold ids already: which column holds what, without padding, and what contradicts itself."""
+"""Rows that hold ids already: their columns, without padding."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RowColumns:
 class IdsRow:
     """A row without padding. `mask` is None if the row does not say what is trained.
 
-    `start` tokens of padding came before it, `padding` before and after it; `trained_padding` are the positions of
-    padding that is trained. `columns` are the other ones.
+    `start` tokens of padding came before it, `padding` before and after it, some of them trained
+    (`trained_padding`). `columns` are the other ones.
     """
 
     ids: Ids

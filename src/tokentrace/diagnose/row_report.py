@@ -1,4 +1,4 @@
-"""`check_dataset`: compare rows of ids with what the template gives for their conversations, and report counts."""
+"""`check_dataset`: counts over rows of ids, compared with what the template gives."""
 
 from __future__ import annotations
 
@@ -197,8 +197,7 @@ def check_dataset(
     - `limit`: stop after so many rows.
     - `assumed`: nobody chose the tokenizer. Raises InputError if the rows were made with another one.
 
-    Memory does not grow with the number of rows. Raises InputError if nothing can be read, TokentraceError without a
-    working template; what is wrong with a row is in the report.
+    Raises InputError if nothing can be read, TokentraceError without a working template.
     """
     limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:

@@ -15,7 +15,7 @@ _HOW: Final = "give it with --source, in Python with sources= (a .metadata file 
 
 
 class SourceRows:
-    """Rows of files, by the name of the file (or its base name, if that is unique) and their number.
+    """Rows of files, by the name or base name of the file and their number.
 
     Files are read forwards: rows that are in the order of their source cost one pass.
     """
@@ -78,7 +78,7 @@ class RecordedSources:
         return [entry["name"] for entry in self._entries]
 
     def find(self, spool: Path) -> tuple[list[Source], list[str]]:
-        """The files that are still there, under the names that rows use, and a sentence about each that is not."""
+        """The files that are still there, and a sentence about each that is not."""
         sources, missing = [], []
         for at, entry in enumerate(self._entries):
             source = self._locate(entry, spool / str(at))
@@ -91,7 +91,7 @@ class RecordedSources:
         return sources, missing
 
     def _locate(self, entry: Mapping[str, Any], spool: Path) -> Source | None:
-        """The file where it was, seen from the rows or from here; of several the one with the recorded digest."""
+        """The file, seen from the rows or from here; preferably with the recorded digest."""
         places = [entry["name"]] if entry.get("path") else []
         if isinstance(entry.get("path"), str) and self._rows.origin:
             places.insert(0, str(Path(self._rows.origin).absolute().parent / entry["path"]))

@@ -66,7 +66,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """What one row came to. `findings` are in ids first, then in its mask; `contrasts` show those in ids."""
+    """What one row came to: findings in its ids, which `contrasts` show, then in its mask."""
 
     source: str
     row: int
@@ -138,7 +138,7 @@ class Expected:
 
 
 class RowChecker:
-    """Checks rows, one at a time. Raises only for a bad setting; what is wrong with a row is in the result."""
+    """Checks rows, one at a time. Raises InputError only for a bad setting."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class _IdsChecker:
     def check(
         self, expected: Expected, ids: Ids, start: int
     ) -> tuple[list[Finding], list[tuple[tuple[Tokens, Tokens | None], ...]]]:
-        """The first few differences, each as a finding and as tokens; `start` tokens came before the ids."""
+        """The first few differences as findings and as tokens; `start` tokens came before."""
         whole = self._cut_before(expected, ids)
         differences = [] if whole is None else [whole]
         at = other = 0
@@ -372,7 +372,7 @@ class _IdsChecker:
         return one or self._ending(ours, theirs, last) or (Cause.CHANGED_TOOLS if tools and not len(theirs) else None)
 
     def _removed(self, expected: Expected, ours: Ids, hunk: Hunk) -> Cause | None:
-        """A BOS token, reasoning with its tags, or the template's own system prompt, with nothing instead."""
+        """A BOS token, reasoning, or the template's own system prompt, with nothing instead."""
         if hunk.start == 0 and ours.tolist() == [self._bos]:
             return Cause.BOS_MISSING
         parts = expected.parts[hunk.start : hunk.stop]

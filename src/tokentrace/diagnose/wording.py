@@ -1,7 +1,7 @@
-"""What two texts of a conversation have in common: the signs by which a rewritten history is recognised. Pure.
+"""The signs by which a rewritten text is recognised. Pure.
 
-These are judgements about words, for the sentence that tells people why a branch began. No token depends on them. Their
-cost grows with the length of the texts, never with its square.
+No token depends on these judgements. Their cost grows with the length of the texts, never with
+its square.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _BLANK: Final = re.compile(
 
 
 def changed_words(new: str, old: str) -> str:
-    """The words in which a text differs from its earlier version, quoted, from the first of them to the last.
+    """The words in which a text differs from its earlier version, quoted.
 
     >>> changed_words("It is 10:31 in Bern.", "It is 10:30 in Bern.")
     "'10:31' in place of '10:30'"
@@ -102,7 +102,7 @@ def is_summary(text: str) -> bool:
 
 
 def retells(text: str, dropped: str) -> bool:
-    """True if most long words of a text come from what was dropped: a summary that does not say so."""
+    """True if most long words of a text come from what was dropped."""
     words, source = (
         {word.lower() for word in re.findall(r"[\w./-]{6,}", part)} for part in (_ends(text), _ends(dropped, 5 * _LONG))
     )

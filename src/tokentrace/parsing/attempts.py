@@ -66,7 +66,8 @@ def _attempts(compiled: Compiled, calls: CompiledCalls, output: Output, problem:
             for call, status, place in zip(scratch.calls, scratch.lenient, places, strict=True):
                 if status in _RUNNABLE:
                     begin, end = match.start() + place[0], match.start() + place[1]
-                    begin = first if call.index == 0 else begin
+                    begin = first if call.index == 0 else begin  # with what opens and closes a section
+                    end = match.start() + scratch.reader.at if call is scratch.calls[-1] else end
                     call = replace(
                         call,
                         index=count,

@@ -79,20 +79,16 @@ class CallParser:
                 reader.at, any_calls = at, True
                 yield from self._calls(at)
                 continue
-            match = yield from self._delimiter_at(at)
-            text = reader.at if match is None else at
-            if match is not None:
-                reader.at = at
-            else:
-                match = yield from reader.find(calls.in_section, output.content if any_calls else None)
+            text, reader.at = reader.at, at
+            match = yield from reader.find(calls.in_section)
+            if reader.at > at and (any_calls or (match is not None and match.kind == "open")):
+                output.content(text, reader.at)
             if match is None or match.kind in ("stop", "reopened"):
                 break
             if match.kind == "closed":
                 if not (yield from reader.skip_all(calls.section_close)):
                     reader.at = match.stop
                 break
-            if not any_calls:
-                output.content(text, reader.at)
             any_calls = True
             yield from (self._delimited() if calls.open else self._calls(reader.at))
         output.end_text()
@@ -116,12 +112,6 @@ class CallParser:
         if separator and (yield from reader.sees(separator, at)):
             at = yield from reader.past_space(at + len(separator))
         return at
-
-    def _delimiter_at(self, at: int) -> Reading[Match | None]:
-        delimiters, data = self.calls.in_section, self.reader.data
-        while not self.reader.ended and (at == len(data) or delimiters.may_grow(data, at)):
-            yield
-        return delimiters.match(data, at)
 
     # -- calls without delimiters
 

@@ -1,33 +1,22 @@
-"""Reading a turn that is made of messages with headers (Harmony).
+"""Reading a turn that consists of messages with headers (Harmony).
 
-``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header says which
-channel a message is on, who it goes to (``to=``, before or after the channel) and how it is written (``json``,
-``<|constrain|>json``, ``code``). A message to a tool is a call, whatever its channel; one on the reasoning channel is
-reasoning; any other is content: an answer, a preamble to calls, a message on an unknown channel or on none.
+``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header names the
+channel of a message, its recipient (``to=``, before or after the channel) and its type (``json``, ``code``). A message
+to a tool is a call, whatever its channel; one on the reasoning channel is reasoning; any other is content.
 
-What openai-harmony parses is parsed to the same messages, with these deliberate differences:
+This is openai-harmony's reading, with deliberate differences:
 
-- Only a word that begins with ``to=`` is a recipient. openai-harmony also takes a lone word for one, so that
-  ``final <|constrain|>json`` goes to ``<|constrain|>json``. A message to ``user``, ``assistant`` or ``all`` is no call.
-- ``<|start|>`` inside a body begins a message, because no text can spell it: ``<|end|>`` is missing. For openai-harmony
-  it is text. A call that ends so is UNCLOSED.
-- What comes after a stop token is unread, except where the assistant goes on right after ``<|call|>`` with another
-  message: several calls in a row. openai-harmony goes on after any stop token.
-- From the header of another role on (a made-up turn of the user, a made-up result) nothing is the assistant's. All of
-  it is content, as it was written with its control tokens, and no call in it counts. openai-harmony parses it, or
-  raises if it does not know the role.
-- Headers that openai-harmony refuses are read as far as possible. Words before channel and recipient that belong to no
-  header are content; unknown words after the channel are ignored. Without ``<|message|>``, all after the channel's name
-  is the body, unless there is a recipient: then it is a call that is MALFORMED, or TRUNCATED if the completion ends
-  there. Nothing else is read from a header that is cut off.
+- Only a word that begins with ``to=`` is a recipient. A message to ``user``, ``assistant`` or ``all`` is no call.
+- ``<|start|>`` inside a body begins a message, because no text can spell it. A call that ends so is UNCLOSED.
+- What follows a stop token is unread, unless the assistant goes on right after ``<|call|>`` with another message.
+- From the header of another role on (an invented turn or result) everything is content, verbatim.
+- Headers that openai-harmony refuses are read as far as possible. Stray words before channel and recipient are content;
+  unknown words after the channel are ignored. Without ``<|message|>``, all after the channel's name is the body; with a
+  recipient it is a call that is MALFORMED, or TRUNCATED at the end of the completion.
 
-Where headers have no channels, they name who a message goes to, and what is neither reasoning nor content is a call.
-How its body is written is then read off the template, if it is not JSON.
-
-A call may be closed with ``<|end|>`` and ``<|return|>`` as well as with ``<|call|>``: openai-harmony accepts each. The
-arguments of a function have to be a JSON object, as does everything that a header says is ``json``. Other tools
-(``python``) may be given anything: `arguments` are then None unless it is a JSON object, and `arguments_text` is the
-text as written.
+Without channels, headers name the recipient, and anything but reasoning and content is a call. A call may be closed by
+``<|end|>``, ``<|return|>`` or ``<|call|>``. The arguments of a function have to be a JSON object, as does everything
+whose header says ``json``. Other tools (``python``) take any text: `arguments` are None unless it is a JSON object.
 """
 
 from __future__ import annotations
@@ -59,7 +48,7 @@ class _Word(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """What a header says."""
+    """The fields of a header."""
 
     role: _Word | None
     channel: bytes

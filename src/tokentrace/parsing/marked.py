@@ -45,10 +45,10 @@ class _Table(dict[int, bytes]):
         starts = np.concatenate([[0], ends])
         lengths = np.diff(starts, append=starts[-1])
         starts[lengths == 0], lengths[lengths == 0] = len(spelled), len(_UNKNOWN)
-        own = [token.id for token in control]
-        starts[own], lengths[own] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(own)), 5
+        controls = [token.id for token in control]
+        starts[controls], lengths[controls] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(controls)), 5
         self._unknown = len(ends)
-        self._bytes = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(map(mark, own))
+        self._bytes = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(map(mark, controls))
         self._array = np.frombuffer(self._bytes, np.uint8)
         self._starts, self._lengths = starts.astype(np.int32), lengths.astype(np.int32)
         self._places = self._starts.data, self._lengths.data
@@ -56,8 +56,8 @@ class _Table(dict[int, bytes]):
     def __missing__(self, index: int) -> bytes:
         starts, lengths = self._places
         at = operator.index(index) if 0 <= index < self._unknown else self._unknown
-        found = self[int(index)] = self._bytes[starts[at] : starts[at] + lengths[at]]
-        return found
+        piece = self[int(index)] = self._bytes[starts[at] : starts[at] + lengths[at]]
+        return piece
 
     def many(self, ids: npt.NDArray[Any]) -> tuple[bytes, npt.NDArray[np.int64]]:
         """The bytes of many tokens, and where each begins."""
@@ -141,8 +141,8 @@ def pieces(data: bytes) -> tuple[bytes, ...]:
     out: list[bytes] = []
     for word in data.split():
         match = _MARKS.match(word)
-        rest = word[match.end() :] if match is not None else b""
-        out += [word] if not rest or rest.startswith((b"<", b">")) else [word[: len(word) - len(rest)], rest]
+        after = word[match.end() :] if match is not None else b""
+        out += [word] if not after or after.startswith((b"<", b">")) else [word[: len(word) - len(after)], after]
     return tuple(out)
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -119,18 +118,9 @@ def _read_literal(text: str) -> dict[str, Any] | list[Any]:
         value = ast.literal_eval(_ESCAPE.sub(lambda match: match[1] or r"\\", text))
     except (SyntaxError, TypeError, RecursionError, MemoryError, SystemError) as error:
         raise ValueError("no literal") from error
-    if not isinstance(value, (dict, list)) or not _is_json(value):
+    if not isinstance(value, (dict, list)) or json.loads(json.dumps(value, allow_nan=False)) != value:
         raise ValueError("no literal of JSON's kind")
     return value
-
-
-def _is_json(value: Any) -> bool:
-    """True if JSON can write a value as it is."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    return math.isfinite(value) if isinstance(value, float) else value is None or isinstance(value, (str, int))
 
 
 def _type_of(value: Any) -> str | None:

@@ -71,8 +71,8 @@ class _Request:
     key: tuple[object, ...]
     """The shape of the messages, and the tools: what the template's control flow may depend on."""
     names: Sequence[str] = ()
-    known_names: int = 0
-    """How many of the names are those of the completion, from the first on."""
+    name_count: int = 0
+    """How many calls have the completion's own names, from the first on."""
     rendered: dict[Any, Continuation | BridgeRefusal] = field(default_factory=dict)
 
 
@@ -135,11 +135,11 @@ class Bridger:
         refusal = self._find_rewrite(proof.rewrites, stream)
         if refusal is not None:
             return refusal
-        shown_tools = tools if proof.real_tools or not tools else [STAND_IN_TOOL]
-        continuation = self._continue(proof.context, proof.stand_in, request, shown_tools)
+        used_tools = tools if proof.real_tools or not tools else [STAND_IN_TOOL]
+        continuation = self._continue(proof.context, proof.stand_in, request, used_tools)
         if isinstance(continuation, BridgeRefusal):
             return continuation
-        refusal = check_continuation(continuation, request.known_names, true_context=proof.true_context)
+        refusal = check_continuation(continuation, request.name_count, true_context=proof.true_context)
         return self._join(stream, continuation) if refusal is None else refusal
 
     def bridge_after(
@@ -185,8 +185,8 @@ class Bridger:
         if not self._proofs.once(("names", *key), lambda: self._needs_names(unnamed)):
             return unnamed
         called = read_turn(self._compiled(), stream.completion, stream.prompt).called_names
-        known = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
-        return _Request(new, tools, key, called[:known], known)
+        count = len(called) if len(called) <= len(results) else 0  # of more calls than results some went unanswered
+        return _Request(new, tools, key, called[:count], count)
 
     def _needs_names(self, unnamed: _Request) -> bool:
         """Whether what follows may depend on the names of called functions: it repeats them, or compares them."""
@@ -217,7 +217,7 @@ class Bridger:
         self, request: _Request, has_call: bool | None, contexts: tuple[Messages, ...]
     ) -> _Proof | BridgeRefusal:
         return self._proofs.once(
-            (request.key, request.known_names, has_call, tuple(map(id, contexts))),  # contexts are constants
+            (request.key, request.name_count, has_call, tuple(map(id, contexts))),  # contexts are constants
             lambda: self._prove(request, has_call, contexts),
             keep=lambda proof: isinstance(proof, _Proof) or proof.reason in _OF_CONTEXT,  # others are of these words
         )
@@ -232,17 +232,17 @@ class Bridger:
         context, stand_in, expected = base
         tools = request.tools
         real_tools = bool(tools) and (true_context or not self._same_without(expected, context, stand_in, request))
-        shown_tools = tools if real_tools or not tools else [STAND_IN_TOOL]
+        used_tools = tools if real_tools or not tools else [STAND_IN_TOOL]
         rewrites: dict[_Rewrite, None] = {}
         inline = (INLINE,) if self._as_inference and not stand_in.calls else ()
         for other in (*variants(stand_in), *inline):
             for around in contexts:
-                actual = self._continue(around, other, request, shown_tools)
+                actual = self._continue(around, other, request, used_tools)
                 if isinstance(actual, BridgeRefusal):
                     continue
                 if has_call is not None and actual.shows_call != expected.shows_call:
                     continue
-                problem = check_continuation(actual, request.known_names, true_context=true_context)
+                problem = check_continuation(actual, request.name_count, true_context=true_context)
                 if problem is not None and problem.reason is RefusalReason.REPEATS_PAST:
                     # it moves text of the past to the new turn: to train, it stays where it is
                     rewrites[_Rewrite(frozenset(), None, problem.detail)] = None
@@ -254,7 +254,7 @@ class Bridger:
                         f"{_described(stand_in, context)}: {actual.tail[:60]!r} instead of {expected.tail[:60]!r}; "
                         "pass messages=, the conversation so far",
                     )
-                if self._as_inference and (rewrite := self._rewrite(around, other, request, shown_tools, actual)):
+                if self._as_inference and (rewrite := self._rewrite(around, other, request, used_tools, actual)):
                     rewrites[rewrite] = None
         return _Proof(context, stand_in, real_tools, true_context, tuple(rewrites) if self._as_inference else ())
 
@@ -273,7 +273,7 @@ class Bridger:
                 if isinstance(result, BridgeRefusal):
                     problem = result
                 else:
-                    problem = check_continuation(result, request.known_names, true_context=true_context)
+                    problem = check_continuation(result, request.name_count, true_context=true_context)
                     if problem is None:
                         if not shows_calls or result.shows_call == (has_call is not False):
                             return context, stand_in, result
@@ -303,9 +303,9 @@ class Bridger:
             for ways in CONTEXTS:
                 by_call: dict[bool, Messages] = {}
                 for context in ways if len(ways) > 1 else ():
-                    written = self._written_context(context, has_tools)
-                    if written is not None:
-                        by_call.setdefault(shows_earlier_call(written[0].rendering), context)
+                    result = self._try_context(context, has_tools)
+                    if result is not None:
+                        by_call.setdefault(shows_earlier_call(result[0].rendering), context)
                     if True in by_call:
                         break
                 chosen += by_call.values() if len(ways) > 1 else ways
@@ -317,9 +317,9 @@ class Bridger:
         """The contexts with the same control tokens as the prompt: with results in it, or without."""
 
         def find() -> list[tuple[Messages, frozenset[int]]]:
-            written = [(context, self._written_context(context, has_tools)) for context in self._contexts(has_tools)]
+            results = [(context, self._try_context(context, has_tools)) for context in self._contexts(has_tools)]
             return [
-                (context, frozenset(one[0].ids[one[0].control].tolist())) for context, one in written if one is not None
+                (context, frozenset(one[0].ids[one[0].control].tolist())) for context, one in results if one is not None
             ]
 
         by_context = self._proofs.once(("controls", has_tools), find)
@@ -328,7 +328,7 @@ class Bridger:
         seen = frozenset(index for index in telling if (ids == index).any())
         return tuple(context for context, controls in by_context if controls == seen) or self._contexts(has_tools)
 
-    def _written_context(self, context: Messages, has_tools: bool) -> Written | None:
+    def _try_context(self, context: Messages, has_tools: bool) -> Written | None:
         try:
             return self._write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
         except TokentraceError:

@@ -54,19 +54,19 @@ class Tail:
     lost: tuple[Lost, ...] = ()
 
     @classmethod
-    def of(cls, found: Continuation, forms: TemplateForms) -> Tail:
+    def of(cls, continuation: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
-        encoded, rendering, first = found.encoded, found.encoded.rendering, found.first_new
-        owners = span_messages(rendering, roles_of(found.conversation))
+        encoded, rendering, first = continuation.encoded, continuation.encoded.rendering, continuation.first_new
+        owners = span_messages(rendering, roles_of(continuation.conversation))
         messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
         kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)
-        lost = find_lost(rendering, found.conversation, forms, first=first).lost
-        columns = (encoded.per_token(column)[found.turn.stop :] for column in (kinds, messages))
+        lost = find_lost(rendering, continuation.conversation, forms, first=first).lost
+        columns = (encoded.per_token(column)[continuation.turn.stop :] for column in (kinds, messages))
         return cls(
-            TokenTable.of(found.ids.copy(), *columns),
-            len(found.conversation) - first,
-            found.turn.stop_token,
-            rendering.text[found.span.body_end : found.cut],
+            TokenTable.of(continuation.ids.copy(), *columns),
+            len(continuation.conversation) - first,
+            continuation.turn.stop_token,
+            rendering.text[continuation.span.body_end : continuation.cut],
             tuple(dataclasses.replace(one, message=(one.message or 0) - first) for one in lost),
         )
 
@@ -100,15 +100,15 @@ class SeamFinder:
     compiled: GetCompiled
 
     def join(
-        self, prompt: Sequence[int] | Ids, completion: Ids, given: Any, tail: Tail
+        self, prompt: Sequence[int] | Ids, completion: Ids, passed: Any, tail: Tail
     ) -> BridgedTokens | BridgeRefusal:
-        """The stream, its seam, and what was written after the turn; `given` is the completion as it was passed."""
+        """The stream, its seam, and what follows the turn; `passed` is the completion as the caller passed it."""
         seam = self._seam(prompt, completion, tail)
         if isinstance(seam, BridgeRefusal):
             return seam
         pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
         following = tail.tokens.slice(seam.overlap, len(tail.tokens)) if seam.overlap else tail.tokens
-        return BridgedTokens(prompt, given, join([*pieces, following]), tail.new_count, tail.lost)
+        return BridgedTokens(prompt, passed, join([*pieces, following]), tail.new_count, tail.lost)
 
     def _seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail) -> _Seam | BridgeRefusal:
         last = int(completion[-1]) if len(completion) else -1

@@ -1,16 +1,15 @@
-"""What a renderer is given: tools, wrapped once; content that was put into parts, credited to where it came from."""
+"""Inputs of a renderer: tools, wrapped once; content that was wrapped in parts, credited to its field."""
 
 from __future__ import annotations
 
 import marshal
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted
 from ..conversation.messages import Messages, check_tools
 from ..conversation.place import Place
 from ..conversation.values import is_plain, plain_json
-from ..errors import InputError
 from ..parsing.values import Tools, schemas_of
 from ..study.memory import Memory
 from ..template.chat_template import wrap_tools
@@ -18,72 +17,49 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..template.traced import TracedList
 
+Value = TypeVar("Value")
+
 
 class ToolCache:
-    """Tools wrapped for templates: the same ones come again and again.
+    """Tools wrapped for templates, and as parsers read them. The same ones come again and again.
 
-    They are known by their content, never by who they are, as a caller may change a list that was given before. What is
-    kept is made of copies, so nothing that a caller changes is seen here.
+    Keys are contents, not identities, since a caller may change a list of tools. Cached values are copies.
     """
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._known = Memory(most=64)
-        self._wrapped = Memory(most=64)
-        self._schemas = Memory(most=64)
+        self._cache = Memory(most=128)
 
     def wrap(self, tools: Any) -> TracedList | None:
-        """Checked and wrapped; values that are not JSON are made JSON where the settings say so."""
-        if tools is None:
-            return None
-        try:
-            key = marshal.dumps(tools)
-        except ValueError:  # objects of other types, a function for one
-            return self._wrap(check_tools(tools) or [])
-        return self._known.once(key, lambda: self._wrap(check_tools(tools) or []), keep=lambda _: is_plain(tools))
+        """Tools, checked and wrapped; with `as_json`, values that are not JSON become JSON."""
+        return None if tools is None else self._once("wrapped", tools, lambda: self._wrap(tools))
+
+    def schemas(self, tools: Any) -> Tools:
+        """Tools, checked, for a parser that needs the types of bare values."""
+        return self._once("schemas", tools, lambda: schemas_of(check_tools(tools)))
 
     def key(self, tools: Any) -> object:
         """Equal for equal tools."""
         try:
-            return marshal.dumps(tools, 2)
-        except ValueError:
+            return marshal.dumps(tools, 2)  # version 2 writes equal values in one way
+        except ValueError:  # objects of other types, a function for one
             return repr(tools)
 
-    def schemas(self, tools: Any) -> Tools:
-        """Checked, and as a parser asks them what bare values mean."""
-        try:
-            key = marshal.dumps(tools) if tools else None
-        except ValueError:
-            key = None
-        if key is None:
-            return schemas_of(check_tools(tools))
-        return self._schemas.once(key, lambda: schemas_of(check_tools(tools)), keep=lambda _: is_plain(tools))
+    def _once(self, what: str, tools: Any, make: Callable[[], Value]) -> Value:
+        key = self.key(tools)
+        return self._cache.once((what, key), make, keep=lambda _: is_plain(tools)) if type(key) is bytes else make()
 
-    def _wrap(self, checked: list[dict[str, Any]]) -> TracedList:
-        """`marshal` writes equal tools in several ways, as they share parts or not; its second version in one."""
-        if not is_plain(checked):
-            if self._as_json:
-                checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
-            return wrap_tools(checked)
-        key = marshal.dumps(checked, 2)
-        return self._wrapped.once(key, lambda: wrap_tools(marshal.loads(key)))
-
-
-def tools_of_each(conversations: Sequence[Any], tools: Any) -> Sequence[Any]:
-    """The tools of each of several conversations."""
-    lists = isinstance(tools, Sequence) and not isinstance(tools, (str, bytes))
-    if lists and tools and all(own is None or isinstance(own, (list, tuple)) for own in tools):
-        if len(tools) != len(conversations):
-            raise InputError(
-                f"must be one list of tools, or one for each of {len(conversations)} conversations, not {len(tools)}",
-                field="tools",
-            )
-        return tools  # type: ignore[no-any-return]
-    return [tools] * len(conversations)
+    def _wrap(self, tools: Any) -> TracedList:
+        checked = check_tools(tools) or []
+        if is_plain(checked):
+            return wrap_tools(marshal.loads(marshal.dumps(checked)))
+        if self._as_json:
+            checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
+        return wrap_tools(checked)
 
 
 def credit_content(rendering: Rendering, adapted: Adapted) -> None:
-    """Text that was put into a part for the template's sake is the content that was given."""
+    """Give text that was wrapped in a part for the template the origin of its content."""
     if adapted.wrapped:
         rendering.origins = [
             Origin.of(origin.message, "content")

@@ -153,7 +153,7 @@ class _LostFinder:
         elif isinstance(value, str):
             self._check_text(Origin.of(index, key), value)
         else:
-            missing = [text for path, text in _leaves(value, Origin.of(index, key)) if self._is_lost_leaf(path, text)]
+            missing = [text for path, text in _leaves(value, Origin.of(index, key)) if self._gaps(path, text)]
             self._add(Origin.of(index, key), "…".join(missing), whole=True)
 
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -175,7 +175,7 @@ class _LostFinder:
         index, message = origin.message or 0, self._messages[origin.message or 0]
         is_reasoning = origin.field in REASONING_FIELDS
         if is_reasoning and any(  # it may go by several names, of which the template reads one
-            self._is_shown(Origin.of(index, name), text) for name in REASONING_FIELDS if message.get(name) == text
+            self._is_present(Origin.of(index, name), text) for name in REASONING_FIELDS if message.get(name) == text
         ):
             return
         gaps = self._gaps(origin, text)
@@ -196,7 +196,7 @@ class _LostFinder:
 
     def _gaps(self, origin: Origin, text: str) -> list[tuple[int, int]]:
         """The stretches of a text that are not written, without white space and delimiters."""
-        if self._is_shown(origin, text):
+        if self._is_present(origin, text):
             return []
         pieces = self._texts.get(origin, [])
         if _letters(text) and _letters(text) in _letters("".join(pieces)):
@@ -211,7 +211,7 @@ class _LostFinder:
             or not all(word in scaffold for word in text[start:stop].split())
         ]
 
-    def _is_shown(self, origin: Origin, text: str) -> bool:
+    def _is_present(self, origin: Origin, text: str) -> bool:
         """Whether a text is in the spans of its field, or of a value around it that was printed whole."""
         if text.strip() in "".join(self._texts.get(origin, [])) and origin in self._texts:
             return True
@@ -243,9 +243,9 @@ class _LostFinder:
         for path, fields in {base: call, inner: holder}.items():
             for key, value in fields.items():
                 if key not in _CALL:
-                    missing = [text for leaf, text in _leaves(value, path.at(key)) if self._is_lost_leaf(leaf, text)]
+                    missing = [text for leaf, text in _leaves(value, path.at(key)) if self._gaps(leaf, text)]
                     self._add(path.at(key), "…".join(missing), whole=True)
-        in_id = isinstance(name, str) and self._is_shown(base.at("id"), name)  # as Kimi writes it
+        in_id = isinstance(name, str) and self._is_present(base.at("id"), name)  # as Kimi writes it
         if isinstance(name, str) and not in_id and self._gaps(inner.at("name"), name):
             self._add(inner.at("name"), name, whole=True)
         self._check_arguments(inner.at("arguments"), arguments)
@@ -260,7 +260,7 @@ class _LostFinder:
         if isinstance(arguments, str):
             value = _as_json(arguments)
             is_read = not value or any(path[: len(origin)] == origin for path in self._texts)
-            if self._is_shown(origin, arguments) or not isinstance(value, Mapping) or not is_read:
+            if self._is_present(origin, arguments) or not isinstance(value, Mapping) or not is_read:
                 self._check_text(origin, arguments)
                 return
             arguments = value
@@ -270,9 +270,6 @@ class _LostFinder:
         for path, text in lost.items():
             if not path.is_key or not any(other[: len(path) - 1] == path[:-1] for other in lost if other != path):
                 self._add(path, text, whole=True)
-
-    def _is_lost_leaf(self, path: Origin, text: str) -> bool:
-        return bool(text.strip()) and bool(self._gaps(path, text))
 
     def _add(self, origin: Origin, missing: str, *, whole: bool) -> None:
         """Report lost text, if there is any."""

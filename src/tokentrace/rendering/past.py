@@ -263,15 +263,15 @@ class _TurnRenderer:
         for extra in ({}, {"tool_calls": [call()]}):
             plain = {**ANSWER, **extra}
             try:
-                without, shown = (
+                without, thinking = (
                     _text(_turns(self._render([USER, reply])).get(1, []))
                     for reply in (plain, {**plain, "reasoning_content": "reasoning"})
                 )
             except TokentraceError:
                 continue
-            shared = common_prefix(without, shown)
-            added = shown[shared : shared + len(shown) - len(without)]
-            if "reasoning" in added and shown == without[:shared] + added + without[shared:]:
+            shared = common_prefix(without, thinking)
+            added = thinking[shared : shared + len(thinking) - len(without)]
+            if "reasoning" in added and thinking == without[:shared] + added + without[shared:]:
                 opening, _, closing = added.partition("reasoning")
                 blocks.append((without[:shared], opening, closing))
         return blocks

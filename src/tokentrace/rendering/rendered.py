@@ -198,17 +198,6 @@ class RenderedTokens(ShowsItself):
             message = int(self.messages[start])
             yield TokenSpan(start, stop, message, self.role(message), self._span_fields[int(key[start])])
 
-    def content_spans(self, role: str | None = None, field: str | None = "content") -> list[TokenSpan]:
-        """Spans of a field (and what lies below it), of messages of one role or of all. Raises what `select` does."""
-        self._check_selection(None, role, field)
-        return [
-            span
-            for span in self.spans()
-            if (role is None or span.role == role)
-            and (field is None or _is_field(span.field, field))
-            and span.message >= 0
-        ]
-
     def select(
         self,
         *,

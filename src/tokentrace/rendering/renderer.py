@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.remarks import conversation_remarks
-from ..errors import InputError, RendererError, TokentraceError, kind_of
+from ..errors import InputError, RendererError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
@@ -38,7 +38,7 @@ from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens
 from .bridging import Bridger, Stream
 from .closing import Truncation
-from .inputs import ToolCache, credit_content, tools_of_each, with_original_text
+from .inputs import ToolCache, credit_content, with_original_text
 from .lost import LostPolicy, find_lost, report_lost
 from .masks import compiled_grammar, mask_notes
 from .past import Past, after_prompt, write_conversation
@@ -46,7 +46,7 @@ from .prefill import left_open, with_mark
 from .rendered import RenderedTokens
 from .trust import TRUSTED, encode_trusted
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 class Renderer:
@@ -89,7 +89,7 @@ class Renderer:
             name: study_of(template, tokenizer, self.template_kwargs) for name, template in templates.items()
         }
         self._tools = ToolCache(as_json=messages is MessageForm.ADAPT)
-        self._made = Memory()
+        self._cache = Memory()
 
     # -- rendering
 
@@ -103,21 +103,17 @@ class Renderer:
     ) -> RenderedTokens:
         """Render a conversation: ids, origins and the loss mask, in one render.
 
-        `add_generation_prompt` ends it with the prompt for a new reply, `continue_final_message` leaves the last
-        message, an assistant's, open after its content. Either way it is a prompt: nothing of the turn that the model
-        is about to write counts as sampled, not what it was given of it either.
+        `add_generation_prompt` ends it with the prompt for a new reply. `continue_final_message` leaves the last
+        message, an assistant's, open after its content. The mask is 0 for the open turn, including any prefilled text.
 
-        Raises InputError (naming message and field) for messages that are not a conversation, TemplateError where the
-        template refuses it, ControlTokenError where untrusted text spells a control token and the policy is
-        ``reject``. Given text that reaches no token is in `lost` of the result; a `LostTextWarning` says so, or, with
-        ``lost="error"``, a LostTextError.
+        Raises InputError (naming message and field) for messages that are not a conversation, TemplateError if the
+        template refuses it, ControlTokenError if untrusted text spells a control token and the policy is ``reject``.
+        Text that reaches no token is in `lost` of the result, with a `LostTextWarning` or, with ``lost="error"``, a
+        LostTextError.
         """
         prompt = flag("add_generation_prompt", add_generation_prompt)
         continued = flag("continue_final_message", continue_final_message)
-        rendered = self._render(messages, tools, prompt, continued)
-        if self.lost is not LostPolicy.IGNORE:
-            report_lost(rendered.lost, self.lost)
-        return rendered
+        return self._reported(self._render(messages, tools, prompt, continued))
 
     def render_turn(self, messages: Any, *, tools: Any = None) -> RenderedTokens:
         """Render a conversation up to an assistant's turn, with the history that the prompt for that turn shows.
@@ -125,8 +121,12 @@ class Renderer:
         Some templates change what comes before a turn once the turn is there: Harmony's drops the reasoning beside
         calls that are answered, Mistral's the system message. Raises what `render` raises.
         """
-        rendered = self._render(messages, tools, False, as_prompted=True)
-        report_lost(rendered.lost, self.lost) if self.lost is not LostPolicy.IGNORE else None
+        return self._reported(self._render(messages, tools, False, as_prompted=True))
+
+    def _reported(self, rendered: RenderedTokens) -> RenderedTokens:
+        """The rendering, after its lost text was reported."""
+        if self.lost is not LostPolicy.IGNORE:
+            report_lost(rendered.lost, self.lost)
         return rendered
 
     def _render(
@@ -142,18 +142,18 @@ class Renderer:
         checked, adapted = self._read(study, messages, tools)
         schemas = self._tools.wrap(tools)
         run = functools.partial(study.run_with, schemas)
-        shown = with_mark(adapted.messages) if continued else adapted.messages
-        written = write_conversation(run, shown, prompt, self.past, originals=checked)
-        rendering = left_open(written.rendering, len(checked) - 1) if continued else written.rendering
+        conversation = with_mark(adapted.messages) if continued else adapted.messages
+        text = write_conversation(run, conversation, prompt, self.past, originals=checked)
+        rendering = left_open(text.rendering, len(checked) - 1) if continued else text.rendering
         if as_prompted:
-            rendering = after_prompt(run, rendering, written.messages, self.past)
+            rendering = after_prompt(run, rendering, text.messages, self.past)
         credit_content(rendering, adapted)
-        encoded = self.encode_text(rendering, written.messages, tools=tools)
-        sampling = find_sampled(study, encoded, written.messages, schemas)
-        if continued:  # the mask is 0 for the open turn, including any prefilled text
+        encoded = self.encode_text(rendering, text.messages, tools=tools)
+        sampling = find_sampled(study, encoded, text.messages, schemas)
+        if continued:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
         mask = sampling.mask(len(encoded.ids))
-        originals = with_original_text(adapted.messages if continued else written.messages, adapted, checked)
+        originals = with_original_text(adapted.messages if continued else text.messages, adapted, checked)
         return RenderedTokens(
             tokenizer=self.tokenizer,
             encoded=encoded,
@@ -161,32 +161,15 @@ class Renderer:
             turns=sampling.turns,
             mask=mask,
             prompted=prompt,
-            changes=[*adapted.changes, *written.changes],
+            changes=[*adapted.changes, *text.changes],
             notes=[
-                *written.notes,
+                *text.notes,
                 *sampling.notes,
                 *mask_notes(encoded, mask),
                 *conversation_remarks(checked, continued=continued),
             ],
             find_lost=functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
         )
-
-    def render_batch(
-        self, conversations: Any, *, tools: Any = None, add_generation_prompt: bool = False
-    ) -> list[RenderedTokens]:
-        """Render several conversations. `tools` are one list for all of them, or one (or None) for each.
-
-        Errors are those of `render` and say which conversation it was.
-        """
-        if isinstance(conversations, (str, bytes, Mapping)) or not isinstance(conversations, Sequence):
-            raise InputError(f"must be a list of conversations, not {kind_of(conversations)}")
-        rendered = []
-        for at, (conversation, own) in enumerate(zip(conversations, tools_of_each(conversations, tools), strict=True)):
-            try:
-                rendered.append(self.render(conversation, tools=own, add_generation_prompt=add_generation_prompt))
-            except TokentraceError as error:
-                raise error.of_conversation(at) from error.__cause__
-        return rendered
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
         """The ids alone."""
@@ -212,31 +195,31 @@ class Renderer:
     # -- stages
 
     def study(self, tools: Any = None) -> TemplateStudy:
-        """What is known of the template that serves: models may ship one of its own for tools."""
-        if type(tools) is not list and tools is not None and not isinstance(tools, Sequence):
-            check_tools(tools)  # says what is wrong with them
+        """The study of the template that is used: models may ship another one for tools."""
+        if tools is not None and not isinstance(tools, Sequence):
+            check_tools(tools)  # raises InputError
         study = self._studies.get("tool_use") if tools is not None else None
         study = study or self._studies.get("default")
         if study is None:
-            known = ", ".join(sorted(self._studies))
-            raise RendererError(f"this tokenizer has no default chat template, only {known}; pass chat_template=")
+            names = ", ".join(sorted(self._studies))
+            raise RendererError(f"this tokenizer has no default chat template, only {names}; pass chat_template=")
         return study
 
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
-        """The messages as mappings, in any role that the template knows; InputError names what is wrong with them."""
+        """The messages as mappings, in any role that the template knows. Raises InputError."""
         study = self.study(tools)
         if reads_unchanged(messages, study.forms):
             return list(messages)
 
         def prints(role: str) -> bool:
-            """Whether a role that is not known is fine: the template prints it, and it spells no control token."""
+            """Whether the template prints any role, and this one spells no control token."""
             control = self.tokenizer.vocabulary.control_pattern
             return study.forms.prints_roles and (control is None or not control.search(role))
 
         return check_messages(messages, more_roles=study.template.constants, any_role=prints)
 
     def adapt_messages(self, messages: Any, *, tools: Any = None) -> Adapted:
-        """The messages in the form that the template reads, and what was changed for it: what `render` begins with."""
+        """The messages in the form that the template reads, and what was changed for it."""
         return self._read(self.study(tools), messages, tools)[1]
 
     def _read(self, study: TemplateStudy, messages: Any, tools: Any) -> tuple[list[Mapping[str, Any]], Adapted]:
@@ -246,7 +229,7 @@ class Renderer:
         checked = self.check_messages(messages, tools=tools)
         return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
 
-    # -- what the template tells
+    # -- facts of the template
 
     def template_digests(self) -> dict[str, str]:
         """A hash of each template, by its name."""
@@ -255,14 +238,11 @@ class Renderer:
     def switches(self) -> list[tuple[str, bool]]:
         """Template variables that the templates read, each with a truth value that it does not have now."""
         read = {name for study in self._studies.values() for name in study.template.variables}
-        own = sorted(read - set(self.tokenizer.variables))
-        return [(name, value) for name in own for value in (False, True) if self.template_kwargs.get(name) is not value]
+        names, values = sorted(read - set(self.tokenizer.variables)), self.template_kwargs
+        return [(name, value) for name in names for value in (False, True) if values.get(name) is not value]
 
     def turn_stop_ids(self) -> frozenset[int]:
-        """The ids that the template ends an assistant's turn with, with tools or without.
-
-        The model's configuration is not asked.
-        """
+        """The ids that the template ends an assistant's turn with, with tools or without."""
         return self.study().endings(False).stops | self.study([STAND_IN_TOOL]).endings(True).stops
 
     def get_stop_token_ids(self) -> list[int]:
@@ -287,13 +267,13 @@ class Renderer:
     ) -> BridgedTokens | BridgeRefusal:
         """The next prompt: the stream so far, id for id, then the new messages and a generation prompt.
 
-        A `BridgeRefusal`, which is false and says why, where that cannot be proven. Raises InputError for messages or
-        ids that are not valid, as `render` does. Give the tools that the first prompt was rendered with. `messages`,
-        the conversation before the completion, is looked at only where the template makes what follows depend on it.
+        Returns a `BridgeRefusal`, which is false and has a reason, if that cannot be proven. Raises InputError for
+        messages or ids that are not valid. Pass the tools of the first prompt. `messages` is the conversation before
+        the completion; it is used only if the template makes what follows depend on it.
         """
         study = self.study(tools)
-        empty = not new_messages if type(new_messages) is list else _is_empty(new_messages)
-        adapted = Adapted(()) if empty else self._read(study, new_messages, tools)[1]
+        is_empty = isinstance(new_messages, Sequence) and not len(new_messages)
+        adapted = Adapted(()) if is_empty else self._read(study, new_messages, tools)[1]
         before = None if messages is None else self.adapt_messages(messages, tools=tools).messages
         completion = check_ids(prev_completion_ids, "prev_completion_ids")
         check_last(prev_prompt_ids, "prev_prompt_ids", 1)
@@ -323,10 +303,7 @@ class Renderer:
     def bridge_after(
         self, prompt_ids: Any, completion_ids: Any, messages: Messages, message: int, *, tools: Any = None
     ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt for a whole conversation (adapted), with exact ids up to the turn of one of its messages.
-
-        What comes after that turn is rendered with all that came before it.
-        """
+        """The next prompt of a whole conversation (adapted), with these ids up to the turn of one of its messages."""
         stream = Stream(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids)
         return self._bridger(self.study(tools), bool(tools)).bridge_after(stream, messages, message, tools)
 
@@ -334,16 +311,16 @@ class Renderer:
         def make() -> Bridger:
             return Bridger(
                 study,
-                functools.partial(self._written, study),
+                functools.partial(self._render_small, study),
                 functools.partial(self._compiled, study, has_tools),
                 has_tools=has_tools,
                 as_inference=self.past is Past.INFERENCE,
                 truncation=self.truncation,
             )
 
-        return self._made.once(("bridger", id(study), has_tools), make)
+        return self._cache.once(("bridger", id(study), has_tools), make)
 
-    def _written(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
+    def _render_small(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
         run = functools.partial(study.run_with, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
@@ -416,13 +393,13 @@ class Renderer:
             proven = render if study is self._studies.get("default") else None
             return compiled_grammar(study, has_tools, self.tool_parser, self.reasoning_parser, proven)
 
-        return self._made.once(("compiled", id(study), has_tools), make)
+        return self._cache.once(("compiled", id(study), has_tools), make)
 
     # -- copies
 
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Something that others make for this renderer, made once and shared by its shallow copies; bounded."""
-        return self._made.once(("other", key), make)
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """A value that other modules compute once for this renderer. Its shallow copies share it."""
+        return self._cache.once(("other", key), make)
 
     def with_past(self, past: Past) -> Renderer:
         """This renderer with another `past`. Shares what is known of the template."""
@@ -430,11 +407,11 @@ class Renderer:
             return self
         other = copy.copy(self)
         other.past = past
-        other._made = Memory()
+        other._cache = Memory()
         return other
 
     def silent(self) -> Renderer:
-        """This renderer, saying nothing of lost text: for renders that the user did not ask for."""
+        """This renderer without reports of lost text: for renders that the user did not ask for."""
         if self.lost is LostPolicy.IGNORE:
             return self
         other = copy.copy(self)
@@ -450,14 +427,8 @@ class Renderer:
         other.__dict__.update(self.__dict__)
         return other
 
-    def __deepcopy__(self, memo: Any) -> Renderer:
-        made = object.__new__(type(self))
-        memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return made
-
     def __getstate__(self) -> dict[str, Any]:
-        """The settings: what was learned stays behind."""
+        """The settings, without what was learned."""
         names = inspect.signature(Renderer.__init__).parameters
         settings = {name: getattr(self, name) for name in names if name in self.__dict__}
         templates = {name: study.template for name, study in self._studies.items()}
@@ -468,7 +439,3 @@ class Renderer:
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
-
-
-def _is_empty(messages: Any) -> bool:
-    return isinstance(messages, Sequence) and not len(messages)

@@ -111,7 +111,7 @@ class Advantages:
     """For each rollout by its name an advantage for each of its turns, as `trajectory_samples` takes it."""
 
     values: Mapping[str, Sequence[float]]
-    """In the order in which turns were written. A rollout without a reward is not in here."""
+    """In the order in which turns were recorded. A rollout without a reward is not in here."""
     notes: tuple[str, ...] = ()
 
     def of(self, trajectory: Trajectory) -> Sequence[float] | None:
@@ -170,11 +170,11 @@ def _turn_advantages(
     """The return of each turn, compared with the same turn of the others of the group."""
     numbers: dict[str, list[int]] = {}
     returns: dict[str, list[float]] = {}
-    for name, written in turns.items():
-        starts = [not (turn.continues and at) for at, turn in enumerate(written)]
+    for name, recorded in turns.items():
+        starts = [not (turn.continues and at) for at, turn in enumerate(recorded)]
         numbers[name] = [count - 1 for count in accumulate(starts)]  # parts of one turn have one number
         rewards = [0.0] * sum(starts)
-        for turn, at in zip(written, numbers[name], strict=True):
+        for turn, at in zip(recorded, numbers[name], strict=True):
             rewards[at] += turn.reward or 0.0
         returns[name] = returns_to_go(rewards, gamma)
     compared: dict[str, list[float]] = {name: [] for name in turns}

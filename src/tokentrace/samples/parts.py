@@ -49,12 +49,12 @@ class PartFinder:
                 parsed = self._renderer.parse_response(completion, tools=[] if tools else None, prompt_ids=prompt)
             except TokentraceError:  # a template that refuses every turn has no grammar
                 continue
-            own = parts[turn.start : turn.stop]
+            turn_parts = parts[turn.start : turn.stop]
             for kind, span in parsed.regions:
-                own[slice(*span)] = _BY_KIND[kind]
-            if turn.stop_token is not None and len(own):
-                own[own == Part.STOP] = Part.CONTENT
-                own[-1] = Part.STOP
+                turn_parts[slice(*span)] = _BY_KIND[kind]
+            if turn.stop_token is not None and len(turn_parts):
+                turn_parts[turn_parts == Part.STOP] = Part.CONTENT
+                turn_parts[-1] = Part.STOP
         return {"messages": rendered.messages, "parts": parts, "kinds": kinds}
 
 

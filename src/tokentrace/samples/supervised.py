@@ -325,8 +325,8 @@ class SampleBuilder:
             names = {*parts, *([Part.OTHER] if Part.CONTENT in parts else [])}
             mask &= np.isin(columns()["parts"], [*names])
         if any(roles[at] != "assistant" for at in chosen):
-            of_others = np.asarray([role != "assistant" for role in roles] + [False], np.bool_)[rendered.messages]
-            mask |= picked & of_others & (columns()["parts"] == Part.CONTENT) & ~rendered.mask
+            not_assistant = np.asarray([role != "assistant" for role in roles] + [False], np.bool_)[rendered.messages]
+            mask |= picked & not_assistant & (columns()["parts"] == Part.CONTENT) & ~rendered.mask
         return mask
 
     def _left_open(self, messages: Messages, at: int, tools: Any) -> tuple[int | None, bool]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TurnEndings:
-    """How turns end, found out on probes."""
+    """How turns end, as probes show."""
 
     closers: frozenset[int] = frozenset()
     """Control tokens that end an assistant's turn."""

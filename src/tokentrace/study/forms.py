@@ -131,7 +131,7 @@ class ReadContent:
         return bool(read) and all(self._reads_mapping(*case) for case in read)
 
     def _cases(self) -> Iterator[tuple[Probe, int, bool]]:
-        """Conversations with a message of the role, where it stands, and whether there are tools."""
+        """Conversations with a message of the role, its index, and whether there are tools."""
         for (probe, at), tools in itertools.product(self._places(), _TOOLS):
             yield probe, at, tools
 
@@ -161,7 +161,7 @@ class ReadContent:
         return self._reads(_replaced(probe, at, content=_PARTS), at, tools, expected)
 
     def _reads(self, probe: Probe, at: int, tools: bool, expected: Mapping[Any, str]) -> bool:
-        """Whether the content of a message stands in the output as it should: these texts, and nothing else of it."""
+        """True if the content of a message is in the output as expected: these texts, and nothing else of it."""
         spans = _spans(self._study, probe, at, tools)
         if spans is None:
             return False
@@ -229,7 +229,7 @@ class ReadCalls:
         return (good or [way for way, some in reads.items() if some[cases[0]]]) if cases else []
 
     def _reads(self, as_mapping: bool, silence: Silence) -> list[bool]:
-        """Whether a call is read with a result after it and as the last message, without tools and with them."""
+        """If a call is read with a result after it and as the last message, without tools and with them."""
         message = _calling(as_mapping, silence)
         cases = itertools.product(_AFTER_CALLS, _TOOLS)
         return [self._reads_at([USER, message, *after], tools) for after, tools in cases]
@@ -243,8 +243,7 @@ class ReadCalls:
         return named and (_is_json(inner, ("arguments",)) or _has_leaves(inner))
 
     def _writes_alike(self, silence: Silence) -> bool:
-        """Whether arguments come out the same as a mapping and as JSON text: some templates put the text into braces
-        of their own, or take it for a value."""
+        """True if arguments are written the same as a mapping and as JSON text."""
         for after, tools in itertools.product(_AFTER_CALLS, _TOOLS):
             mapping, text = (
                 self._study.probe([USER, _calling(as_mapping, silence), *after], tools) for as_mapping in (True, False)
@@ -266,9 +265,9 @@ def _replaced(probe: Probe, at: int, **fields: Any) -> Probe:
 def _spans(
     study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False
 ) -> list[tuple[FieldPath, str]] | None:
-    """The spans that one message's fields left, by their path inside of it; None where the template refuses.
+    """The spans of one message's fields, by their path inside of it; None if the template refuses.
 
-    Templates that read nothing but parts are given the messages around it as parts.
+    A template that reads nothing but parts gets the other messages as parts.
     """
     rendering = study.probe(probe, tools) or study.probe(
         [message if index == at else _as_parts(message) for index, message in enumerate(probe)], tools

@@ -1,4 +1,4 @@
-"""What a template does, written down: its turns with holes where fields go.
+"""Outlines: a template's turns with holes where fields go.
 
 ``<|im_start|>assistant\\n<think>\\n⟨reasoning⟩\\n</think>\\n\\n⟨content⟩…``: two templates that write the same are the
 same to us, whatever they are called and however they are spelled.
@@ -37,7 +37,7 @@ class TemplateOutline:
 
     @computed
     def call(self) -> str:
-        """An assistant's turn with a tool call (and reasoning and content where the template lets them stand there)."""
+        """An assistant's turn with a tool call (and reasoning and content if the template allows them there)."""
         return _turn(self._called, 1)
 
     @computed
@@ -53,16 +53,13 @@ class TemplateOutline:
 
     @computed
     def image(self) -> str:
-        """What stands for an image in a user's message, found by what is missing without it."""
+        """The placeholder of an image in a user's message: what is missing without it."""
         part = {"type": "text", "text": "question"}
         image = {"type": "image", "image": "picture"}
         pictured = self._study.probe([{"role": "user", "content": [image, part]}], prompt=True)
         if pictured is None:
             return ""
-        for plain in (
-            (USER,),
-            [{"role": "user", "content": [part]}],
-        ):  # as text, or as a part
+        for plain in ((USER,), [{"role": "user", "content": [part]}]):
             rendering = self._study.probe(plain, prompt=True)
             if rendering is not None:
                 start = common_prefix(rendering.text, pictured.text)

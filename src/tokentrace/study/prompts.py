@@ -1,9 +1,9 @@
-"""Generation prompts: what a template writes to ask for a reply, and where it stands at the head of a turn."""
+"""Generation prompts: what a template writes to ask for a reply, and where it is at the head of a turn."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerationPrompt:
-    """What is known to ask for a reply."""
+    """What asks for a reply."""
 
     tail: str
     """The text after the last turn."""
@@ -83,12 +83,12 @@ class GenerationPrompts:
         encoded: Encoded,
         turn: TurnSpan,
         prompt: GenerationPrompt | None,
-        alternatives: Callable[[], Iterable[str]],
+        alternatives: Iterable[str],
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
-        0 if the prompt was written before the turn began; None if it is nowhere. A turn that begins with the
-        generation prompt of other circumstances than its own has that one.
+        0 if the prompt was written before the turn began; None if it is nowhere. A turn may begin with one of the
+        `alternatives` instead: prompts of other circumstances.
         """
         tail = None if prompt is None else prompt.tail
         text = encoded.rendering.text
@@ -105,12 +105,12 @@ class GenerationPrompts:
         if length is None and tail and text.endswith(tail, 0, turn.start):
             length = 0
         if not length and scaffold:
-            lengths = [self._end_in(scaffold, other) for other in alternatives()]
+            lengths = [self._end_in(scaffold, other) for other in alternatives]
             length = max((other for other in lengths if other), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
 
     def _end_in(self, scaffold: str, tail: str) -> int | None:
-        """Turns begin alike, so this is kept."""
+        """Cached, because turns begin alike."""
         find = functools.partial(_prompt_end, scaffold, tail, self._study.tokenizer)
         return self._ends.once((scaffold, tail), find)
 

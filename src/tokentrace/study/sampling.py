@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +22,6 @@ from ..conversation.messages import Messages
 from ..template.traced import TracedList
 from ..tokens.encoded import Encoded
 from .endings import TurnEndings
-from .prompts import GenerationPrompt
 from .study import TemplateStudy
 from .turns import TurnSpan, assistant_turns
 
@@ -56,55 +54,40 @@ class Sampling:
 
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
-    """Which tokens the model samples. Runs the template again for each turn whose prompt may depend on its past."""
+    """The tokens that the model samples. Runs the template again for each turn whose prompt may depend on its past."""
     render = functools.partial(study.run_with, tools)
-    own, unproven = assistant_turns(encoded.rendering, messages, render, study.tokenizer)
-    if not own:
-        return Sampling(notes=unproven)
-    prompts = study.prompts.before(own, messages, render)
-
-    cache: list[set[str]] = []
-
-    def others() -> set[str]:
-        """The prompts of this conversation, and of a question by itself; not of others that were rendered before."""
-        if not cache:
-            some = (study.prompts.alone(bool(tools)), *prompts)
-            cache.append({text for prompt in some if prompt is not None for text in prompt.texts})
-        return cache[0]
-
-    notes = []
-    begins = []
-    for turn, prompt in zip(own, prompts, strict=True):
-        length = study.prompts.length(encoded, turn, prompt, others)
-        if length is None:
-            notes.append(
-                f"message {turn.message}: the template writes this turn without the generation prompt that it "
-                "asks for a reply with; all of the turn counts as sampled"
-            )
-        begins.append(turn.start + (length or 0))
-    turns = _sampled_turns(encoded, own, begins, prompts, study.endings(bool(tools)))
-    return Sampling(turns, [*notes, *unproven])
-
-
-def _sampled_turns(
-    encoded: Encoded,
-    turns: Sequence[TurnSpan],
-    begins: Sequence[int],
-    prompts: Sequence[GenerationPrompt | None],
-    endings: TurnEndings,
-) -> list[SampledTurn]:
-    """The turns, each from where its text begins (in characters) to its stop token."""
-    out: list[SampledTurn] = []
-    text, before = encoded.rendering.text, -1
+    turns, notes = assistant_turns(encoded.rendering, messages, render, study.tokenizer)
+    if not turns:
+        return Sampling(notes=notes)
+    endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, render)
+    alternatives = {
+        text
+        for prompt in (study.prompts.alone(bool(tools)), *prompts)
+        for text in (prompt.texts if prompt is not None else ())
+    }
+    lengths = [
+        study.prompts.length(encoded, turn, prompt, alternatives) for turn, prompt in zip(turns, prompts, strict=True)
+    ]
+    notes = [
+        *(
+            f"message {turn.message}: the template writes this turn without the generation prompt that it "
+            "asks for a reply with; all of the turn counts as sampled"
+            for turn, length in zip(turns, lengths, strict=True)
+            if length is None
+        ),
+        *notes,
+    ]
+    begins = [turn.start + (length or 0) for turn, length in zip(turns, lengths, strict=True)]
+    sampling, before = Sampling(notes=notes), -1
     rows = zip(turns, prompts, begins, encoded.first_touching(begins), encoded.first_after(begins), strict=True)
-    for turn, prompt, begin, start, own in rows:
+    for turn, prompt, begin, start, after in rows:
         sampled = _ended(encoded, turn, begin, start, endings)
         if prompt is not None and turn.message != before and prompt.texts:
-            follows_prompt = own == start and text.endswith(prompt.texts, 0, begin)
+            follows_prompt = after == start and encoded.rendering.text.endswith(prompt.texts, 0, begin)
             sampled.other_prompt = "" if follows_prompt else prompt.texts[0]
-        out.append(sampled)
+        sampling.turns.append(sampled)
         before = turn.message
-    return out
+    return sampling
 
 
 def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> SampledTurn:

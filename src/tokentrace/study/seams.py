@@ -1,8 +1,7 @@
 """Seams: what a template writes after an assistant's turn when more messages follow.
 
 The bridge never renders the past. It renders ``[a small context, an assistant's turn, the new messages]`` and keeps
-what comes after that turn's end. This is right only if what comes after does not depend on what the context said,
-which is checked, not hoped for:
+what follows that turn's end. This is right only if what follows does not depend on the context. So we check:
 
 - *values*: the trace says whose text stands there. Text of the context or of the stand-in for the assistant's turn
   must not appear after the turn's end, unless it is known to be the true one (the name of the called function).
@@ -13,7 +12,6 @@ which is checked, not hoped for:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -97,21 +95,13 @@ class Continuation:
 
     @property
     def shows_call(self) -> bool:
-        """Whether the turn holds text of a call. A template may show none, or not beside an answer."""
+        """True if the turn holds text of a call. A template may show none, or not beside an answer."""
         return self.shows(("tool_calls",))
 
-    def shows(self, fields: Sequence[str], after: int = 0) -> bool:
-        """Whether text of one of these fields of the assistant's message is written, after a place in the text."""
-        ends, origins = self.encoded.rendering.ends, self.encoded.rendering.origins
-        return any(
-            origin is not None and origin.message == self.first_new - 1 and origin.field in fields and end > after
-            for end, origin in zip(ends, origins, strict=True)
-        )
-
-    @property
-    def repeats_call(self) -> bool:
-        """Whether text of a call is written after the turn."""
-        return self.shows(("tool_calls",), self.cut)
+    def shows(self, fields: Sequence[str]) -> bool:
+        """True if text of one of these fields of the assistant's message is written."""
+        origins = (origin for origin in self.encoded.rendering.origins if origin is not None)
+        return any(origin.message == self.first_new - 1 and origin.field in fields for origin in origins)
 
     @property
     def ids(self) -> Ids:
@@ -296,7 +286,7 @@ def _sketch(value: Any) -> str:
 def check_continuation(
     continuation: Continuation, name_count: int, *, true_context: bool = False
 ) -> BridgeRefusal | None:
-    """Whether all that follows the turn is of the new messages, and all of the new messages follows it.
+    """Refuse if anything but the new messages follows the turn, or one of them comes before its end.
 
     `true_context`: the messages before the turn are the real ones, so the template may repeat them.
     """
@@ -343,20 +333,6 @@ def _path(origin: Origin) -> str:
 
 
 def shows_tools(rendering: Rendering, cut: int) -> bool:
-    """Whether tool schemas are written after the turn."""
-    begin = 0
-    for end, origin in zip(rendering.ends, rendering.origins, strict=True):
-        if end > cut and origin is not None and origin.source == "tools" and begin < end:
-            return True
-        begin = end
-    return False
-
-
-def tools_key(tools: Any) -> str:
-    """Equal for equal tools."""
-    if not tools:
-        return repr(tools)
-    try:
-        return json.dumps(tools, default=repr)
-    except (TypeError, ValueError, RecursionError):
-        return repr(tools)
+    """True if tool schemas are written after the turn."""
+    ends = zip(rendering.ends, rendering.origins, strict=True)
+    return any(end > cut and origin is not None and origin.source == "tools" for end, origin in ends)
