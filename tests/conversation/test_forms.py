@@ -88,10 +88,8 @@ def test_media_is_refused_by_name(kind: str) -> None:
         ({"type": "tool_use", "name": "f", "input": {}}, "openai_messages"),
         ({"type": "thinking", "thinking": "hm"}, "reasoning_content"),
         ({"type": "hologram"}, "unknown type 'hologram'"),
-        ({"type": 5}, "without a type"),
         ({}, "without a type"),
         ({"type": "text"}, "is missing"),
-        ({"type": "refusal", "refusal": 5}, "must be a string"),
     ],
 )
 def test_parts_of_no_known_type_are_refused_by_name(part: dict[str, Any], said: str) -> None:
@@ -105,12 +103,8 @@ def test_parts_of_no_known_type_are_refused_by_name(part: dict[str, Any], said: 
     ("arguments", "said"),
     [
         ("{", "not valid JSON"),
-        ("print('hi')", "not valid JSON"),
         ("[1]", "JSON of a list"),
-        ('"x"', "JSON of a str"),
-        ("null", "JSON of None"),
         ('{"a": 1, "a": 2}', "'a' comes twice"),
-        ('{"a": {"b": 1, "b": 1}}', "'b' comes twice"),
         ('{"a": NaN}', "NaN"),
         ('{"a": 1e999}', "larger than any float"),
         ('{"a": ' + "1" * 5000 + "}", "not valid JSON"),

@@ -36,9 +36,7 @@ def test_control_like_words_are_no_roles_even_if_the_template_has_them(role: str
     "message",
     [
         {"role": "assistant"},
-        {"role": "assistant", "content": None},
         {"role": "assistant", "content": None, "tool_calls": None},
-        {"role": "assistant", "content": "", "tool_calls": []},
         {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]},
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
         {"role": "assistant", "content": "", "tool_calls": ({"function": {"name": "f", "arguments": "{}"}},)},

@@ -87,58 +87,21 @@ def test_agents_repeat_a_turn_in_many_ways_that_are_the_same(name: str) -> None:
 
 INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     "a string": ("weather?", [USER]),
-    "roles": (
-        [{"role": "developer", "content": "d"}, {"role": "system", "content": "s"}, USER],
-        [{"role": "developer", "content": "d"}, {"role": "system", "content": "s"}, USER],
-    ),
     "parts stay parts": (
         [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
         [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
     ),
-    "no parts": ([{"role": "user", "content": []}], [{"role": "user", "content": ""}]),
     "images stay as they are": (
         [{"role": "user", "content": [{"type": "input_image", "detail": "auto", "image_url": "data:,"}]}],
         [{"role": "user", "content": [{"type": "input_image", "detail": "auto", "image_url": "data:,"}]}],
-    ),
-    "a refusal is what was said": (
-        [USER, message("") | {"content": [{"type": "refusal", "refusal": "No."}]}],
-        [USER, {"role": "assistant", "content": "No."}],
     ),
     "a turn of several messages and thoughts": (
         [USER, thought("a"), message("b "), thought("c"), message("d")],
         [USER, {"role": "assistant", "content": "b d", "reasoning_content": "ac"}],
     ),
-    "a user in between": (
-        [USER, message("a"), USER, message("b"), thought("c")],
-        [
-            USER,
-            {"role": "assistant", "content": "a"},
-            USER,
-            {"role": "assistant", "content": "b", "reasoning_content": "c"},
-        ],
-    ),
-    "calls before text": (
-        [USER, call(), message("later")],
-        [USER, {"role": "assistant", "content": "later", "tool_calls": [TOOL_CALL]}],
-    ),
     "a summary where there is nothing else": (
         [USER, thought(summary=[{"type": "summary_text", "text": "In short."}]), message("x")],
         [USER, {"role": "assistant", "content": "x", "reasoning_content": "In short."}],
-    ),
-    "reasoning that others encrypted cannot be read": (
-        [USER, thought(encrypted_content="gAAAAAB..."), message("x")],
-        [USER, {"role": "assistant", "content": "x"}],
-    ),
-    "results end a turn": (
-        [USER, call(), result(), call("c2"), result("c2"), message("Sunny.", id=None)],
-        [
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL]},
-            RESULT,
-            {"role": "assistant", "content": "", "tool_calls": [{**TOOL_CALL, "id": "c2"}]},
-            {**RESULT, "tool_call_id": "c2"},
-            ANSWER,
-        ],
     ),
     "a call of the same response comes after the first one's result": (
         [
@@ -171,10 +134,6 @@ INPUTS: dict[str, tuple[Any, list[dict[str, Any]]]] = {
                 "tool_calls": [TOOL_CALL],
             },
         ],
-    ),
-    "fields of trainers": (
-        [USER, message("Sunny.", prompt_token_ids=[1], generation_token_ids=[2], generation_log_probs=[-1.0])],
-        [USER, ANSWER],
     ),
 }  # fmt: skip
 
@@ -217,37 +176,19 @@ def nested(depth: int) -> Any:
     return functools.reduce(lambda inner, _: [inner], range(depth), [])
 
 
-HOSTED = (
-    *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "code_interpreter_call"),
-    *("mcp_call", "mcp_list_tools", "mcp_approval_request", "local_shell_call", "shell_call", "apply_patch_call"),
-    *("custom_tool_call", "custom_tool_call_output", "image_generation_call", "compaction", "additional_tools"),
-)
+HOSTED = ("web_search_call", "mcp_call", "custom_tool_call", "compaction")
 REFUSED: dict[str, tuple[Any, str, str | None]] = {
     **{kind: ([USER, {"type": kind}], kind, "type") for kind in HOSTED},
     "reference": ([USER, {"type": "item_reference", "id": "msg_1"}], "previous_response_id", None),
-    "reference without a type": ([USER, {"id": "msg_1"}], "previous_response_id", None),
-    "no role": ([USER, {"content": "x"}], "missing", "role"),
     "unknown role": ([USER, {"role": "tool", "content": "x"}], "'tool'", "role"),
-    "no content": ([USER, {"role": "user"}], "missing", "content"),
     "unknown part": ([USER, {"role": "user", "content": [{"type": "poem"}]}], "'poem'", "content.0.type"),
-    "text that is none": (
-        [USER, {"role": "user", "content": [{"type": "input_text", "text": 1}]}],
-        "string",
-        "content.0.text",
-    ),
     "an assistant's image": (
         [USER, {"role": "assistant", "content": [{"type": "input_image"}]}],
         "input_image",
         "content.0",
     ),
     "call without name": ([USER, call(name=None)], "missing", "name"),  # type: ignore[arg-type]
-    "arguments that are no text": ([USER, call(arguments={})], "string", "arguments"),  # type: ignore[arg-type]
-    "call without id": ([USER, call(id=None)], "missing", "call_id"),  # type: ignore[arg-type]
-    "namespace": ([USER, call(namespace=1)], "string", "namespace"),
-    "reference by a number": ([USER, {"type": "item_reference", "id": 1}], "string", "id"),
-    "result without output": ([USER, call() | result(output=None)], "no function_call", "call_id"),
     "damaged": ([USER, thought(encrypted_content=sealed("abc")[:-1])], "received", "encrypted_content"),
-    "not an item": ([USER, 7], "mapping", None),
     "content nested without end": (
         [USER, {"role": "user", "content": [{"type": "input_image", "x": nested(2000)}]}],
         "deep",

@@ -88,27 +88,6 @@ def test_turns_that_are_one_message_have_to_agree_on_what_is_trained() -> None:
         from_sharegpt([turn("gpt", "x", reasoning_content="a"), turn("function_call", CALL, reasoning_content="b")])
 
 
-def test_fields_of_a_turn_that_are_a_messages_own_are_kept() -> None:
-    turns = [
-        turn("human", "hi", markdown=None, text="<p>hi", name="ann"),
-        turn("gpt", None, weight=0, reasoning_content="hm", tool_calls=[call("f", {}, "c1")]),
-        turn("tool", {"any": "object"}, name="f", tool_call_id="c1", weight=None),
-        turn("gpt", "x", train=True),
-    ]
-    assert from_sharegpt(turns) == [
-        {"role": "user", "content": "hi", "name": "ann"},
-        {
-            "role": "assistant",
-            "content": "",
-            "weight": 0,
-            "reasoning_content": "hm",
-            "tool_calls": [call("f", {}, "c1")],
-        },
-        {"role": "tool", "content": {"any": "object"}, "name": "f", "tool_call_id": "c1"},
-        {"role": "assistant", "content": "x", "train": True},
-    ]
-
-
 @pytest.mark.parametrize(
     ("bad", "field"),
     [

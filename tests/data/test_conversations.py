@@ -26,17 +26,13 @@ from tests.conversation.test_shapes import (
 from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import Message
-from tokentrace.data import TokenizeSettings, tokenize_rows
 from tokentrace.data.conversations import (
-    NULLS_REMOVED,
     Columns,
     Conversation,
     conversation_of,
     table_row,
     without_nulls,
 )
-from tokentrace.pocket import POCKET
-from tokentrace.rollout import row_task
 
 USER: Message = {"role": "user", "content": "hi"}
 ANSWER: Message = {"role": "assistant", "content": "hello"}
@@ -58,15 +54,6 @@ def refusal(row: Any, columns: Columns | None = None) -> InputError:
 @pytest.mark.parametrize("messages", [TALK, TURNS, tuple(TALK), json.dumps(TALK), json.dumps(TURNS)])
 def test_messages_of_any_shape_and_usual_column(column: str, messages: Any) -> None:
     assert conversation_of({"id": 7, column: messages}) == Conversation(TALK, None)
-
-
-def test_a_row_that_is_a_list_is_messages() -> None:
-    assert conversation_of(TALK) == conversation_of(TURNS) == Conversation(TALK, None)
-
-
-@pytest.mark.parametrize("row", [None, 3, "hi", json.dumps(TALK), b"x"])
-def test_what_is_no_row(row: Any) -> None:
-    assert "a row must be a mapping of columns or a list of messages" in refusal(row).problem
 
 
 @pytest.mark.parametrize("value", ["not JSON", "{}", 3, {"role": "user"}, [], "[]", "null"])
@@ -98,12 +85,6 @@ def test_prompt_and_completion(column: str, prompt: Any, completion: Any) -> Non
 # -- tools, system, variables
 
 
-@pytest.mark.parametrize("value", [[OPENAI_TOOL], json.dumps([OPENAI_TOOL])])
-def test_tools_of_a_row(value: Any) -> None:
-    assert conversation_of({"messages": TALK, "tools": value}).tools == [OPENAI_TOOL]
-    assert conversation_of({"messages": TALK, "tools": None, "functions": value}).tools == [OPENAI_TOOL]
-
-
 def test_bare_schemas_become_tools_where_they_are_meant_so() -> None:
     assert conversation_of({"messages": TALK, "tools": [BARE]}).tools == [BARE]
     assert conversation_of({"messages": TALK, "functions": [BARE]}).tools == [OPENAI_TOOL]
@@ -114,12 +95,6 @@ def test_a_system_column_goes_before_unless_it_is_said_already() -> None:
     assert conversation_of({"messages": TALK, "system": "be nice"}).messages == [SYSTEM, *TALK]
     assert conversation_of({"messages": [SYSTEM, *TALK], "system": "be nice"}).messages == [SYSTEM, *TALK]
     assert refusal({"messages": [SYSTEM, *TALK], "system": "be nasty"}).field == "system"
-
-
-@pytest.mark.parametrize("value", [{"enable_thinking": False}, '{"enable_thinking": false}'])
-def test_template_variables_of_a_row(value: Any) -> None:
-    row = {"messages": TALK, "chat_template_kwargs": value}
-    assert conversation_of(row).variables == {"enable_thinking": False}
 
 
 # -- columns by name
@@ -210,29 +185,6 @@ def without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: inner for key, one in value.items() if (inner := without_empty(one)) != {}}
-
-
-def test_a_dataset_trains_no_argument_that_nobody_wrote() -> None:
-    datasets = pytest.importorskip("datasets")
-    rows = [
-        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call("f", given_arguments)]}]}
-        for given_arguments in ({"city": "Paris"}, {"days": 3})
-    ]
-    dataset = datasets.Dataset.from_list(rows)
-    wanted = [one.samples[0] for one in tokenize_rows(TokenizeSettings(str(POCKET)), rows)]
-    for given_rows in (dataset, list(dataset), iter(dataset), dataset.to_iterable_dataset()):
-        found = [one.samples[0] for one in tokenize_rows(TokenizeSettings(str(POCKET)), given_rows)]
-        assert [one.ids.tolist() for one in found] == [one.ids.tolist() for one in wanted]
-        assert all(NULLS_REMOVED in one.notes for one in found)
-    assert not any(NULLS_REMOVED in one.notes for one in wanted)
-    more: list[dict[str, Any]] = [{"tools_kwargs": {"f": {"x": 1}}}, {"extra_info": {"tools_kwargs": {"g": {"y": 2}}}}]
-    columns = {"tools_kwargs": None, "extra_info": None}
-    asked = [{"messages": [*row["messages"], USER], **columns, **own} for row, own in zip(rows, more, strict=True)]
-    tasks = [row_task(row) for row in datasets.Dataset.from_list(asked)]
-    calls = [task.messages[1]["tool_calls"][0]["function"]["arguments"] for task in tasks]
-    assert calls == [{"city": "Paris"}, {"days": 3}]
-    assert [task.tool_settings for task in tasks] == [{"f": {"x": 1}}, {"g": {"y": 2}}]
-    assert row_task({"messages": [USER], "extra_info": {"answer": None}}).metadata == {"extra_info": {"answer": None}}
 
 
 @given(value=st.lists(JSON) | st.dictionaries(st.text(max_size=3), JSON))

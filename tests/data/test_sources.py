@@ -142,20 +142,6 @@ def test_a_folder_with_more_than_its_training_split_is_refused(
         assert len(find_sources([str(tmp_path / "d")], tmp_path, split="train_sft")) == 1
 
 
-def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no file or folder '\./nothing\.jsonl'"):
-        find_sources(["./nothing.jsonl"], tmp_path)
-    (tmp_path / "x.parquet").write_bytes(b"not a table")
-    with pytest.raises(InputError, match="not a Parquet file"):
-        find_sources([str(tmp_path / "x.parquet")], tmp_path)
-    (tmp_path / "x.jsonl.gz").write_bytes(b"not packed")
-    with pytest.raises(InputError, match="cannot be unpacked"):
-        find_sources([str(tmp_path / "x.jsonl.gz")], tmp_path / "spool")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no file with rows"):
-        find_sources([str(tmp_path / "empty")], tmp_path)
-
-
 # -- bad rows are one row each
 
 

@@ -15,10 +15,10 @@ from tokentrace.diagnose.cases import TOOLS, Append, Arguments, Style
 
 DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "nemotron-3-nano"]
 """Those of which it is known that they drop reasoning once a user speaks."""
-KNOWN = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-r1", "llama-3.1", "qwen3.6", "glm-4.7"]
+DESCRIBED = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-r1", "llama-3.1", "qwen3.6", "glm-4.7"]
 """Those that tests below are about."""
-OTHERS = [name for name in JINJA_FAMILIES if name not in KNOWN]
-TRIED = [*rotating(KNOWN, "known", 2), *rotating(OTHERS, "audit", 8)]
+MORE = [name for name in JINJA_FAMILIES if name not in DESCRIBED]
+TRIED = [*rotating(DESCRIBED, "known", 2), *rotating(MORE, "audit", 8)]
 """Some of them in each run, all of them in a full one: an audit takes seconds."""
 
 
@@ -33,7 +33,7 @@ def split(cell: AppendCell, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 def cells(report: AuditReport, append: str, **having: Any) -> list[AppendCell]:
-    """The cells of an append whose turn has these features; arguments as objects, content plain if nothing is said."""
+    """The cells of an append whose turn has these features; by default plain arguments and content."""
     shape = having.pop("arguments", Arguments.OBJECT)
     having.setdefault("style", Style.PLAIN)
     return [
@@ -48,10 +48,10 @@ def test_every_verdict_is_that_of_brute_force(family: str) -> None:
     chance, wrong = random.Random(family), []
     for cell in audit_of(family).cells:
         for messages in (list(map(dict, cell.messages)), reworded(cell.messages, chance)):
-            found = breaks(source_of(family), *split(cell, messages))
+            broken = breaks(source_of(family), *split(cell, messages))
             expected = None if cell.outcome is AppendOutcome.REFUSED else cell.outcome is AppendOutcome.BREAKS
-            if found is not expected:
-                wrong.append((cell.turn, cell.outcome, found, messages))
+            if broken is not expected:
+                wrong.append((cell.turn, cell.outcome, broken, messages))
     assert not wrong, some(wrong)
 
 
@@ -59,14 +59,14 @@ def test_no_longer_conversation_breaks_where_the_audit_says_that_it_holds(family
     chance, wrong, tried = random.Random(family), [], 0
     holding = [cell for cell in audit_of(family).cells if cell.outcome in (AppendOutcome.HOLDS, AppendOutcome.LOSES)]
     for cell in chance.sample(holding, min(12, len(holding))):
-        past, said, appended, tools = split(cell, list(map(dict, cell.messages)))
-        exchange = [said, *appended]
+        past, reply, appended, tools = split(cell, list(map(dict, cell.messages)))
+        exchange = [reply, *appended]
         longer = [*past]
         for _ in range(chance.randint(1, 3)):
-            longer += exchange if appended[-1]["role"] in ("user", "tool") else [said, past[-1]]
-        found = breaks(source_of(family), *(reworded(part, chance) for part in (longer,)), said, appended, tools)
-        tried += found is not None
-        if found:
+            longer += exchange if appended[-1]["role"] in ("user", "tool") else [reply, past[-1]]
+        broken = breaks(source_of(family), *(reworded(part, chance) for part in (longer,)), reply, appended, tools)
+        tried += broken is not None
+        if broken:
             wrong.append((cell.turn, longer))
     assert not wrong, some(wrong)
     assert tried or not holding
@@ -111,7 +111,7 @@ def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
     for append in (Append.USER, Append.TOOL_USER):
         for cell in cells(audit_of(name), append, reasoning=True):
             assert cell.outcome is AppendOutcome.BREAKS
-            (one,) = (found for found in cell.breaks if not found.at_turn)
+            (one,) = (one for one in cell.breaks if not one.at_turn)
             assert any("reasoning_content" in field and "gone" in field for field in one.fields)
             assert one.blame is not None
             assert "last" in one.blame.condition or one.blame.because
@@ -139,9 +139,9 @@ def test_deepseek_r1_drops_reasoning() -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.1", "llama-3.2"] if FULL else ["llama-3.1"])
 def test_llama_refuses_parallel_calls(name: str) -> None:
-    found = cells(audit_of(name), Append.PARALLEL)
-    assert {cell.outcome for cell in found} == {AppendOutcome.REFUSED}
-    assert all("single tool-calls" in cell.reason for cell in found)
+    parallel = cells(audit_of(name), Append.PARALLEL)
+    assert {cell.outcome for cell in parallel} == {AppendOutcome.REFUSED}
+    assert all("single tool-calls" in cell.reason for cell in parallel)
     assert audit_of(name).verdict("rl-append-only").grade is Grade.PARTLY
 
 

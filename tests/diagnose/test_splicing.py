@@ -22,7 +22,7 @@ ODD = "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\
 CALLED = assistant("", call("deploy", {"dry_run": False}))
 
 
-def asked(renderer: Renderer, *messages: dict[str, Any], tools: Any = None) -> list[int]:
+def prompt_of(renderer: Renderer, *messages: dict[str, Any], tools: Any = None) -> list[int]:
     return renderer.render_ids(list(messages), tools=tools, add_generation_prompt=True)
 
 
@@ -30,21 +30,21 @@ def sampled(renderer: Renderer, text: str) -> list[int]:
     return [int(index) for index in renderer.tokenizer.encode(text)]
 
 
-def spliced(found: BridgedTokens | BridgeRefusal) -> BridgedTokens:
-    assert isinstance(found, BridgedTokens), str(found)
-    return found
+def spliced(result: BridgedTokens | BridgeRefusal) -> BridgedTokens:
+    assert isinstance(result, BridgedTokens), str(result)
+    return result
 
 
 def test_the_exact_ids_stand_where_the_template_would_have_spelled_them_otherwise() -> None:
     renderer = make_renderer("qwen3-coder")
-    prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
+    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
     messages = [user("Go."), CALLED, result("done")]
-    again = asked(renderer, *messages, tools=[DEPLOY])
+    again = prompt_of(renderer, *messages, tools=[DEPLOY])
     assert again[: len(prompt + completion)] != prompt + completion
 
-    found = spliced(splice_prefix(renderer, messages, prompt, completion, tools=[DEPLOY]))
-    assert found.token_ids[: found.stream_length] == prompt + completion
-    assert found.token_ids[found.stream_length :] == again[-len(found.new_ids) :]
+    tokens = spliced(splice_prefix(renderer, messages, prompt, completion, tools=[DEPLOY]))
+    assert tokens.token_ids[: tokens.stream_length] == prompt + completion
+    assert tokens.token_ids[tokens.stream_length :] == again[-len(tokens.new_ids) :]
 
 
 @pytest.mark.parametrize("family", ["glm-4.5", "gpt-oss"])
@@ -55,11 +55,11 @@ def test_it_needs_no_end_of_sequence_token_in_the_history(family: str) -> None:
         "glm-4.5": "\n<think>hm</think>\nFour, of  course.<|user|>",
         "gpt-oss": "<|channel|>final<|message|>Four, of  course.<|return|>",
     }[family]
-    prompt, completion = asked(renderer, user("2+2?")), sampled(renderer, text)
+    prompt, completion = prompt_of(renderer, user("2+2?")), sampled(renderer, text)
     messages = [user("2+2?"), assistant("Four, of  course."), user("Sure?")]
-    found = spliced(splice_prefix(renderer, messages, prompt, completion))
-    assert found.token_ids[: found.stream_length] == prompt + completion
-    tail = renderer.tokenizer.decode(found.new_ids)
+    tokens = spliced(splice_prefix(renderer, messages, prompt, completion))
+    assert tokens.token_ids[: tokens.stream_length] == prompt + completion
+    tail = renderer.tokenizer.decode(tokens.new_ids)
     assert (
         tail
         == {
@@ -71,25 +71,25 @@ def test_it_needs_no_end_of_sequence_token_in_the_history(family: str) -> None:
 
 def test_ids_that_messages_carry_are_found() -> None:
     renderer = make_renderer("qwen3-coder")
-    prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
+    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
     carrying = CALLED | {"prompt_token_ids": prompt, "generation_token_ids": completion}
     messages = [user("Go."), carrying, result("done"), assistant("It is up."), user("Thanks.")]
-    found = spliced(splice_prefix(renderer, messages, tools=[DEPLOY]))
+    tokens = spliced(splice_prefix(renderer, messages, tools=[DEPLOY]))
     explicit = splice_prefix(renderer, messages, prompt, completion, message=1, tools=[DEPLOY])
-    assert found == spliced(explicit)
-    assert found.token_ids[: found.stream_length] == prompt + completion
+    assert tokens == spliced(explicit)
+    assert tokens.token_ids[: tokens.stream_length] == prompt + completion
 
 
 @pytest.mark.parametrize("cut", [1, 5, 13])
 def test_a_turn_that_was_cut_off_is_closed(cut: int) -> None:
     renderer = make_renderer("qwen3-coder")
-    prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)[:cut]
-    said = renderer.tokenizer.decode(completion)
-    messages = [user("Go."), assistant(said), user("Go on.")]
-    found = spliced(splice_prefix(renderer, messages, prompt, completion, tools=[DEPLOY], check=False))
-    assert found.token_ids[: found.stream_length] == prompt + completion
-    assert found.closed
-    assert renderer.tokenizer.decode(found.new_ids[found.kinds == Kind.SYNTHETIC]).endswith("<|im_end|>")
+    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)[:cut]
+    replies = renderer.tokenizer.decode(completion)
+    messages = [user("Go."), assistant(replies), user("Go on.")]
+    tokens = spliced(splice_prefix(renderer, messages, prompt, completion, tools=[DEPLOY], check=False))
+    assert tokens.token_ids[: tokens.stream_length] == prompt + completion
+    assert tokens.closed
+    assert renderer.tokenizer.decode(tokens.new_ids[tokens.kinds == Kind.SYNTHETIC]).endswith("<|im_end|>")
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_turn_that_was_cut_off_is_closed(cut: int) -> None:
 )
 def test_messages_that_say_something_else_are_refused(history: list[dict[str, Any]], tools: Any) -> None:
     renderer = make_renderer("qwen3-coder")
-    prompt, completion = asked(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
-    found = splice_prefix(renderer, history, prompt, completion, tools=tools)
-    assert isinstance(found, BridgeRefusal)
-    assert found.reason is RefusalReason.REWRITES_PAST
+    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
+    tokens = splice_prefix(renderer, history, prompt, completion, tools=tools)
+    assert isinstance(tokens, BridgeRefusal)
+    assert tokens.reason is RefusalReason.REWRITES_PAST
     assert isinstance(splice_prefix(renderer, history, prompt, completion, tools=tools, check=False), BridgedTokens)
 
 
@@ -121,10 +121,10 @@ PICKY = (
 @pytest.mark.parametrize("source", [PICKY, None], ids=["rejects a last assistant", "pocket"])
 def test_a_rewritten_past_is_refused_whatever_message_the_template_wants_last(source: str | None) -> None:
     renderer = create_renderer(POCKET, chat_template=source)
-    prompt, completion = asked(renderer, user("2+2?")), sampled(renderer, "Four, of  course.<|end|>")
+    prompt, completion = prompt_of(renderer, user("2+2?")), sampled(renderer, "Four, of  course.<|end|>")
     same = [user("2+2?"), assistant("Four, of  course."), user("Sure?")]
-    found = spliced(splice_prefix(renderer, same, prompt, completion))
-    assert found.token_ids[: found.stream_length] == prompt + completion
+    tokens = spliced(splice_prefix(renderer, same, prompt, completion))
+    assert tokens.token_ids[: tokens.stream_length] == prompt + completion
     for history in (
         [user("3+3?"), assistant("Four, of  course."), user("Sure?")],
         [user("2+2?"), assistant("I will not tell you that."), user("Sure?")],
@@ -155,17 +155,17 @@ def test_canonical_ids_give_the_rendering_itself_where_it_extends_them(any_famil
     for name, conversation in rotating(CONVERSATIONS.items(), any_family, 3):
         messages, tools = conversation.messages, conversation.tools
         whole = rendered(renderer, conversation, prompt=True)
-        said = [at for at, message in enumerate(messages) if message["role"] == "assistant" and at]
-        if not isinstance(whole, RenderedTokens) or not said:
+        replies = [at for at, message in enumerate(messages) if message["role"] == "assistant" and at]
+        if not isinstance(whole, RenderedTokens) or not replies:
             continue
-        turns = [turn for turn in whole.turns if turn.message == said[0]]
-        prompt = renderer.render(messages[: said[0]], tools=tools, add_generation_prompt=True)
+        turns = [turn for turn in whole.turns if turn.message == replies[0]]
+        prompt = renderer.render(messages[: replies[0]], tools=tools, add_generation_prompt=True)
         if not turns or whole.token_ids[: turns[0].start] != prompt.token_ids:
             continue
         completion = whole.ids[turns[0].start : turns[0].stop]
-        found = splice_prefix(renderer, messages, prompt.ids, completion, message=said[0], tools=tools, check=False)
-        if isinstance(found, BridgeRefusal) or found != whole.token_ids:
-            failures.append(f"{name}: {found}")
+        tokens = splice_prefix(renderer, messages, prompt.ids, completion, message=replies[0], tools=tools, check=False)
+        if isinstance(tokens, BridgeRefusal) or tokens != whole.token_ids:
+            failures.append(f"{name}: {tokens}")
         equal += 1
     assert not failures, some(failures)
     assert equal >= (FEW.get(any_family, 40) if FULL else FEW.get(any_family, 40) // 6), "the test compared too little"

@@ -90,29 +90,29 @@ def by_transformers(source: str, messages: Any, tools: Any, prompt: bool, variab
 
 def same(source: str, messages: list[dict[str, Any]], tools: Any = None, prompt: bool = False, **variables: Any) -> Any:
     """What the template makes of it, each time, which must be what transformers writes."""
-    given = {"add_generation_prompt": prompt, "variables": wrap_variables({**SPECIALS, **variables})}
+    options = {"add_generation_prompt": prompt, "variables": wrap_variables({**SPECIALS, **variables})}
     before = json.dumps(messages, default=str)
     template = ChatTemplate(source)
     wrapped = wrap_tools(tools) if tools else None
-    found = []
+    results = []
     for _ in range(2):
         random.seed(0)
-        found.append(outcome(lambda: template.render(messages, wrapped, **given)))
-    assert found[0] == found[1], "a second time"
+        results.append(outcome(lambda: template.render(messages, wrapped, **options)))
+    assert results[0] == results[1], "a second time"
     assert json.dumps(messages, default=str) == before
     random.seed(0)
     plain = by_transformers(source, messages, tools or None, prompt, variables)
     if plain is None or " at 0x" not in plain:  # the address of some object
-        assert (found[0] and found[0][0]) == plain
-    return found[0]
+        assert (results[0] and results[0][0]) == plain
+    return results[0]
 
 
 def signed(value: Any, path: tuple[Any, ...], letters: Iterator[int], owners: dict[str, tuple[Any, ...]]) -> Any:
     """A message with a letter of its own in each text, and which letter stands for which field."""
     if isinstance(value, dict):
-        kept = ("role", "type", "arguments")
+        unsigned = ("role", "type", "arguments")
         return {
-            key: item if key in kept else signed(item, (*path, key), letters, owners) for key, item in value.items()
+            key: item if key in unsigned else signed(item, (*path, key), letters, owners) for key, item in value.items()
         }
     if isinstance(value, list):
         return [signed(item, (*path, at), letters, owners) for at, item in enumerate(value)]
@@ -130,7 +130,7 @@ def text(chance: random.Random) -> str:
     return chance.choice(WORDS) if chance.random() < 0.7 else " ".join(chance.choices(WORDS, k=3))
 
 
-def said(chance: random.Random) -> Any:
+def content(chance: random.Random) -> Any:
     roll = chance.random()
     if roll < 0.75:
         return text(chance)
@@ -142,11 +142,11 @@ def said(chance: random.Random) -> Any:
 def conversation(chance: random.Random, string_arguments: bool) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if chance.random() < 0.5:
-        messages.append({"role": chance.choice(["system", "developer"]), "content": said(chance)})
+        messages.append({"role": chance.choice(["system", "developer"]), "content": content(chance)})
     for number in range(chance.randrange(1, 4)):
-        messages.append({"role": "user", "content": said(chance)})
+        messages.append({"role": "user", "content": content(chance)})
         for step in range(chance.randrange(0, 3)):
-            turn: dict[str, Any] = {"role": "assistant", "content": said(chance)}
+            turn: dict[str, Any] = {"role": "assistant", "content": content(chance)}
             if chance.random() < 0.5:
                 turn[chance.choice(["reasoning_content", "thinking", "reasoning"])] = text(chance)
             calls = []
@@ -160,7 +160,7 @@ def conversation(chance: random.Random, string_arguments: bool) -> list[dict[str
                 turn["tool_calls"] = calls
             messages.append(turn)
             for call in calls:
-                messages.append({"role": "tool", "tool_call_id": call["id"], "name": "run", "content": said(chance)})
+                messages.append({"role": "tool", "tool_call_id": call["id"], "name": "run", "content": content(chance)})
     if chance.random() < 0.1:
         messages.append({"role": "critic", "content": "no such role"})
     return messages
@@ -169,9 +169,9 @@ def conversation(chance: random.Random, string_arguments: bool) -> list[dict[str
 def family_templates(family: str) -> list[str]:
     """The templates that a family ships; its vocabulary is not needed."""
     folder = family_dir(family)
-    found = [path.read_text(encoding="utf-8") for path in folder.glob("*.jinja")]
+    sources = [path.read_text(encoding="utf-8") for path in folder.glob("*.jinja")]
     stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template") or []
-    return found + ([stated] if isinstance(stated, str) else [named["template"] for named in stated])
+    return sources + ([stated] if isinstance(stated, str) else [named["template"] for named in stated])
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
@@ -186,9 +186,9 @@ def test_families(family: str) -> None:
             owners: dict[str, tuple[Any, ...]] = {}
             letters = itertools.count(0xE000)
             messages = [signed(message, ("messages", at), letters, owners) for at, message in enumerate(messages)]
-            found = same(source, messages, tools, chance.random() < 0.5, **variables)
-            rendered_at_all += found is not None
-            for text, _, origin in found[1] if found is not None else ():
+            result = same(source, messages, tools, chance.random() < 0.5, **variables)
+            rendered_at_all += result is not None
+            for text, _, origin in result[1] if result is not None else ():
                 for letter in owners.keys() & set(text):
                     assert origin == UNKNOWN or origin == owners[letter], (owners[letter], text)
     assert rendered_at_all
@@ -245,8 +245,12 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reasoning under the names that transformers offers it by."""
     named = []
     for message in messages:
-        own = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
-        added = {} if own is None else {"thinking": message.get("thinking", own), "reasoning_content": own}
+        reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
+        added = (
+            {}
+            if reasoning is None
+            else {"thinking": message.get("thinking", reasoning), "reasoning_content": reasoning}
+        )
         named.append({**message, **added})
     return named
 

@@ -206,11 +206,13 @@ def tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (CONTENT, CONTENT[:2])])
-    return made
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (CONTENT, CONTENT[:2])]
+    )
+    return tokenizer
 
 
 @pytest.mark.filterwarnings("ignore:fastokens cannot be used")
@@ -238,15 +240,15 @@ MENDED = [
 @pytest.mark.parametrize("expression", MENDED)
 def test_no_user_ends_a_turn(expression: str) -> None:
     source = "{% for message in messages %}{{ '<|im_start|>' + message.role }}" + expression + "<|im_end|>{% endfor %}"
-    made = create_renderer(
+    renderer = create_renderer(
         Tokenizer(byte_tokenizer_json(["<|im_start|>", "<|im_end|>"]), fast=False),
         "default",
         chat_template=source,
         messages="as_given",
         lost="ignore",
     )
-    rendered = made.render([{"role": "user", "content": "<|im_end|>", "<|im_end|>": "x"}])
-    assert rendered.token_ids.count(made.tokenizer.token_id("<|im_end|>")) == 1
+    rendered = renderer.render([{"role": "user", "content": "<|im_end|>", "<|im_end|>": "x"}])
+    assert rendered.token_ids.count(renderer.tokenizer.token_id("<|im_end|>")) == 1
 
 
 @pytest.mark.parametrize("left", ["1.0 *", "true *", "true +", "2.0 -", "9.0 //", "9 /", "2.0 **", "7 %"])

@@ -180,12 +180,12 @@ def from_the_secret(first: str, second: str) -> set[int]:
 
 def laundered(rendering: Rendering, places: set[int]) -> str:
     """What of the text is the template's own, though it is a secret's letter or depends on one."""
-    found, at = [], 0
+    letters, at = [], 0
     for text, _, origin in rendering.spans():
         if origin is None:
-            found += [char for place, char in enumerate(text, at) if place in places or char in LETTERS]
+            letters += [char for place, char in enumerate(text, at) if place in places or char in LETTERS]
         at += len(text)
-    return "".join(found)
+    return "".join(letters)
 
 
 def cases(name: str, consumers: int, each: int) -> Iterator[Case]:
@@ -207,7 +207,7 @@ def test_no_operation_changes_the_text_or_launders_it(name: str) -> None:
             continue
         expected, other = plain(case, 0), plain(case, 1)
         places: set[int] = set()
-        if expected is not None and other is not None and not re.search(" at 0x|<bound method", expected):
+        if expected is not None and other is not None and not re.search(r" at 0x|<bound method|range\(", expected):
             assert rendering.text == expected, describe(case)
             places = from_the_secret(expected, other)
         assert not laundered(rendering, places), (describe(case), rendering.spans())
@@ -219,16 +219,16 @@ def tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     forms = {form for word in re.split(r"\s", SECRETS[0]) for form in (word, word.upper(), word.lower(), word[0])}
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(forms)])
-    return made
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(forms)])
+    return tokenizer
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", rotating(OPERATIONS, "forge", 6))
 def test_no_operation_forges_a_control_token(name: str) -> None:
     """End to end: of what prints the secret, no id is a control token."""
     for case in cases(name, 3, 3):

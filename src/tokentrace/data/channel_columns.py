@@ -1,13 +1,13 @@
-"""Columns of side channels: what engines told of the tokens of rows, as Arrow holds it.
+"""Columns of side channels: values per token that engines return beside logprobs.
 
-Top logprobs and routed experts have a column each; what has another name, or another shape than these, is in one column
-as JSON. Tokens that nothing was told of are null.
+Top logprobs and routed experts have a column each; channels of other names or shapes are JSON in one column. Tokens
+without a value are null.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,137 +16,101 @@ from ..errors import SampleError, shown
 from ..trajectory.channels import Channel, Entries
 from .sources import pyarrow
 
+TOP_LOGPROBS: Final = "top_logprobs"
+ROUTED_EXPERTS: Final = "routed_experts"
 UNTYPED: Final = "channels"
-"""The column of channels that have no column of their own, as JSON."""
+"""The column of all other channels, as JSON."""
+
+
+def _types() -> dict[str, Any]:
+    """The Arrow type of a token's value in each typed column."""
+    pa = pyarrow()
+    alternative = pa.struct([("id", pa.int32()), ("logprob", pa.float32())])
+    return {TOP_LOGPROBS: pa.list_(alternative), ROUTED_EXPERTS: pa.list_(pa.list_(pa.int32()))}
 
 
 def channel_fields() -> list[Any]:
     """The columns, as fields of an Arrow schema."""
     pa = pyarrow()
-    return [*(pa.field(name, pa.list_(type_())) for name, (type_, _) in _KNOWN.items()), pa.field(UNTYPED, pa.string())]
+    return [*(pa.field(name, pa.list_(type_)) for name, type_ in _types().items()), pa.field(UNTYPED, pa.string())]
 
 
 def channel_columns(rows: Sequence[tuple[int, Mapping[str, Channel]]]) -> dict[str, Any]:
-    """The columns of some rows, each given by how many tokens it has and by its channels."""
+    """The columns of some rows, from the number of tokens and the channels of each."""
     pa = pyarrow()
-    typed: dict[str, list[Any]] = {name: [] for name in _KNOWN}
+    columns: dict[str, list[Any]] = {name: [] for name in _types()}
     texts: list[str | None] = []
     for length, channels in rows:
-        untyped = {name: channel for name, channel in channels.items() if name not in _KNOWN}
-        for name, (type_, _) in _KNOWN.items():
-            pieces, odd = _typed(name, channels[name]) if name in channels else ([], [])
-            if odd:
-                untyped[name] = Channel(length, tuple(odd))
-            typed[name].append(_one_list(pieces, length, type_()) if pieces else None)
-        text = {name: _plain(channel.entries()) for name, channel in untyped.items()}
-        texts.append(_json(text) if text else None)
-    columns = {name: _joined(lists, pa.list_(_KNOWN[name][0]())) for name, lists in typed.items()}
-    return {**columns, UNTYPED: pa.array(texts, pa.string())}
-
-
-def _json(text: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(text, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError as error:
-        raise SampleError(f"channels {sorted(text)} cannot be written as JSON: {error}") from error
-
-
-def row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
-    """The channels of a row that has these columns, as Python reads them from Arrow."""
-    channels = {
-        name: Channel.of(_untyped(name, entry) for entry in row[name]) for name in _KNOWN if row.get(name) is not None
+        untyped = dict(channels)
+        for name, type_ in _types().items():
+            array = _one_list(name, length, channels[name], type_) if name in channels else None
+            columns[name].append(pa.nulls(1, pa.list_(type_)) if array is None else array)
+            if array is not None:
+                del untyped[name]
+        texts.append(_json(untyped) if untyped else None)
+    joined = {
+        name: pa.concat_arrays(arrays) if arrays else pa.nulls(0, pa.list_(_types()[name]))
+        for name, arrays in columns.items()
     }
-    untyped = json.loads(row[UNTYPED]) if row.get(UNTYPED) else {}
-    if not isinstance(untyped, dict) or not all(isinstance(entries, list) for entries in untyped.values()):
-        raise SampleError(f"channels must be lists of entries by name, not {shown(untyped)}")
-    for name, entries in untyped.items():
-        typed = channels[name].entries() if name in channels else [None] * len(entries)
-        pairs = zip(typed, entries, strict=True)
-        channels[name] = Channel.of(entry if entry is not None else other for entry, other in pairs)
-    return channels
+    return {**joined, UNTYPED: pa.array(texts, pa.string())}
 
 
-def _joined(lists: Sequence[Any], type_: Any) -> Any:
-    """A column: one list for each row, null where there is none."""
+def _one_list(name: str, length: int, channel: Channel, type_: Any) -> Any:
+    """The values of one row as a list array with one entry; None if they do not have the type."""
     pa = pyarrow()
-    if all(one is None for one in lists):
-        return pa.nulls(len(lists), type_)
-    return pa.concat_arrays([pa.nulls(1, type_) if one is None else one for one in lists])
+    parts, end = [], 0
+    try:
+        for start, entries in channel.pieces:
+            values = _array(name, entries, type_)
+            parts += [pa.nulls(start - end, type_), values]
+            end = start + len(values)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's errors are of these kinds
+        return None
+    values = pa.concat_arrays([*parts, pa.nulls(length - end, type_)])
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
 
 
-def _typed(name: str, channel: Channel) -> tuple[list[tuple[int, Any]], list[tuple[int, Entries]]]:
-    """The pieces of a channel as Arrow arrays, and as they came those that have not the shape that they should."""
-    type_, shaped = _KNOWN[name]
-    pieces: list[tuple[int, Any]] = []
-    odd: list[tuple[int, Entries]] = []
-    for start, entries in channel.pieces:
-        try:
-            pieces.append((start, _array(entries, type_, shaped)))
-        except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's own are of these
-            odd.append((start, entries))
-    return pieces, odd
-
-
-def _array(entries: Entries, type_: Callable[[], Any], shaped: Callable[[Any], Any]) -> Any:
+def _array(name: str, entries: Entries, type_: Any) -> Any:
     pa = pyarrow()
-    if (
-        isinstance(entries, np.ndarray)
-        and type_ is _layers_type
-        and entries.dtype.kind in "iu"
-        and entries.ndim in (2, 3)
-    ):
-        grid = entries.reshape(len(entries), -1, entries.shape[-1])
-        inner = pa.ListArray.from_arrays(
-            _steps(grid.shape[0] * grid.shape[1], grid.shape[2]), pa.array(grid.ravel(), pa.int32())
-        )
-        return pa.ListArray.from_arrays(_steps(grid.shape[0], grid.shape[1]), inner)
-    listed = entries.tolist() if isinstance(entries, np.ndarray) else entries
-    return pa.array([None if entry is None else shaped(entry) for entry in listed], type_())
+    if isinstance(entries, np.ndarray) and (name, entries.dtype.kind in "iu") == (ROUTED_EXPERTS, True):
+        tokens, layers, experts = entries.reshape(len(entries), -1, entries.shape[-1]).shape
+        inner = pa.ListArray.from_arrays(_steps(tokens * layers, experts), pa.array(entries.ravel(), pa.int32()))
+        return pa.ListArray.from_arrays(_steps(tokens, layers), inner)
+    return pa.array([None if entry is None else _typed(name, entry) for entry in _plain(entries)], type_)
+
+
+def _typed(name: str, entry: Any) -> Any:
+    if name == TOP_LOGPROBS:
+        return [{"id": id, "logprob": logprob} for id, logprob in entry]
+    return entry if not entry or isinstance(entry[0], list) else [entry]
 
 
 def _steps(count: int, size: int) -> Any:
     return pyarrow().array(np.arange(count + 1, dtype=np.int32) * size)
 
 
-def _one_list(pieces: list[tuple[int, Any]], length: int, type_: Any) -> Any:
-    """Pieces as a list array with one entry: the values of one row."""
-    pa = pyarrow()
-    parts, reached = [], 0
-    for start, values in pieces:
-        parts += [pa.nulls(start - reached, type_), values]
-        reached = start + len(values)
-    values = pa.concat_arrays([*parts, pa.nulls(length - reached, type_)])
-    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+def _plain(entries: Any) -> list[Any]:
+    values = entries.tolist() if isinstance(entries, np.ndarray) else entries
+    return [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in values]
 
 
-def _alternatives(value: Any) -> list[dict[str, Any]]:
-    return [{"id": id, "logprob": logprob} for id, logprob in value]
+def _json(channels: Mapping[str, Channel]) -> str:
+    values = {name: _plain(channel.entries()) for name, channel in channels.items()}
+    try:
+        return json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        raise SampleError(f"channels {sorted(channels)} cannot be written as JSON: {error}") from error
 
 
-def _layers(value: Any) -> Any:
-    return value if not value or isinstance(value[0], list) else [value]
-
-
-def _alternatives_type() -> Any:
-    pa = pyarrow()
-    return pa.list_(pa.struct([("id", pa.int32()), ("logprob", pa.float32())]))
-
-
-def _layers_type() -> Any:
-    pa = pyarrow()
-    return pa.list_(pa.list_(pa.int32()))
-
-
-def _untyped(name: str, entry: Any) -> Any:
-    return entry if entry is None or _KNOWN[name][0] is _layers_type else [[one["id"], one["logprob"]] for one in entry]
-
-
-def _plain(entries: list[Any]) -> list[Any]:
-    return [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in entries]
-
-
-_KNOWN: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
-    "top_logprobs": (_alternatives_type, _alternatives),
-    "routed_experts": (_layers_type, _layers),
-}
-"""The channels that have a column of their own: the type of a token's entry, and the entry as that type has it."""
+def row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
+    """The channels of a row that has these columns, as Python reads them from Arrow."""
+    untyped = json.loads(row[UNTYPED]) if row.get(UNTYPED) else {}
+    if not isinstance(untyped, dict) or not all(isinstance(entries, list) for entries in untyped.values()):
+        raise SampleError(f"channels must be lists of entries by name, not {shown(untyped)}")
+    channels = {name: Channel.of(entries) for name, entries in untyped.items()}
+    if row.get(ROUTED_EXPERTS) is not None:
+        channels[ROUTED_EXPERTS] = Channel.of(row[ROUTED_EXPERTS])
+    if row.get(TOP_LOGPROBS) is not None:
+        pairs = ([[each["id"], each["logprob"]] for each in entry] if entry else entry for entry in row[TOP_LOGPROBS])
+        channels[TOP_LOGPROBS] = Channel.of(pairs)
+    return channels

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import numpy as np
-import numpy.typing as npt
 
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
@@ -55,26 +53,21 @@ class Statistics:
 
 def statistics(path: str | Path) -> Statistics:
     """Return the statistics of a file of samples. Of Parquet, only the columns with counts are read."""
-    columns: dict[str, list[npt.NDArray[np.int64]]] = {"num_tokens": [], "num_trained": [], "num_messages": []}
+    names = ("num_tokens", "num_trained", "num_messages")
+    columns: list[list[int]] = [[] for _ in names]
     notes: Counter[str] = Counter()
-    for batch in read_tables(path, [*columns, "notes"]):
-        for name, arrays in columns.items():
-            arrays.append(batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64))
+    for batch in read_tables(path, [*names, "notes"]):
+        for name, values in zip(names, columns, strict=True):
+            values += batch.column(name).to_pylist()
         for row_notes in batch.column("notes").to_pylist():
             notes.update({without_place(note) for note in row_notes or ()})
-    lengths, trained, messages = (np.concatenate([*arrays, np.zeros(0, np.int64)]) for arrays in columns.values())
-    return Statistics(
-        samples=len(lengths),
-        tokens=int(lengths.sum()),
-        trained=int(trained.sum()),
-        messages=int(messages.sum()),
-        lengths=_quantiles(lengths),
-        trained_lengths=_quantiles(trained),
-        notes=tuple(sorted(notes.items(), key=lambda item: (-item[1], item[0]))),
-    )
+    lengths, trained, messages = columns
+    ranked = tuple(sorted(notes.items(), key=lambda item: (-item[1], item[0])))
+    totals = (sum(lengths), sum(trained), sum(messages))
+    return Statistics(len(lengths), *totals, _quantiles(lengths), _quantiles(trained), ranked)
 
 
-def _quantiles(values: npt.NDArray[np.int64]) -> dict[float, int]:
-    if not len(values):
-        return {}
-    return dict(zip(QUANTILES, np.quantile(values, QUANTILES, method="inverted_cdf").tolist(), strict=True))
+def _quantiles(values: list[int]) -> dict[float, int]:
+    ordered = sorted(values)
+    places = {quantile: max(math.ceil(quantile * len(ordered)), 1) - 1 for quantile in QUANTILES}
+    return {quantile: ordered[place] for quantile, place in places.items()} if ordered else {}

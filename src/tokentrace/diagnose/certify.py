@@ -61,10 +61,12 @@ def audit_template(
     cells = _run_matrix(study, tracer, progress)
     progress("facts", 0, 1)
     reading, prompting, stops = find_reading(study), find_prompting(study), find_stops(renderer)
-    changes, unread, printed = find_changes(study, tracer), find_unread(renderer), printed_variables(study)
-    altered = find_altered(study, tracer, unread)
+    changes = find_changes(study, tracer)
+    altered = find_altered(study, tracer, find_unread(renderer))
+    printed = printed_variables(study)
+    lists = _lists(renderer) - printed
     counted = judged(cells, reading, prompting)
-    switches, without_effect = _run_switches(renderer, tracer, printed, progress)
+    switches, without_effect = _run_switches(renderer, tracer, printed | lists, progress)
     verdicts = verdicts_of(counted, changes, altered, stops)
     return AuditReport(
         name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
@@ -84,7 +86,7 @@ def audit_template(
         changes=changes,
         bridging=try_bridge(renderer, counted),
         verdicts=tuple(_with_settings(one, switches) for one in verdicts),
-        notes=tuple(_notes(renderer, tracer, cells, printed)),
+        notes=tuple(_notes(tracer, cells, lists)),
         tokenizer=renderer.tokenizer,
     )
 
@@ -129,10 +131,9 @@ def _with_settings(verdict: Verdict, switches: Sequence[SettingAudit]) -> Verdic
     return replace(verdict, holds_with=tuple(holding))
 
 
-def _notes(renderer: Renderer, tracer: LineTracer, cells: Sequence[AppendCell], printed: set[str]) -> Iterator[str]:
-    names = sorted(_not_boolean(renderer) - printed)
-    if names:
-        yield f"not tried, because the template fails where they are true or false: {', '.join(names)}"
+def _notes(tracer: LineTracer, cells: Sequence[AppendCell], lists: set[str]) -> Iterator[str]:
+    if lists:
+        yield f"not tried, because the template fails where they are true or false: {', '.join(sorted(lists))}"
     if not tracer.has_lines:
         yield "the format is written in Python: there are no template lines to name"
     elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
@@ -143,11 +144,11 @@ def _notes(renderer: Renderer, tracer: LineTracer, cells: Sequence[AppendCell], 
 
 
 def _run_switches(
-    renderer: Renderer, tracer: LineTracer, printed: set[str], progress: Progress
+    renderer: Renderer, tracer: LineTracer, skipped: set[str], progress: Progress
 ) -> tuple[list[SettingAudit], list[str]]:
     """Audit each setting that changes the text of a probe, and name those that change none."""
     audits, without_effect = [], []
-    settings = _settings(renderer, printed)
+    settings = _settings(renderer, skipped)
     plain = _probe_texts(_study(renderer))
     for done, setting in enumerate(settings):
         progress("settings", done, len(settings))
@@ -176,7 +177,7 @@ def _probe_texts(study: TemplateStudy) -> list[str | None]:
     return [None if rendering is None else rendering.text for rendering in renderings]
 
 
-def _settings(renderer: Renderer, printed: set[str]) -> list[dict[str, Any]]:
+def _settings(renderer: Renderer, skipped: set[str]) -> list[dict[str, Any]]:
     """Return each switch with each value worth trying.
 
     A variable that the template compares with texts takes those texts; one that it prints, or that is a list, is no
@@ -187,14 +188,14 @@ def _settings(renderer: Renderer, printed: set[str]) -> list[dict[str, Any]]:
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     assigned = {name.name for name in loops}
     compared = _compared(tree)
-    skipped = {*compared, *printed, *assigned, *_not_boolean(renderer)}
+    skipped = {*skipped, *compared, *assigned}
     settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
     for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
         settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
     return settings[:_MAX_SETTINGS]
 
 
-def _not_boolean(renderer: Renderer) -> set[str]:
+def _lists(renderer: Renderer) -> set[str]:
     """Return the variables, lists say, with which the template raises TypeError if they are true or false."""
     names = set()
     for name, value in renderer.switches():

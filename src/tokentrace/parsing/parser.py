@@ -57,7 +57,14 @@ class StreamingParser:
             piece = self._compiled.marked.table[index]  # as streams bring them
             output.starts.append(len(reader.data))
             reader.data += piece
-            if (plain := reader.plain) is not None and plain.special.search(piece) is None:
+            plain = reader.plain
+            if (
+                plain is not None
+                and plain.special.search(piece) is None
+                and (not plain.pending or plain.ends_pending(piece))
+            ):
+                if plain.pending:
+                    piece, plain.pending = plain.pending + piece, b""
                 reader.reported = len(reader.data)
                 plain.report.add(piece, reader.reported)
                 events, output.events = output.events, []

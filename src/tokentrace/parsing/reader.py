@@ -7,7 +7,7 @@ whole text. It reports only what is certain, and looks at every byte a bounded n
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -36,11 +36,21 @@ class Match(NamedTuple):
     stop: int
 
 
-class Plain(NamedTuple):
-    """While a parser waits here, a piece without any byte of `special` is just more text to report."""
+@dataclass(slots=True)
+class Plain:
+    """While a parser waits here, a piece without any byte of `special` is just more text to report.
+
+    `pending` may still begin a delimiter; it is text too if the piece does not continue one (`starts`).
+    """
 
     special: re.Pattern[bytes]
     report: Report
+    starts: Set[bytes] = frozenset()
+    pending: bytes = b""
+
+    def ends_pending(self, piece: bytes) -> bool:
+        """True if a piece shows that no delimiter begins in `pending`."""
+        return all(self.pending[at:] + piece[:1] not in self.starts for at in range(len(self.pending)))
 
 
 class Delimiters:
@@ -56,6 +66,8 @@ class Delimiters:
         self.pattern = re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
         padded = {self.pads.get(kind, b"") + delimiter for delimiter, kind in self.kinds.items()} | set(self.kinds)
         self._prefixes = {text[:length] for text in padded for length in range(1, len(text))}
+        self.starts = self._prefixes | set(self.kinds)
+        """Delimiters and what they may begin with."""
         self._longest = max(map(len, self._prefixes), default=0)
         self._last_bytes = frozenset(prefix[-1] for prefix in self._prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
@@ -167,7 +179,7 @@ class Reader:
         """
         data, start = self.data, self.at
         self.reported = scan = start
-        plain = Plain(delimiters.special, report) if report is not None else None
+        plain = Plain(delimiters.special, report, delimiters.starts) if report is not None else None
         while True:
             match = delimiters.pattern.search(data, scan)
             if match is None and self.ended:
@@ -187,7 +199,9 @@ class Reader:
                 return Match(kind, text, match.start(), match.end())
             if match is None:  # else it may still become a longer delimiter
                 self._report(report, pending)
-                self.plain = plain if pending == len(data) else None
+                if plain is not None:
+                    plain.pending = bytes(data[pending:])
+                    self.plain = plain if _CONTROL not in plain.pending else None
             scan = pending
             yield
             scan = max(scan, self.reported)

@@ -12,6 +12,7 @@ Outside a render nothing is charged; the limits of a single value hold all the s
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -86,21 +87,15 @@ class _Active(threading.local):
 _active = _Active()
 
 
-class charging:  # noqa: N801
-    """``with charging(budget):`` charge what this thread does inside to `budget`."""
-
-    __slots__ = ("before", "budget")
-
-    def __init__(self, budget: RenderBudget) -> None:
-        self.budget = budget
-        self.before: RenderBudget | None = None
-
-    def __enter__(self) -> None:
-        self.before = _active.budget
-        _active.budget = self.budget
-
-    def __exit__(self, *_: object) -> None:
-        _active.budget = self.before
+@contextlib.contextmanager
+def charging(budget: RenderBudget) -> Iterator[None]:
+    """Charge what this thread does inside to `budget`."""
+    before = _active.budget
+    _active.budget = budget
+    try:
+        yield
+    finally:
+        _active.budget = before
 
 
 def step(count: int = 1) -> None:

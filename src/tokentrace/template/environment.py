@@ -93,11 +93,6 @@ class TracingContext(Context):
 
     trace: Trace
 
-    def derived(self, locals: dict[str, Any] | None = None) -> TracingContext:
-        context = cast(TracingContext, super().derived(locals))
-        context.trace = self.trace
-        return context
-
 
 class Proven:
     """A function that keeps the trace of its arguments, or gives it up, by itself."""
@@ -205,15 +200,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
-        if kind is TemplateNamespace and attribute in attributes_of(obj):
-            return attributes_of(obj)[attribute]
         if kind is TracedDict and attribute not in DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        elif isinstance(obj, str):
+        if isinstance(obj, str):
             return self._string_method(obj, attribute)
-        elif kind in _PLAIN_TYPES and attribute not in dir(_PLAIN_TYPES[kind]):
-            return self.undefined(obj=obj, name=attribute)  # nothing of ours may be seen
-        elif attribute in _BYTES and isinstance(obj, int):
+        is_ours = kind in _PLAIN_TYPES and attribute not in dir(_PLAIN_TYPES[kind])
+        if is_ours or (attribute in _BYTES and isinstance(obj, int)):
             return self.undefined(obj=obj, name=attribute)
         value = super().getattr(obj, attribute)
         return opaque(value) if kind in _PLAIN_TYPES and not callable(value) else value

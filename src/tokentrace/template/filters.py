@@ -108,8 +108,8 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if values and not isinstance(values[0], (str, Mapping)) and (name in _SORTING or name == "sum"):
             values[0] = listed(values[0])
         size = weigh([*values, *kwargs.values()])
-        if name in _SLOW:
-            _check_slow(size)
+        if name in _SLOW and size > _MAX_SLOW:
+            raise TooLarge(f"a filter that may take long got a value of {size} characters (limit {_MAX_SLOW})")
         result = function(*args[:context], *values, **kwargs)
         if name in _SORTING:
             return counted(result) if isinstance(result, GeneratorType) else result
@@ -125,11 +125,6 @@ def _check_counts(args: list[Any], kwargs: Mapping[str, Any]) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, int) and abs(value) > _MAX_COUNT:
             raise TooLarge(f"{value} is too large an argument for a filter")
-
-
-def _check_slow(size: int) -> None:
-    if size > _MAX_SLOW:
-        raise TooLarge(f"a filter that may take long got a value of {size} characters (limit {_MAX_SLOW})")
 
 
 # -- tests

@@ -33,11 +33,17 @@ def summands(node: nodes.Node) -> list[nodes.Node]:
     return [*summands(node.left), node.right] if isinstance(node, nodes.Add) else [node]
 
 
-def field_of(node: nodes.Node) -> str | None:
-    """The field that an expression names, as ``value.name`` or ``value["name"]``; None for a method of dicts."""
+def key_of(node: nodes.Node) -> str:
+    """The key of ``value.key`` or ``value["key"]``; empty for other expressions."""
     key = node.arg if isinstance(node, nodes.Getitem) else None
-    name = key.value if isinstance(key, nodes.Const) else node.attr if isinstance(node, nodes.Getattr) else None
-    return name if type(name) is str and name not in DICT_ATTRIBUTES else None
+    name = key.value if isinstance(key, nodes.Const) else getattr(node, "attr", "")
+    return name if type(name) is str else ""
+
+
+def field_of(node: nodes.Node) -> str | None:
+    """The field that an expression names; None if it may be a method of dicts."""
+    name = key_of(node)
+    return name if name and name not in DICT_ATTRIBUTES else None
 
 
 def is_constant(node: nodes.Node) -> bool:
@@ -203,7 +209,7 @@ def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> frozense
     """
     called = {id(call.node) for call in tree.find_all(nodes.Call)}
     accesses: list[Any] = [node for node in tree.find_all((nodes.Getattr, nodes.Getitem)) if id(node) not in called]
-    mappings = {node.node.name for node in accesses if isinstance(node.node, nodes.Name) and _field_name(node)}
+    mappings = {node.node.name for node in accesses if isinstance(node.node, nodes.Name) and key_of(node)}
     kinds = [test for test in tree.find_all(nodes.Test) if test.name in ("string", "mapping", "iterable", "sequence")]
     mappings -= {test.node.name for test in kinds if isinstance(test.node, nodes.Name)}  # it may be either
 
@@ -212,7 +218,7 @@ def searched_words(tree: nodes.Template, text_fields: Iterable[str]) -> frozense
             return False
         if isinstance(operand, nodes.Name):
             return operand.name not in mappings
-        name = _field_name(operand)
+        name = key_of(operand)
         return name in text_fields if name else True
 
     return frozenset(
@@ -229,13 +235,6 @@ def _searches(tree: nodes.Template) -> Iterator[tuple[nodes.Node, list[nodes.Nod
     for call in tree.find_all(nodes.Call):
         if isinstance(call.node, nodes.Getattr):
             yield call, [call.node.node]
-
-
-def _field_name(node: nodes.Node) -> str:
-    if isinstance(node, nodes.Getattr):
-        return node.attr
-    key = node.arg if isinstance(node, nodes.Getitem) else None
-    return key.value if isinstance(key, nodes.Const) and isinstance(key.value, str) else ""
 
 
 def _strings(node: nodes.Node) -> Iterator[str]:
