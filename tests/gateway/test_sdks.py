@@ -168,9 +168,6 @@ def test_responses(served: Served, opened: ExitStack, stage: Stage, ask: Callabl
         second = ask(client, input=[{"role": "user", "content": QUESTION}, *said, *results_of(first)])
     assert second.output_text.strip() == "It is 391. 🌞"
     check_one_row(served, stage, session)
-    again = client.responses.retrieve(second.id)
-    told = [[item.model_dump(exclude_none=True) for item in each.output] for each in (again, second)]
-    assert told[0] == told[1]
 
 
 # -- messages

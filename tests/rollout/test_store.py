@@ -194,7 +194,6 @@ def test_a_killed_process_leaves_finished_rollouts_whole_and_the_rest_is_run_aga
     store = RolloutStore(tmp_path / "killed")
     finished = {row["name"] for row in store.finished}
     assert 3 <= len(finished) < 12
-    assert store.unfinished, "some were under way"
     assert finished.isdisjoint(store.unfinished)
     for row, trajectory in store.trajectories():
         check_trajectory(trajectory)
