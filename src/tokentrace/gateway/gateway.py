@@ -218,6 +218,22 @@ class Gateway:
                 messages[at] = resolved(messages[at], live.session.turns[numbers[items[0]]].reply, items)
         return replace(request, messages=messages, references={})
 
+    async def stored(self, id: str, dialect: Dialect, response: str) -> Answered:
+        """A stored response, as it was answered. Raises RequestError if the session has none of this id."""
+        missing = RequestError(f"there is no stored response {shown(response)} in this session", status=404)
+        number = await self.store.turn_named(id, response_name(response))
+        if number is None:
+            raise missing
+        async with self.sessions.locked(id) as live:
+            turn = live.session.turns[number]
+            if turn.dialect != dialect.name:
+                raise missing
+            tools, _ = live.session.roots[turn.root]
+            messages = live.session.conversation(number)[:-1]
+            request = Request(messages, tools, turn.model, instructions=turn.instructions, answer=turn.options)
+            head = self._head(request, live.session.prompt_ids(turn), turn.response, turn.created)
+            return head, [self._reply_of(live, turn)]
+
     def _reply_of(self, live: Live, turn: RecordedTurn) -> Reply:
         """A recorded reply, read again from its tokens."""
         trajectory, sampled = live.session.trajectory, live.session.sampled_turn(turn)
