@@ -38,6 +38,11 @@ _INLINE: Final = 20_000
 """A prompt with fewer new characters is made in the event loop; any other in a thread."""
 
 
+_ELSEWHERE_SECONDS: Final = 10.0
+"""How long a repeated request waits for another gateway, which may have died."""
+_POLL_SECONDS: Final = 0.1
+
+
 @dataclass(slots=True)
 class Gateway:
     """Answers requests with an engine, and records every turn."""
@@ -262,6 +267,9 @@ class Gateway:
         claim.take(name)
         numbers = await self._turns_named(live.info.id, name, request.n)
         if not numbers:
+            await self._wait_elsewhere(live.info.id, name)
+            numbers = await self._turns_named(live.info.id, name, request.n)
+        if not numbers:
             return None
         async with self.sessions.locked(live.info.id) as now:
             turns = [now.session.turns[number] for number in numbers]
@@ -275,6 +283,14 @@ class Gateway:
         """The turns that answered a request, one for each choice; none if one of them is missing."""
         numbers = [await self.store.turn_named(id, f"{name}#{choice}") for choice in range(choices)]
         return [] if None in numbers else [number for number in numbers if number is not None]
+
+    async def _wait_elsewhere(self, id: str, name: str) -> None:
+        """Wait while another gateway of the same store answers a request of this name, but not for long."""
+        for _ in range(round(_ELSEWHERE_SECONDS / _POLL_SECONDS)):
+            requests = await self.store.incomplete(id)
+            if not any(request["ended"] is None and request.get("name") == name for request in requests):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
     # -- weights
 
