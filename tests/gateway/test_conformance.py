@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.gateway.echoes import TOOLS, Bench, Message, results, say, use
 from tests.support import examples
+from tokentrace.conversation.responses import from_responses
 
 FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.1"]
 
@@ -52,6 +53,16 @@ def _silent(message: Message) -> Message:
     return message if message.get("content") else {k: v for k, v in message.items() if k != "content"}
 
 
+def _thinking_aloud(message: Message) -> Message:
+    """As Qwen Code repeats a turn over Responses: its reasoning is one more message item, before the others."""
+    texts = [message.get("reasoning_content") or "", message.get("content") or ""]
+    items = [{"role": "assistant", "content": [{"type": "output_text", "text": text}]} for text in texts if text]
+    calls = [{"type": "function_call", "call_id": call["id"], **call["function"]}
+             for call in message.get("tool_calls") or ()]  # fmt: skip
+    [echo] = from_responses([*items, *calls])
+    return echo
+
+
 ECHOES: dict[str, Echo] = {
     "openai-agents": _without("reasoning_content"),
     "pydantic-ai": _arguments(lambda value: json.dumps(value, separators=(",", ":"))),
@@ -64,6 +75,7 @@ ECHOES: dict[str, Echo] = {
     "qwen-agent": lambda message: {**message, "extra": {"model_service_info": 1}, "id": "7"},
     "mini-swe-agent": lambda message: {**message, "provider_specific_fields": {"refusal": None}, "annotations": []},
     "claude code": _arguments(lambda value: dict(reversed(value.items()))),
+    "qwen code": _thinking_aloud,
     "no content beside calls": _silent,
     "stripped": lambda message: {**message, "content": (message.get("content") or "").strip() or None},
 }
@@ -227,7 +239,18 @@ def test_a_field_tells_two_histories_apart_if_a_token_comes_of_it(family: str, a
     assert (bench.turns[-1].base == 0) is (prompts[0] == prompts[1]), bench.turns[-1].cause
 
 
-# -- reasoning among the words
+# -- reasoning repeated as content
+
+
+def test_reasoning_repeated_as_content_is_a_repair_only_if_the_remaining_content_is_the_same(bench: Bench) -> None:
+    reply = bench.ask([SYSTEM, TASK], say("Sunny.", "It is summer."))
+    bench.ask([SYSTEM, TASK, _thinking_aloud(reply), user("Sure?")], say("Sure."))
+    assert "message 2: reasoning repeated as content" in bench.turns[1].repairs
+    other = [{"type": "text", "text": text} for text in ("It is summer.", "Rainy.")]
+    bench.ask([SYSTEM, TASK, {"role": "assistant", "content": other}, user("So?")], say("Sunny."))
+    assert bench.causes == [None, None, "edit"]
+    assert "its reasoning is part of its text" in bench.turns[2].cause.words  # type: ignore[union-attr]
+    bench.check(rows=2)
 
 
 # -- what is in doubt

@@ -5,8 +5,9 @@ items as its whole answer, so that a stream always adds up to the answer.
 
 **An attempt with a certain name is a call**, whatever becomes of its arguments: agents answer broken arguments with an
 error that the model can learn from. An attempt without a name is text, as the model wrote it. Where arguments must be
-an object (Anthropic's ``input``, whose client raises on pieces that cannot become JSON), they come whole when the call
-ends; broken ones are an empty object.
+an object (Anthropic's ``input``, whose client raises on pieces that cannot become JSON), a call comes whole when it has
+ended, and an attempt whose arguments are broken or cut off is text too: no tool runs with arguments that the model did
+not write.
 
 Engines stop at ids, not at text, so `ItemStream` also looks for stop texts. It withholds what may become one.
 """
@@ -113,10 +114,10 @@ class ItemStream:
                     changes += self._grow(PartKind.REASONING, text)
                 case CallStarted():
                     self._in_call = True
-                case CallNamed(index, name, id) if self._calls_allowed:
+                case CallNamed(index, name, id) if self._calls_allowed and not self._object_arguments:
                     item = Item(len(self.items), PartKind.TOOL_CALL, "", name, id or self._call_id(index), index)
                     changes += self._start(item)
-                case ArgumentsDelta(_, text) if text and self._call is not None and not self._object_arguments:
+                case ArgumentsDelta(_, text) if text and self._call is not None:
                     self._call.text += text
                     changes.append(Grew(self._call, text))
                 case CallFinished(_, call, lead):
@@ -187,15 +188,26 @@ class ItemStream:
         self.statuses.append(call.status)
         self._in_call, item = False, self._call
         if item is None:
-            return self._grow(PartKind.CONTENT, lead + call.raw)
+            is_call = self._calls_allowed and self._object_arguments and call.name and _has_object(call)
+            return self._whole_call(call) if is_call else self._grow(PartKind.CONTENT, lead + call.raw)
         if call.late_id and call.id:
             self.late_ids[item.id] = call.id
         item.cut_off = call.status is CallStatus.TRUNCATED
-        if not self._object_arguments:
-            return self._close()
-        item.arguments = call.arguments or {}
-        item.text = call.arguments_text if call.arguments else "{}"
-        return [Grew(item, item.text), *self._close()]
+        return self._close()
+
+    def _whole_call(self, call: ParsedToolCall) -> list[Change]:
+        """A call that has ended, with an object of arguments."""
+        id = call.id or self._call_id(call.index)
+        item = Item(len(self.items), PartKind.TOOL_CALL, "", call.name or "", id, call.index, call.arguments or {})
+        changes = self._start(item)
+        item.text = call.arguments_text
+        return [*changes, Grew(item, item.text), *self._close()]
+
+
+def _has_object(call: ParsedToolCall) -> bool:
+    """True if the model wrote the arguments of a call to their end. They may be empty only if the call is closed."""
+    is_closed = call.status not in (CallStatus.TRUNCATED, CallStatus.UNCLOSED)
+    return call.arguments is not None and (is_closed or (call.status is CallStatus.UNCLOSED and bool(call.arguments)))
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -4,8 +4,8 @@ An answer has blocks of thinking, text and tool use in the order in which the mo
 back a signature with thinking, so it has one; any is accepted. ``input_tokens`` are those that were not in the engine's
 cache, as Anthropic counts.
 
-Anthropic's client raises on pieces of input that cannot become JSON. So the input of a tool use is sent when the call
-ends; if it is broken or cut off, it is an empty object.
+Anthropic's client raises on pieces of input that cannot become JSON. So a tool use is sent when the call has ended; an
+attempt whose input is broken or cut off is text.
 
 What Claude Code sends besides the conversation:
 

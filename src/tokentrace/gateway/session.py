@@ -18,7 +18,7 @@ import numpy as np
 
 from ..conversation.messages import Messages
 from ..diagnose import message_keys
-from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause
+from ..diagnose.conversation_diff import INSTRUCTIONS, changed_message, changed_tools, find_cause, text_of
 from ..diagnose.finding import Cause, Finding
 from ..diagnose.message_keys import Key, Meaning, chain, meaning, next_key, reasoning
 from ..engines.protocol import Completion
@@ -59,6 +59,8 @@ class SessionRecord:
     """For the key of every prefix of every conversation: the first turn that had it."""
     _replies: set[Key] = field(default_factory=set)
     """The key of each reply alone."""
+    _by_reasoning: dict[str, set[Key]] = field(default_factory=dict)
+    """The same by the reply's reasoning."""
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that came again with other fields: whether they have the same tokens."""
     _latest: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
@@ -74,7 +76,9 @@ class SessionRecord:
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, [conversation.root], conversation.prompt_ids, [], self.matcher)
-        conversation, keys = self._with_keys(conversation)
+        messages = [self._with_reasoning(message) for message in conversation.messages]
+        repaired = {at for at, message in enumerate(messages) if message is not conversation.messages[at]}
+        conversation, keys = self._with_keys(replace(conversation, messages=messages))
         ambiguous, refusal, edit = False, "", None
         for count in range(len(conversation.messages), 0, -1):
             if edit is not None and edit.message is not None and count > edit.message:
@@ -94,8 +98,24 @@ class SessionRecord:
             if isinstance(placed, str):
                 refusal = placed
                 break
-            return replace(placed, ambiguous=ambiguous, edit=edit)
+            repairs = (f"message {count - 1}: reasoning repeated as content",) if count - 1 in repaired else ()
+            return replace(placed, ambiguous=ambiguous, edit=edit, repairs=(*placed.repairs, *repairs))
         return replace(self._render(conversation, keys), ambiguous=ambiguous, refusal=refusal, edit=edit)
+
+    def _with_reasoning(self, message: Message) -> Message:
+        """The message with its content, or the first part of it, as reasoning if it is a recorded reply only then.
+
+        Some agents repeat reasoning as if it were content.
+        """
+        content = message.get("content")
+        if not self._by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
+            return message
+        first, remaining = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
+        replies = self._by_reasoning.get(str(first).strip())
+        if not replies or self._key_alone(message) in self._replies:
+            return message
+        separate = {**message, "content": remaining, "reasoning_content": first}
+        return separate if self._key_alone(separate) in replies else message
 
     def _key_alone(self, message: Message) -> Key:
         return next_key(b"", self.means(message))
@@ -487,7 +507,10 @@ class SessionRecord:
         self.turns.append(turn)
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
         self._by_key.setdefault(turn.key, []).append(turn.number)
-        self._replies.add(self._key_alone(turn.reply))
+        reply = self._key_alone(turn.reply)
+        self._replies.add(reply)
+        if thought := reasoning(turn.reply):
+            self._by_reasoning.setdefault(thought, set()).add(reply)
         for key in turn.keys:
             self._turn_of.setdefault(key, turn.number)
 
