@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from ..errors import place
 from .messages import RESULT_ROLES, THOUGHTS, Messages
 from .place import Place
 from .values import no_constant
+
+_JSON: Final = json.JSONDecoder(strict=False, parse_constant=no_constant)
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
@@ -65,7 +67,7 @@ def _problem(arguments: Any) -> str | None:
     """What is wrong with a call's arguments. Empty text means no arguments."""
     if isinstance(arguments, str) and arguments.strip():
         try:
-            if isinstance(json.loads(arguments, strict=False, parse_constant=no_constant), dict):
+            if isinstance(_JSON.decode(arguments), dict):
                 return None
         except (ValueError, RecursionError):
             pass

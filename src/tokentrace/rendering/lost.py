@@ -47,6 +47,8 @@ PAST_REASONING: Final = "past_reasoning"
 
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
+_USUAL_CALL: Final = frozenset({"name", "arguments"})
+_JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 10_000
 """Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
 _DEEP: Final = 160
@@ -145,7 +147,7 @@ class _LostFinder:
             return  # nearly always
         if key == "tool_calls" and not isinstance(value, (str, Mapping)):
             for at, call in enumerate(value):
-                if isinstance(call, Mapping):
+                if isinstance(call, Mapping) and not self._is_written(index, at, call):
                     self._check_call(index, at, call)
         elif key == "content" and not isinstance(value, Mapping):
             for path, text in texts_of(self._messages[index]):
@@ -250,6 +252,17 @@ class _LostFinder:
             self._add(inner.at("name"), name, whole=True)
         self._check_arguments(inner.at("arguments"), arguments)
 
+    def _is_written(self, index: int, at: int, call: Mapping[str, Any]) -> bool:
+        """Whether a call of the usual form is written: its name as it is, its arguments as text or JSON."""
+        function = call.get("function")
+        if type(function) is not dict or not function.keys() <= _USUAL_CALL or not call.keys() <= _CALL:
+            return False
+        base = ("messages", index, "tool_calls", at, "function")
+        arguments, pieces = function.get("arguments"), self._texts.get((*base, "arguments"))
+        if self._texts.get((*base, "name")) != [function.get("name")] or pieces is None or len(pieces) != 1:
+            return False
+        return pieces[0] == arguments or (type(arguments) is dict and _as_json(pieces[0]) == arguments)
+
     @computed
     def _called(self) -> set[FieldPath]:
         """The calls of which something is written."""
@@ -336,7 +349,7 @@ def _contains(whole: str, text: str) -> bool:
 
 def _as_json(text: str) -> Any:
     try:
-        return json.loads(text, strict=False)
+        return _JSON.decode(text)
     except (ValueError, RecursionError):
         return None
 

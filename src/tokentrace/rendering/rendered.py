@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast, overload
 
@@ -72,7 +72,7 @@ class RenderedTokens(ShowsItself):
         mask: npt.NDArray[np.bool_],
         prompted: bool,
         changes: Sequence[Change] = (),
-        notes: Sequence[str] = (),
+        find_notes: Callable[[], Iterable[str]] = tuple,
         find_lost: Callable[[], LeftOut] | None = None,
     ) -> None:
         self.ids: Ids = encoded.ids
@@ -81,7 +81,7 @@ class RenderedTokens(ShowsItself):
         self.mask_means = "sampled"
         self.changes = list(changes)
         self._find_lost = find_lost
-        self._notes = list(notes)
+        self._find_notes = find_notes
         self._tokenizer = tokenizer
         self._encoded = encoded
         self._conversation = conversation
@@ -118,10 +118,14 @@ class RenderedTokens(ShowsItself):
     def _left_out(self) -> LeftOut:
         return self._find_lost() if self._find_lost is not None else LeftOut([], [], [])
 
+    @computed
+    def _remarks(self) -> list[str]:
+        return list(self._find_notes())
+
     @property
     def notes(self) -> list[str]:
         """What could not be proven or does not agree, and fields that are not written as in the message."""
-        return list(dict.fromkeys([*self._notes, *self._left_out.altered]))
+        return list(dict.fromkeys([*self._remarks, *self._left_out.altered]))
 
     @property
     def lost(self) -> list[Lost]:

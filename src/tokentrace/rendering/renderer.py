@@ -9,8 +9,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
 from ..conversation.messages import Messages, check_messages, check_tools
@@ -162,12 +165,9 @@ class Renderer:
             mask=mask,
             prompted=prompt,
             changes=[*adapted.changes, *text.changes],
-            notes=[
-                *text.notes,
-                *sampling.notes,
-                *mask_notes(encoded, mask),
-                *conversation_remarks(checked, continued=continued),
-            ],
+            find_notes=functools.partial(
+                _find_notes, (*text.notes, *sampling.notes), encoded, mask, checked, continued
+            ),
             find_lost=functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
         )
 
@@ -439,3 +439,12 @@ class Renderer:
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
+
+
+def _find_notes(
+    notes: Sequence[str], encoded: Encoded, mask: npt.NDArray[np.bool_], messages: Messages, continued: bool
+) -> Iterator[str]:
+    """Yield what could not be proven or does not agree. It runs when somebody reads the notes."""
+    yield from notes
+    yield from mask_notes(encoded, mask)
+    yield from conversation_remarks(messages, continued=continued)

@@ -62,7 +62,7 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
     endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, render)
     alternatives = {
         text
-        for prompt in (study.prompts.alone(bool(tools)), *prompts)
+        for prompt in {id(one): one for one in (study.prompts.alone(bool(tools)), *prompts)}.values()
         for text in (prompt.texts if prompt is not None else ())
     }
     lengths = [
