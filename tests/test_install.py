@@ -44,7 +44,8 @@ HEAVY = {
 def distributions(rows: list[str]) -> set[str]:
     """The import names of requirements: their names, but for the few that are called otherwise."""
     names = [re.split(r"[\[<>=!~ ;]", row)[0].replace("-", "_").lower() for row in rows]
-    known = {"pyyaml": "yaml"}
+    known = {"pyyaml": "yaml", "opentelemetry_sdk": "opentelemetry"}
+    known["opentelemetry_exporter_otlp_proto_http"] = "opentelemetry"
     return {known.get(name, name) for name in names}
 
 
@@ -234,6 +235,15 @@ finally:
     assert served.wait(60) == 0
 """
 
+TRACED = """
+import os
+os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
+from tokentrace.gateway.telemetry import configured_tracing
+with configured_tracing().span("nothing"):
+    pass
+os._exit(0)
+"""
+
 WITHOUT_TABLES = """
 try:
     tokenize_files(["rows.jsonl"], "rows.parquet", settings)
@@ -310,8 +320,9 @@ def test_the_base_install_works(base: str, tmp_path: Path) -> None:
         ("mcp", "import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),
         ("gateway", "import starlette, uvicorn, apsw, prometheus_client", GATEWAY),
         ("postgres", "import psycopg", "from tokentrace.store.postgres import postgres_store; postgres_store"),
+        ("telemetry", "import opentelemetry.sdk", TRACED),
     ],
-    ids=["hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres"],
+    ids=["hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"],
 )
 def test_each_extra_installs_on_its_own(
     extra: str, statement: str, then: str, wheel: Path, base: str, tmp_path: Path
@@ -320,7 +331,7 @@ def test_each_extra_installs_on_its_own(
 
     In a full run pip installs it. Else its packages, and those that they need, are those of the tests' environment.
     """
-    known = {"hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres"}
+    known = {"hub", "transformers", "data", "ray", "engines", "rollout", "mcp", "gateway", "postgres", "telemetry"}
     assert set(PROJECT["optional-dependencies"]) == known, "a new extra needs a row here"
     python = environment(tmp_path / extra)
     below, above = (Path(run(one, "-c", SITE).strip()) for one in (base, python))

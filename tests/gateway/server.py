@@ -16,6 +16,7 @@ from tokentrace import Renderer, create_renderer
 from tokentrace.engines import EmbeddedEngine, Engine
 from tokentrace.gateway.app import App
 from tokentrace.gateway.serving import ServeSettings, open_gateway, serve
+from tokentrace.gateway.telemetry import Tracing
 from tokentrace.pocket import POCKET
 
 TOOLS = [
@@ -93,7 +94,10 @@ def remembering(engine: Engine, prompts: list[list[int]]) -> Engine:
 
 @contextlib.contextmanager
 def gateway_server(
-    engine: Callable[[], Engine] | None = None, renderer: Renderer | None = None, **settings: Any
+    engine: Callable[[], Engine] | None = None,
+    renderer: Renderer | None = None,
+    tracing: Tracing | None = None,
+    **settings: Any,
 ) -> Iterator[Served]:
     """A gateway on a free port, shut down at the end. Without an engine it is the embedded one; `--dev` by default."""
     if "keys" not in settings:
@@ -106,7 +110,7 @@ def gateway_server(
     async def main() -> None:
         made = remembering((engine or (lambda: EmbeddedEngine(seed=0)))(), prompts)
         try:
-            async with open_gateway(made, renderer or create_renderer(POCKET), chosen) as app:
+            async with open_gateway(made, renderer or create_renderer(POCKET), chosen, tracing=tracing) as app:
                 found.update(app=app, loop=asyncio.get_running_loop(), stop=asyncio.Event())
                 serving = asyncio.create_task(
                     serve(app, chosen, ready=lambda url: (found.update(url=url), ready.set()))

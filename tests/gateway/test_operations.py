@@ -26,6 +26,7 @@ from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway
 from tokentrace.gateway.keys import Role, add_key
 from tokentrace.gateway.serving import ServeSettings
+from tokentrace.gateway.telemetry import Tracing
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}
@@ -454,3 +455,29 @@ def test_a_session_is_sealed_exported_and_dropped() -> None:
         assert served.call("POST", path, SUM)[0] == 404
         assert served.call("GET", "/sessions/life")[0] == 404
         assert labels["labels"]
+
+
+# -- traces
+
+
+def test_a_request_is_a_trace_of_its_stages_without_what_was_said() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider, trace = InMemorySpanExporter(), TracerProvider(), "0af7651916cd43dd8448eb211c80319c"
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    message = {"role": "user", "content": "What is 17 * 23, secretly?"}
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    path = "/v1/chat/completions"
+    with gateway_server(tracing=Tracing(provider.get_tracer("test"))) as served:
+        for body in ({"messages": [message], "stream": True}, {"messages": [{**message, "role": 7}]}):
+            served.call("POST", f"/sessions/traced{path}", body, headers)
+    *stages, request, refused = exporter.get_finished_spans()
+    assert [span.name for span in stages] == ["tokentrace.prompt", "tokentrace.engine", "tokentrace.store"]
+    assert request.name == refused.name == f"POST /sessions/{{session}}{path}"
+    assert {f"{span.context.trace_id:032x}" for span in (*stages, request, refused)} == {trace}
+    assert {span.parent.span_id for span in stages} == {request.context.span_id}
+    assert (request.attributes["tokentrace.session"], request.attributes["tokentrace.status"]) == ("traced", 200)
+    assert refused.attributes["tokentrace.status"] == 400
+    assert not any("secretly" in span.to_json() for span in (*stages, request, refused))

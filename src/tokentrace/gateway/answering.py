@@ -89,12 +89,14 @@ class Answer:
         about |= {"name": self.name} if self.name else {}
         sampled = asyncio.Event()
         noting = asyncio.ensure_future(self._note(about, sampled))
-        began = time.perf_counter()
+        began, tracing = time.perf_counter(), self.gateway.tracing
         try:
-            replies = await self._sample_all(feed)
+            with tracing.span("tokentrace.engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
+                replies = await self._sample_all(feed)
             sampled.set()
             await asyncio.shield(noting)
-            await unhurried(asyncio.ensure_future(self._store(replies, time.perf_counter() - began)))
+            with tracing.span("tokentrace.store", sampled=self.sampled):
+                await unhurried(asyncio.ensure_future(self._store(replies, time.perf_counter() - began)))
         except BaseException as error:
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]

@@ -231,9 +231,11 @@ class _Handler:
         details = scope.setdefault("tokentrace", {})
         began, status = time.perf_counter(), 500
         try:
-            response = await self.app.respond(http, self, details)
-            await response(scope, receive, send)
-            status = response.status_code  # a stream may have failed meanwhile
+            with self.app.gateway.tracing.span(f"{self.method} {self.path}", http.headers) as attributes:
+                response = await self.app.respond(http, self, details)
+                await response(scope, receive, send)
+                status = response.status_code  # a stream may have failed meanwhile
+                attributes.update(details, status=status)
         except ClientDisconnect:
             status = 499
         finally:

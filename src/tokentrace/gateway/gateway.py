@@ -32,6 +32,7 @@ from .metrics import Metrics
 from .problems import RequestError
 from .requests import Request
 from .sessions import Live, Sessions
+from .telemetry import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
@@ -56,6 +57,7 @@ class Gateway:
     model: str = "tokentrace"
     version: str | int | None = None
     """Which weights sample, if neither the engine nor the session says so."""
+    tracing: Tracing = field(default_factory=Tracing)
     _renderers: Memory = field(default_factory=lambda: Memory(most=64))
 
     def __post_init__(self) -> None:
@@ -80,7 +82,8 @@ class Gateway:
             request = await self._with_previous(live, request)
             conversation = self._conversation(request)
             began = time.perf_counter()
-            placed = await self._place(live, conversation)
+            with self.tracing.span("tokentrace.prompt", messages=len(conversation.messages)):
+                placed = await self._place(live, conversation)
             self.metrics.placed(placed, time.perf_counter() - began)
             sampling = self._sampling(live, request, len(placed.ids))
             head = self._head(request, placed.ids, random_id())

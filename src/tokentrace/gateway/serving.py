@@ -25,6 +25,7 @@ from .gateway import Gateway
 from .keys import Keys
 from .metrics import Metrics
 from .sessions import Sessions
+from .telemetry import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -61,7 +62,9 @@ class ServeSettings:
 
 
 @contextlib.asynccontextmanager
-async def open_gateway(engine: Engine, renderer: Renderer, settings: ServeSettings) -> AsyncIterator[App]:
+async def open_gateway(
+    engine: Engine, renderer: Renderer, settings: ServeSettings, *, tracing: Tracing | None = None
+) -> AsyncIterator[App]:
     """A gateway with its store, warmed up. Closes the store at the end, not the engine."""
     keys = None if settings.keys is None else Keys(settings.keys)
     store = open_store(settings.store)
@@ -71,7 +74,9 @@ async def open_gateway(engine: Engine, renderer: Renderer, settings: ServeSettin
         size = renderer.tokenizer.vocabulary.size
         sessions = Sessions(store, size, matcher=settings.matcher, create=create)
         admission = Admission(sessions, settings.limits)
-        gateway = Gateway(engine, renderer, store, sessions, Metrics(), admission, settings.model, settings.version)
+        tracing = tracing or configured_tracing()
+        about = (settings.model, settings.version)
+        gateway = Gateway(engine, renderer, store, sessions, Metrics(), admission, *about, tracing)
         yield App(gateway, Access(store, keys), public_health=settings.public_health)
     finally:
         await store.close()
