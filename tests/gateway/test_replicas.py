@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.faults import FaultyEngine
+from tests.engines.faults import FaultyEngine, Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, counting, every_kind
 from tests.trajectory.checker import check_trajectory
@@ -108,6 +108,25 @@ def test_a_request_that_comes_again_is_answered_once_at_any_gateway(place: str) 
                 assert again.ask(served[1].url, "Hello?", idempotency_key="k") == heard
                 assert served[0].state(first.session)["turns"] == 1
         assert len(served[0].prompts) + len(served[1].prompts) == 6
+
+
+def test_a_request_that_comes_again_waits_for_the_other_gateway(place: str) -> None:
+    gates: list[Gate] = []
+
+    def engine() -> FaultyEngine:
+        gates.append(Gate())
+        return scripted(latency=gates[-1])
+
+    with two_gateways(place, engine) as (one, other), ThreadPoolExecutor(2) as threads:
+        first = threads.submit(Agent("a", "s").ask, one.url, "Hello?", idempotency_key="k")
+        one.run(gates[0].waiting())
+        until(lambda: one.state("s")["incomplete"])
+        again = threads.submit(Agent("a", "s").ask, other.url, "Hello?", idempotency_key="k")
+        until(lambda: other.app.gateway.admission.under_way)
+        one.run(gates[0].open())
+        assert first.result(60) == again.result(60)
+        assert not other.prompts
+        assert one.state("s")["turns"] == 1
 
 
 def until(holds: Callable[[], Any]) -> None:

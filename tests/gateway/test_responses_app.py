@@ -117,3 +117,17 @@ def test_a_response_that_was_not_stored_cannot_be_named(served: Served) -> None:
                 agent.ask("And?", previous_response_id=id)
             assert refused.value.param == "previous_response_id"
             assert refused.value.code == "previous_response_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stored_response_can_be_retrieved(served: Served, stream: bool) -> None:
+    with agent_of(served, f"stored-{stream}", stream=stream) as agent:
+        first = agent.ask([ASK], metadata={"a": "b"}, top_logprobs=0, user="me")
+        agent.ask([result_of(first)], previous_response_id=first.id)
+        again = agent.client.responses.retrieve(first.id)
+        assert again.to_dict() | {"output": items_of(again)} == first.to_dict() | {"output": items_of(first)}
+        unstored = agent.ask([ASK], store=False)
+        chat = agent.client.chat.completions.create(model="pocket", messages=[ASK])
+        for id in ("resp_nobody", unstored.id, chat.id):
+            with pytest.raises(openai.NotFoundError):
+                agent.client.responses.retrieve(id)

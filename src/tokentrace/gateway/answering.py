@@ -86,6 +86,7 @@ class Answer:
         """All replies, when their turns are on disk. A request that fails is listed as incomplete, and has no turn."""
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
+        about |= {"name": self.name} if self.name else {}
         sampled = asyncio.Event()
         noting = asyncio.ensure_future(self._note(about, sampled))
         began = time.perf_counter()
@@ -104,9 +105,12 @@ class Answer:
         return replies
 
     async def _note(self, about: Mapping[str, Any], sampled: asyncio.Event) -> None:
-        """Note in the store that the request is under way, unless it is sampled at once."""
+        """Note in the store that the request is under way, unless it is sampled at once.
+
+        One with a name is noted now: it may be repeated at another gateway.
+        """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_AT_ONCE_SECONDS):
+            async with asyncio.timeout(0 if self.name else _AT_ONCE_SECONDS):
                 await sampled.wait()
                 return
         await self.gateway.store.begin(self.session, self.head.id, about)

@@ -69,6 +69,7 @@ class App:
             for path, dialect in DIALECTS.items():
                 add(prefix + path, "POST", partial(self._answer, dialect), dialect)
             add(f"{prefix}/v1/messages/count_tokens", "POST", self._count, MESSAGES)
+            add(f"{prefix}/v1/responses/{{response}}", "GET", self._stored, RESPONSES)
             add(f"{prefix}/v1/models", "GET", self._models)
             add(f"{prefix}/v1/models/{{model:path}}", "GET", self._models)
         for path, methods in {**AdminRoutes(self.gateway).routes(), **PageRoutes(self.gateway).routes()}.items():
@@ -130,6 +131,11 @@ class App:
         session = await self._session(http, caller)
         body = parse_json(await read_body(http, self.gateway.admission.limits.body_bytes))
         return json_response({"input_tokens": await self.gateway.count(session, read_count(body, http.headers))})
+
+    async def _stored(self, http: HTTPRequest, caller: Caller) -> Response:
+        session = await self._session(http, caller)
+        stored = await self.gateway.stored(session, RESPONSES, http.path_params["response"])
+        return json_response(RESPONSES.answer(*stored))
 
     async def _models(self, http: HTTPRequest, caller: Caller) -> Response:
         name = self.gateway.model

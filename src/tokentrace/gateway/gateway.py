@@ -38,6 +38,11 @@ _INLINE: Final = 20_000
 """A prompt with fewer new characters is made in the event loop; any other in a thread."""
 
 
+_ELSEWHERE_SECONDS: Final = 10.0
+"""How long a repeated request waits for another gateway, which may have died."""
+_POLL_SECONDS: Final = 0.1
+
+
 @dataclass(slots=True)
 class Gateway:
     """Answers requests with an engine, and records every turn."""
@@ -218,6 +223,22 @@ class Gateway:
                 messages[at] = resolved(messages[at], live.session.turns[numbers[items[0]]].reply, items)
         return replace(request, messages=messages, references={})
 
+    async def stored(self, id: str, dialect: Dialect, response: str) -> Answered:
+        """A stored response, as it was answered. Raises RequestError if the session has none of this id."""
+        missing = RequestError(f"there is no stored response {shown(response)} in this session", status=404)
+        number = await self.store.turn_named(id, response_name(response))
+        if number is None:
+            raise missing
+        async with self.sessions.locked(id) as live:
+            turn = live.session.turns[number]
+            if turn.dialect != dialect.name:
+                raise missing
+            tools, _ = live.session.roots[turn.root]
+            messages = live.session.conversation(number)[:-1]
+            request = Request(messages, tools, turn.model, instructions=turn.instructions, answer=turn.options)
+            head = self._head(request, live.session.prompt_ids(turn), turn.response, turn.created)
+            return head, [self._reply_of(live, turn)]
+
     def _reply_of(self, live: Live, turn: RecordedTurn) -> Reply:
         """A recorded reply, read again from its tokens."""
         trajectory, sampled = live.session.trajectory, live.session.sampled_turn(turn)
@@ -246,6 +267,9 @@ class Gateway:
         claim.take(name)
         numbers = await self._turns_named(live.info.id, name, request.n)
         if not numbers:
+            await self._wait_elsewhere(live.info.id, name)
+            numbers = await self._turns_named(live.info.id, name, request.n)
+        if not numbers:
             return None
         async with self.sessions.locked(live.info.id) as now:
             turns = [now.session.turns[number] for number in numbers]
@@ -259,6 +283,14 @@ class Gateway:
         """The turns that answered a request, one for each choice; none if one of them is missing."""
         numbers = [await self.store.turn_named(id, f"{name}#{choice}") for choice in range(choices)]
         return [] if None in numbers else [number for number in numbers if number is not None]
+
+    async def _wait_elsewhere(self, id: str, name: str) -> None:
+        """Wait while another gateway of the same store answers a request of this name, but not for long."""
+        for _ in range(round(_ELSEWHERE_SECONDS / _POLL_SECONDS)):
+            requests = await self.store.incomplete(id)
+            if not any(request["ended"] is None and request.get("name") == name for request in requests):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
     # -- weights
 
