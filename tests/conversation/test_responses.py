@@ -6,12 +6,13 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
-from tokentrace import InputError
+from tests.support import examples
+from tokentrace import InputError, TokentraceError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.responses import from_responses, sealed, unsealed
 
@@ -211,3 +212,44 @@ def test_refusals_name_the_item_and_the_field(name: str) -> None:
 def test_what_is_sealed_is_opened_again(text: str) -> None:
     assert sealed(text).isascii()
     assert unsealed(sealed(text)) == text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = [
+    "type",
+    "role",
+    "content",
+    "id",
+    "call_id",
+    "output",
+    "name",
+    "arguments",
+    "summary",
+    "encrypted_content",
+    "text",
+]
+WORDS = st.sampled_from(
+    (
+        *("message", "reasoning", "function_call", "function_call_output", "item_reference", "user", "assistant"),
+        *("input_text", "output_text", "refusal", "input_image", "c1", "msg_a_1", "rs_b_0", "tokentrace-x"),
+    )
+)
+ITEMS = st.recursive(
+    JSON | WORDS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner | WORDS, max_size=6),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(items=st.lists(ITEMS, max_size=4) | ITEMS, open_calls=st.booleans())
+def test_whatever_is_sent_is_messages_or_refused(items: Any, open_calls: bool) -> None:
+    try:
+        messages = from_responses(items, open_calls=open_calls)
+    except TokentraceError:
+        return
+    assert check_messages(messages) == messages

@@ -141,6 +141,18 @@ def test_a_dialect_writes_calls_as_the_template_does_but_for_white_space(family:
     law()
 
 
+def test_harmony_writes_a_call_as_the_template_does() -> None:
+    made = small_renderer("gpt-oss", trusted=[])
+
+    @SETTINGS
+    @given(calls_of(TEXTS | NESTED, 1))
+    def law(calls: list[Given]) -> None:
+        rendered = made.render([user("Hi."), assistant("", call(calls[0]["name"], calls[0]["arguments"]))])
+        assert rendered.text.endswith("<|start|>assistant" + DIALECTS["harmony"].format(calls))
+
+    law()
+
+
 # -- what is written is read back
 
 PLAIN: Final = (
