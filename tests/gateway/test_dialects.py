@@ -36,7 +36,7 @@ from tests.gateway.answers import (
 from tests.parsing.forms import families
 from tests.support import examples
 from tokentrace.conversation.responses import from_responses, unsealed
-from tokentrace.conversation.shapes import from_anthropic
+from tokentrace.conversation.shapes import from_anthropic, from_openai
 from tokentrace.engines.protocol import FinishReason
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.dialect import Dialect, Head, encode_sse
@@ -424,6 +424,28 @@ def test_logprobs_are_of_every_token_in_chat_and_of_the_text_in_responses(name: 
         assert b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode().strip() == part["text"].strip()
         for entry in part["logprobs"]:
             assert entry["top_logprobs"] == [{key: entry[key] for key in ("token", "logprob", "bytes")}]
+
+
+def test_tokens_are_named_by_their_ids() -> None:
+    choice = written(pocket(), "Yes.")
+    answer = CLIENTS["chat"].check(head_of(pocket(), logprobs=1, tokens_as_ids=True), choice)
+    entries = answer["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == [f"token_id:{id}" for id in choice.reply.completion.ids.tolist()]
+
+
+def test_legacy_functions_are_answered_with_a_function_call() -> None:
+    head, choice = head_of(pocket(), functions=True), written(pocket(), CALL)
+    [answer] = CLIENTS["chat"].dialect.answer(head, [choice.reply])["choices"]
+    call = {"name": "look", "arguments": '{"place":  "Zürich" }'}
+    assert (answer["finish_reason"], answer["message"]["function_call"]) == ("function_call", call)
+    deltas = [chunk["choices"][0] for chunk in streamed(CHAT, head, [choice])]
+    calls = [delta["delta"]["function_call"] for delta in deltas if "function_call" in delta["delta"]]
+    streamed_call = {name: "".join(one.get(name, "") for one in calls) for name in call}
+    assert (deltas[-1]["finish_reason"], streamed_call) == ("function_call", call)
+    assert not any("tool_calls" in json.dumps(each) for each in [answer, *deltas])
+    [echo] = from_openai([answer["message"]])
+    [call_again] = echo["tool_calls"]
+    assert call_again["function"] == call
 
 
 def test_several_choices_and_usage() -> None:

@@ -80,6 +80,10 @@ def test_chat_is_read() -> None:
     begun = [user("Hi."), {"role": "assistant", "content": "We"}]
     assert read("chat", messages=begun, continue_final_message=True, add_generation_prompt=False).continued
     assert read("chat", enable_thinking=True).hints == {"enable_thinking": True, "thinking": True}
+    assert read("chat", thinking={"type": "disabled"}).hints == {"enable_thinking": False, "thinking": False}
+    legacy = read("chat", functions=[LOOK["function"]], function_call={"name": "look"})
+    assert (legacy.tools, legacy.wishes) == ([LOOK], ("function_call",))
+    assert not read("chat", functions=[LOOK["function"]], function_call="none").answer.calls_allowed
 
 
 def test_messages_are_read() -> None:
@@ -284,7 +288,8 @@ DOOR: list[tuple[str, str, dict[str, Any]]] = [
     ("chat", "messages.0.role", {"messages": [{"content": "a"}]}),
     ("chat", "tools.0.type", {"tools": [{"type": "custom", "custom": {"name": "x"}}]}),
     ("chat", "tools.0.function.name", {"tools": [{"type": "function", "function": {}}]}),
-    ("chat", "functions", {"functions": [LOOK["function"]]}),
+    ("chat", "functions", {"tools": [LOOK], "functions": [LOOK["function"]]}),
+    ("chat", "thinking.type", {"thinking": {"type": "much"}}),
     ("chat", "tool_choice", {"tool_choice": "sometimes"}),
     ("chat", "max_tokens", {"max_tokens": 0}),
     ("chat", "stop", {"stop": ["a"] * 17}),

@@ -1,7 +1,8 @@
 """OpenAI's Chat Completions. Pure.
 
 Also reads vLLM's ``top_k``, ``min_p``, ``repetition_penalty``, ``chat_template_kwargs``, ``continue_final_message``,
-``add_generation_prompt`` and ``return_token_ids``, and Qwen's ``enable_thinking``.
+``add_generation_prompt``, ``return_token_ids`` and ``return_tokens_as_token_ids``, Qwen's ``enable_thinking``, the
+``thinking`` of DeepSeek and Z.ai, and the legacy ``functions`` and ``function_call``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
@@ -47,9 +48,11 @@ _REFUSED: Final[wire.Refused] = {
     "web_search_options": ((), "nothing here searches the web"),
     "chat_template": ((), "the model's own template is used, and is the same in every request"),
     "documents": (([],), "documents cannot be passed; put their text into a message"),
-    "functions": (([],), "functions were replaced by tools"),
-    "function_call": (("auto", "none"), "function_call was replaced by tool_choice"),
 }
+
+
+class _Thinking(Struct):
+    type: Literal["enabled", "disabled", "auto", "adaptive"]
 
 
 class ChatBody(AgentBody):
@@ -57,7 +60,9 @@ class ChatBody(AgentBody):
 
     messages: list[Any] | None = None
     tools: list[Any] | None = None
+    functions: list[Any] | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | dict[str, Any] | None = None
+    function_call: Literal["none", "auto"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -69,29 +74,36 @@ class ChatBody(AgentBody):
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
+    thinking: _Thinking | None = None
     verbosity: str | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, ChatBody)
     wire.refuse(raw, _REFUSED)
+    if body.tools and body.functions:
+        raise RequestError("cannot be used beside tools", field="functions")
     with naming_fields():
         messages = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
-        tools = _tools(body.tools or [])
+        tools = _tools(body.tools or body.functions or [])
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
     wishes = {
         "parallel_tool_calls": body.parallel_tool_calls is False,
         "tool_choice": body.tool_choice not in (None, "none", "auto"),
+        "function_call": isinstance(body.function_call, dict),
         "verbosity": body.verbosity not in (None, "medium"),
     }
     answer = AnswerOptions(
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        calls_allowed=body.tool_choice != "none",
+        calls_allowed="none" not in (body.tool_choice, body.function_call),
+        functions=bool(body.functions),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
         usage_in_stream=bool(body.stream_options and body.stream_options.include_usage),
         token_fields=wire.requested_token_fields(body, headers, TokenFields.VLLM, tuple(TokenFields)),
     )
@@ -104,11 +116,16 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
         n=body.n or 1,
         continued=_is_continued(body, messages),
         structure=_structure(body),
-        hints=wire.thinking_hints(body.enable_thinking, body.reasoning_effort),
+        hints=wire.thinking_hints(_thinks(body), body.reasoning_effort),
         wishes=wire.wishes(wishes),
         ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         answer=answer,
     )
+
+
+def _thinks(body: ChatBody) -> bool | None:
+    kind = body.thinking.type if body.thinking is not None else ""
+    return {"enabled": True, "disabled": False}.get(kind, body.enable_thinking)
 
 
 def _tools(tools: list[Any]) -> Sequence[Mapping[str, Any]] | None:
@@ -162,14 +179,30 @@ def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def _choice(head: Head, at: int, reply: Reply) -> dict[str, Any]:
+    message = _with_legacy_call(head, openai_message(reply.items))
     return {
         "index": at,
-        "message": openai_message(reply.items) | token_fields(head, reply, TokenFields.NEMO_GYM),
+        "message": message | token_fields(head, reply, TokenFields.NEMO_GYM),
         "logprobs": None if head.options.logprobs is None else _logprobs(head, reply.completion),
-        "finish_reason": reply.finish_reason,
+        "finish_reason": _finish_reason(head, reply),
         **token_fields(head, reply, TokenFields.VLLM),
         **token_fields(head, reply, TokenFields.TOKENTRACE),
     }
+
+
+def _finish_reason(head: Head, reply: Reply) -> str:
+    is_legacy = head.options.functions and reply.finish_reason == "tool_calls"
+    return "function_call" if is_legacy else reply.finish_reason
+
+
+def _with_legacy_call(head: Head, message: dict[str, Any]) -> dict[str, Any]:
+    """The message, or delta, with its first call as ``function_call`` if the request has ``functions``."""
+    calls = message.get("tool_calls")
+    if not head.options.functions or not calls or calls[0].get("index", 0):
+        return message
+    later = {"tool_calls": calls[1:]} if calls[1:] else {}
+    del message["tool_calls"]
+    return {**message, "function_call": calls[0]["function"], **later}
 
 
 class ChatEncoder(Encoder):
@@ -192,7 +225,7 @@ class ChatEncoder(Encoder):
         tokens = self._tokens(delta)
         if tokens and not deltas:
             deltas = [{}]
-        chunks = [self._chunk(choice, one) for one in deltas]
+        chunks = [self._chunk(choice, _with_legacy_call(self.head, one)) for one in deltas]
         if tokens:
             chunks[-1]["choices"][0] |= tokens
         return chunks
@@ -204,7 +237,7 @@ class ChatEncoder(Encoder):
             delta = token_fields(self.head, reply, TokenFields.NEMO_GYM)
             if not openai_message(reply.items)["content"] and not self._calls[choice]:
                 delta |= {"content": ""}
-            chunk = self._chunk(choice, delta, reply.finish_reason)
+            chunk = self._chunk(choice, delta, _finish_reason(self.head, reply))
             chunk["choices"][0] |= token_fields(self.head, reply, TokenFields.TOKENTRACE)
             chunks.append(chunk)
         if self.head.options.usage_in_stream:

@@ -182,7 +182,8 @@ def logprob_entries(head: Head, delta: Delta) -> list[dict[str, Any]]:
 
     def entry(id: int, logprob: float) -> dict[str, Any]:
         raw = head.token_bytes(id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
+        text = f"token_id:{id}" if head.options.tokens_as_ids else raw.decode("utf-8", "replace")
+        return {"token": text, "logprob": max(float(logprob), LOWEST), "bytes": list(raw)}
 
     most = head.options.logprobs or 0
     alternatives = delta.channels.get(TOP_LOGPROBS, ()) if most else ()

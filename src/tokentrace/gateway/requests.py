@@ -86,6 +86,10 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
     object_arguments: bool = False
     """True: the arguments of a call must be an object."""
     usage_in_stream: bool = False
+    functions: bool = False
+    """True: the request has legacy functions, so that the first call is a ``function_call``."""
+    tokens_as_ids: bool = False
+    """True: logprobs name a token by its id."""
     token_fields: tuple[TokenFields, ...] = ()
     encrypted: bool = False
     """True: Responses repeats reasoning as an opaque string."""
