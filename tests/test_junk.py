@@ -268,7 +268,6 @@ DOORS: list[Door] = [
             "stream": [*PROMPT, *SAMPLED],
             "next_prompt": [*PROMPT, *SAMPLED[1:]],
             "sampled": [False] * len(PROMPT) + [True] * len(SAMPLED),
-            "reasoning": ("<think>", "</think>"),
             "anchor": PROMPT,
             "before": TALK,
             "after": TALK,

@@ -195,7 +195,7 @@ def test_what_is_wrong_is_told_with_its_line(tmp_path: Path, text: str, said: st
 def test_rows_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, FILE_RUN)
     for row, said in {
-        '{"prompt": "x"}\n{"text": 1}': "rows.jsonl, row 2: .*holds no conversation",
+        '{"prompt": "x"}\n{"text": 1}': "rows.jsonl, row 2: .*has no conversation",
         '{"prompt": "x"}\n{"prompt"': "rows.jsonl, row 2: not valid JSON",
         '{"messages": [{"role": "assistant", "content": "x"}]}': "no message that a model could answer",
         '{"prompt": "x", "tools_kwargs": [1]}': "tools_kwargs",

@@ -28,7 +28,7 @@ class ToolCache:
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._cache = Memory(most=128)
+        self._cache = Memory(most=256)
 
     def wrap(self, tools: Any) -> TracedList | None:
         """Tools, checked and wrapped; with `as_json`, values that are not JSON become JSON."""
@@ -39,23 +39,31 @@ class ToolCache:
         return self._once("schemas", tools, lambda: schemas_of(check_tools(tools)))
 
     def key(self, tools: Any) -> object:
-        """Equal for equal tools."""
+        """Equal for equal tools. Raises InputError for tools that are not valid, or too deep or too large to print."""
         try:
-            return marshal.dumps(tools, 2)  # version 2 writes equal values in one way
-        except ValueError:  # objects of other types, a function for one
-            return repr(tools)
+            graph = marshal.dumps(tools)  # writes a shared value once, so equal tools may have several graphs
+        except ValueError:  # too deep, or objects of other types, a function for one
+            return self._key(tools)
+        return self._cache.once(("key", graph), lambda: self._key(tools), keep=lambda _: is_plain(tools))
+
+    def _key(self, tools: Any) -> object:
+        checked = tools if is_plain(tools) else self._check(tools)
+        # version 2 writes equal values in one way, a shared one each time: only for values of a limited size
+        return marshal.dumps(checked, 2) if is_plain(checked) else repr(checked)
 
     def _once(self, what: str, tools: Any, make: Callable[[], Value]) -> Value:
         key = self.key(tools)
-        return self._cache.once((what, key), make, keep=lambda _: is_plain(tools)) if type(key) is bytes else make()
+        return self._cache.once((what, key), make) if type(key) is bytes else make()
 
-    def _wrap(self, tools: Any) -> TracedList:
+    def _check(self, tools: Any) -> list[dict[str, Any]]:
         checked = check_tools(tools) or []
-        if is_plain(checked):
-            return wrap_tools(marshal.loads(marshal.dumps(checked)))
         if self._as_json:
             checked = [plain_json(tool, Place(field=f"tools.{at}")) for at, tool in enumerate(checked)]
-        return wrap_tools(checked)
+        return checked
+
+    def _wrap(self, tools: Any) -> TracedList:
+        checked = self._check(tools)
+        return wrap_tools(marshal.loads(marshal.dumps(checked)) if is_plain(checked) else checked)
 
 
 def credit_content(rendering: Rendering, adapted: Adapted) -> None:

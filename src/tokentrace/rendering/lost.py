@@ -50,7 +50,8 @@ _CALL: Final = BOOKKEEPING | {"function", "arguments"}
 _USUAL_CALL: Final = frozenset({"name", "arguments"})
 _JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 10_000
-"""Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
+"""Texts of one field that are searched, among _MOST_VALUES, and _DEEP how deep: a value may contain itself."""
+_MOST_VALUES: Final = 50_000
 _DEEP: Final = 160
 
 
@@ -356,21 +357,22 @@ def _as_json(text: str) -> Any:
 
 def _leaves(value: Any, path: Origin, *, keys: bool = False) -> Iterator[tuple[Origin, str]]:
     """Texts in a value; with `keys` also numbers and keys. True, false and null a template may write in other words."""
-    return itertools.islice(_each_leaf(value, path, keys), _MOST)
+    return itertools.islice(_each_leaf(value, path, keys, iter(range(_MOST_VALUES))), _MOST)
 
 
-def _each_leaf(value: Any, path: Origin, keys: bool) -> Iterator[tuple[Origin, str]]:
-    if len(path) > _DEEP:
+def _each_leaf(value: Any, path: Origin, keys: bool, budget: Iterator[int]) -> Iterator[tuple[Origin, str]]:
+    """Each leaf. Takes a step of `budget` for each value: a value that shares its parts may be endless."""
+    if len(path) > _DEEP or next(budget, None) is None:
         return
     if isinstance(value, Mapping):
         for key, inner in value.items():
             name = key if isinstance(key, (str, int)) else str(key)
             if keys and isinstance(key, str) and key.strip():
                 yield path.at(name, KEY), key
-            yield from _each_leaf(inner, path.at(name), keys)
+            yield from _each_leaf(inner, path.at(name), keys, budget)
     elif isinstance(value, (list, tuple)):
         for at, inner in enumerate(value):
-            yield from _each_leaf(inner, path.at(at), keys)
+            yield from _each_leaf(inner, path.at(at), keys, budget)
     elif isinstance(value, str) and value.strip():
         yield path, value
     elif keys and isinstance(value, (int, float)) and not isinstance(value, bool):

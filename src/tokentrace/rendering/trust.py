@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from ..conversation.messages import ROLES, Messages
+from ..conversation.messages import ROLES, Messages, check_tools
+from ..conversation.place import is_list
 from ..errors import ControlTokenError, InputError, RendererError, shown
 from ..template.chat_template import Template
-from ..template.origin import UNKNOWN, Origin
+from ..template.origin import KEY, UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.control import Trust
 from ..tokens.encoded import Encoded
@@ -25,6 +27,7 @@ An assistant's text only ever holds those that live inside a turn (`study.inner`
 """
 
 _SOURCES: Final = frozenset({"tools", "kwargs", "documents"})
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
@@ -90,7 +93,7 @@ def encode_trusted(
     except ForgedControl as forged:
         raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
     except UnicodeEncodeError as error:
-        raise unencodable_error(rendering) from error
+        raise unencodable_error(rendering, tools) from error
 
 
 def forged_error(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:
@@ -113,16 +116,30 @@ def forged_error(forged: ForgedControl, origin: Origin | None, messages: Message
     )
 
 
-def unencodable_error(rendering: Rendering) -> InputError:
-    """Lone surrogates: text that is no Unicode. Find whose they are."""
+def unencodable_error(rendering: Rendering, tools: Any) -> InputError:
+    """The error for lone surrogates, which are not text. Names the message and field that has one."""
     for text, _, origin in rendering.spans():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return InputError(
-                f"holds {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
-                "text; decode the input with errors='replace'",
-                message=None if origin is None else origin.message,
-                field=field_name(origin),
-            )
+        if (surrogate := _SURROGATE.search(text)) is None:
+            continue
+        if origin is not None and origin.source == "tools":  # schemas are one field: find the text in them
+            origin = _surrogate_origin(check_tools(tools), Origin(("tools",))) or origin
+        return InputError(
+            f"holds {surrogate[0]!r} at character {surrogate.start()}, half of a surrogate pair, which is no "
+            "text; decode the input with errors='replace'",
+            message=None if origin is None else origin.message,
+            field=field_name(origin),
+        )
     return InputError("holds text that cannot be encoded as UTF-8")
+
+
+def _surrogate_origin(value: Any, origin: Origin) -> Origin | None:
+    """The origin of the first text inside `value` that has a lone surrogate."""
+    if isinstance(value, str):
+        return origin if _SURROGATE.search(value) else None
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if is_list(value) else ()
+    for key, item in items:
+        if isinstance(key, str) and _SURROGATE.search(key):
+            return origin.at(key, KEY)
+        if (inner := _surrogate_origin(item, origin.at(key))) is not None:
+            return inner
+    return None
