@@ -110,7 +110,7 @@ def test_rows_of_a_ray_dataset_are_tokenized_and_bad_ones_say_why(ray: Any) -> N
     messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     rows = ray.data.from_items([{"id": "a", "messages": messages}, {"id": "b", "messages": []}])
     rows.context.execution_options.preserve_order = True
-    good, bad = tokenize_dataset(rows, SETTINGS, keep=["id"]).iter_rows()
+    good, bad = on_ray.tokenize_dataset(rows, SETTINGS, keep=["id"]).iter_rows()
     (expected,) = tokenize_rows(SETTINGS, [{"messages": messages}])
     assert (good["id"], good["num_tokens"], good["error"]) == ("a", len(expected.samples[0]), None)
     assert (bad["id"], bad["num_tokens"]) == ("b", 0)
