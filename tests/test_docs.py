@@ -24,8 +24,6 @@ AGENTS = ["docs/agents.md"]
 """Pages with code of agents, which run in an environment of their own."""
 QWEN3 = ["docs/audit.md"]
 """Pages with a model that drops the reasoning of past turns: pocket does not."""
-ELSEWHERE = ["docs/scale-out.md"]
-"""Pages whose code needs something that other tests share: a Ray of their own."""
 
 NOT_RUN = {
     "docs/agents.md": 1,  # Claude Code
@@ -34,12 +32,11 @@ NOT_RUN = {
     "docs/gateway.md": 1,  # an engine's server
     "docs/guides/trl.md": 4,  # vLLM and a GPU, a gateway, TRL's kernel, seven minutes
     "docs/guides/verl.md": 1,  # verl's trainer
-    "docs/scale-out.md": 1,  # a cluster
 }
 """How many blocks of a page are marked as not run; each mark has its reason."""
 
 
-PLAIN = [name for name in NAMES if name not in AGENTS + QWEN3 + ELSEWHERE and has_code(ROOT / name)]
+PLAIN = [name for name in NAMES if name not in AGENTS + QWEN3 and has_code(ROOT / name)]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -56,14 +53,6 @@ def test_page_of_agents_runs(name: str, tmp_path: Path, pytestconfig: pytest.Con
 @pytest.mark.parametrize("name", QWEN3)
 def test_page_with_a_real_template_runs(name: str, tmp_path: Path) -> None:
     run_page(ROOT / name, tmp_path, models={"Qwen3-8B": family_dir("qwen3")})
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_page_is_run_by_other_tests(name: str) -> None:
-    page = ROOT / name
-    said = re.match(r"<!-- runs in: (tests/\S+) -->\n", page.read_text(encoding="utf-8"))
-    assert said
-    assert page.name in (ROOT / said[1]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/start.md", "docs/agents.md"])

@@ -6,10 +6,12 @@
 - Ids, messages, fields and mask have one entry per token; only assistants sample.
 - The ids spell the rendered text.
 - Every word of a field that reaches the output is credited to that field, and what is credited to a field is there.
+  A schema that the template writes as JSON is one field.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import unicodedata
@@ -168,6 +170,15 @@ def forms(value: Any) -> list[str]:
     ]
 
 
+def json_forms(value: Any) -> list[str]:
+    """A whole value as ``tojson`` writes it, with any of the options that templates set."""
+    options = itertools.product((True, False), (None, 2, 4), (None, (",", ":")), (True, False))
+    return [
+        json.dumps(value, ensure_ascii=ascii, indent=indent, separators=separators, sort_keys=is_sorted)
+        for ascii, indent, separators, is_sorted in options
+    ]
+
+
 def check_forgery(family: str, messages: Any, tools: Any, prompt: bool) -> None:
     untrusted = {"user", "tool"}
     rendered = attempt(renderer(family), messages, tools, prompt)
@@ -234,8 +245,10 @@ def check_credit(messages: Any, tools: Any, rendered: RenderedTokens) -> None:
         if len(origin) > 2 and origin[2] == "reasoning_content" and text == "None":
             continue
         value = source_of(origin, messages, tools)
-        if isinstance(value, (dict, list)) and origin[-1] != "arguments":  # punctuation, around fields of their own
-            assert not set(text) - set('{}[],: \n"'), (text, origin)
+        if isinstance(value, (dict, list)) and origin[-1] != "arguments":
+            is_punctuation = not set(text) - set('{}[],: \n"')  # around fields of their own
+            is_schema = origin[0] == "tools" and text in json_forms(value)  # one field, and all of it
+            assert is_punctuation or is_schema, (text, origin)
             continue
         assert any(text in form or text.strip('"') in form for form in forms(value)), (text, origin)
 
@@ -334,7 +347,7 @@ def test_every_word_is_credited_to_its_field(any_family: str) -> None:
                     assert credited[0] == origin[0], (family, word, credited)
                     if "sierra" in credited:
                         assert credited[-2:] == ("sierra", KEY) or credited[-1] in ("properties", "parameters")
-                    elif origin[0] == "messages" and len(messages) == 5:
+                    elif origin[0] == "tools" or len(messages) == 5:
                         assert credited[: min(len(credited), len(origin))] == origin[: len(credited)], (
                             family,
                             word,

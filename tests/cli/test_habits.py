@@ -52,9 +52,9 @@ def install_hub(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         ("LocalEntryNotFoundError", "the hub could not be reached"),
         ("OfflineModeIsEnabled", "the hub could not be reached"),
         ("RepositoryNotFoundError", "the hub has no such model, or it needs a login"),
-        ("GatedRepoError", "the hub wants a login for it"),
+        ("GatedRepoError", "the hub requires a login for it"),
         ("RevisionNotFoundError", "the hub has no such revision of it"),
-        ("HFValidationError", "that is no name of a model on the hub"),
+        ("HFValidationError", "that is not the name of a model on the hub"),
     ],
 )
 def test_a_model_that_cannot_be_fetched(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

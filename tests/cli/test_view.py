@@ -92,9 +92,10 @@ def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
 
 def test_a_break_a_check_and_an_inspection_make_pages(tmp_path: Path) -> None:
     prompt, completion = first_turn()
-    both = {"stream": prompt + completion, "next_prompt": prompt + completion[:4] + completion[6:]}
-    (tmp_path / "both.json").write_text(json.dumps(both))
-    assert run("check", tmp_path / "both.json", "-t", POCKET, "--html", tmp_path / "break.html").exit_code == 1
+    (tmp_path / "stream.json").write_text(json.dumps(prompt + completion))
+    (tmp_path / "next.json").write_text(json.dumps(prompt + completion[:4] + completion[6:]))
+    args = ["check", tmp_path / "stream.json", "--prompt", tmp_path / "next.json", "-t", POCKET]
+    assert run(*args, "--html", tmp_path / "break.html").exit_code == 1
     assert len(page(tmp_path / "break.html")["contrasts"]) == 1
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input_ids": prompt, "messages": messages}) + "\n")

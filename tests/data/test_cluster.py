@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -37,7 +36,6 @@ pytestmark = [
 
 SETTINGS = TokenizeSettings(str(POCKET))
 WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
-DOCS = Path(__file__).parent.parent.parent / "docs" / "scale-out.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,17 +106,15 @@ def test_workers_that_die_change_nothing(
     check_same(done, wanted)
 
 
-def examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-
-
-def test_the_example_with_a_dataset_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_a_ray_dataset_are_tokenized_and_bad_ones_say_why(ray: Any) -> None:
     messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    exec(examples()[1], {"messages": messages, "settings": SETTINGS})
-    good, bad = capsys.readouterr().out.splitlines()
-    (wanted,) = tokenize_rows(SETTINGS, [{"messages": messages}])
-    assert good.split() == ["a", str(len(wanted.samples[0])), "None"]
-    assert bad.startswith("b 0 InputError: ")
+    rows = ray.data.from_items([{"id": "a", "messages": messages}, {"id": "b", "messages": []}])
+    rows.context.execution_options.preserve_order = True
+    good, bad = on_ray.tokenize_dataset(rows, SETTINGS, keep=["id"]).iter_rows()
+    (expected,) = tokenize_rows(SETTINGS, [{"messages": messages}])
+    assert (good["id"], good["num_tokens"], good["error"]) == ("a", len(expected.samples[0]), None)
+    assert (bad["id"], bad["num_tokens"]) == ("b", 0)
+    assert bad["error"].startswith("InputError: ")
 
 
 # -- what goes wrong on a node

@@ -28,7 +28,8 @@ def audit_of(family: str) -> AuditReport:
 
 def row(report: AuditReport) -> str:
     """The row of a family in the table."""
-    return f"| {report.name} | {' | '.join(SIGNS[one] for one in grades(report))} |"
+    signs = " | ".join(SIGNS[one] for one in grades(report))
+    return f"| {report.name} | {signs} | {facts(report)} |"
 
 
 def facts(report: AuditReport) -> str:
@@ -38,14 +39,14 @@ def facts(report: AuditReport) -> str:
     words = f"stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
     words += f"; calls are {report.dialect or ('in no known dialect' if report.reading.calls else 'not written')}"
     words += "; holds the date of the day" if report.changes.clock else ""
-    return f"- **{report.name}**: {words}."
+    return words.replace("|", "\\|")
 
 
 def page_of(families: Iterable[str]) -> str:
     reports = [audit_of(family) for family in families]
-    heads = ["", *Append, *Use]
-    lines = [f"| {' | '.join(heads)} |", f"| --- |{' :-: |' * (len(heads) - 1)}", *map(row, reports)]
-    return HEAD + "\n".join([*lines, "", *map(facts, reports)]) + "\n"
+    heads = ["", *Append, *Use, "stops, prefill, calls"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' :-: |' * (len(heads) - 2)} --- |", *map(row, reports)]
+    return HEAD + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

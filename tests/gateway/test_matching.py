@@ -65,7 +65,7 @@ def test_the_example_of_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
     example = next(block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "without_clock" in block)
     names: dict[str, Any] = {}
-    exec(textwrap.dedent("  " + example.lstrip()), names)
+    exec(textwrap.dedent(example), names)
     own = names["without_clock"]
     assert key(user("[10:31] hello"), means=own) == key(user("[10:32] hello"), means=own)
     assert key(user("[10:31] hello"), means=own) != key(user("[10:31] hallo"), means=own)

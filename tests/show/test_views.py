@@ -36,9 +36,7 @@ def hostile() -> RenderedTokens:
         {"role": "assistant", "content": EVIL, "reasoning_content": EVIL, "tool_calls": [call]},
         {"role": "tool", "content": EVIL, "tool_call_id": EVIL},
     ]
-    rendered = create_renderer(POCKET).render(messages, tools=[{"type": "function", "function": schema}])
-    rendered.notes.append(f"a note {EVIL}")
-    return rendered
+    return create_renderer(POCKET).render(messages, tools=[{"type": "function", "function": schema}])
 
 
 def terminal(rendered: RenderedTokens, *, color: bool = True) -> str:
@@ -76,7 +74,7 @@ def hues(rendered: RenderedTokens) -> list[str]:
 def test_every_kind_of_token_has_a_hue() -> None:
     expected = "system user reasoning assistant calls result tools scaffold generation"
     assert set(hues(example())) == set(expected.split())
-    template = "{{ day }}{% for m in messages %}{{ m.content.encode().decode() }}{% endfor %}"
+    template = "{{ day }}{% for m in messages %}{{ m.content.center(2) }}{% endfor %}"
     renderer = create_renderer(POCKET, "default", chat_template=template, day="Monday")
     assert hues(renderer.render([{"role": "user", "content": "Hello there"}])) == ["variables", "unknown"]
 
@@ -136,13 +134,10 @@ def test_changes_and_notes_are_listed() -> None:
         {"role": "user", "content": "Really?"},
     ]
     rendered = create_renderer(POCKET, "default", chat_template=template, preserve_all_thinking=True).render(messages)
-    rendered.notes = [*rendered.notes, "something to know"]
     assert rendered.changes
     (track,) = document_of(rendered).tracks
     assert [(one.old, one.new) for one in track.edits] == [("", "<think>a <deep> thought</think>")]
-    assert "something to know" in track.notes
     assert "a <deep> thought" in terminal(rendered, color=False)
-    assert "# note: something to know" in plain_view(rendered)
     assert json_view(rendered)["changes"][0]["message"] == 1
 
 

@@ -63,10 +63,13 @@ class StreamingParser:
                 and plain.special.search(piece) is None
                 and (not plain.pending or plain.ends_pending(piece))
             ):
-                if plain.pending:
-                    piece, plain.pending = plain.pending + piece, b""
-                reader.reported = len(reader.data)
-                plain.report.add(piece, reader.reported)
+                end = len(reader.data)
+                if plain.pending:  # by place: some of it may be the prompt's
+                    plain.pending = b""
+                    plain.report(reader.reported, end)
+                else:
+                    plain.report.add(piece, end)
+                reader.reported = end
                 events, output.events = output.events, []
                 return [] if self._lenient else events
         else:

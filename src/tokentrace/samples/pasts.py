@@ -69,10 +69,11 @@ class _TurnKind(NamedTuple):
     def turn(self) -> dict[str, Any]:
         """A small turn of this kind."""
         turn: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.inline:
-            turn["content"] = f"<think>\n{'thought' if self.reasoning else ''}\n</think>\n\nanswer"
-        elif self.reasoning:
+        if self.reasoning:
             turn[self.reasoning] = "thought"
+        if self.inline:  # some templates show one of the two: the field, or what the content has between tags
+            inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
+            turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
         return {**turn, "tool_calls": [_CALL]} if self.calls else turn
 
     def following(self) -> list[dict[str, Any]]:
