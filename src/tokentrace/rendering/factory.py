@@ -96,7 +96,7 @@ def create_renderer(
 
 def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any) -> Past:
     """The choice that `past` and the other names of its values make; of several names the first here counts."""
-    if history not in ("train", "inference"):
+    if not isinstance(history, str) or history not in ("train", "inference"):
         raise RendererError(f"history is one of 'train', 'inference', not {shown(history)}")
     aliases = {
         Past.PATCHED: flag("use_patched", patched),

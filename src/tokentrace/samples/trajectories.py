@@ -158,7 +158,7 @@ def owned_turns(trajectory: Trajectory) -> list[Turn]:
 def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float]:
     """The advantage of each turn, by the number of its write."""
     turns = owned_turns(trajectory)
-    if callable(advantage):
+    if callable(advantage) and not isinstance(advantage, type):
         values: Sequence[Any] = [advantage(turn) for turn in turns]
     elif (isinstance(advantage, np.ndarray) and advantage.ndim) or isinstance(advantage, list | tuple):
         if len(advantage) != len(turns):

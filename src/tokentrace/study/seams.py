@@ -18,6 +18,8 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 
 from ..conversation.messages import RESULT_ROLES, Messages
+from ..conversation.place import Place
+from ..conversation.values import check_depth
 from ..errors import InputError, TemplateError
 from ..template.chat_template import Template
 from ..template.origin import Origin
@@ -247,7 +249,14 @@ def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
-    """All of the messages that a template's control flow is likely to look at."""
+    """All of the messages that a template's control flow is likely to look at.
+
+    Raises InputError for a field that contains itself, or is too deep or too large to print.
+    """
+    for at, message in enumerate(messages):
+        for key, value in message.items():
+            if type(value) is not str:
+                check_depth(value, Place(at, str(key)))
     return tuple(
         (
             message["role"],
