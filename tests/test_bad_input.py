@@ -441,5 +441,5 @@ def test_templates_that_refuse_or_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TemplateLimitError, match="steps"):
         create_renderer(TOKENIZER, "default", chat_template=endless).render([USER])
     gigabytes = "{% for a in range(99999) %}" + "x" * 10_000 + "{% endfor %}"
-    with pytest.raises(TemplateLimitError, match="wrote more"):
+    with pytest.raises(TemplateLimitError, match="more"):
         create_renderer(TOKENIZER, "default", chat_template=gigabytes).render([USER])
