@@ -23,7 +23,7 @@ from tokentrace.data import TokenizeSettings, read_samples, tokenize_rows, write
 from tokentrace.diagnose import splice_prefix, tokenize_incrementally
 from tokentrace.engines.protocol import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
-from tokentrace.errors import shown
+from tokentrace.errors import brief
 from tokentrace.formats import DIALECTS
 from tokentrace.pocket import POCKET
 from tokentrace.rollout.loading import load_tools
@@ -177,7 +177,7 @@ def loaded(content: Any) -> Any:
 
 def configured(text: Any) -> Any:
     def use(folder: Path) -> Any:
-        (folder / "run.yaml").write_text(text if isinstance(text, str) else shown(text), errors="replace")
+        (folder / "run.yaml").write_text(text if isinstance(text, str) else brief(text), errors="replace")
         return load_tools(folder / "run.yaml")
 
     return in_folder(use)

@@ -125,12 +125,12 @@ def kind_of(value: Any) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
-def shown(value: Any) -> str:
-    """A value as an error shows it: short whatever it is, and of what it contains only names and number.
+def brief(value: Any) -> str:
+    """Return a short text for a value in an error message: containers by their size or their keys.
 
-    What came from outside may be nested without end, hold a number of a million digits, or repeat a key that is secret.
+    Untrusted values may be nested without end, have a million digits, or contain a secret.
 
-    >>> print(shown("x" * 3), shown([1, 2.5]), shown([0] * 99), shown({"error": {"key": "secret"}}))
+    >>> print(brief("x" * 3), brief([1, 2.5]), brief([0] * 99), brief({"error": {"key": "secret"}}))
     'xxx' [1, 2.5] a list of 99 an object with error
     """
     if value is None or isinstance(value, bool | int | float | str | bytes):
@@ -143,7 +143,7 @@ def shown(value: Any) -> str:
         return f"an object with {', '.join(names)}{', …' if len(value) > 8 else ''}" if names else "an empty object"
     if isinstance(value, list | tuple):
         if len(value) <= 4 and all(one is None or isinstance(one, bool | int | float | str) for one in value):
-            inner = ", ".join(map(shown, value))
+            inner = ", ".join(map(brief, value))
             return f"[{inner}]" if isinstance(value, list) else f"({inner})"
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, Sequence):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .errors import RendererError, TokentraceError, shown
+from .errors import RendererError, TokentraceError, brief
 
 Setting = TypeVar("Setting", bound=StrEnum)
 Object = TypeVar("Object")
@@ -24,7 +24,7 @@ def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceErr
     except (ValueError, TypeError, RecursionError):
         choices = ", ".join(repr(str(choice)) for choice in kind)
         hint = near(value, map(str, kind)) if isinstance(value, str) else ""
-        raise error(f"{name} is one of {choices}, not {shown(value)}{hint}") from None
+        raise error(f"{name} is one of {choices}, not {brief(value)}{hint}") from None
 
 
 def whole(
@@ -37,12 +37,12 @@ def whole(
 ) -> int:
     """A whole number from `least` to `most`, as an int; numbers of NumPy are numbers, booleans are not."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise error(f"{name} must be a whole number, not {shown(value)}")
+        raise error(f"{name} must be a whole number, not {brief(value)}")
     found = int(value)
     if least is not None and found < least:
-        raise error(f"{name} must be at least {least}, not {shown(value)}")
+        raise error(f"{name} must be at least {least}, not {brief(value)}")
     if most is not None and found > most:
-        raise error(f"{name} must be at most {most}, not {shown(value)}")
+        raise error(f"{name} must be at most {most}, not {brief(value)}")
     return found
 
 
@@ -50,7 +50,7 @@ def number(name: str, value: Any, least: float, most: float, error: type[Tokentr
     """A number from `least` to `most`, as a float; numbers of NumPy are numbers, booleans are not."""
     found = as_float(value) if is_number(value) else None
     if found is None or not least <= found <= most:
-        raise error(f"{name} must be a number from {least:g} to {most:g}, not {shown(value)}")
+        raise error(f"{name} must be a number from {least:g} to {most:g}, not {brief(value)}")
     return found
 
 
@@ -68,7 +68,7 @@ def limit(
     found = as_float(value) if is_number(value) else None
     if found is None or found < 0 or (found == 0 and not zero):
         least = "at least 0" if zero else "more than 0"
-        raise error(f"{name} must be {least} {unit} and finite, or None for no limit, not {shown(value)}")
+        raise error(f"{name} must be {least} {unit} and finite, or None for no limit, not {brief(value)}")
     return found
 
 
@@ -90,7 +90,7 @@ def flag(name: str, value: Any, error: type[TokentraceError] = RendererError) ->
     """Yes or no, as a bool; None is no."""
     if value is None or isinstance(value, (bool, Integral, np.bool_)):
         return bool(value)
-    raise error(f"{name} is True or False, not {shown(value)}")
+    raise error(f"{name} is True or False, not {brief(value)}")
 
 
 def items(name: str, value: Any, error: type[TokentraceError] = RendererError) -> list[Any]:
@@ -98,14 +98,14 @@ def items(name: str, value: Any, error: type[TokentraceError] = RendererError) -
     try:
         return list(value)
     except Exception:
-        raise error(f"{name} must be a list, not {shown(value)}") from None
+        raise error(f"{name} must be a list, not {brief(value)}") from None
 
 
 def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceError] = RendererError) -> Object:
     """The value, if it is of a kind."""
     if not isinstance(value, kind):
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-        raise error(f"{name} must be a {kinds}, not {shown(value)}")
+        raise error(f"{name} must be a {kinds}, not {brief(value)}")
     return value
 
 

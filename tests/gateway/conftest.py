@@ -1,25 +1,5 @@
-"""Fixtures: a real PostgreSQL, and places for a store in SQLite and in PostgreSQL."""
+"""Places for a store in SQLite and in PostgreSQL: the fixtures of `tests/store`."""
 
-from __future__ import annotations
+from tests.store.conftest import place, postgres
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from tests.store.support import Postgres, postgres_server
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    with postgres_server() as server:
-        yield server
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a store can be opened; there is none yet."""
-    if request.param == "sqlite":
-        return str(tmp_path / "store.db")
-    server: Postgres = request.getfixturevalue("postgres")
-    return server.fresh()
+__all__ = ["place", "postgres"]

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from .forms import MEDIA_PARTS, TEXT_PARTS
 from .place import Place, is_list
 from .values import check_depth
@@ -143,13 +143,13 @@ class _Reader:
             case "item_reference":
                 self._reference(place, item)
             case kind:
-                problem = f"items of type {shown(kind)} are not served; those that are: {_SERVED}"
+                problem = f"items of type {brief(kind)} are not served; those that are: {_SERVED}"
                 raise place.at("type").error(problem)
 
     def _message(self, place: Place, item: Mapping[str, Any]) -> None:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            problem = "is missing" if role is None else f"{shown(role)} is not a role"
+            problem = "is missing" if role is None else f"{brief(role)} is not a role"
             raise place.at("role").error(f"{problem}; use one of {', '.join(_ROLES)}")
         parts = _parts(place.at("content"), item.get("content"))
         if role != "assistant":
@@ -170,7 +170,7 @@ class _Reader:
         if item.get("call_id") is not None:
             message["tool_call_id"] = id = place.string(item, "call_id")
             if id not in self._call_ids and not self._open_calls:
-                problem = f"no function_call before it has the id {shown(id)}"
+                problem = f"no function_call before it has the id {brief(id)}"
                 raise place.at("call_id").error(f"{problem}; send the call too, or previous_response_id")
         self._answered = True
         self.messages.append({**message, "content": _content(_parts(place.at("output"), item.get("output")))})
@@ -178,7 +178,7 @@ class _Reader:
     def _reference(self, place: Place, item: Mapping[str, Any]) -> None:
         id = place.string(item, "id")
         if self._references is None or response_of_item(id) is None:
-            problem = f"there is no item {shown(id)} here; send the item itself, or previous_response_id"
+            problem = f"there is no item {brief(id)} here; send the item itself, or previous_response_id"
             raise place.error(f"item_reference: {problem}")
         self._turn_of(item)
         self._references.setdefault(self._turn_index, []).append(id)
@@ -260,6 +260,6 @@ def _part(place: Place, part: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind in TEXT_PARTS:
         return {"type": "text", "text": place.string(part, TEXT_PARTS[kind])}
     if kind not in MEDIA_PARTS:
-        raise place.at("type").error(f"parts of type {shown(kind)} are not known; use input_text")
+        raise place.at("type").error(f"parts of type {brief(kind)} are not known; use input_text")
     check_depth(part, place)
     return part

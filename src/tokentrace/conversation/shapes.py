@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from ..settings import choose
 from .messages import Messages, check_messages, check_tools
 from .place import Place, is_list
@@ -119,7 +119,7 @@ def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
     if not isinstance(text, str):
         raise InputError("must be a string or a list of text blocks", field="system")
     if not is_list(messages) or not all(isinstance(message, Mapping) for message in messages):
-        raise InputError(f"must be a list of messages, not {shown(messages)}", field="messages")
+        raise InputError(f"must be a list of messages, not {brief(messages)}", field="messages")
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     content: Any = messages[0].get("content")
@@ -165,7 +165,7 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]
         elif role == "system":
             results = [{"role": "system", "content": _content(blocks, "a system message")}]
         else:
-            problem = "is missing" if role is None else f"{shown(role)} is not a role of Anthropic's"
+            problem = "is missing" if role is None else f"{brief(role)} is not a role of Anthropic's"
             raise place.at("role").error(f"{problem}; use user, assistant or system")
         converted += [result | loss for result in results]
     return with_system(converted, system)
@@ -275,7 +275,7 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
 def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     speaker, value = turn.get("from"), turn.get("value")
     if not isinstance(speaker, str) or speaker not in _SPEAKERS:
-        problem = "is missing" if speaker is None else f"{shown(speaker)} is not a known speaker"
+        problem = "is missing" if speaker is None else f"{brief(speaker)} is not a known speaker"
         raise place.at("from").error(f"{problem}; use one of {', '.join(sorted(_SPEAKERS))}")
     carried = {key: turn[key] for key in _CARRIED if turn.get(key) is not None}
     if speaker in _CALLERS:
@@ -347,7 +347,7 @@ def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
         description = {"description": tool["description"]} if tool.get("description") is not None else {}
         return {"type": "function", "function": {"name": tool["name"], **description, "parameters": schema}}
     if tool.get("type") not in (None, "function"):
-        problem = f"is missing; a server tool ({shown(tool['type'])}) has no schema that a template could show"
+        problem = f"is missing; a server tool ({brief(tool['type'])}) has no schema that a template could show"
         raise place.at("input_schema").error(problem)
     if not wrap:
         return tool

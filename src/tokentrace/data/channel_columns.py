@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from ..trajectory.channels import Channel, Entries
 from .sources import pyarrow
 
@@ -106,7 +106,7 @@ def row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
     """The channels of a row that has these columns, as Python reads them from Arrow."""
     untyped = json.loads(row[UNTYPED]) if row.get(UNTYPED) else {}
     if not isinstance(untyped, dict) or not all(isinstance(entries, list) for entries in untyped.values()):
-        raise SampleError(f"channels must be lists of entries by name, not {shown(untyped)}")
+        raise SampleError(f"channels must be lists of entries by name, not {brief(untyped)}")
     channels = {name: Channel.of(entries) for name, entries in untyped.items()}
     if row.get(ROUTED_EXPERTS) is not None:
         channels[ROUTED_EXPERTS] = Channel.of(row[ROUTED_EXPERTS])

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from ..files import writing
 
 _LINES: Final = (".jsonl", ".ndjson")
@@ -78,7 +78,7 @@ def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None
     if not isinstance(inputs, Iterable) or not (inputs := [_checked_name(name) for name in inputs]):
         raise InputError("there is no input: name files, folders, or '-' for stdin")
     if split is not None and not isinstance(split, str):
-        raise InputError(f"split must be the name of a split, not {shown(split)}")
+        raise InputError(f"split must be the name of a split, not {brief(split)}")
     sources: list[Source] = []
     for name in inputs:
         for title, path in _files(name, split):
@@ -89,7 +89,7 @@ def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None
 def _checked_name(value: Any) -> str:
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"an input is the name of a file or a folder, not {shown(value)}")
+        raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
     return name
 
 
@@ -100,7 +100,7 @@ def _files(name: str, split: str | None) -> Iterator[tuple[str, Path]]:
         path = path.expanduser()
         is_file, is_folder = name == "-" or path.is_file(), path.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{shown(name)} cannot be read: {error}") from error
+        raise InputError(f"{brief(name)} cannot be read: {error}") from error
     if is_file:
         yield name, path
         return

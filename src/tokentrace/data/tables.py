@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from ..errors import InputError, SampleError, shown
+from ..errors import InputError, SampleError, brief
 from ..files import owned, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
@@ -371,11 +371,11 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 def named_path(name: Any) -> Path:
     """The path of a file that a caller names. Raises InputError if it cannot be one."""
     if not isinstance(name, (str, os.PathLike)) or not Path(name).name or "\0" in str(name):
-        raise InputError(f"a file is named by a string or a path, not by {shown(name)}")
+        raise InputError(f"a file is named by a string or a path, not by {brief(name)}")
     try:
         Path(name).exists()
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(name)} cannot be read: {error.args[-1]}") from None
+        raise InputError(f"{brief(name)} cannot be read: {error.args[-1]}") from None
     return Path(name)
 
 

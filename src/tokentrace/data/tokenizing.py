@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..conversation.forms import with_parsed_arguments
 from ..conversation.messages import check_tools
-from ..errors import InputError, SampleError, TokentraceError, place, shown
+from ..errors import InputError, SampleError, TokentraceError, brief, place
 from ..rendering.factory import create_renderer
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
@@ -333,7 +333,7 @@ def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -
     """
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):
-        raise SampleError(f"rows must be a list, a dataset or an iterator, not {shown(rows)}")
+        raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")
     for number, value in enumerate(rows, 1):
         try:
             row = Row(number, None, plain_values(value))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from .sources import pyarrow
 
 ATTENTION: Final = "attention_mask"
@@ -113,5 +113,5 @@ TRAINERS: Final = {
 def find_trainer(name: Any) -> Trainer:
     """The trainer of a name. Raises InputError that lists all names."""
     if not isinstance(name, str) or name not in TRAINERS:
-        raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {shown(name)}")
+        raise InputError(f"rows can be written for {', '.join(TRAINERS)}, not for {brief(name)}")
     return TRAINERS[name]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from ..tokens.ids import check_ids
 from .finding import Finding
 from .records import (
@@ -71,11 +71,11 @@ class Shape:
 def shape_of(line: Any) -> Shape:
     """The shape of a line. Raises InputError with the fields of a line of no known shape."""
     if not isinstance(line, Mapping):
-        raise InputError(f"a line of a record must be an object, not {shown(line)}")
+        raise InputError(f"a line of a record must be an object, not {brief(line)}")
     shape = next((shape for shape in SHAPES if shape.fits(line)), None)
     if shape is None:
         needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
-        raise InputError(f"this is {shown(line)}, which has no known shape: {needs}")
+        raise InputError(f"this is {brief(line)}, which has no known shape: {needs}")
     return shape
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from ..samples.sample import IGNORE
 from ..tokens.ids import check_ids, check_integers, runs
 from ..tokens.kinds import Kind
@@ -210,7 +210,7 @@ def read_mask(value: Line, place: Place, count: int, before: int, findings: list
         return None
     values = list(value[name]) if not isinstance(value[name], str) else [value[name]]
     wrong = next((at for at, one in enumerate(values) if one not in (0, 1)), None)
-    words = "" if wrong is None else f"entry {wrong} is {shown(values[wrong])}"
+    words = "" if wrong is None else f"entry {wrong} is {brief(values[wrong])}"
     if len(values) not in (count, before + count):
         words = f"{len(values):,} entries for {counted(before + count)}"
     if words:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from ..errors import TrajectoryError, shown
+from ..errors import TrajectoryError, brief
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import POSITIVE_NOISE, as_ids
@@ -181,7 +181,7 @@ def answered_logprobs(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
     if not valid.all():
         at = int(valid.argmin())
         raise EngineAnswerError(
-            f"{what}: the logprob of id {int(ids[at])} at {at} is {shown(values[at])}; logprobs are finite and at most "
+            f"{what}: the logprob of id {int(ids[at])} at {at} is {brief(values[at])}; logprobs are finite and at most "
             "0, unlike logits"
         )
     return logprobs
@@ -196,7 +196,7 @@ def same_ids(reported: Sequence[Any], ids: Sequence[int], what: str) -> None:
     """Raise EngineAnswerError unless logprobs are reported for the sampled ids."""
     for at, (one, sampled) in enumerate(zip(reported, ids, strict=False)):
         if one != sampled:
-            raise EngineAnswerError(f"{what}[{at}] is of id {shown(one)}, but id {sampled} was sampled there")
+            raise EngineAnswerError(f"{what}[{at}] is of id {brief(one)}, but id {sampled} was sampled there")
 
 
 def answered_versions(rows: Sequence[VersionRow] | None, length: int) -> tuple[VersionSpan, ...]:
@@ -274,13 +274,13 @@ class AnswerReader:
         piece = self._piece(ids, logprobs, what, channels)
         check_channels(whole, self.count)
         if reason not in set(FinishReason):
-            raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {shown(reason)}")
+            raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {brief(reason)}")
         stopped = reason == FinishReason.STOP
         if stopped and (self.last_id is None or (type(stop) is int and self.last_id != stop)):
             raise EngineAnswerError(f"it ended with stop token {stop}, but its last id is {self.last_id}")
         text = stop if stopped and isinstance(stop, str) else None
         if text is not None and text not in self.sampling.stop:
-            raise EngineAnswerError(f"it ended with {shown(text)}, which is not one of the stop texts")
+            raise EngineAnswerError(f"it ended with {brief(text)}, which is not one of the stop texts")
         self._last = replace(
             piece,
             finish_reason=FinishReason(reason),
@@ -305,4 +305,4 @@ class AnswerReader:
     def check_prompt_count(self, count: int | None) -> None:
         """Raise EngineAnswerError unless the engine read as many prompt ids as were sent."""
         if count != len(self.prompt):
-            raise EngineAnswerError(f"{len(self.prompt)} ids of prompt were sent, and the engine read {shown(count)}")
+            raise EngineAnswerError(f"{len(self.prompt)} ids of prompt were sent, and the engine read {brief(count)}")

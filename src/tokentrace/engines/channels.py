@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import shown
+from ..errors import brief
 from ..tokens.ids import INT32_MAX
 from ..trajectory.inputs import POSITIVE_NOISE
 from .protocol import EngineAnswerError
@@ -46,7 +46,7 @@ def _best(row: list[tuple[int, float | None]], count: int, size: int, what: str)
         if not 0 <= one < size:
             raise EngineAnswerError(f"{what}: {one} is not an id of the vocabulary")
         if logprob is not None and not logprob <= POSITIVE_NOISE:
-            raise EngineAnswerError(f"{what}: the logprob of id {one} is {shown(logprob)}; logprobs are at most 0")
+            raise EngineAnswerError(f"{what}: the logprob of id {one} is {brief(logprob)}; logprobs are at most 0")
     possible = [(one, logprob) for one, logprob in row if logprob is not None and logprob > IMPOSSIBLE]
     if not possible:
         raise EngineAnswerError(f"{what}: there is no id")
@@ -72,7 +72,7 @@ def npy_experts(text: str) -> Experts:
 def flat_experts(text: str, kind: str | None, width: int | None) -> Experts:
     """Read routed experts as SGLang writes them: base64 of numbers, `width` per position; None for one position."""
     if kind is not None and kind not in _WIRE_TYPES:
-        raise EngineAnswerError(f"routed_experts_dtype must be one of {', '.join(_WIRE_TYPES)}, not {shown(kind)}")
+        raise EngineAnswerError(f"routed_experts_dtype must be one of {', '.join(_WIRE_TYPES)}, not {brief(kind)}")
     data, dtype = _decoded(text), np.dtype(_WIRE_TYPES[kind or "int32"])
     count, extra = divmod(len(data), dtype.itemsize)
     if extra or not count or count % (width or count):

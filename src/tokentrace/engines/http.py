@@ -30,7 +30,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from ..errors import shown
+from ..errors import brief
 from ..settings import limit, whole
 from .answers import AnswerReader, decode
 from .backoff import Backoff
@@ -86,7 +86,7 @@ class HTTPSettings:
             raise EngineError(f"headers must be a mapping of names to values, not {type(self.headers).__name__}")
         for name, value in self.headers.items():
             if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-                raise EngineError(f"headers: {shown(name)} cannot be the name of a header")
+                raise EngineError(f"headers: {brief(name)} cannot be the name of a header")
             if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
                 raise EngineError(f"headers: the value of {name} must be printable ASCII text")
 
@@ -378,7 +378,7 @@ def shown_address(address: str) -> str:
 def _address(address: Any) -> tuple[str, str | None]:
     """Return an address without user and password, and the header that carries them."""
     if not isinstance(address, str):
-        raise EngineError(f"the address of a server is a str such as 'http://127.0.0.1:8000', not {shown(address)}")
+        raise EngineError(f"the address of a server is a str such as 'http://127.0.0.1:8000', not {brief(address)}")
     try:
         parts = urlsplit(address)
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

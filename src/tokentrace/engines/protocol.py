@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TokentraceError, shown
+from ..errors import TokentraceError, brief
 from ..settings import instance, items, number, whole
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import PENALTIES, VersionSpan
@@ -166,7 +166,7 @@ _EXTRAS: Final = ("top_logprobs", "structure")
 def _stop(stop: Any) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise EngineError(f"stop must be texts, none of them empty, not {shown(stop)}")
+        raise EngineError(f"stop must be texts, none of them empty, not {brief(stop)}")
     if len(texts) > _MOST_STOPS:
         raise EngineError(f"stop can have at most {_MOST_STOPS} texts, not {len(texts)}")
     try:
@@ -189,7 +189,7 @@ def _structure(structure: Any) -> dict[str, Any]:
         raise EngineError(f"structure must be JSON: {error}") from error
     raise EngineError(
         'structure must be {"type": "json_object"} or {"type": "json_schema", "schema": {...}}, not '
-        f"{shown(structure)}"
+        f"{brief(structure)}"
     )
 
 
@@ -234,7 +234,7 @@ class Completion(Delta):
     def __post_init__(self) -> None:
         for name, array, codes in (("ids", self.ids, "iu"), ("logprobs", self.logprobs, "f")):
             if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in codes:
-                raise EngineAnswerError(f"the {name} of a completion must be a row of numbers, not {shown(array)}")
+                raise EngineAnswerError(f"the {name} of a completion must be a row of numbers, not {brief(array)}")
         if self.ids.shape != self.logprobs.shape:
             raise EngineAnswerError(f"{len(self.ids)} ids were returned with {len(self.logprobs)} logprobs")
         if not np.isfinite(self.logprobs).all():

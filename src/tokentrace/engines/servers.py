@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..errors import shown
+from ..errors import brief
 from .http import Connection, HTTPSettings, shown_address
 from .llamacpp import LlamaCppEngine
 from .protocol import Engine, EngineAnswerError, EngineError, EngineRefusal
@@ -37,7 +37,7 @@ async def connect(
         raise EngineError("there is no address to connect to, such as 'http://127.0.0.1:8000'")
     name = kind.replace(".", "") if isinstance(kind, str) else ""
     if name != "auto" and name not in _ADAPTERS:
-        raise EngineError(f"the kind of an engine is auto, {', '.join(_ADAPTERS)}, not {shown(kind)}")
+        raise EngineError(f"the kind of an engine is auto, {', '.join(_ADAPTERS)}, not {brief(kind)}")
     engines: list[Engine] = []
     try:
         for address in addresses:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from ..errors import shown
+from ..errors import brief
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .adapter import HTTPEngine, connecting, folder_of, probed_kind, sampling_fields
@@ -323,7 +323,7 @@ class _SGLangReader(AnswerReader):
         status = reason.status_code
         if status is None:
             return
-        message = reason.message[:300] if isinstance(reason.message, str) else shown(reason.message)
+        message = reason.message[:300] if isinstance(reason.message, str) else brief(reason.message)
         problem = f"SGLang dropped the request ({status}): {message}"
         if status < 500 and status != 429:
             raise EngineRefusal(problem, status=status)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..errors import InputError, RendererError, shown
+from ..errors import InputError, RendererError, brief
 from ..settings import instance, items
 from .grammar import NO_CALLS, ONE_CALL, CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from .writing import write_calls, write_messages
@@ -201,7 +201,7 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
         head = grammar.head or grammar.prompt
         return grammar.replace(channels=parser, calls=None, head=head, notes=notes)
     if not isinstance(parser, CallGrammar):
-        raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {shown(parser)}")
+        raise RendererError(f"tool_parser is the name of a dialect, a Dialect or a CallGrammar, not {brief(parser)}")
     if lacking := _lacking(parser):
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
     current = grammar.calls
@@ -232,7 +232,7 @@ def _lacking(calls: CallGrammar) -> list[str]:
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     frame = find_reasoning(parser) if isinstance(parser, str) else parser
     if frame is not None and not isinstance(frame, Frame):
-        raise RendererError(f"reasoning_parser is a name or a Frame, not {shown(parser)}")
+        raise RendererError(f"reasoning_parser is a name or a Frame, not {brief(parser)}")
     if frame is not None and not (frame.open and frame.close):
         raise RendererError(f"a reasoning_parser needs open and close; {frame!r} lacks one of them")
     current = grammar.reasoning

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from .grammar import CallGrammar, Channels, Style, Value
 
 
@@ -63,7 +63,7 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
 
 def _arguments(call: Mapping[str, Any], at: int) -> Mapping[str, Any]:
     if not isinstance(call, Mapping):
-        raise InputError(f"must be a mapping, not {shown(call)}", field=f"tool_calls.{at}")
+        raise InputError(f"must be a mapping, not {brief(call)}", field=f"tool_calls.{at}")
     arguments = call.get("arguments")
     if isinstance(arguments, str):
         try:

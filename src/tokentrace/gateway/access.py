@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from ..errors import shown
+from ..errors import brief
 from ..store.store import Store
 from .keys import Caller, Keys, Role, hash_key
 from .problems import RequestError
@@ -63,7 +63,7 @@ class Access:
                 code="no_session",
             )
         if not ID.fullmatch(id):
-            raise RequestError(f"{shown(id)} is not the name of a session: {ID_RULE}", code="no_session")
+            raise RequestError(f"{brief(id)} is not the name of a session: {ID_RULE}", code="no_session")
         return id
 
     async def _session_of_key(self, key: str) -> str:
@@ -101,11 +101,11 @@ def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
     """Refuse what another site makes a browser send: browsers add keys by themselves, or need none."""
     host = headers.get("host", "")
     if loopback and not _is_loopback(host):
-        problem = f"the Host {shown(host)} is not this machine: without keys only localhost is served"
+        problem = f"the Host {brief(host)} is not this machine: without keys only localhost is served"
         raise RequestError(problem, status=403)
     origin = headers.get("origin", "")
     if origin and origin.partition("://")[2] != host:
-        raise RequestError(f"requests of other sites ({shown(origin)}) are refused", status=403, code="forbidden")
+        raise RequestError(f"requests of other sites ({brief(origin)}) are refused", status=403, code="forbidden")
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise RequestError("requests of other sites are refused", status=403, code="forbidden")
 

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
 
-from ..errors import shown
+from ..errors import brief
 from ..settings import as_float, is_number
 from ..store.store import Label, SessionInfo, State, is_storable
 from .gateway import Gateway
@@ -94,7 +94,7 @@ class AdminRoutes:
         query, store = http.query_params, self._gateway.store
         after = await store.session(query["after"]) if "after" in query else None
         if "after" in query and after is None:
-            raise RequestError(f"there is no session {shown(query['after'])}", field="after", status=404)
+            raise RequestError(f"there is no session {brief(query['after'])}", field="after", status=404)
         sessions: list[dict[str, Any]] = []
         async for info in store.sessions(state=read_state(http), search=query.get("search", ""), after=after):
             sessions.append(_described(info))
@@ -168,9 +168,9 @@ class AdminRoutes:
     ) -> Response:
         format, keep_state = http.query_params.get("format", "jsonl"), http.query_params.get("keep_state", "false")
         if format not in tuple(ExportFormat):
-            raise RequestError(f"must be one of {', '.join(ExportFormat)}, not {shown(format)}", field="format")
+            raise RequestError(f"must be one of {', '.join(ExportFormat)}, not {brief(format)}", field="format")
         if keep_state not in ("true", "false", "1", "0"):
-            raise RequestError(f"must be true or false, not {shown(keep_state)}", field="keep_state")
+            raise RequestError(f"must be true or false, not {brief(keep_state)}", field="keep_state")
         kind = ExportFormat(format)
         rows = export_rows(self._gateway.store, sessions, kind, keep_state=keep_state in ("true", "1"))
         first = await anext(rows, b"")  # what goes wrong before it still has a status of its own
@@ -219,15 +219,15 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
         path = f"rewards.{at}"
         turn = reward.get("turn")
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
-            raise RequestError(f"must be a turn from 0 to {turns - 1}, not {shown(turn)}", field=f"{path}.turn")
+            raise RequestError(f"must be a turn from 0 to {turns - 1}, not {brief(turn)}", field=f"{path}.turn")
         values = {name: value for name, value in reward.items() if name != "turn"}
         if not values:
             raise RequestError('has no value: {"reward": 1.0}, or another name', field=path)
         for name, value in values.items():
             if not is_storable(name):
-                raise RequestError(f"the name {shown(name)} has a NUL or a lone surrogate", field=path)
+                raise RequestError(f"the name {brief(name)} has a NUL or a lone surrogate", field=path)
             if name == "reward" and not (is_number(value) and as_float(value) is not None):
-                raise RequestError(f"must be a number, not {shown(value)}", field=f"{path}.reward")
+                raise RequestError(f"must be a number, not {brief(value)}", field=f"{path}.reward")
             labels.append(Label(name[:200], value, turn))
     return labels
 
@@ -235,4 +235,4 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
 def _check_query(http: HTTPRequest, *allowed: str) -> None:
     for name in http.query_params:
         if name not in allowed:
-            raise RequestError(f"the address may have {', '.join(allowed)}, not {shown(name)}", field=name[:80])
+            raise RequestError(f"the address may have {', '.join(allowed)}, not {brief(name)}", field=name[:80])

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import EngineError
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 from ..store.store import StoreError
 from .access import Access, require_admin
 from .admin import AdminRoutes
@@ -147,7 +147,7 @@ class App:
             page = {"object": "list", "data": [model], "has_more": False}
             return json_response({**page, "first_id": name, "last_id": name})
         if requested != name:
-            raise RequestError(f"there is no model {shown(requested)}, only {name}", status=404)
+            raise RequestError(f"there is no model {brief(requested)}, only {name}", status=404)
         return json_response(model)
 
     # -- health

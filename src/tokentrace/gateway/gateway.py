@@ -19,7 +19,7 @@ from ..conversation.responses import response_of_item
 from ..diagnose.conversation_diff import text_of
 from ..diagnose.message_keys import root_key
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
-from ..errors import shown
+from ..errors import brief
 from ..rendering.factory import OF_RENDER, unread_variable
 from ..rendering.renderer import Renderer
 from ..store.store import Store
@@ -228,7 +228,7 @@ class Gateway:
 
     async def stored(self, id: str, dialect: Dialect, response: str) -> Answered:
         """A stored response, as it was answered. Raises RequestError if the session has none of this id."""
-        missing = RequestError(f"there is no stored response {shown(response)} in this session", status=404)
+        missing = RequestError(f"there is no stored response {brief(response)} in this session", status=404)
         number = await self.store.turn_named(id, response_name(response))
         if number is None:
             raise missing
@@ -352,4 +352,4 @@ def _text(field: str, message: Mapping[str, Any], reply: Mapping[str, Any]) -> s
 
 
 def _unknown_item(item: str) -> RequestError:
-    return RequestError(f"item_reference: there is no stored item {shown(item)} in this session", field="input")
+    return RequestError(f"item_reference: there is no stored item {brief(item)} in this session", field="input")

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..conversation.values import MAX_DEPTH, finite, no_constant
-from ..errors import shown
+from ..errors import brief
 from ..store.store import State
 from .problems import RequestError
 
@@ -78,7 +78,7 @@ def read_state(request: Request) -> State | None:
     if not value:
         return None
     if value not in tuple(State):
-        raise RequestError(f"must be one of {', '.join(State)}, not {shown(value)}", field="state")
+        raise RequestError(f"must be one of {', '.join(State)}, not {brief(value)}", field="state")
     return State(value)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from msgspec import Struct
 
 from ..engines.protocol import EngineError, SamplingParams
-from ..errors import shown
+from ..errors import brief
 from ..tokens.tokenizer import Ids
 from .problems import RequestError
 
@@ -237,7 +237,7 @@ def structure_of(kind: Any, schema: Any, field: str, inside: str = "schema") -> 
             return {"type": "json_schema", "schema": schema}
         case "json_schema":
             raise RequestError("must be a JSON schema (an object)", field=f"{field}.{inside}")
-    problem = f"must be text, json_object or json_schema, not {shown(kind)}"
+    problem = f"must be text, json_object or json_schema, not {brief(kind)}"
     raise RequestError(problem, field=f"{field}.type", code="unsupported_parameter")
 
 
@@ -249,7 +249,7 @@ def thinking_hints(on: bool | None, effort: Any = None, *, field: str = "reasoni
     """
     if effort is not None and effort not in get_args(Effort):
         choices = ", ".join(get_args(Effort))
-        raise RequestError(f"must be one of {choices}, not {shown(effort)}", field=field)
+        raise RequestError(f"must be one of {choices}, not {brief(effort)}", field=field)
     hints = {} if effort in (None, "none") else {"reasoning_effort": effort}
     if on is None and effort is not None:
         on = effort != "none"

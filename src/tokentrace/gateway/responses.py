@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 
 from ..conversation.responses import from_responses, in_namespace, item_id, sealed
 from ..engines.protocol import Delta, FinishReason
-from ..errors import shown
+from ..errors import brief
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, logprob_entries, openai_error, token_fields, usage_of
@@ -183,7 +183,7 @@ def _previous(body: ResponsesBody) -> str | None:
         return None
     bare = bare_id(id)
     if bare is None:
-        problem = f"there is no response {shown(id)}; ids of responses begin with {PREFIX}"
+        problem = f"there is no response {brief(id)}; ids of responses begin with {PREFIX}"
         raise RequestError(problem, field="previous_response_id", code="previous_response_not_found")
     return bare
 
@@ -213,7 +213,7 @@ def _tools(tools: Sequence[dict[str, Any]], wishes: list[str]) -> tuple[list[dic
     counts = Counter(function["function"]["name"] for function in functions)
     for name in namespaces:
         if counts[name] > 1:
-            raise RequestError(f"{shown(name)} is the name of two functions", field="tools")
+            raise RequestError(f"{brief(name)} is the name of two functions", field="tools")
     return functions, namespaces
 
 
@@ -221,7 +221,7 @@ def _function(tool: Any, path: str) -> dict[str, Any]:
     """A function in the shape of chat completions. The model does not see whether it is ``strict``."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise RequestError(f"tools of type {shown(kind)} are not served; only functions are", field=f"{path}.type")
+        raise RequestError(f"tools of type {brief(kind)} are not served; only functions are", field=f"{path}.type")
     if tool.get("function") is not None:
         tool, path = tool["function"], f"{path}.function"
     function = convert(tool, _Function, path)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from msgspec import Meta, Struct
 
 from ..diagnose.message_keys import Meaning
-from ..errors import shown
+from ..errors import brief
 from ..store.store import SessionInfo, State, Store, StoreError
 from ..trajectory.trajectory import Trajectory
 from .matching import MEANINGS, Matcher, load_matcher
@@ -51,7 +51,7 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
         settings = convert(value, cls, "settings")
         names = ("max_tokens", *SAMPLING)
         if not settings.sampling.keys() <= set(names):
-            problem = f"may have {', '.join(names)}, not {shown(settings.sampling)}"
+            problem = f"may have {', '.join(names)}, not {brief(settings.sampling)}"
             raise RequestError(problem, field="settings.sampling")
         check_sampling(settings.sampling, "settings.sampling.")
         return settings
@@ -97,7 +97,7 @@ class Sessions:
         """What the store has about a session. Raises RequestError if there is none."""
         info = await self.find(id)
         if info is None:
-            raise RequestError(f"there is no session {shown(id)}", status=404, code="no_session")
+            raise RequestError(f"there is no session {brief(id)}", status=404, code="no_session")
         return info
 
     async def info(self, id: str) -> SessionInfo:
@@ -107,7 +107,7 @@ class Sessions:
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
         if info is None:
             fix = "make one with POST /sessions"
-            raise RequestError(f"there is no session {shown(id)}", fix=fix, status=404, code="no_session")
+            raise RequestError(f"there is no session {brief(id)}", fix=fix, status=404, code="no_session")
         return info
 
     async def get(self, id: str) -> Live:

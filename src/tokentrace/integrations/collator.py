@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from ..samples.collation import collate
 from ..samples.sample import IGNORE, Sample
 from ..tokens.ids import check_ids, check_integers
@@ -39,7 +39,7 @@ class Collator:
 def _sample(row: Mapping[str, Any]) -> Sample:
     """A row of a file: its ids, where they carry loss, and what else there is for each token."""
     if not isinstance(row, Mapping):
-        raise SampleError(f"a row is a Sample or a mapping of columns, not {shown(row)}")
+        raise SampleError(f"a row is a Sample or a mapping of columns, not {brief(row)}")
     if "seq_lengths" in row:
         raise SampleError("these rows are packed: leave SFTTrainer's own collator in place")
     if row.get("labels") is None:

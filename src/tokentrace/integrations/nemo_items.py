@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..conversation.responses import item_id
-from ..errors import SampleError, TrajectoryError, shown
+from ..errors import SampleError, TrajectoryError, brief
 from ..gateway.responses import call_item, message_item, reasoning_item
 from ..trajectory.trajectory import Trajectory
 from .rows import only_sample
@@ -78,7 +78,7 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
     role, content = message["role"], message.get("content")
     if role == "tool":
         if not isinstance(content, str):
-            raise SampleError(f"message {number}: the result of a tool must be text, not {shown(content)}")
+            raise SampleError(f"message {number}: the result of a tool must be text, not {brief(content)}")
         return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
     if role != "assistant":
         return [{"type": "message", "role": role, "content": content}]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Literal
 import numpy as np
 
 from ..conversation.messages import Messages
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 from ..parsing.response import CallStatus, PartKind
 from ..parsing.response import ParsedToolCall as OurCall
 from ..rendering.factory import create_renderer
@@ -233,7 +233,7 @@ def refuse_media(messages: Any) -> None:
     """InputError for the first part of a message that is an image, a video or audio, and for what is not a message."""
     for at, message in enumerate(messages if isinstance(messages, Sequence) else ()):
         if not isinstance(message, Mapping):
-            raise InputError(f"a message is a mapping with a role, not {shown(message)}", message=at)
+            raise InputError(f"a message is a mapping with a role, not {brief(message)}", message=at)
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = str(part.get("type")) if isinstance(part, Mapping) else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sized
 from typing import Any, Final
 
 from ..engines.protocol import SamplingParams
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 
 _NOT_READ: Final = {
     "skip_special_tokens",
@@ -45,7 +45,7 @@ def sampling_of(params: Any, *, max_tokens: int | None = None) -> SamplingParams
     if not isinstance(params, Mapping):
         fields = {name: getattr(params, name) for name in _OBJECT if hasattr(params, name)}
         if "temperature" not in fields:
-            raise InputError(f"sampling parameters are a mapping of names to values, not {shown(params)}")
+            raise InputError(f"sampling parameters are a mapping of names to values, not {brief(params)}")
         params = fields
     left = {name: value for name, value in params.items() if name not in _NOT_READ}
     limits = [left.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
@@ -53,10 +53,10 @@ def sampling_of(params: Any, *, max_tokens: int | None = None) -> SamplingParams
     values = {name: left.pop(name) for name in ("temperature", "top_p", "top_k") if left.get(name) is not None}
     stops = left.pop("stop_token_ids", None)
     if not (stops is None or isinstance(stops, list | tuple)):
-        raise InputError(f"stop_token_ids must be a list of ids, not {shown(stops)}")
+        raise InputError(f"stop_token_ids must be a list of ids, not {brief(stops)}")
     left = {name: value for name, value in left.items() if not _is_empty(value)}
     if wrong := {name: value for name, value in left.items() if not _is_off(name, value)}:
-        raise InputError(f"the sampling parameters {shown(wrong)} cannot be honoured here: leave them out")
+        raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured here: leave them out")
     limit = next((one for one in limits if one is not None), max_tokens)
     if limit is None:
         raise InputError("the sampling parameters have no max_tokens: say how long a turn may be")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 from ..parsing.response import Finish, ParsedResponse
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer as TemplateRenderer
@@ -97,7 +97,7 @@ class TracedRenderer(Renderer):
     ) -> tinker.ModelInput:
         """The prompt for the model's next turn; `prefill` is encoded by itself and put after it."""
         if role != "assistant":
-            raise InputError(f"a template prompts for the assistant, not for {shown(role)}")
+            raise InputError(f"a template prompts for the assistant, not for {brief(role)}")
         chat, tools = conversation(messages)
         ids = self.renderer.render_ids(chat, tools=tools, add_generation_prompt=True)
         return tinker.ModelInput.from_ints(
@@ -194,15 +194,15 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
     """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
-        raise InputError(f"a message has a role and a content, text or a list of parts: {shown(message)}", message=at)
+        raise InputError(f"a message has a role and a content, text or a list of parts: {brief(message)}", message=at)
     converted: dict[str, Any] = {"role": role, "content": content}
     parts = [] if isinstance(content, str) else content
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in ("text", "thinking"):
-            raise InputError(f"parts of type {shown(kind)} are not rendered, only texts", message=at)
+            raise InputError(f"parts of type {brief(kind)} are not rendered, only texts", message=at)
         if not isinstance(part.get(kind), str):
-            raise InputError(f"a part of type {kind!r} has no {kind!r}: {shown(part)}", message=at)
+            raise InputError(f"a part of type {kind!r} has no {kind!r}: {brief(part)}", message=at)
     thinking = [part["thinking"] for part in parts if part["type"] == "thinking"]
     if thinking:
         if role != "assistant" or len(thinking) > 1 or parts[0]["type"] != "thinking":

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..engines.callback import CallbackEngine, EngineReply
 from ..engines.protocol import Capabilities, EngineAnswerError, GenerateRequest, add_version
-from ..errors import InputError, SampleError, shown
+from ..errors import InputError, SampleError, brief
 from ..rollout.ends import FAILED_ENDS, End
 from ..rollout.record import Rollout, Task
 from ..samples.sample import Sample
@@ -217,7 +217,7 @@ def _areal_versions(sample: Sample) -> Any:
     versions = np.full(len(sample), -1)
     for span in sample.versions:
         if isinstance(span.version, str):
-            raise SampleError(f"{sample!r}: AReaL numbers weights, and tokens are of version {shown(span.version)}")
+            raise SampleError(f"{sample!r}: AReaL numbers weights, and tokens are of version {brief(span.version)}")
         versions[span.start : span.stop] = -1 if span.version is None else span.version
     return versions
 

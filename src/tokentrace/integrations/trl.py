@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ..engines.protocol import Engine
-from ..errors import InputError, SampleError, shown
+from ..errors import InputError, SampleError, brief
 from ..rollout.batch import rollout_seed
 from ..rollout.calling import together
 from ..rollout.patience import Patience
@@ -182,7 +182,7 @@ def _weights(trainer: Any) -> dict[str, Any]:
 def _task(prompt: Any) -> Task:
     if not isinstance(prompt, list):
         raise InputError(
-            f"a prompt is a list of messages, not {shown(prompt)}: pass task=, a function that makes a Task of it"
+            f"a prompt is a list of messages, not {brief(prompt)}: pass task=, a function that makes a Task of it"
         )
     return Task(prompt)
 
@@ -207,7 +207,7 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
     the agent. `reward` is a function or a coroutine function; it is asked for all rows.
     """
     if not callable(reward):
-        raise InputError(f"unless_failed takes a reward function, not {shown(reward)}")
+        raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
 
     def judged(rewards: Sequence[Any], rollout: Sequence[FinishedRollout]) -> list[Any]:
         return [None if one.failed else score for one, score in zip(rollout, rewards, strict=True)]

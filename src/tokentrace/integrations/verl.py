@@ -27,7 +27,7 @@ except ImportError as error:
     raise ImportError(f"tokentrace.integrations.verl needs verl: pip install 'verl[verl-core]' ({error})") from error
 
 from ..data.conversations import plain_values, without_nulls
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 from ..rollout import (
     FAILED_ENDS,
     Agent,
@@ -136,7 +136,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
         if self._reward is not None and rollout.reward is None:
             raise RolloutFailed(
-                f"{task.name}, {shown(task.messages[-1].get('content'))}: {self._reward} gave it no reward (None), and "
+                f"{task.name}, {brief(task.messages[-1].get('content'))}: {self._reward} gave it no reward (None), and "
                 "verl has no rewards for a whole batch where one row has none: return a number, or leave the setting "
                 "`reward` out and let verl's reward function judge"
             )

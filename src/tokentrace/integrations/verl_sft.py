@@ -25,7 +25,7 @@ except ImportError as error:
 
 from ..data.conversations import Columns, conversation_of, without_nulls
 from ..data.sources import pyarrow
-from ..errors import InputError, SampleError, shown
+from ..errors import InputError, SampleError, brief
 from ..samples.sample import IGNORE
 from ..samples.supervised import build_supervised_sample
 from .verl_parser import plain, renderer_of
@@ -149,7 +149,7 @@ def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
 def _switch(value: Any) -> bool | None:
     """Whether to think; None where nothing is said. A text such as "false" would be true."""
     if value is not None and value not in (True, False):
-        raise InputError(f"must be true or false, not {shown(value)}", field="enable_thinking")
+        raise InputError(f"must be true or false, not {brief(value)}", field="enable_thinking")
     return None if value is None else bool(value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from .model import Floats, read_safetensors
 
 
@@ -20,7 +20,7 @@ def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
     if isinstance(source, Mapping):
         return {str(name): _array(name, value) for name, value in source.items()}
     if not isinstance(source, str | Path):
-        raise InputError(f"weights are a folder of safetensors or a mapping of arrays, not {shown(source)}")
+        raise InputError(f"weights are a folder of safetensors or a mapping of arrays, not {brief(source)}")
     files = sorted(Path(source).glob("*.safetensors"))
     if not files:
         raise InputError(f"{source} has no safetensors")

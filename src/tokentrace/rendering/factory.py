@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from ..conversation.forms import MessageForm
-from ..errors import RendererError, TemplateError, kind_of, shown
+from ..errors import RendererError, TemplateError, brief, kind_of
 from ..formats import families
 from ..parsing.response import CallReading
 from ..settings import choose, flag, instance, whole
@@ -97,7 +97,7 @@ def create_renderer(
 def _past(past: Any, patched: Any, preserve: Any, tool_calls: Any, history: Any) -> Past:
     """The choice that `past` and the other names of its values make; of several names the first here counts."""
     if not isinstance(history, str) or history not in ("train", "inference"):
-        raise RendererError(f"history is one of 'train', 'inference', not {shown(history)}")
+        raise RendererError(f"history is one of 'train', 'inference', not {brief(history)}")
     aliases = {
         Past.PATCHED: flag("use_patched", patched),
         Past.PRESERVE: flag("preserve_all_thinking", preserve),
@@ -123,7 +123,7 @@ def _check_variables(variables: Mapping[str, Any], templates: Collection[Templat
         if problem := unread_variable(name, templates):
             parameters = inspect.signature(create_renderer).parameters.values()
             settings = ", ".join(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
-            raise RendererError(f"{shown(name)} is no setting of a renderer ({settings}), and {problem}")
+            raise RendererError(f"{brief(name)} is no setting of a renderer ({settings}), and {problem}")
 
 
 def unread_variable(name: str, templates: Collection[Template]) -> str:
@@ -149,7 +149,7 @@ def template_source(template: Any) -> Any:
             return str(template)
         source = Path(template).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise RendererError(f"chat_template: {shown(str(template))} cannot be read: {error}") from error
+        raise RendererError(f"chat_template: {brief(str(template))} cannot be read: {error}") from error
     if not _is_source(source):
         raise RendererError(f"{template} is not a chat template: nothing in it begins with {{{{, {{% or {{#")
     return source
@@ -170,7 +170,7 @@ def _templates(tokenizer: Tokenizer, template: Any, renderer: str) -> dict[str, 
         if isinstance(source, str) and not _is_source(source):
             names = ", ".join(sorted(tokenizer.templates)) or "none"
             raise RendererError(
-                f"chat_template: there is no file {shown(source)}, and the tokenizer carries no template of that name "
+                f"chat_template: there is no file {brief(source)}, and the tokenizer carries no template of that name "
                 f"(it carries {names})"
             )
         sources = named_templates(source)

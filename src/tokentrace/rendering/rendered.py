@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..computed import computed
 from ..conversation.forms import Change
 from ..conversation.messages import ROLES
-from ..errors import RendererError, SampleError, shown
+from ..errors import RendererError, SampleError, brief
 from ..settings import flag, whole
 from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
@@ -251,7 +251,7 @@ class RenderedTokens(ShowsItself):
     def with_mask(self, mask: npt.NDArray[np.bool_]) -> RenderedTokens:
         """The same tokens with the loss mask of a training row as their mask."""
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            raise SampleError(f"the mask is an array of bools, not {shown(mask)}")
+            raise SampleError(f"the mask is an array of bools, not {brief(mask)}")
         if mask.shape != self.ids.shape:
             raise SampleError(f"a mask of shape {mask.shape} does not fit {len(self.ids)} tokens")
         other = copy.copy(self)
@@ -303,7 +303,7 @@ _FIELDS: Final = frozenset(
 def _check_name(kind: str, name: Any, names: Collection[str]) -> None:
     """Raise RendererError for a name that does not begin with one of these."""
     if not isinstance(name, str) or name.split(".")[0] not in names:
-        raise RendererError(f"there is no {kind} {shown(name)}; there are {', '.join(sorted(names))}")
+        raise RendererError(f"there is no {kind} {brief(name)}; there are {', '.join(sorted(names))}")
 
 
 def _is_field(name: str, chosen: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..conversation.messages import ROLES, Messages, check_tools
 from ..conversation.place import is_list
-from ..errors import ControlTokenError, InputError, RendererError, shown
+from ..errors import ControlTokenError, InputError, RendererError, brief
 from ..template.chat_template import Template
 from ..template.origin import KEY, UNKNOWN, Origin
 from ..template.trace import Rendering
@@ -33,16 +33,16 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 def check_trusted(trusted: Iterable[str], templates: Iterable[Template], kwargs: Iterable[str]) -> frozenset[str]:
     """The trusted roles and sources of text. Raises RendererError for a name that is neither."""
     if isinstance(trusted, str) or not isinstance(trusted, Iterable):
-        raise RendererError(f"trusted is a set of roles, not {shown(trusted)}")
+        raise RendererError(f"trusted is a set of roles, not {brief(trusted)}")
     names = list(trusted)
     if not all(isinstance(name, str) for name in names):
-        raise RendererError(f"trusted is a set of roles, which are strings, not {shown(names)}")
+        raise RendererError(f"trusted is a set of roles, which are strings, not {brief(names)}")
     usual = ROLES | _SOURCES | {f"kwargs.{name}" for name in kwargs}
     allowed = usual.union(word for template in templates for word in template.constants if word.isidentifier())
     for name in names:
         if name not in allowed:
             listed = ", ".join(sorted(usual))
-            raise RendererError(f"trusted names {shown(name)}, which is no role and no source of text: {listed}")
+            raise RendererError(f"trusted names {brief(name)}, which is no role and no source of text: {listed}")
     return frozenset(names)
 
 

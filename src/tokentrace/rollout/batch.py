@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..conversation.place import Place, is_list
 from ..conversation.values import parse_json
 from ..data.conversations import COMPLETIONS, MESSAGES, conversation_of, table_row
-from ..errors import ContinuationError, InputError, shown
+from ..errors import ContinuationError, InputError, brief
 from ..settings import instance, whole
 from .calling import together
 from .ends import End
@@ -184,7 +184,7 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
     for number, task in enumerate(tasks):
         task = _named(task, number)
         if task.name in places:
-            both = f"tasks {places[task.name]} and {number} (counted from 0) are both called {shown(task.name)}"
+            both = f"tasks {places[task.name]} and {number} (counted from 0) are both called {brief(task.name)}"
             raise InputError(
                 f"{both}: give each a name of its own, or none; grouped(tasks, n) makes n rollouts of each task"
             )
@@ -194,7 +194,7 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _named(task: Any, number: int) -> Task:
     if not isinstance(task, Task):
-        raise InputError(f"task {number} is {shown(task)}, not a Task; row_task makes one of a row of a dataset")
+        raise InputError(f"task {number} is {brief(task)}, not a Task; row_task makes one of a row of a dataset")
     return task if task.name else dataclasses.replace(task, name=f"task-{number:05d}")
 
 
@@ -222,7 +222,7 @@ async def run_rollouts(
     """
     instance("agent", agent, Agent, InputError)
     if not isinstance(tasks, Iterable):
-        raise InputError(f"tasks must be a list of tasks, not {shown(tasks)}")
+        raise InputError(f"tasks must be a list of tasks, not {brief(tasks)}")
     if store is not None:
         instance("store", store, RolloutStore, InputError)
     patience = Patience() if patience is None else instance("patience", patience, Patience, InputError)
@@ -255,7 +255,7 @@ async def run_rollouts(
 
     await together(work() for _ in range(concurrency))
     if running:  # a TaskGroup takes a worker that was cancelled for one that is done
-        names = ", ".join(map(shown, sorted(running)[:3])) + (", …" if len(running) > 3 else "")
+        names = ", ".join(map(brief, sorted(running)[:3])) + (", …" if len(running) > 3 else "")
         raise InputError(f"{len(running)} rollouts did not end, a tool, user or reward cancelled their tasks: {names}")
     summary.seconds = time.monotonic() - began
     return summary

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..data.ray_connection import connected, first_line, import_ray
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 from ..settings import instance, whole
 from ..trajectory.trajectory import Trajectory
 from ..version import __version__
@@ -190,8 +190,8 @@ class _Run:
         for name, value in report.items():
             if value != self.first[name]:
                 raise InputError(
-                    f"node {node} has another {name} than the first worker, {shown(value)} instead of "
-                    f"{shown(self.first[name])}: they must be the same everywhere"
+                    f"node {node} has another {name} than the first worker, {brief(value)} instead of "
+                    f"{brief(self.first[name])}: they must be the same everywhere"
                 )
 
     async def _work_through(self, worker: Any) -> bool:
@@ -229,7 +229,7 @@ class _Run:
         if "down" in report:
             raise EngineDown(f"node {report['node']}: {report['down']}")
         if "error" in report:
-            raise TokentraceError(f"node {report['node']}, {shown(task.name)}: {report['error']}")
+            raise TokentraceError(f"node {report['node']}, {brief(task.name)}: {report['error']}")
         await self._finish(Rollout(task=task, tools=task.tools or [], **report))
         return True
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 
 Built = TypeVar("Built")
 _MAX_BYTES: Final = 16 << 20
@@ -65,7 +65,7 @@ class Document:
     def build(self, kind: type[Built], values: Any, *path: str | int, **more: Any) -> Built:
         """Return values as a dataclass, whose fields are the only settings. Raises ConfigError as `convert` does."""
         if not isinstance(values, Mapping):
-            raise self.error(f"must be a mapping of settings, not {shown(values)}", *path)
+            raise self.error(f"must be a mapping of settings, not {brief(values)}", *path)
         names = [one.name for one in fields(kind) if one.name not in more]  # type: ignore[arg-type]
         for key in values:
             if key not in names:
@@ -126,7 +126,7 @@ def _value(node: Any, loader: Any, file: str, cache: dict[int, Any]) -> Any:
         try:
             value = loader.construct_object(node, deep=True)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:  # the 13th month
-            problem = f"{shown(node.value)} cannot be read: {error}; quote it, and give it no tag"
+            problem = f"{brief(node.value)} cannot be read: {error}; quote it, and give it no tag"
             raise ConfigError(f"{file}, line {node.start_mark.line + 1}: {problem}") from error
     cache[id(node)] = value
     return value

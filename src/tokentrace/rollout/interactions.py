@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from .calling import called, takes
 
 
@@ -22,7 +22,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         if not isinstance(self.content, str):
-            raise InputError(f"the content of a Reply must be text, not {shown(self.content)}")
+            raise InputError(f"the content of a Reply must be text, not {brief(self.content)}")
 
 
 class BaseInteraction:
@@ -94,9 +94,9 @@ def as_interactions(interaction: Any) -> dict[str, BaseInteraction]:
     users = interaction if isinstance(interaction, Mapping) else {"": interaction}
     for name, user in users.items():
         if isinstance(user, type) or not callable(getattr(user, "generate_response", None)):
-            raise InputError(f"interaction must be a BaseInteraction, not {shown(user)}")
+            raise InputError(f"interaction must be a BaseInteraction, not {brief(user)}")
         if not isinstance(name, str):
-            raise InputError(f"the name of an interaction must be text, not {shown(name)}")
+            raise InputError(f"the name of an interaction must be text, not {brief(name)}")
     return {
         name: user if isinstance(user, BaseInteraction) else AdoptedInteraction(user) for name, user in users.items()
     }
@@ -112,7 +112,7 @@ def choose_interaction(users: Mapping[str, BaseInteraction], settings: Mapping[s
     if name is None:
         raise InputError(f"interaction_kwargs must name one of the simulated users: {', '.join(users)}")
     if not isinstance(name, str) or name not in users:
-        raise InputError(f"there is no simulated user {shown(name)}; there are {', '.join(users)}")
+        raise InputError(f"there is no simulated user {brief(name)}; there are {', '.join(users)}")
     return users[name]
 
 
@@ -127,7 +127,7 @@ def as_reply(answer: Any) -> Reply:
         return Reply("" if content is None else content, bool(done), reward, metrics or {})
     if not isinstance(answer, str):
         raise InputError(
-            f"generate_response returned {shown(answer)}: it must be a Reply, text, None, or a tuple of done, text, "
+            f"generate_response returned {brief(answer)}: it must be a Reply, text, None, or a tuple of done, text, "
             "reward and metrics"
         )
     return Reply(answer)

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 from .config import ConfigError, Document, read_config
 from .interactions import BaseInteraction, as_interactions
 from .mcp import MCPConfig, read_servers, tools_now
@@ -162,7 +162,7 @@ def _server_tools(document: Document, values: dict[str, Any], folder: Path, *pat
     with errors_at(document, *path):
         tools = tools_now(servers)
         if missing := [name for name in selected or () if name not in [tool.name for tool in tools]]:
-            raise InputError(f"there is no tool {shown(missing[0])}")
+            raise InputError(f"there is no tool {brief(missing[0])}")
     return [tool for tool in tools if selected is None or tool.name in selected]
 
 
@@ -200,7 +200,7 @@ def _as_annotated(kind: type, schema: dict[str, Any] | None) -> Any:
 def _check_placeholders(value: Any) -> None:
     """Raise InputError for OmegaConf's ``${...}``, which nothing here replaces."""
     if isinstance(value, str) and re.search(r"\$\{[^}]*\}", value):
-        raise InputError(f"config: {shown(value)} is a placeholder of OmegaConf, which is not replaced here")
+        raise InputError(f"config: {brief(value)} is a placeholder of OmegaConf, which is not replaced here")
     for one in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         _check_placeholders(one)
 

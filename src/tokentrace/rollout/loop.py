@@ -20,7 +20,7 @@ from ..conversation.messages import Messages
 from ..engines.answers import check_logprobs
 from ..engines.backoff import Backoff
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from ..parsing.response import ParsedResponse, ParsedToolCall
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
@@ -160,7 +160,7 @@ class Agent:
         than the recorded one, the last turn ran out of tokens, or the history was rewritten.
         """
         if not isinstance(task, Task):
-            raise InputError(f"{shown(task)} is not a Task; row_task makes one of a row of a dataset")
+            raise InputError(f"{brief(task)} is not a Task; row_task makes one of a row of a dataset")
         if resumed is not None:
             instance("resumed", resumed, Rollout, InputError)
         if not task.name:
@@ -473,11 +473,11 @@ class Agent:
 def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budget: Any) -> None:
     """Raise InputError for the first invalid setting of an agent."""
     if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
-        raise InputError(f"engine must be an Engine, not {shown(engine)}")
+        raise InputError(f"engine must be an Engine, not {brief(engine)}")
     if not hasattr(renderer, "bridge"):
-        raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {shown(renderer)}")
+        raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {brief(renderer)}")
     if reward is not None and not callable(reward):
-        raise InputError(f"reward must be a function of a rollout, not {shown(reward)}")
+        raise InputError(f"reward must be a function of a rollout, not {brief(reward)}")
     for name, value, kind in (("sampling", sampling, SamplingParams), ("budget", budget, Budget)):
         if value is not None:
             instance(name, value, kind, InputError)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..conversation.messages import Messages
 from ..conversation.place import is_list
-from ..errors import InputError, TrajectoryError, shown
+from ..errors import InputError, TrajectoryError, brief
 from ..parsing.response import ParsedToolCall
 from ..settings import as_float, choose, limit, whole
 from ..store.store import is_storable
@@ -83,23 +83,23 @@ class Task:
 
     def __post_init__(self) -> None:
         if not is_list(self.messages):
-            raise InputError(f"a task's messages must be a list of messages, not {shown(self.messages)}")
+            raise InputError(f"a task's messages must be a list of messages, not {brief(self.messages)}")
         if not isinstance(self.name, str) or not is_storable(self.name):
-            raise InputError(f"a task's name must be text without NUL, not {shown(self.name)}")
+            raise InputError(f"a task's name must be text without NUL, not {brief(self.name)}")
         if self.tools is not None:
             object.__setattr__(self, "tools", as_tools(self.tools))
         for name in ("tool_settings", "interaction_settings"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-                raise InputError(f"a task's {name} must be a mapping by name, not {shown(value)}")
+                raise InputError(f"a task's {name} must be a mapping by name, not {brief(value)}")
         for tool, value in self.tool_settings.items():
             if not isinstance(value, Mapping):
-                raise InputError(f"a task's tool_settings[{tool!r}] must be a mapping, not {shown(value)}")
+                raise InputError(f"a task's tool_settings[{tool!r}] must be a mapping, not {brief(value)}")
             step_settings(tool, value)
         try:
             mapping_json(self.metadata, "metadata")
         except TrajectoryError as error:
-            raise InputError(f"task {shown(self.name)}: {error}") from error
+            raise InputError(f"task {brief(self.name)}: {error}") from error
 
     def __repr__(self) -> str:
         return f"Task({self.name!r}, {len(self.messages)} messages)"
@@ -113,22 +113,22 @@ def checked_reward(value: Any, what: str) -> float | None:
     """Return a reward as a float; None stays None. Raises InputError unless it is a finite float32."""
     number = None if isinstance(value, str | bytes) else as_float(value)
     if value is not None and (number is None or abs(number) > _LARGEST):
-        raise InputError(f"{what} is {shown(value)}: it must be a finite number (float32), or None")
+        raise InputError(f"{what} is {brief(value)}: it must be a finite number (float32), or None")
     return number
 
 
 def checked_metrics(value: Any, who: str) -> tuple[dict[str, Any], str]:
     """Return metrics as JSON, and a note if something in them had to become text."""
     if not isinstance(value, Mapping):
-        return {}, f"{who}: metrics must be a mapping, not {shown(value)}: they are dropped"
+        return {}, f"{who}: metrics must be a mapping, not {brief(value)}: they are dropped"
     metrics, texts = dict[str, Any](), list[str]()
     for key, one in value.items():
-        name = key if isinstance(key, str) else shown(key)
+        name = key if isinstance(key, str) else brief(key)
         texts += [] if name is key else [name]
         try:
             metrics[name] = json.loads(json.dumps(one, default=str))
         except Exception:  # a cycle, or an object whose str() raises
-            metrics[name] = shown(one)
+            metrics[name] = brief(one)
             texts.append(name)
     return metrics, f"{who}: metrics that are not JSON are recorded as text: {', '.join(texts)}" if texts else ""
 

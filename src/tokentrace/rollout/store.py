@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from ..files import lock, owned, write_whole
 from ..samples.advantages import Relative, relative_to_group
 from ..samples.sample import Sample
@@ -48,7 +48,7 @@ class RolloutStore:
 
     def __init__(self, folder: str | Path) -> None:
         if not isinstance(folder, str | os.PathLike) or "\0" in os.fspath(folder):
-            raise InputError(f"a store needs the path of a folder, not {shown(folder)}")
+            raise InputError(f"a store needs the path of a folder, not {brief(folder)}")
         self.folder = Path(folder)
         self.folder.mkdir(0o700, parents=True, exist_ok=True)
         self._lock = open(self.folder / _LOCK, "ab", opener=owned)  # noqa: SIM115
@@ -207,7 +207,7 @@ class RolloutStore:
         failed rollouts have neither.
         """
         if advantages not in (None, "group"):
-            raise InputError(f"advantages are 'group' or None, not {shown(advantages)}")
+            raise InputError(f"advantages are 'group' or None, not {brief(advantages)}")
         values = group_advantages(self.finished) if advantages == "group" else {}
         for row, trajectory in self.trajectories():
             reward = _reward(row)

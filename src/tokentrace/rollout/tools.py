@@ -10,7 +10,7 @@ from typing import Any, Final
 from ..conversation.functions import function_schema
 from ..conversation.messages import check_tools
 from ..conversation.place import is_list
-from ..errors import InputError, shown
+from ..errors import InputError, brief
 from .calling import called, takes
 
 STEPS: Final = ("create", "execute", "calc_reward", "release")
@@ -32,7 +32,7 @@ class ToolResult:
 
     def __post_init__(self) -> None:
         if not isinstance(self.content, str):
-            raise InputError(f"the content of a ToolResult must be text, not {shown(self.content)}")
+            raise InputError(f"the content of a ToolResult must be text, not {brief(self.content)}")
 
 
 class BaseTool:
@@ -130,7 +130,7 @@ class AdoptedTool(BaseTool):
         if hasattr(schema, "model_dump"):
             schema = schema.model_dump(exclude_unset=True, exclude_none=True)
         if not isinstance(schema, Mapping):
-            raise InputError(f"the tool_schema of {shown(self.tool)} must be a mapping or a pydantic model")
+            raise InputError(f"the tool_schema of {brief(self.tool)} must be a mapping or a pydantic model")
         return dict(schema)
 
     async def create(self, instance_id: str, **kwargs: Any) -> Any:
@@ -184,7 +184,7 @@ def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseT
     """Return tools, functions and objects with a tool's methods as tools. Raises InputError for anything else, and for
     two of one name."""
     if not is_list(tools):
-        raise InputError(f"tools must be a list of tools and functions, not {shown(tools)}")
+        raise InputError(f"tools must be a list of tools and functions, not {brief(tools)}")
     converted = [_as_tool(tool) for tool in tools]
     names = [tool.name for tool in converted]
     for name in names:
@@ -200,7 +200,7 @@ def _as_tool(tool: Any) -> BaseTool:
         return AdoptedTool(tool)
     if isinstance(tool, type) or not callable(tool):
         raise InputError(
-            f"{shown(tool)} is neither a function nor a BaseTool object, nor another with execute and a tool_schema"
+            f"{brief(tool)} is neither a function nor a BaseTool object, nor another with execute and a tool_schema"
         )
     return FunctionTool(tool)
 
@@ -220,7 +220,7 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
         if key not in keys:
             raise InputError(f"the settings of tool {tool!r} have {key!r} beside {', '.join(keys)}: move it into one")
         if value is not None and not isinstance(value, Mapping):
-            raise InputError(f"{key} of tool {tool!r} must be a mapping, not {shown(value)}")
+            raise InputError(f"{key} of tool {tool!r} must be a mapping, not {brief(value)}")
         steps[keys[key]] = dict(value or {})
     return steps
 

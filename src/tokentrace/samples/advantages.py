@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Any, Final
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from ..settings import as_float, choose, is_number, items, number
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
@@ -91,7 +91,7 @@ def _note(what: str, names: Sequence[str]) -> list[str]:
 def _reward(value: Any, name: str) -> float:
     reward = as_float(value) if is_number(value) else None
     if reward is None:
-        raise SampleError(f"{name!r}: a reward is a finite number, not {shown(value)}")
+        raise SampleError(f"{name!r}: a reward is a finite number, not {brief(value)}")
     return reward
 
 
@@ -147,7 +147,7 @@ def trajectory_advantages(
     turns: dict[str, list[Turn]] = {}
     for trajectory in items("trajectories", trajectories, SampleError):
         if not isinstance(trajectory, Trajectory):
-            raise SampleError(f"advantages are of trajectories, not of {shown(trajectory)}")
+            raise SampleError(f"advantages are of trajectories, not of {brief(trajectory)}")
         name, group = trajectory.name, trajectory.metadata.get("group")
         if name in rewards:
             raise SampleError(f"two trajectories are called {name!r}: give each a name of its own")

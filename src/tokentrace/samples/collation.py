@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, TrajectoryError, shown
+from ..errors import SampleError, TrajectoryError, brief
 from ..settings import whole
 from .sample import IGNORE, Sample, as_samples
 from .staleness import UNSAMPLED, checked_version, row_staleness, token_staleness, token_versions
@@ -72,7 +72,7 @@ def collate(
     for name in _COLUMNS & set(channels or ()):
         raise SampleError(f"channels: {name!r} is a column of the batch itself; give the channel another name")
     if not isinstance(side, str) or side not in ("right", "left"):
-        raise SampleError(f"side is 'right' or 'left', not {shown(side)}")
+        raise SampleError(f"side is 'right' or 'left', not {brief(side)}")
     width = max(rows.lengths) if length is None else index("length", length, least=1)
     width = rounded_up(width, length, multiple_of)
     if len(rows.samples) * width > MOST_TOKENS:
@@ -212,7 +212,7 @@ def _converter(tensors: Any) -> Any:
     if isinstance(tensors, str) and tensors == "numpy":
         return np.asarray
     if not isinstance(tensors, str) or tensors != "torch":
-        raise SampleError(f"tensors is 'numpy' or 'torch', not {shown(tensors)}")
+        raise SampleError(f"tensors is 'numpy' or 'torch', not {brief(tensors)}")
     try:
         return importlib.import_module("torch").from_numpy
     except ImportError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from ..tokens.tokenizer import Ids
 from ..tokens.visible import counted
 from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, index, rounded_up
@@ -120,7 +120,7 @@ def flatten(samples: Sequence[Sample], *, tensors: Tensors = "numpy") -> Pack:
 def unpack(row: Pack) -> list[Ids]:
     """The ids of each document of a row, in the order of `Pack.samples`."""
     if not isinstance(row, Pack):
-        raise SampleError(f"unpack takes a Pack, not {shown(row)}")
+        raise SampleError(f"unpack takes a Pack, not {brief(row)}")
     ids = np.asarray(row.input_ids).astype(np.int32)
     return [ids[start:stop] for start, stop in row.spans]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from ..settings import as_float, is_number, items
 from ..showing import ShowsItself
 from ..tokens.table import TokenTable
@@ -78,23 +78,23 @@ class Sample(ShowsItself, TokenTable):
     def __post_init__(self) -> None:
         TokenTable.__post_init__(self)
         if self.reward is not None and (not is_number(self.reward) or as_float(self.reward) is None):
-            raise SampleError(f"reward must be a finite number or None, not {shown(self.reward)}")
+            raise SampleError(f"reward must be a finite number or None, not {brief(self.reward)}")
         for name, kind in (("versions", VersionSpan), ("completions", CompletionSpan)):
             spans = getattr(self, name)
             if not isinstance(spans, tuple) or not all(isinstance(span, kind) for span in spans):
-                raise SampleError(f"{name} must be a tuple of {kind.__name__}, not {shown(spans)}")
+                raise SampleError(f"{name} must be a tuple of {kind.__name__}, not {brief(spans)}")
             for span in spans:
                 self._check_range(span.start, span.stop, name)
         channels = self.channels
         if not isinstance(channels, Mapping) or not all(
             isinstance(channel, Channel) and len(channel) == len(self) for channel in channels.values()
         ):
-            raise SampleError(f"channels must be Channels of {len(self)} tokens by name, not {shown(channels)}")
+            raise SampleError(f"channels must be Channels of {len(self)} tokens by name, not {brief(channels)}")
 
     def _check_range(self, start: Any, stop: Any, what: str) -> None:
         fine = all(isinstance(at, int | np.integer) and not isinstance(at, bool) for at in (start, stop))
         if not fine or not 0 <= start <= stop <= len(self):
-            raise SampleError(f"{what}: {shown(start)}..{shown(stop)} is not a range of the {len(self)} tokens")
+            raise SampleError(f"{what}: {brief(start)}..{brief(stop)} is not a range of the {len(self)} tokens")
 
     @property
     def token_ids(self) -> list[int]:
@@ -163,11 +163,11 @@ class Sample(ShowsItself, TokenTable):
 def as_samples(samples: Any) -> list[Sample]:
     """A list of samples. Raises SampleError if it is empty, or holds something else."""
     if isinstance(samples, Sample | np.ndarray) or not isinstance(samples, Iterable):
-        raise SampleError(f"samples must be a list of samples, not {shown(samples)}")
+        raise SampleError(f"samples must be a list of samples, not {brief(samples)}")
     checked = items("samples", samples, SampleError)
     for number, sample in enumerate(checked):
         if not isinstance(sample, Sample):
-            raise SampleError(f"samples[{number}] must be a Sample, not {shown(sample)}")
+            raise SampleError(f"samples[{number}] must be a Sample, not {brief(sample)}")
     if not checked:
         raise SampleError("there are no samples")
     return checked

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from .sample import Sample, as_samples
 
 _DIGITS: Final = re.compile("[0-9]{1,19}")
@@ -33,7 +33,7 @@ def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
     for version, start, stop in sample.versions:
         number = int(version) if isinstance(version, str) and _DIGITS.fullmatch(version) else version
         if isinstance(number, str) or not 0 <= number < 2**63:
-            raise SampleError(f"{sample!r} has version {shown(version)}: name versions by integers from 0 on")
+            raise SampleError(f"{sample!r} has version {brief(version)}: name versions by integers from 0 on")
         versions[start:stop] = number
     return versions
 
@@ -56,7 +56,7 @@ def token_staleness(sample: Sample, version: int) -> npt.NDArray[np.int64]:
 def checked_version(version: int) -> int:
     """The version of the weights that are trained. Raises SampleError if it is no integer from 0 on."""
     if isinstance(version, bool) or not isinstance(version, int | np.integer) or version < 0:
-        raise SampleError(f"version must be the integer that names the weights, not {shown(version)}")
+        raise SampleError(f"version must be the integer that names the weights, not {brief(version)}")
     return int(version)
 
 
@@ -69,7 +69,7 @@ def row_staleness(sample: Sample, version: int) -> tuple[int, float]:
 def fresh_samples(samples: Sequence[Sample], version: int, *, max_staleness: int) -> tuple[list[Sample], list[Sample]]:
     """The rows whose trained tokens are at most `max_staleness` versions old, and the other rows."""
     if isinstance(max_staleness, bool) or not isinstance(max_staleness, int) or max_staleness < 0:
-        raise SampleError(f"max_staleness must be a whole number from 0 on, not {shown(max_staleness)}")
+        raise SampleError(f"max_staleness must be a whole number from 0 on, not {brief(max_staleness)}")
     fresh: list[Sample] = []
     stale: list[Sample] = []
     for sample in as_samples(samples):

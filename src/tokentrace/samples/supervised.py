@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.messages import ROLES, Messages
-from ..errors import SampleError, kind_of, shown
+from ..errors import SampleError, brief, kind_of
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
@@ -74,7 +74,7 @@ class SampleSettings:
         names = [parts] if isinstance(parts, str) else items("parts", parts, SampleError)
         whose = [roles] if isinstance(roles, str) else items("roles", roles, SampleError)
         if not all(isinstance(role, str) for role in whose):
-            raise SampleError(f"roles must be a list of strings, not {shown(whose)}")
+            raise SampleError(f"roles must be a list of strings, not {brief(whose)}")
         chosen = None if past is None else choose(Past, "past", past)
         if chosen not in (None, *ROW_PASTS):
             raise SampleError(f"past of rows is one of {', '.join(ROW_PASTS)}; make the renderer with past={chosen!s}")
@@ -102,7 +102,7 @@ class SampleSettings:
 def _part(name: Any) -> Part:
     part = name if isinstance(name, Part) else _BY_NAME.get(name) if isinstance(name, str) else None
     if part not in TRAINED_PARTS:
-        raise SampleError(f"parts are some of {', '.join(map(repr, _BY_NAME))}, not {shown(name)}")
+        raise SampleError(f"parts are some of {', '.join(map(repr, _BY_NAME))}, not {brief(name)}")
     return part
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from ..settings import is_number
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
@@ -185,12 +185,12 @@ def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
                 fine = False
         if fine:
             return float(value)
-    raise SampleError(f"{_called(trajectory)}{what} is {shown(value)}: it must be a finite number (float32)")
+    raise SampleError(f"{_called(trajectory)}{what} is {brief(value)}: it must be a finite number (float32)")
 
 
 def _check_trajectory(value: Any) -> None:
     if not isinstance(value, Trajectory):
-        raise SampleError(f"rows are made from a Trajectory, not from {shown(value)}")
+        raise SampleError(f"rows are made from a Trajectory, not from {brief(value)}")
 
 
 def _called(trajectory: Trajectory) -> str:

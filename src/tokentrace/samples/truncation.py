@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from ..settings import choose, whole
 from ..tokens.ids import segments
 from ..tokens.kinds import Kind, Part
@@ -76,7 +76,7 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     'nothing that carries loss is left within 4 tokens'
     """
     if not isinstance(sample, Sample):
-        raise SampleError(f"truncate takes a Sample, not {shown(sample)}")
+        raise SampleError(f"truncate takes a Sample, not {brief(sample)}")
     policy = choose(Overlong, "policy", policy, SampleError)
     length = whole("length", length, least=1, error=SampleError)
     count = len(sample)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError, TokentraceError, shown
+from ..errors import InputError, TokentraceError, brief
 from .tokenizer import Ids
 
 INT32_MAX: Final = 2**31 - 1
@@ -52,12 +52,12 @@ def check_integers(
     for kind in set(map(type, value)):
         if kind is not int and (not issubclass(kind, int | np.integer) or issubclass(kind, bool | np.timedelta64)):
             where = next(at for at, item in enumerate(value) if type(item) is kind)
-            raise _error(error, name, f"is {shown(value[where])}; give a list of token ids: integers", first + where)
+            raise _error(error, name, f"is {brief(value[where])}; give a list of token ids: integers", first + where)
     try:
         return np.fromiter(value, np.int64, len(value))
     except OverflowError:
         where = next(at for at, item in enumerate(value) if not -(2**63) <= int(item) < 2**63)
-        raise _error(error, name, f"is {shown(value[where])}, larger than any token id", first + where) from None
+        raise _error(error, name, f"is {brief(value[where])}, larger than any token id", first + where) from None
 
 
 def _error(error: type[TokentraceError], name: str, problem: str, where: int | None = None) -> TokentraceError:

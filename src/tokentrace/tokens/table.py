@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SampleError, shown
+from ..errors import SampleError, brief
 from .ids import segments
 from .kinds import Kind, Kinds
 from .tokenizer import Ids
@@ -66,7 +66,7 @@ class TokenTable:
             if column is None and name in _OPTIONAL:
                 continue
             if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
-                raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {shown(column)}")
+                raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {brief(column)}")
             if column.shape != self.ids.shape:
                 raise SampleError(f"{name} has {len(column)} entries, and there are {len(self.ids)} ids")
         if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..computed import computed
-from ..errors import InputError, TokenizerError, shown
+from ..errors import InputError, TokenizerError, brief
 from .control import ControlPatterns
 from .vocabulary import TOKEN_FLAGS, Vocabulary
 
@@ -82,7 +82,7 @@ class Tokenizer:
         try:
             return self._core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
-            raise InputError(f"encode takes text that UTF-8 can hold, not {shown(text)}") from error
+            raise InputError(f"encode takes text that UTF-8 can hold, not {brief(text)}") from error
 
     def encode_plain(self, texts: Sequence[str], *, first: bool = False, normalized: bool = False) -> list[Ids]:
         """The ids of each text on its own, without control tokens.

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError, shown
+from ..errors import TrajectoryError, brief
 from ..tokens.ids import runs
 from .inputs import from_json
 
@@ -61,7 +61,7 @@ class Packed:
                 raise TrajectoryError(f"{what} must be a JSON array of {self.count} entries")
             return
         if self.dtype not in _DTYPES:
-            raise TrajectoryError(f"{what} is of type {shown(self.dtype)}; it must be one of {sorted(_DTYPES)}")
+            raise TrajectoryError(f"{what} is of type {brief(self.dtype)}; it must be one of {sorted(_DTYPES)}")
         valid = all(type(size) is int and size >= 0 for size in self.shape)
         if not valid or len(self.data) != np.dtype(self.dtype).itemsize * self.count * math.prod(self.shape):
             raise TrajectoryError(f"{what}: {len(self.data)} bytes do not hold {self.count} rows of {self.shape}")
@@ -75,7 +75,7 @@ def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
     """
     if not isinstance(channels, Mapping) or not all(isinstance(name, str) and name for name in channels):
         raise TrajectoryError(
-            f"channels must be a mapping by name, with one entry for each token, not {shown(channels)}"
+            f"channels must be a mapping by name, with one entry for each token, not {brief(channels)}"
         )
     return {name: _pack(entries, count, f"channels[{name!r}]") for name, entries in channels.items() if count}
 
@@ -85,7 +85,7 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
         entries.check(what)
         return entries
     if not isinstance(entries, np.ndarray | list | tuple) or (isinstance(entries, np.ndarray) and not entries.ndim):
-        raise TrajectoryError(f"{what} must be a list or an array with an entry for each token, not {shown(entries)}")
+        raise TrajectoryError(f"{what} must be a list or an array with an entry for each token, not {brief(entries)}")
     if len(entries) != count:
         raise TrajectoryError(f"{what} has {len(entries)} entries for {count} tokens: give one for each token")
     array = entries if isinstance(entries, np.ndarray) else _integers(entries)

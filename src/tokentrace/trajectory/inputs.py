@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..conversation.values import no_constant
-from ..errors import TrajectoryError, shown
+from ..errors import TrajectoryError, brief
 from ..settings import items
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
@@ -101,7 +101,7 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
             at = next(at for at, entry in enumerate(value) if type(entry) is kind)
             advice = "a missing logprob cannot be recorded; " if kind is type(None) else ""
             raise TrajectoryError(
-                f"logprobs[{at}] is {shown(value[at])}, not a number: {advice}ask the engine for logprobs, "
+                f"logprobs[{at}] is {brief(value[at])}, not a number: {advice}ask the engine for logprobs, "
                 "or make the trajectory with logprobs=False"
             )
     try:
@@ -112,7 +112,7 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
     if not isinstance(value, str) or value not in set(LogprobKind):
-        raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {shown(value)}")
+        raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {brief(value)}")
     kind = LogprobKind(value)
     if not has_logprobs and kind is not LogprobKind.UNKNOWN:
         raise TrajectoryError(f"logprobs_kind is {kind}, but the trajectory was made with logprobs=False: leave it out")
@@ -126,13 +126,13 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
     if isinstance(value, str | int | np.integer):
         return (VersionSpan(_version(value), 0, length),)
     if not isinstance(value, list | tuple):
-        raise TrajectoryError(f"version must be a str, an int or spans (version, start, stop), not {shown(value)}")
+        raise TrajectoryError(f"version must be a str, an int or spans (version, start, stop), not {brief(value)}")
     spans: list[VersionSpan] = []
     reached = 0
     for number, row in enumerate(value):
         what = f"version[{number}]"
         if not isinstance(row, list | tuple) or len(row) != 3:
-            raise TrajectoryError(f"{what} must be (version, start, stop), not {shown(row)}")
+            raise TrajectoryError(f"{what} must be (version, start, stop), not {brief(row)}")
         start, stop = as_count(row[1], f"{what}.start"), as_count(row[2], f"{what}.stop")
         if start != reached or (stop <= start and length):
             raise TrajectoryError(f"{what} is {start}..{stop}: the next span starts at {reached}, not empty")
@@ -147,7 +147,7 @@ def _version(value: Any) -> str | int:
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -(2**63) <= int(value) < 2**63:
-        raise TrajectoryError(f"a version is a str or an int of 64 bits, not {shown(value)}")
+        raise TrajectoryError(f"a version is a str or an int of 64 bits, not {brief(value)}")
     return int(value)
 
 
@@ -166,7 +166,7 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
     for number, row in enumerate(items("message_spans, rows of (start, stop, message),", spans, TrajectoryError)):
         what = f"message_spans[{number}]"
         if not isinstance(row, list | tuple) or len(row) != 3:
-            raise TrajectoryError(f"{what} must be (start, stop, message), not {shown(row)}")
+            raise TrajectoryError(f"{what} must be (start, stop, message), not {brief(row)}")
         begin, end, message = (as_count(entry, what) for entry in row)
         if not reached <= begin < end <= start + length:
             raise TrajectoryError(
@@ -183,7 +183,7 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
 def as_count(value: Any, what: str) -> int:
     """An integer from 0 to ``2**31 - 1``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) <= INT32_MAX:
-        raise TrajectoryError(f"{what} must be an integer from 0 to 2**31 - 1, not {shown(value)}")
+        raise TrajectoryError(f"{what} must be an integer from 0 to 2**31 - 1, not {brief(value)}")
     return int(value)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TrajectoryError, shown
+from ..errors import TrajectoryError, brief
 from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kinds
 from ..tokens.table import TokenTable, join
@@ -275,7 +275,7 @@ class Record:
 
     def _check_turn(self, turn: Turn) -> None:
         if not isinstance(turn, Turn):
-            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {shown(turn)}")
+            raise TrajectoryError(f"a turn is what turns() and append_completion() return, not {brief(turn)}")
         if not 0 <= turn.write < self.num_writes or turn != _cut(self._writes[turn.write], turn.stop):
             raise TrajectoryError(f"the turn at {turn.start}..{turn.stop} is not of this trajectory")
 

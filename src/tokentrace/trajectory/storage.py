@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import TrajectoryError, shown
+from ..errors import TrajectoryError, brief
 from ..files import write_whole
 from .channels import Packed
 from .inputs import as_count, from_json
@@ -156,7 +156,7 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
     try:
         view = memoryview(data).cast("B")
     except TypeError as error:
-        raise TrajectoryError(f"a trajectory is read from bytes, not from {shown(data)}") from error
+        raise TrajectoryError(f"a trajectory is read from bytes, not from {brief(data)}") from error
     position = len(MAGIC) + _VERSION.size
     if bytes(view[: len(MAGIC)]) != MAGIC[: len(view)]:
         raise TrajectoryError(
@@ -307,9 +307,9 @@ def _read_channels(table: Any, data: memoryview, tokens: int) -> dict[str, Packe
         _check_fields(row, {"name", "bytes", "dtype", "shape"})
         name, size, dtype, shape = row["name"], as_count(row["bytes"], "bytes"), row["dtype"], row["shape"]
         if not isinstance(name, str) or name in channels or not isinstance(dtype, str | None):
-            raise TrajectoryError(f"channel {shown(name)} is there twice, or has no type")
+            raise TrajectoryError(f"channel {brief(name)} is there twice, or has no type")
         if not isinstance(shape, list) or size > len(data):
-            raise TrajectoryError(f"channel {shown(name)} is longer than the record, or has no shape")
+            raise TrajectoryError(f"channel {brief(name)} is longer than the record, or has no shape")
         channels[name] = Packed(tokens, bytes(data[:size]), dtype, tuple(shape))
         data = data[size:]
     return channels

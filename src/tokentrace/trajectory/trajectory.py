@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from ..errors import ExtensionError, TrajectoryError, shown
+from ..errors import ExtensionError, TrajectoryError, brief
 from ..settings import as_float
 from ..showing import ShowsItself
 from ..tokens.ids import INT32_MAX, common_prefix
@@ -76,9 +76,9 @@ class Trajectory(ShowsItself, Record):
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(name, str):
-            raise TrajectoryError(f"name must be a str, not {shown(name)}")
+            raise TrajectoryError(f"name must be a str, not {brief(name)}")
         if not isinstance(logprobs, bool):
-            raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {shown(logprobs)}")
+            raise TrajectoryError(f"logprobs says whether they are recorded: True or False, not {brief(logprobs)}")
         if vocab_size is not None and as_count(vocab_size, "vocab_size") == 0:
             raise TrajectoryError("vocab_size must be at least 1, or None where it is not known")
         metadata_json = mapping_json({} if metadata is None else metadata, "metadata")
@@ -131,7 +131,7 @@ class Trajectory(ShowsItself, Record):
         """Record the new tokens of a bridge that was made for this stream."""
         length = self._nodes[self._index(branch)].stop
         if not hasattr(bridge, "stream_length"):
-            raise TrajectoryError(f"append_bridge takes BridgedTokens, not {shown(bridge)}; was the bridge refused?")
+            raise TrajectoryError(f"append_bridge takes BridgedTokens, not {brief(bridge)}; was the bridge refused?")
         if as_count(bridge.stream_length, "bridge.stream_length") != length:
             raise TrajectoryError(
                 f"the bridge was made for a stream of {bridge.stream_length} ids, and this one has {length}: "
@@ -176,9 +176,9 @@ class Trajectory(ShowsItself, Record):
         node = self._nodes[index]
         new_ids = as_ids(ids, "ids", self.vocab_size)
         if not isinstance(finish_reason, str) or not finish_reason:
-            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {shown(finish_reason)}")
+            raise TrajectoryError(f"finish_reason must say why the engine stopped, not {brief(finish_reason)}")
         if not isinstance(continues, bool):
-            raise TrajectoryError(f"continues must be True or False, not {shown(continues)}")
+            raise TrajectoryError(f"continues must be True or False, not {brief(continues)}")
         if not continues and isinstance(node.writes[-1], Turn):
             raise TrajectoryError(
                 f"branch {index} ends with a completion: append what the engine was given after it, or say "
@@ -281,7 +281,7 @@ class Trajectory(ShowsItself, Record):
         if start == 0 and not len(ids):
             raise TrajectoryError("a prompt needs at least one id")
         if not isinstance(cause, str):
-            raise TrajectoryError(f"cause must be a str, not {shown(cause)}")
+            raise TrajectoryError(f"cause must be a str, not {brief(cause)}")
         node = Node(self._owner(source, start), start, self._messages_at(source, start), start)
         return self._add_context(self.num_branches, ids, kinds, owners, messages, node, cause)
 
@@ -357,10 +357,10 @@ class Trajectory(ShowsItself, Record):
         """Repeat a reward, as `rewarded` returns it."""
         turn = self._writes[write] if 0 <= write < self.num_writes else None
         if write != -1 and not isinstance(turn, Turn):
-            raise TrajectoryError(f"write {shown(write)} is not a turn: there is nothing to reward")
+            raise TrajectoryError(f"write {brief(write)} is not a turn: there is nothing to reward")
         value = as_float(reward) if not isinstance(reward, bool) and isinstance(reward, Real) else None
         if value is None and reward is not None:
-            raise TrajectoryError(f"a reward is a finite number, or None, not {shown(reward)}")
+            raise TrajectoryError(f"a reward is a finite number, or None, not {brief(reward)}")
         if isinstance(turn, Turn):
             rewarded = replace(turn, reward=value)
             writes = self._nodes[turn.branch].writes

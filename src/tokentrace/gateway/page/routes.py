@@ -21,7 +21,7 @@ import numpy as np
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from ...errors import shown
+from ...errors import brief
 from ...show.document import token_columns
 from ...show.page import SHARED, asset
 from ...store.store import Label, SessionInfo, State
@@ -179,7 +179,7 @@ class PageRoutes:
     async def _file(self, request: HTTPRequest) -> Response:
         name = request.path_params.get("file", "index.html")
         if name not in page_files():
-            raise RequestError(f"the page has no file {shown(name)}", status=404, code="not_found")
+            raise RequestError(f"the page has no file {brief(name)}", status=404, code="not_found")
         kind = _TYPES[name.rpartition(".")[2]]
         return Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8")
 
@@ -283,5 +283,5 @@ def page_files() -> dict[str, bytes]:
 def _whole(value: str, field: str, most: int) -> int:
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -1
     if not 0 <= number <= most:
-        raise RequestError(f"must be a whole number from 0 to {most}, not {shown(value)}", field=field)
+        raise RequestError(f"must be a whole number from 0 to {most}, not {brief(value)}", field=field)
     return number
