@@ -28,7 +28,7 @@ from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
 from .lost import Lost, find_lost
-from .rendered import roles_of, span_messages
+from .rendered import span_messages
 
 _CUT_OFF: Final = "the completion was cut off before it ended its turn"
 
@@ -57,7 +57,7 @@ class Tail:
     def of(cls, continuation: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         encoded, rendering, first = continuation.encoded, continuation.encoded.rendering, continuation.first_new
-        owners = span_messages(rendering, roles_of(continuation.conversation))
+        owners = span_messages(rendering, continuation.conversation)
         messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
         kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)
         lost = find_lost(rendering, continuation.conversation, forms, first=first).lost

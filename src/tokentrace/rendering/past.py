@@ -177,17 +177,22 @@ def keep_reasoning(
 
 def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
     """`new` with the end of `old`, if it has all text of `old` in the same order, field by field; else None."""
-    before, after = _text(old), _text(new)
-    old_end, new_end = _body_end(old), _body_end(new)
+    before, after = Rendering.of(old), Rendering.of(new)
+    old_end, new_end = _body_end(before), _body_end(after)
     old_fields, new_fields = _by_field(old), _by_field(new)
-    if not _is_subsequence(before[:old_end], after[:new_end]) or any(
+    if not _is_subsequence(before.text[:old_end], after.text[:new_end]) or any(
         not _is_subsequence(text, new_fields.get(origin, "")) for origin, text in old_fields.items()
     ):
         return None
     is_empty = all(origin.is_role for origin in old_fields)
-    if after[new_end:].endswith(before[old_end:]) or (is_empty and _is_subsequence(before, after)):
+    if after.text[new_end:].endswith(before.text[old_end:]) or (is_empty and _is_subsequence(before.text, after.text)):
         return new  # it ends as the old one does, after what closes its reasoning
-    return [*_slice_spans(new, 0, new_end), *_slice_spans(old, old_end, len(before))]
+    return [*after.spans(0, new_end), *before.spans(old_end)]
+
+
+def _body_end(turn: Rendering) -> int:
+    """Where the last text of a field ends."""
+    return max((end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None), default=0)
 
 
 def _is_subsequence(short: str, long: str) -> bool:
@@ -246,11 +251,11 @@ class _TurnRenderer:
         match = reasoning_of(self._messages[index])
         if match is None or match[1] == "content":
             return None
-        text, origin = _text(old), Origin.of(index, match[1])
+        turn, origin = Rendering.of(old), Origin.of(index, match[1])
         for before, opening, closing in self._reasoning_blocks:
-            if text.startswith(before):
+            if turn.text.startswith(before):
                 block: list[Span] = [(opening, index, None), (match[0], index, origin), (closing, index, None)]
-                return [*_slice_spans(old, 0, len(before)), *block, *_slice_spans(old, len(before), len(text))]
+                return [*turn.spans(0, len(before)), *block, *turn.spans(len(before))]
         return None
 
     @computed
@@ -421,26 +426,6 @@ def _by_field(spans: Sequence[Span]) -> dict[Origin, str]:
 
 def _text(spans: Sequence[Span]) -> str:
     return "".join(text for text, _, _ in spans)
-
-
-def _body_end(spans: Sequence[Span]) -> int:
-    """Where the last text of a field ends."""
-    at = end = 0
-    for text, _, origin in spans:
-        at += len(text)
-        end = at if origin is not None else end
-    return end
-
-
-def _slice_spans(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
-    out: list[Span] = []
-    at = 0
-    for text, turn, origin in spans:
-        piece = text[max(0, start - at) : max(0, stop - at)]
-        if piece:
-            out.append((piece, turn, origin))
-        at += len(text)
-    return out
 
 
 def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Rendering:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
 from ..conversation.messages import Messages, check_messages, check_tools
@@ -52,46 +49,34 @@ from .trust import TRUSTED, encode_trusted
 Value = TypeVar("Value")
 
 
+@dataclass(eq=False, repr=False)
 class Renderer:
     """Renders conversations to ids with origins and an exact loss mask. Make one with `create_renderer`.
 
     Immutable as far as callers can see, and safe to share between threads.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        templates: Mapping[str, Template],
-        *,
-        family: str = "default",
-        past: Past = Past.TEMPLATE,
-        control_tokens: ControlPolicy = ControlPolicy.LITERAL,
-        truncation: Truncation = Truncation.CLOSE,
-        tool_parser: Any = None,
-        reasoning_parser: Any = None,
-        calls: CallReading = CallReading.STRICT,
-        trusted: Iterable[str] = TRUSTED,
-        messages: MessageForm = MessageForm.ADAPT,
-        lost: LostPolicy = LostPolicy.WARN,
-        variables: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.family = family
-        self.past = past
-        self.control_tokens = control_tokens
-        self.truncation = truncation
-        self.tool_parser = tool_parser
-        self.reasoning_parser = reasoning_parser
-        with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
-        self.calls = calls
-        self.trusted = frozenset(trusted)
-        self.messages = messages
-        self.lost = lost
-        self.template_kwargs = dict(variables or {})
+    tokenizer: Tokenizer
+    templates: Mapping[str, Template]
+    _: KW_ONLY
+    family: str = "default"
+    past: Past = Past.TEMPLATE
+    control_tokens: ControlPolicy = ControlPolicy.LITERAL
+    truncation: Truncation = Truncation.CLOSE
+    tool_parser: Any = None
+    reasoning_parser: Any = None
+    calls: CallReading = CallReading.STRICT
+    trusted: frozenset[str] = TRUSTED
+    messages: MessageForm = MessageForm.ADAPT
+    lost: LostPolicy = LostPolicy.WARN
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with_parsers(TurnGrammar(), self.tool_parser, self.reasoning_parser)  # raises if they are wrong
         self._studies = {
-            name: study_of(template, tokenizer, self.template_kwargs) for name, template in templates.items()
+            name: study_of(template, self.tokenizer, self.template_kwargs) for name, template in self.templates.items()
         }
-        self._tools = ToolCache(as_json=messages is MessageForm.ADAPT)
+        self._tools = ToolCache(as_json=self.messages is MessageForm.ADAPT)
         self._cache = Memory()
 
     # -- rendering
@@ -157,6 +142,12 @@ class Renderer:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
         mask = sampling.mask(len(encoded.ids))
         originals = with_original_text(adapted.messages if continued else text.messages, adapted, checked)
+
+        def notes() -> list[str]:
+            """What could not be proven or does not agree. It runs when somebody reads the notes."""
+            remarks = conversation_remarks(checked, continued=continued)
+            return [*text.notes, *sampling.notes, *mask_notes(encoded, mask), *remarks]
+
         return RenderedTokens(
             tokenizer=self.tokenizer,
             encoded=encoded,
@@ -165,10 +156,8 @@ class Renderer:
             mask=mask,
             prompted=prompt,
             changes=[*adapted.changes, *text.changes],
-            find_notes=functools.partial(
-                _find_notes, (*text.notes, *sampling.notes), encoded, mask, checked, continued
-            ),
-            find_lost=functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
+            find_notes=notes,
+            find_lost=lambda: find_lost(rendering, originals, study.forms, tools=schemas or ()),
         )
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
@@ -420,7 +409,7 @@ class Renderer:
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
         """This renderer with other template variables beside its own."""
-        return Renderer(**{**self.__getstate__(), "variables": {**self.template_kwargs, **variables}})
+        return replace(self, template_kwargs={**self.template_kwargs, **variables})
 
     def __copy__(self) -> Renderer:
         other = object.__new__(type(self))
@@ -429,22 +418,10 @@ class Renderer:
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings, without what was learned."""
-        names = inspect.signature(Renderer.__init__).parameters
-        settings = {name: getattr(self, name) for name in names if name in self.__dict__}
-        templates = {name: study.template for name, study in self._studies.items()}
-        return {**settings, "templates": templates, "variables": self.template_kwargs}
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
-
-
-def _find_notes(
-    notes: Sequence[str], encoded: Encoded, mask: npt.NDArray[np.bool_], messages: Messages, continued: bool
-) -> Iterator[str]:
-    """Yield what could not be proven or does not agree. It runs when somebody reads the notes."""
-    yield from notes
-    yield from mask_notes(encoded, mask)
-    yield from conversation_remarks(messages, continued=continued)
