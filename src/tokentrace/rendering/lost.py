@@ -47,6 +47,7 @@ PAST_REASONING: Final = "past_reasoning"
 
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
+_USUAL: Final = frozenset({"name", "arguments"})
 _JSON: Final = json.JSONDecoder(strict=False)
 _MOST: Final = 50_000
 """Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
@@ -116,10 +117,9 @@ def find_lost(
 ) -> LeftOut:
     """What of `messages` (from message `first` on) and of `tools` is lost, dropped by design, or altered."""
     finder = _LostFinder(rendering, messages, forms)
-    written = finder.texts
     for index in range(first, len(messages)):
         for key, value in messages[index].items():
-            if value and key not in BOOKKEEPING and written.get(("messages", index, key)) != [value]:
+            if value and key not in BOOKKEEPING and not finder.is_whole(index, key, value):
                 finder.check_field(index, key, value)
     finder.check_tools(tools)
     return finder.left_out
@@ -130,16 +130,54 @@ class _LostFinder:
 
     def __init__(self, rendering: Rendering, messages: Messages, forms: TemplateForms) -> None:
         self.left_out = LeftOut([], [], [])
-        self.texts: dict[FieldPath, list[str]] = {}
-        """The text that came from each field, span by span."""
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
-        text, start = rendering.text, 0
+        self._places: dict[FieldPath, list[int]] = {}
+        """Where the text of each field starts and ends, span by span."""
+        start = 0
         for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             if origin is not None:
-                self.texts.setdefault(origin, []).append(text[start:end])
+                self._places.setdefault(origin, []).extend((start, end))
             start = end
+
+    @computed
+    def texts(self) -> dict[FieldPath, list[str]]:
+        """The text that came from each field, span by span."""
+        text = self._rendering.text
+        return {
+            origin: [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
+            for origin, places in self._places.items()
+        }
+
+    def is_whole(self, index: int, key: str, value: Any) -> bool:
+        """Whether a field is written as it is, in one span; of usual calls the name, and the arguments as JSON."""
+        if type(value) is str:
+            return self._is_span(("messages", index, key), value)
+        return (
+            key == "tool_calls"
+            and type(value) is list
+            and all(
+                self._is_whole_call(("messages", index, key, at, "function"), call) for at, call in enumerate(value)
+            )
+        )
+
+    def _is_whole_call(self, path: FieldPath, call: Any) -> bool:
+        function = call.get("function") if type(call) is dict and call.keys() <= _CALL else None
+        if (
+            type(function) is not dict
+            or function.keys() != _USUAL
+            or not self._is_span((*path, "name"), function["name"])
+        ):
+            return False
+        arguments, places = function["arguments"], self._places.get((*path, "arguments"), ())
+        if type(arguments) is not dict or len(places) != 2:
+            return self._is_span((*path, "arguments"), arguments)
+        return bool(_as_json(self._rendering.text[slice(*places)]) == arguments)
+
+    def _is_span(self, path: FieldPath, value: Any) -> bool:
+        start, end = places if len(places := self._places.get(path, ())) == 2 else (0, -1)
+        return type(value) is str and end - start == len(value) and self._rendering.text.startswith(value, start)
 
     def check_field(self, index: int, key: str, value: Any) -> None:
         """Report what is missing of a field of a message."""
@@ -160,7 +198,7 @@ class _LostFinder:
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Report tools of which nothing is written."""
         missing = set(range(len(tools)))
-        for origin in self.texts if missing else ():
+        for origin in self._places if missing else ():
             if origin[0] == "tools":
                 missing.difference_update(origin[1:2])
                 if len(origin) == 1:  # all, printed as a list

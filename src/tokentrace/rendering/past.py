@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..computed import computed
 from ..conversation.forms import Change, with_parsed_arguments
@@ -439,3 +439,60 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
             pieces += rendering.spans(at, turn.start) + replaced[turn.start]
             at = turn.end
     return Rendering.of([*pieces, *rendering.spans(at)])
+
+
+# -- a last message that is left open, for the model to continue: prefill
+#
+# As in transformers, a mark goes after the content and the rendering is cut there. So the template sees a message with
+# content, even if it is empty, and white space before the mark is not taken for the end of the message.
+
+_MARK: Final = "CONTINUED_FROM_HERE"
+_TAG: Final = _MARK + " "
+"""Its space tells whether the template strips content."""
+
+
+def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
+    """The messages with a mark after the content of the last one; InputError if there is nothing to go on with."""
+    at = len(messages) - 1
+    last = messages[at]
+    if last["role"] != "assistant":
+        raise InputError(
+            f"continue_final_message goes on with an assistant's message, and the last one is of role {last['role']}; "
+            "use add_generation_prompt for a new one",
+            message=at,
+        )
+    if last.get("tool_calls"):
+        raise InputError(
+            "continue_final_message goes on with content, and tool calls come after it; leave the calls out",
+            message=at,
+            field="tool_calls",
+        )
+    content = last.get("content")
+    if isinstance(content, str):
+        return [*messages[:at], {**last, "content": content + _TAG}]
+    if isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]:
+        part = {**content[-1], "text": content[-1]["text"] + _TAG}
+        return [*messages[:at], {**last, "content": [*content[:-1], part]}]
+    raise InputError("continue_final_message needs content to go on with, if only an empty one", message=at)
+
+
+def left_open(rendering: Rendering, message: int) -> Rendering:
+    """The rendering up to the mark. Where the template strips content, white space before the mark goes too."""
+    at = _place(rendering, message)
+    if at < 0:
+        raise TemplateError(
+            "the template does not write the content of this message where it could be continued", message=message
+        )
+    if not rendering.text.startswith(_TAG, at):
+        at = len(rendering.text[:at].rstrip())
+    return rendering.until(at)
+
+
+def _place(rendering: Rendering, message: int) -> int:
+    """Where the mark stands in text of the message itself: others may spell it too."""
+    at = len(rendering.text)
+    while (at := rendering.text.rfind(_MARK, 0, at)) >= 0:
+        origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]
+        if origin is not None and origin.message == message:
+            return at
+    return -1

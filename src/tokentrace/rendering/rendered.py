@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..computed import computed
 from ..conversation.forms import Change
 from ..conversation.messages import ROLES
-from ..errors import RendererError, brief
+from ..errors import RendererError, brief, place
 from ..settings import flag, whole
 from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
@@ -300,3 +300,42 @@ def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -
         if owners[k] < 0 and (origin is None or origin.source == "kwargs") and before_prompt:
             owners[k] = quoted[0]
     return owners
+
+
+# -- notes
+
+
+def mask_notes(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
+    """Notes on generation tags that disagree with the mask, and on control tokens that stayed text."""
+    return [*compare_generation_tags(encoded, mask), *_literal_tokens(encoded)]
+
+
+def _literal_tokens(encoded: Encoded) -> Iterator[str]:
+    """A note for each control token that a field spells and does not hold: transformers would make it one."""
+    origins = encoded.rendering.origins if encoded.forged else []
+    for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.forged):
+        message = None if origin is None else origin.message
+        yield (
+            f"{place(message, field_name(origin))}spells the control token {token!r}, which stays text "
+            "(control_tokens='literal')"
+        )
+
+
+def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
+    """A note where the template's own generation tags do not agree with the derived mask."""
+    if not encoded.rendering.generation:
+        return []
+    tagged = np.zeros(len(mask), np.bool_)
+    begins, ends = zip(*encoded.rendering.generation, strict=True)
+    for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
+        tagged[first:stop] = True
+    differ = tagged != mask
+    count = int(np.count_nonzero(differ))
+    if not count:
+        return []
+    only_tagged = int(np.count_nonzero(tagged & differ))
+    only_derived, where = count - only_tagged, int(differ.argmax())
+    return [
+        f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
+        f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
+    ]

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.remarks import conversation_remarks
-from ..errors import InputError, RendererError
+from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.parser import StreamingParser
+from ..parsing.parser import StreamingParser, parse
+from ..parsing.proof import MISREAD, PROOFS, misread_parts
 from ..parsing.readback import Unreadable, find_unreadable
 from ..parsing.response import CallReading, ParsedResponse
 from ..settings import choose, flag
 from ..study.memory import Memory
-from ..study.probes import STAND_IN_TOOL
+from ..study.probes import STAND_IN_TOOL, USER
 from ..study.sampling import find_sampled
 from ..study.seams import BridgeRefusal, Written
 from ..study.study import TemplateStudy, study_of
@@ -36,14 +37,12 @@ from ..tokens.encoding import ControlPolicy
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens
-from .bridging import Bridger, Stream
-from .closing import Truncation
+from .bridging import Bridger
+from .closing import Stream, Truncation
 from .inputs import ToolCache, credit_content, with_original_text
 from .lost import LostPolicy, find_lost, report_lost
-from .masks import compiled_grammar, mask_notes
-from .past import Past, after_prompt, write_conversation
-from .prefill import left_open, with_mark
-from .rendered import RenderedTokens
+from .past import Past, after_prompt, left_open, with_mark, write_conversation
+from .rendered import RenderedTokens, mask_notes
 from .trust import TRUSTED, encode_trusted
 
 Value = TypeVar("Value")
@@ -376,13 +375,32 @@ class Renderer:
         ]
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
+        """The grammar that completions are parsed with. A note says where it does not read back its own template."""
+
         def make() -> Compiled:
-            tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
-            render = functools.partial(self._render, tools=tools, prompt=False)
-            proven = render if study is self._studies.get("default") else None
-            return compiled_grammar(study, has_tools, self.tool_parser, self.reasoning_parser, proven)
+            endings, derived = study.endings(has_tools), study.grammar(has_tools)
+            grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
+            compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
+            if grammar is derived and study is self._studies.get("default"):
+                tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
+                misread = ", ".join(f"{part} of {name}" for part, name in self._misread(compiled, tools))
+                notes = [f"{MISREAD}: {misread}"] if misread else []
+                compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
+            return compiled
 
         return self._cache.once(("compiled", id(study), has_tools), make)
+
+    def _misread(self, compiled: Compiled, tools: Any) -> Iterator[tuple[str, str]]:
+        """Where a grammar does not read back what its own template writes."""
+        for name, message in PROOFS.items():
+            try:
+                rendered = self._render([USER, {"role": "assistant", **message}], tools, False)
+            except TokentraceError:
+                continue
+            for turn in rendered.turns[:1]:
+                prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
+                parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
+                yield from misread_parts(name, rendered.rendering, parsed, compiled.grammar)
 
     # -- copies
 

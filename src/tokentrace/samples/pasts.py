@@ -76,8 +76,8 @@ class _TurnKind(NamedTuple):
     def following(self) -> list[Mapping[str, Any]]:
         """Messages that follow such a turn."""
         reply = [_REPLY] if self.before_answer else []
-        asked = [USER, *reply] if self.before_user or not self.calls else []
-        return [*([RESULT, *reply] if self.calls else []), *asked]
+        question = [USER, *reply] if self.before_user or not self.calls else []
+        return [*([RESULT, *reply] if self.calls else []), *question]
 
 
 class PastTurns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -104,8 +104,8 @@ def build_supervised_sample(
     *,
     tools: Any = None,
     turns: str = "all",
-    parts: Iterable[Any] = TRAINED_PARTS,
-    roles: Iterable[str] = TRAINED_ROLES,
+    parts: Collection[Any] = TRAINED_PARTS,
+    roles: Collection[str] = TRAINED_ROLES,
     past: str | None = None,
     final_stop: bool = False,
     since: int = 0,

@@ -171,7 +171,7 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
 def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
     """A number that float32 can hold, as float."""
     number = as_float(value) if is_number(value) else None
-    if number is None or abs(number) > np.finfo(np.float32).max:
+    if number is None or abs(number) > float(np.finfo(np.float32).max):
         raise SampleError(f"{_called(trajectory)}{what} is {brief(value)}: it must be a finite number (float32)")
     return number
 

@@ -58,10 +58,11 @@ def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before
     """The turn that is written in the spans `first` to `stop`."""
     ends, origins = rendering.ends, rendering.origins
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
-    fields = [span for span in range(first, stop) if not _is_scaffold(origins[span])]
-    if not fields:
+    body = next((span for span in range(first, stop) if not _is_scaffold(origins[span])), None)
+    if body is None:
         return TurnSpan(message, start, end, end, start, before)
-    return TurnSpan(message, start, end, ends[fields[0] - 1] if fields[0] else 0, ends[fields[-1]], before)
+    last = next(span for span in range(stop - 1, first - 1, -1) if not _is_scaffold(origins[span]))
+    return TurnSpan(message, start, end, ends[body - 1] if body else 0, ends[last], before)
 
 
 def _is_scaffold(origin: Origin | None) -> bool:

@@ -78,7 +78,9 @@ class Encoded:
     @computed
     def control_tokens(self) -> ControlTokens:
         """The control tokens, and where they are."""
-        at = self.control.nonzero()[0]
+        low, high = self._vocabulary.control_range
+        at = ((self.ids >= low) & (self.ids <= high)).nonzero()[0]  # quicker than a look-up for each token
+        at = at[self._vocabulary.is_control.take(self.ids[at])]
         columns = (at, self.ids[at], self.starts[at], self.ends[at])
         return ControlTokens(*(column.tolist() for column in columns))
 

@@ -141,6 +141,12 @@ class Vocabulary:
         return table
 
     @computed
+    def control_range(self) -> tuple[int, int]:
+        """The lowest and the highest id of a control token."""
+        ids = [token.id for token in self.control.values()]
+        return min(ids, default=0), max(ids, default=-1)
+
+    @computed
     def control_pattern(self) -> re.Pattern[str] | None:
         """Finds control tokens in text, the longest of those that begin at one place."""
         return longest_first(self.control)
