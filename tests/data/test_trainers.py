@@ -108,6 +108,7 @@ def invoke(*arguments: Any) -> Any:
 
 
 def test_the_command_says_what_to_configure(chats: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     done = invoke(chats, "-o", tmp_path / "a.jsonl", "--for", "axolotl")
     assert done.exit_code == 0, done.output
     said = yaml.safe_load(done.stdout.partition("for axolotl:\n")[2])
