@@ -174,7 +174,7 @@ LOST: dict[str, tuple[str, list[Any], Any, list[tuple[int | None, str, str]]]] =
     "reasoning that is never shown": ("llama-3.1", [HI, THOUGHT], None, [(1, "reasoning_content", "They greet me.")]),
     "nothing: one text by two names": ("qwen3", [HI, THOUGHT | {"reasoning": "They greet me."}], None, []),
     "tools": ("gemma-3", [HI], SIMPLE, [(None, "tools.0", "get_weather"), (None, "tools.1", "add")]),
-    "fields that nobody reads": ("qwen3", [NOTED], None, [(0, "note", "Be kind."), (0, "more", "y")]),
+    "fields that nobody reads": ("qwen3", [NOTED], None, [(0, "note", "Be kind."), (0, "more.0.x", "y")]),
     "fields of calls": (
         *("qwen3", [HI, assistant("", BESIDE)], None),
         [(1, "tool_calls.0.note", "hello"), (1, "tool_calls.0.function.thought_signature", "signed")],

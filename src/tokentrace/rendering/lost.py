@@ -13,7 +13,6 @@ that policy. Not lost:
 from __future__ import annotations
 
 import bisect
-import contextlib
 import json
 import re
 import sys
@@ -120,7 +119,7 @@ def find_lost(
     for index in range(first, len(messages)):
         for key, value in messages[index].items():
             if value and key not in BOOKKEEPING and not finder.is_whole(index, key, value):
-                finder.check_field(index, key, value)
+                finder.check_field(Origin.of(index, key), value)
     finder.check_tools(tools)
     return finder.left_out
 
@@ -133,6 +132,7 @@ class _LostFinder:
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
+        self._budget = 0
         self._places: dict[FieldPath, list[int]] = {}
         """Where the text of each field starts and ends, span by span."""
         start = 0
@@ -141,34 +141,20 @@ class _LostFinder:
                 self._places.setdefault(origin, []).extend((start, end))
             start = end
 
-    @computed
-    def texts(self) -> dict[FieldPath, list[str]]:
-        """The text that came from each field, span by span."""
-        text = self._rendering.text
-        return {
-            origin: [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
-            for origin, places in self._places.items()
-        }
+    # -- fields that are written as they are
 
     def is_whole(self, index: int, key: str, value: Any) -> bool:
         """Whether a field is written as it is, in one span; of usual calls the name, and the arguments as JSON."""
-        if type(value) is str:
-            return self._is_span(("messages", index, key), value)
-        return (
-            key == "tool_calls"
-            and type(value) is list
-            and all(
-                self._is_whole_call(("messages", index, key, at, "function"), call) for at, call in enumerate(value)
-            )
-        )
+        path = ("messages", index, key)
+        if key != "tool_calls" or type(value) is not list:
+            return self._is_span(path, value)
+        return all(self._is_whole_call((*path, at, "function"), call) for at, call in enumerate(value))
 
     def _is_whole_call(self, path: FieldPath, call: Any) -> bool:
         function = call.get("function") if type(call) is dict and call.keys() <= _CALL else None
-        if (
-            type(function) is not dict
-            or function.keys() != _USUAL
-            or not self._is_span((*path, "name"), function["name"])
-        ):
+        if type(function) is not dict or function.keys() != _USUAL:
+            return False
+        if not self._is_span((*path, "name"), function["name"]):
             return False
         arguments, places = function["arguments"], self._places.get((*path, "arguments"), ())
         if type(arguments) is not dict or len(places) != 2:
@@ -176,23 +162,41 @@ class _LostFinder:
         return bool(_as_json(self._rendering.text[slice(*places)]) == arguments)
 
     def _is_span(self, path: FieldPath, value: Any) -> bool:
-        start, end = places if len(places := self._places.get(path, ())) == 2 else (0, -1)
-        return type(value) is str and end - start == len(value) and self._rendering.text.startswith(value, start)
+        places = self._places.get(path, ())
+        if len(places) != 2 or type(value) is not str or places[1] - places[0] != len(value):
+            return False
+        return self._rendering.text.startswith(value, places[0])
 
-    def check_field(self, index: int, key: str, value: Any) -> None:
+    # -- all others
+
+    @computed
+    def _texts(self) -> dict[FieldPath, list[str]]:
+        """The text that came from each field, span by span."""
+        text = self._rendering.text
+        return {
+            origin: [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
+            for origin, places in self._places.items()
+        }
+
+    def check_field(self, origin: Origin, value: Any) -> None:
         """Report what is missing of a field of a message."""
-        origin = Origin.of(index, key)
-        if key == "tool_calls" and not isinstance(value, (str, Mapping)):
-            if origin not in self.texts:  # else the list was printed as it is
-                for at, call in enumerate(value):
-                    if isinstance(call, Mapping):
-                        self._check_call(origin.at(at), call)
-        elif key == "content" and not isinstance(value, Mapping):
-            for path, text in texts_of(self._messages[index]):
-                self._check_text(Origin.of(index, *path), text)
-        elif isinstance(value, str):
-            self._check_text(origin, value)
-        else:
+        self._budget = _MOST
+        message = self._messages[origin.message or 0]
+        if origin.field == "tool_calls" and not isinstance(value, (str, Mapping)):
+            for at, call in enumerate(value if origin not in self._places else ()):  # else it was printed as it is
+                if isinstance(call, Mapping):
+                    self._check_call(origin.at(at), call)
+        elif origin.field == "content" and not isinstance(value, Mapping):
+            for path, text in texts_of(message):
+                self._check_text(Origin((*origin[:2], *path)), text)
+        elif (
+            origin.field not in REASONING_FIELDS
+            or not any(  # several names, of which the template reads one
+                self._is_present(Origin((*origin[:2], name)), value)
+                for name in REASONING_FIELDS
+                if message.get(name) == value and isinstance(value, str)
+            )
+        ):
             self._check_value(origin, value)
 
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -207,40 +211,85 @@ class _LostFinder:
             name = str(tools[at].get("function", tools[at])["name"])
             self.left_out.lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
 
-    # -- texts
-
-    def _check_text(self, origin: Origin, text: str) -> None:
-        """Report what is missing of a text: as dropped if it is reasoning of the past, else as lost."""
-        index, message = origin.message or 0, self._messages[origin.message or 0]
-        is_reasoning = origin.field in REASONING_FIELDS
-        if is_reasoning and any(  # it may go by several names, of which the template reads one
-            self._is_present(Origin.of(index, name), text) for name in REASONING_FIELDS if message.get(name) == text
-        ):
+    def _check_call(self, base: Origin, call: Mapping[str, Any]) -> None:
+        """Report what is missing of a call: as a whole if nothing of it is written."""
+        function = call.get("function")
+        holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
+        name, arguments = holder.get("name"), holder.get("arguments")
+        if base not in self._calls:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+            self._add(base, f"{name}({text})")
             return
+        for path, fields in {base: call, inner: holder}.items():
+            for key in fields:
+                if key not in _CALL:
+                    self._check_value(path.at(key), fields[key])
+        if isinstance(name, str) and not self._is_present(base.at("id"), name):  # Kimi writes it there
+            self._check_text(inner.at("name"), name)
+        self._check_arguments(inner.at("arguments"), arguments)
+
+    @computed
+    def _calls(self) -> set[FieldPath]:
+        """The calls of which something is written."""
+        return {origin[:4] for origin in self._places if len(origin) > 3 and origin[2] == "tool_calls"}
+
+    def _check_arguments(self, origin: Origin, arguments: Any) -> None:
+        """Report each text, number and key of a call's arguments that is not written."""
+        if isinstance(arguments, str):
+            value = _as_json(arguments)
+            is_read = not value or any(path[: len(origin)] == origin for path in self._places)
+            if self._is_present(origin, arguments) or not isinstance(value, Mapping) or not is_read:
+                self._check_text(origin, arguments)
+                return
+            arguments = value
+        if origin not in self._places or _as_json("".join(self._texts[origin])) != arguments:
+            self._check_value(origin, arguments or {}, keys=True)
+
+    def _check_value(self, origin: Origin, value: Any, *, keys: bool = False) -> bool:
+        """Report texts in a value that are missing; with `keys` also numbers, and keys whose value is there.
+
+        Returns whether anything is. True, false and null a template may write in other words. Stops after a number of
+        values: one that shares its parts may be endless.
+        """
+        self._budget -= 1
+        if len(origin) > _DEEP or self._budget < 0:
+            return False
+        if isinstance(value, (Mapping, list, tuple)):
+            missing = False
+            for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+                place = origin.at(key if isinstance(key, (str, int)) else str(key))
+                missing |= self._check_value(place, inner, keys=keys) or (
+                    keys and isinstance(key, str) and self._check_text(place.at(KEY), key)
+                )
+            return missing
+        if keys and isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:
+            value = json.dumps(value)
+        return isinstance(value, str) and self._check_text(origin, value)
+
+    def _check_text(self, origin: Origin, text: str) -> bool:
+        """Report what is missing of a text: as dropped if it is reasoning of the past, else as lost."""
         gaps = self._gaps(origin, text)
         if not gaps:
-            return
+            return False
+        index, message = origin.message or 0, self._messages[origin.message or 0]
         missing = "…".join(text[start:stop] for start, stop in gaps)
         end = text.rfind("</think>")
         inline = origin.field == "content" and end >= 0 and not any(text[end + 8 : stop].strip() for _, stop in gaps)
         is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
-        has_calls = bool(message.get("tool_calls"))
-        if (is_reasoning or inline) and is_past and self._forms.shows_reasoning(has_calls, inline):
+        is_reasoning = (inline or origin.field in REASONING_FIELDS) and is_past
+        if is_reasoning and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
             why = "the template shows the reasoning of the last turn only"
             self.left_out.dropped.append(Lost(index, _path(origin), why, missing, PAST_REASONING))
         else:
-            whole = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
-            self._add(origin, missing, whole=whole)
-
-    def _check_value(self, origin: Origin, value: Any) -> None:
-        """Report the texts in a value that are missing, as one loss."""
-        self._add(origin, "…".join(text for path, text in _leaves(value, origin) if self._gaps(path, text)))
+            is_all = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
+            self._add(origin, missing, is_all=is_all)
+        return True
 
     def _gaps(self, origin: Origin, text: str) -> list[tuple[int, int]]:
         """The stretches of a text that are not written, without white space and delimiters."""
         if self._is_present(origin, text):
             return []
-        pieces = self.texts.get(origin, [])
+        pieces = self._texts.get(origin, [])
         if _letters(text) and _letters(text) in _letters("".join(pieces)):
             self.left_out.altered.append(f"{place(origin.message, _path(origin))}text is not written as in the message")
             return []
@@ -255,7 +304,7 @@ class _LostFinder:
     def _is_present(self, origin: Origin, text: str) -> bool:
         """Whether a text is in the spans of its field, or of a value around it that was printed whole."""
         around = (origin[:length] for length in range(len(origin), 1, -1))
-        return any(contains("".join(self.texts[path]), text) for path in (*around, UNKNOWN) if path in self.texts)
+        return any(contains("".join(self._texts[path]), text) for path in (*around, UNKNOWN) if path in self._places)
 
     @computed
     def _scaffold(self) -> dict[int, str]:
@@ -266,55 +315,12 @@ class _LostFinder:
                 pieces.setdefault(turn, []).append(text)
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
-    # -- calls
-
-    def _check_call(self, base: Origin, call: Mapping[str, Any]) -> None:
-        """Report what is missing of a call: as a whole if nothing of it is written."""
-        function = call.get("function")
-        holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
-        name, arguments = holder.get("name"), holder.get("arguments")
-        if base not in self._calls:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-            self._add(base, f"{name}({text})")
-            return
-        for path, fields in {base: call, inner: holder}.items():
-            for key in fields:
-                if key not in _CALL:
-                    self._check_value(path.at(key), fields[key])
-        in_id = isinstance(name, str) and self._is_present(base.at("id"), name)  # as Kimi writes it
-        if isinstance(name, str) and not in_id and self._gaps(inner.at("name"), name):
-            self._add(inner.at("name"), name)
-        self._check_arguments(inner.at("arguments"), arguments)
-
-    @computed
-    def _calls(self) -> set[FieldPath]:
-        """The calls of which something is written."""
-        return {origin[:4] for origin in self.texts if len(origin) > 3 and origin[2] == "tool_calls"}
-
-    def _check_arguments(self, origin: Origin, arguments: Any) -> None:
-        """Report each text, number and key of a call's arguments that is not written."""
-        if isinstance(arguments, str):
-            value = _as_json(arguments)
-            is_read = not value or any(path[: len(origin)] == origin for path in self.texts)
-            if self._is_present(origin, arguments) or not isinstance(value, Mapping) or not is_read:
-                self._check_text(origin, arguments)
-                return
-            arguments = value
-        if origin in self.texts and _as_json("".join(self.texts[origin])) == arguments:
-            return  # printed as a whole
-        lost = {path: text for path, text in _leaves(arguments or {}, origin, keys=True) if self._gaps(path, text)}
-        for path, text in lost.items():
-            if not path.is_key or not any(other[: len(path) - 1] == path[:-1] for other in lost if other != path):
-                self._add(path, text)
-
-    def _add(self, origin: Origin, missing: str, *, whole: bool = True) -> None:
-        """Report lost text, if there is any."""
-        if not missing.strip():
-            return
+    def _add(self, origin: Origin, missing: str, *, is_all: bool = True) -> None:
+        """Report lost text."""
         index = origin.message or 0
-        if not whole:
+        if not is_all:
             why = "the template leaves out a part of it"
-        elif any(path[:2] == ("messages", index) and path[2:] != ("role",) for path in self.texts if len(path) > 2):
+        elif any(path[:2] == origin[:2] and path[2:] != ("role",) for path in self._places if len(path) > 2):
             why = "the template does not write it"
         else:
             why = "the template writes nothing of this message"
@@ -376,28 +382,3 @@ def _as_json(text: str) -> Any:
         return _JSON.decode(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _leaves(value: Any, path: Origin, *, keys: bool = False) -> Iterator[tuple[Origin, str]]:
-    """Texts in a value; with `keys` also numbers and keys. True, false and null a template may write in other words.
-
-    Stops after a number of values: one that shares its parts may be endless.
-    """
-    budget = iter(range(_MOST))
-
-    def each(value: Any, path: Origin) -> Iterator[tuple[Origin, str]]:
-        if len(path) > _DEEP or next(budget, None) is None:
-            return
-        if isinstance(value, (Mapping, list, tuple)):
-            for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-                name = key if isinstance(key, (str, int)) else str(key)
-                if keys and isinstance(key, str) and key.strip():
-                    yield path.at(name, KEY), key
-                yield from each(inner, path.at(name))
-        elif isinstance(value, str) and value.strip():
-            yield path, value
-        elif keys and isinstance(value, (int, float)) and not isinstance(value, bool):
-            with contextlib.suppress(ValueError):  # more digits than Python writes
-                yield path, json.dumps(value)
-
-    return each(value, path)
