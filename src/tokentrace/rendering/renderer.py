@@ -33,7 +33,7 @@ from ..study.turns import find_turns
 from ..template.chat_template import Template
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy
+from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens
@@ -43,7 +43,7 @@ from .inputs import ToolCache, credit_content, with_original_text
 from .lost import LostPolicy, find_lost, report_lost
 from .past import Past, after_prompt, left_open, with_mark, write_conversation
 from .rendered import RenderedTokens, mask_notes
-from .trust import TRUSTED, encode_trusted
+from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
 Value = TypeVar("Value")
 
@@ -174,11 +174,18 @@ class Renderer:
         return rendering
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
-        """The ids of a text with its spans, under this renderer's policy for control tokens."""
+        """The ids of a text with its spans, control tokens only where this renderer's policy allows them.
+
+        Raises ControlTokenError or InputError, naming message and field.
+        """
         roles, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
-        return encode_trusted(
-            self.tokenizer, rendering, messages, tools, self.control_tokens, self.trusted, roles, inner
-        )
+        trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, roles=roles)
+        try:
+            return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
+        except ForgedControl as forged:
+            raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
+        except UnicodeEncodeError as error:
+            raise unencodable_error(rendering, tools) from error
 
     # -- stages
 
