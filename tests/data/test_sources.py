@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import strategies as st
 
 from tests.data.generate import conversations
 from tokentrace import InputError
@@ -169,13 +168,6 @@ def test_a_row_over_the_limit_is_reported_and_not_read(tmp_path: Path) -> None:
     (bad,) = [row for row in found if row.problem is not None]
     assert bad.number == 4
     assert "over the limit of 10,000" in (bad.problem or "")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 # -- batches

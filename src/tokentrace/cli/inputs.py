@@ -49,7 +49,7 @@ def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
     The file holds a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index`, or with the
     suffix ``.jsonl``, one of these per line.
     """
-    text, name = _read(source), conversation_title(source) if source == "-" else source
+    text, name = _read(source), "stdin" if source == "-" else source
     if index is not None or Path(source).suffix in (".jsonl", ".ndjson"):
         value = _line(text, name, index or 0)
     else:
@@ -146,10 +146,11 @@ def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "tools": ("tools", lambda path: check_tools(read_tools(path))),
         "max_row_bytes": ("row_bytes", int),
     }
-    columns = {name.removesuffix("_column"): value for name, value in options.items() if name.endswith("_column")}
-    settings: dict[str, Any] = {"columns": columns} if columns else {}
+    settings: dict[str, Any] = {}
     for name, value in options.items():
-        if not name.endswith("_column"):
+        if name.endswith("_column"):
+            settings.setdefault("columns", {})[name.removesuffix("_column")] = value
+        else:
             setting, read = readers.get(name, (name, lambda option: option))
             settings[setting] = read(value)
     return settings

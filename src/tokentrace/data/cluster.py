@@ -19,7 +19,7 @@ from .ray_connection import connected, first_line, import_ray
 from .rows import BATCH_ROWS, Batch, Row
 from .sources import Format, pyarrow
 from .tables import Layout, SampleOrigin, samples_table, schema
-from .tokenizing import RowResult, RowTokenizer, TokenizeSettings
+from .tokenizing import RowTokenizer, TokenizeSettings
 
 _RETRIES: Final = 3
 """How often a batch is tried again when a worker died on it."""
@@ -110,11 +110,7 @@ def _node_tokenizer(settings: TokenizeSettings) -> RowTokenizer:
 
 
 def tokenize_dataset(
-    dataset: Any,
-    settings: TokenizeSettings,
-    *,
-    concurrency: int | tuple[int, int] | None = None,
-    keep: Sequence[str] = (),
+    dataset: Any, settings: TokenizeSettings, *, concurrency: int | None = None, keep: Sequence[str] = ()
 ) -> Any:
     """A Ray Dataset of conversations, wherever it was read from, as a Ray Dataset of samples.
 
@@ -124,56 +120,40 @@ def tokenize_dataset(
 
     Nothing runs before the dataset is used. Rows are in the order of the dataset only if the execution options of its
     context say so (``dataset.context.execution_options.preserve_order = True``). `concurrency` is the number of
-    actors, or the fewest and the most; by default Ray decides. Raises an error here for settings that cannot be used.
+    tasks at once; by default Ray decides. Raises an error here for settings that cannot be used.
     """
     ray = import_ray()
     RowTokenizer(settings)
     for name in {*schema(Layout(labels=settings.labels)).names, "error"} & set(keep):
         raise InputError(f"{name!r} cannot be kept: samples have a column of that name")
-    if isinstance(concurrency, tuple):
-        pool = ray.data.ActorPoolStrategy(min_size=concurrency[0], max_size=concurrency[1])
-    else:
-        pool = ray.data.ActorPoolStrategy(size=concurrency)
     return dataset.map_batches(
-        DatasetTokenizer,
-        fn_constructor_args=(_portable(settings), tuple(keep)),
+        tokenize_table,
+        fn_args=(_portable(settings), tuple(keep)),
         batch_size=BATCH_ROWS,
         batch_format="pyarrow",
-        compute=pool,
+        compute=ray.data.TaskPoolStrategy(size=concurrency),
     )
 
 
-class DatasetTokenizer:
-    """An actor: tables of conversations in, tables of samples out."""
-
-    def __init__(self, settings: TokenizeSettings, keep: tuple[str, ...] = ()) -> None:
-        self._layout = Layout(labels=settings.labels)
-        self._keep = keep
-        self._tokenizer = RowTokenizer(settings)
-
-    def __call__(self, batch: Any) -> Any:
-        """A table with at least one row for each row of the batch."""
-        pa = pyarrow()
-        rows: list[tuple[Sample, SampleOrigin, str | None]] = []
-        for at, value in enumerate(batch.to_pylist()):
-            result = self._tokenizer.tokenize(Row(at, None, value), "rows", Format.PARQUET)
-            for number, (sample, error) in enumerate(_outcomes(result)):
-                rows.append((sample, SampleOrigin("rows", at, number, result.messages), error))
-        samples, places = [sample for sample, _, _ in rows], [place for _, place, _ in rows]
-        table = samples_table(samples, places, self._layout).drop_columns(["row"])
-        table = table.append_column("error", pa.array([error for _, _, error in rows], pa.string()))
-        for name in self._keep:
-            if name not in batch.column_names:
-                raise SampleError(f"{name!r} cannot be kept: the dataset has {', '.join(batch.column_names)}")
-            table = table.append_column(name, batch.column(name).take(pa.array([place.row for place in places])))
-        return table
-
-
-def _outcomes(result: RowResult) -> Iterator[tuple[Sample, str | None]]:
-    """The samples of a row with no error, then an empty sample with the error of each problem."""
-    for sample in result.samples:
-        yield sample, None
-    for bad in result.problems:
-        empty = np.zeros(0, np.int32)
-        nothing = Sample(empty, empty.astype(np.bool_), empty, empty.astype(np.uint8), parts=empty.astype(np.uint8))
-        yield nothing, f"{bad.kind}: {bad.reason}"
+def tokenize_table(batch: Any, settings: TokenizeSettings, keep: tuple[str, ...] = ()) -> Any:
+    """A table of samples from a table of conversations, with at least one row for each row."""
+    pa, tokenizer = pyarrow(), _node_tokenizer(settings)
+    empty = np.zeros(0, np.int32)
+    nothing = Sample(empty, empty.astype(np.bool_), empty, empty.astype(np.uint8), parts=empty.astype(np.uint8))
+    samples, places = [], []
+    errors: list[str | None] = []
+    for at, value in enumerate(batch.to_pylist()):
+        result = tokenizer.tokenize(Row(at, None, value), "rows", Format.PARQUET)
+        outcomes: list[tuple[Sample, str | None]] = [(sample, None) for sample in result.samples]
+        outcomes += [(nothing, f"{bad.kind}: {bad.reason}") for bad in result.problems]
+        for number, (sample, error) in enumerate(outcomes):
+            samples.append(sample)
+            places.append(SampleOrigin("rows", at, number, result.messages))
+            errors.append(error)
+    table = samples_table(samples, places, Layout(labels=settings.labels)).drop_columns(["row"])
+    table = table.append_column("error", pa.array(errors, pa.string()))
+    for name in keep:
+        if name not in batch.column_names:
+            raise SampleError(f"{name!r} cannot be kept: the dataset has {', '.join(batch.column_names)}")
+        table = table.append_column(name, batch.column(name).take(pa.array([place.row for place in places])))
+    return table

@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,24 +24,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+import numpy as np
+
 from ..errors import InputError, SampleError
 from ..files import write_whole, writing
 from ..settings import instance, whole
+from ..show.document import Document, Table
+from ..tokens.tokenizer import Tokenizer
+from ..tokens.visible import counted
 from .rows import Batch, count_batches, read_batches
 from .sources import Source, find_sources, pyarrow
 from .tables import Layout, SampleOrigin, check_target, named_path, sample_writer, samples_table
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .trainers import find_trainer
 
+QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run has come."""
 
-    counts: Counts
-    done: int
-    """How much of the sources is done, in the units of `Source.size`."""
-    total: int
+Progress = Callable[[Counts, int, int], None]
+"""Called with the counts so far, and how much of the sources is done of how much, in the units of `Source.size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,36 @@ class Finished:
     bad_rows: Path | None
     """The file of bad rows; None if every row gave a sample."""
     counts: Counts
-    longest: int
-    """The tokens of the longest sample."""
+    columns: dict[str, array[int]]
+    """The tokens, trained tokens and messages of each sample."""
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest sample."""
+        return max(self.columns["num_tokens"], default=0)
+
+    def quantiles(self, column: str) -> dict[float, int]:
+        """The numbers of a column at each of `QUANTILES`."""
+        values = self.columns[column]
+        return {at: int(np.quantile(values, at, method="inverted_cdf")) for at in QUANTILES} if values else {}
+
+    def document(self, _: Tokenizer | None = None) -> Document:
+        """Return the statistics of the samples as a document."""
+        counts = self.counts
+        share = 100 * counts.trained / counts.tokens if counts.tokens else 0
+        sizes = f"{counted(counts.tokens)}, {counts.trained:,} trained ({share:.1f} %)"
+        messages = counted(sum(self.columns["num_messages"]), "message")
+        rows = [
+            [label, *(f"{value:,}" for value in self.quantiles(column).values())]
+            for label, column in (("tokens", "num_tokens"), ("trained", "num_trained"))
+        ]
+        notes = sorted(counts.notes.items(), key=lambda item: (-item[1], item[0]))
+        return Document(
+            "Statistics",
+            summary=[f"{counted(counts.samples, 'sample')}, {sizes}, {messages}"],
+            notes=[f"{counted(count, 'sample')}: {note}" for note, count in notes],
+            tables=[Table("Lengths", ["a sample", *QUANTILES.values()], rows)],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +100,6 @@ Run = Callable[[Iterator[Batch], RowTokenizer, int], Results]
 """Tokenizes batches with so many workers."""
 
 
-def bad_rows_path(output: Path) -> Path:
-    """The file of the bad rows of an output."""
-    return output.with_name(f"{output.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
-
-
 def tokenize_files(
     inputs: Sequence[str],
     output: str | Path,
@@ -84,7 +109,7 @@ def tokenize_files(
     split: str | None = None,
     overwrite: bool = False,
     trainer: str | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Progress | None = None,
     run: Run | None = None,
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
@@ -103,7 +128,9 @@ def tokenize_files(
     check_target(path, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
-    counts, longest, bad_rows, first_reason = Counts(), 0, bad_rows_path(path), ""
+    counts, first_reason = Counts(), ""
+    columns = {name: array("i") for name in ("num_tokens", "num_trained", "num_messages")}
+    bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         sources = find_sources(inputs, Path(spool), split=split)
         tokenizer = RowTokenizer(settings)
@@ -120,14 +147,15 @@ def tokenize_files(
             for batch, result in results:
                 write(result.table)
                 counts.update(result.counts)
-                longest = max([longest, *result.table.column("num_tokens").to_pylist()])
+                for name, values in columns.items():
+                    values.extend(result.table.column(name).to_pylist())
                 for bad_row in result.bad_rows:
                     first_reason = first_reason or bad_row["reason"]
                     line = json.dumps(bad_row, ensure_ascii=False) + "\n"
                     with writing(Path(rejected.name)):
                         rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
                 if progress is not None:
-                    progress(Progress(counts, batch.done, total))
+                    progress(counts, batch.done, total)
             if not counts.rows:
                 raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
             metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
@@ -135,7 +163,7 @@ def tokenize_files(
             if not counts.samples:
                 problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
                 raise InputError(f"{path} was not written: {problem}")
-    return Finished(path, bad_rows if first_reason else None, counts, longest)
+    return Finished(path, bad_rows if first_reason else None, counts, columns)
 
 
 def available_cores() -> int:
@@ -146,12 +174,11 @@ def available_cores() -> int:
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
     """A source, for the metadata. Its path is relative to the folder of the output: both may move together."""
-    place: str | None = None
-    if source.origin:
-        place = os.path.abspath(source.origin)
+    path = os.path.abspath(source.origin) if source.origin else None
+    if path is not None:
         with contextlib.suppress(ValueError):  # on another drive
-            place = Path(os.path.relpath(place, output.absolute().parent)).as_posix()
-    return {"name": source.name, "size": source.size, "digest": source.digest, "path": place}
+            path = Path(os.path.relpath(path, output.absolute().parent)).as_posix()
+    return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
 
 
 def _write_bad_rows(rejected: IO[bytes], path: Path) -> None:

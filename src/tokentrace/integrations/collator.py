@@ -18,18 +18,17 @@ _EXTRAS: Final = ("logprobs", "advantages")
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """Rows to a batch of tensors, padded on the right: what `SFTTrainer`'s own collator gives, and positions.
+    """Rows to a batch of tensors, padded on the right: that of `SFTTrainer`'s collator, with positions.
 
-    A row is a `Sample`, or a mapping with the columns of a file of rows: `input_ids`, `labels`, and if all rows have
-    them `logprobs` (NaN where nothing was sampled) and `advantages`, for a loss of your own. Rows that TRL packed are
-    for TRL's own collator.
+    A row is a `Sample`, or a mapping with `input_ids`, `labels`, and if all rows have them `logprobs` (NaN where
+    nothing was sampled) and `advantages`, for a loss of your own.
     """
 
     pad_id: int
     multiple_of: int | None = None
 
     def __call__(self, rows: Sequence[Sample | Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch: `input_ids`, `attention_mask`, `position_ids`, `labels`, and those of the others that rows have."""
+        """A batch: `input_ids`, `attention_mask`, `position_ids`, `labels`, and what else all rows have."""
         samples = [row if isinstance(row, Sample) else _sample(row) for row in rows]
         batch = collate(samples, pad_id=self.pad_id, multiple_of=self.multiple_of, tensors="torch")
         keys = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)
@@ -37,7 +36,7 @@ class Collator:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    """A row of a file: its ids, where they carry loss, and what else there is for each token."""
+    """A row of a file as a sample."""
     if not isinstance(row, Mapping):
         raise SampleError(f"a row is a Sample or a mapping of columns, not {brief(row)}")
     if "seq_lengths" in row:

@@ -1,5 +1,4 @@
-"""What trainers take of a rollout that has ended, whoever ran it: its rows, or the one that they want, cut where the
-model first spoke; and what they get of one that cannot be trained."""
+"""What trainers take of a rollout: its rows, or one row as prompt and response, or a row that trains nothing."""
 
 from __future__ import annotations
 
@@ -23,23 +22,23 @@ from ..trajectory.turns import PENALTIES, LogprobKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedRollout:
-    """A rollout that has ended: its rows, and what rewards and logs want to know."""
+    """A rollout that has ended: its rows, and what rewards and logs need."""
 
     samples: Sequence[Sample]
-    """One for each branch that has sampled tokens; none where nothing was sampled."""
+    """One for each branch that has sampled tokens."""
     messages: Sequence[Mapping[str, Any]]
-    """The whole conversation, prompt included."""
+    """The whole conversation."""
     prompt: int
-    """How many of the messages were given."""
+    """How many of the messages are the prompt."""
     reward: float | None
-    """None where nobody gave one, and for rollouts that failed."""
+    """None without a reward, and for rollouts that failed."""
     metrics: Mapping[str, Any]
     """``end`` says why it ended; for rollouts of an `Agent` all of `Rollout.metrics`."""
     notes: Sequence[str] = ()
 
     @property
     def failed(self) -> bool:
-        """Whether it says nothing of the model: it failed (`FAILED_ENDS`), or nothing was sampled."""
+        """True if it failed (`FAILED_ENDS`), or if nothing was sampled: it says nothing about the model."""
         return not self.samples or self.metrics.get("end") in FAILED_ENDS
 
 
@@ -63,35 +62,29 @@ async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patienc
 
 @dataclass(frozen=True, slots=True)
 class PromptResponse:
-    """A row in two parts. The response goes from the first sampled token of the row to the last that carries loss, with
-    the template's tokens and tool results between completions, whose mask is 0. What follows the last (tool results
-    that nobody answered) is left out: trainers put the reward on the last token, and some count only where the mask is
-    1."""
+    """A row in two parts: the response goes from its first sampled token to the last that carries loss.
+
+    Tool results after it are left out: trainers put the reward on the last token, and some count it only if its mask
+    is 1. `response_logprobs` are the engine's, 0.0 where nothing was sampled; None if the engine returned none.
+    """
 
     prompt_ids: list[int]
     response_ids: list[int]
     response_mask: list[int]
-    """1 where a token carries loss."""
     response_logprobs: list[float] | None
-    """The engine's, and 0.0 where nothing was sampled, as trainers want it; None where the engine told none."""
 
 
 def prompt_response(sample: Sample) -> PromptResponse:
-    """A row of a trajectory as prompt and response; `SampleError` where it has no token that carries loss."""
+    """A row of a trajectory as prompt and response. Raises SampleError if no token carries loss."""
     sample = without_tail(sample)
     first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
-    response = slice(first, None)
-    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[response].tolist()
-    return PromptResponse(
-        sample.ids[:first].tolist(),
-        sample.ids[response].tolist(),
-        sample.mask[response].astype(int).tolist(),
-        logprobs,
-    )
+    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[first:].tolist()
+    ids = sample.token_ids
+    return PromptResponse(ids[:first], ids[first:], sample.mask[first:].astype(int).tolist(), logprobs)
 
 
 def without_tail(sample: Sample) -> Sample:
-    """A row up to its last token that carries loss; `SampleError` where it has none."""
+    """A row up to its last token that carries loss. Raises SampleError if it has none."""
     trained = np.flatnonzero(sample.mask)
     if not len(trained):
         raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
@@ -99,7 +92,7 @@ def without_tail(sample: Sample) -> Sample:
 
 
 def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
-    """The logprobs of a row, and 0.0 where nothing was sampled. `SampleError` where a token with loss has none."""
+    """The logprobs of a row, 0.0 where nothing was sampled. Raises SampleError if a token with loss has none."""
     if sample.logprobs is None:
         raise SampleError(f"{sample!r} has no logprobs: this trainer needs that of every token that was sampled")
     missing = np.flatnonzero(sample.mask & ~np.isfinite(sample.logprobs))
@@ -112,8 +105,7 @@ _WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
-    """Warn where the engine's logprobs are of another distribution than the one that a trainer computes, which is the
-    model's at the temperature of sampling: the ratios of the two are then not 1 before the first step."""
+    """Warn if the engine's logprobs are of another distribution than the trainer's: then their ratios are never 1."""
     changed = {
         f"{name} {value:g}"
         for completion in sample.completions
@@ -131,31 +123,30 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
-    """The one row of a trajectory; `SampleError` where it has none, or several because its history was rewritten."""
-    samples = trajectory_samples(trajectory)
+    """The one row of a trajectory. Raises SampleError if it has none, or several because its history was rewritten."""
+    samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
     if len(samples) == 1:
         return samples[0]
     if not samples:
-        raise SampleError(f"{trajectory.name or 'the trajectory'}: nothing was sampled, so there is no row")
+        raise SampleError(f"{name}: nothing was sampled, so there is no row")
     raise SampleError(
-        f"{trajectory.name or 'the trajectory'} has {len(samples)} rows, because its history was rewritten, and this "
-        "trainer takes one row for each rollout; one that takes several samples of a group can have them all"
+        f"{name} has {len(samples)} rows, because its history was rewritten, and this trainer takes one row for each "
+        "rollout; one that takes several samples of a group can have them all"
     )
 
 
 def reward_of(rollout: Rollout) -> float:
-    """The reward of a rollout that is trained; `SampleError` where nobody gave one."""
+    """The reward of a rollout that is trained. Raises SampleError if it has none."""
     if rollout.reward is None:
         raise SampleError(f"rollout {rollout.task.name!r} has no reward: give the agent a reward function")
     return rollout.reward
 
 
 def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> PromptResponse | None:
-    """The row of a rollout that cannot be trained, because it failed or nothing was sampled; None for any other.
+    """The row of a rollout that failed or sampled nothing; None for any other.
 
-    Trainers want a row for each rollout, so it is one that trains nothing: the prompt, its last token as the response,
-    with mask 0. (Two ids of 0 where not even a prompt was rendered.) `SampleError` where there is no `failed_reward`
-    to count it as.
+    Trainers need a row for each rollout, so it is one that trains nothing: the prompt, its last token as the response,
+    with mask 0 (two ids of 0 without a prompt). Raises SampleError without a `failed_reward` to count it as.
     """
     failed = rollout.end in FAILED_ENDS
     if not failed and rollout.trajectory.num_sampled:

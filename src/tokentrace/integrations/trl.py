@@ -1,7 +1,4 @@
-"""TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows.
-
-`trl_async` has the same for `AsyncGRPOTrainer`. docs/guides/trl.md shows both.
-"""
+"""TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows (docs/guides/trl.md)."""
 
 from __future__ import annotations
 
@@ -31,18 +28,13 @@ __all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
 class RolloutFunction:
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
-    TRL gives every prompt as many times as there are generations, and wants a row for each. `weights_to` is the engine
-    that is sent the trainer's weights whenever they have changed; None where it has them already, as a vLLM server has
-    that TRL itself keeps up to date (``use_vllm=True``). A prompt is a list of messages; `task` makes a `Task` of it
-    where it needs settings of tools, or is not one.
+    - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
+    - `task`: makes a `Task` of a prompt that is not just a list of messages.
+    - `one_of`: chooses one of the rows of a rewritten history; without it they raise SampleError.
 
-    Reward functions are given, beside what TRL gives them, ``messages`` (the whole conversation, as it was parsed) and
-    ``rollout`` (a `FinishedRollout` for each row). `rollout_reward` returns the reward that the agent itself gave. A
-    rollout that failed is left out of its group where all reward functions say None: wrap the others in
-    `unless_failed`.
-
-    A history that was rewritten gives several rows, and TRL takes one: `SampleError`, unless `one_of` chooses. A
-    rollout of which nothing was sampled becomes a row that carries no loss, with a warning that says why.
+    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` for each row). TRL leaves a failed
+    rollout out of its group only if all of them return None: see `rollout_reward` and `unless_failed`. A rollout that
+    sampled nothing becomes a row that carries no loss, with a warning.
     """
 
     def __init__(
@@ -69,7 +61,7 @@ class RolloutFunction:
         self._seed = seed
         self._started = 0
         self._sent: tuple[Any, int] | None = None
-        """The state of the run whose weights were sent last, which is a new one in each `train()`, and its step."""
+        """The state of the trainer whose weights were sent last (new in each `train()`), and its step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """The rows of a batch of prompts, in their order."""
@@ -145,7 +137,7 @@ _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_k
 
 
 def _check_trainer(trainer: Any) -> None:
-    """InputError for what is set in the trainer and is the agent's to do here."""
+    """Raise InputError for settings of the trainer that belong to the agent."""
     if getattr(trainer, "tools", None):
         raise InputError(
             "TRL runs the tools of tools= after rollout_func has run the agent's: give them to the agent alone"
@@ -160,7 +152,7 @@ def _check_trainer(trainer: Any) -> None:
 
 
 def check_temperature(row: Sample, temperature: float) -> None:
-    """`SampleError` where a row was sampled at another temperature than the trainer computes its logprobs with."""
+    """Raise SampleError if a row was sampled at another temperature than the trainer's."""
     for completion in row.completions:
         if completion.temperature not in (None, temperature):
             raise SampleError(
@@ -194,20 +186,17 @@ def _only(rows: Sequence[Sample]) -> Sample:
     )
 
 
-# -- rewards: rollouts that failed are left out only where no function scores them
+# -- rewards
 
 _MARK: Final = "leaves_out_failed_rollouts"
 
 
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """A reward function of TRL's kind that says None for rollouts that failed, and otherwise what `reward` says.
+    """Wrap a reward function of TRL's kind, plain or async: None for rollouts that failed, else its score.
 
-    TRL adds up what the functions say, and leaves a row out of its group only where every one of them says None. So
-    each function beside `rollout_reward` wants this, or rollouts that failed are trained as if they had no reward from
-    the agent. `reward` is a function or a coroutine function; it is asked for all rows.
+    TRL leaves a row out of its group only if every function returns None, so each one beside `rollout_reward` needs
+    this.
     """
-    if not callable(reward):
-        raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
 
     def judged(rewards: Sequence[Any], rollout: Sequence[FinishedRollout]) -> list[Any]:
         return [None if one.failed else score for one, score in zip(rollout, rewards, strict=True)]
@@ -228,16 +217,12 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
 
 @unless_failed
 def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float | None]:
-    """A reward function for TRL: what the agent's own reward function, its tools or its simulated user gave.
-
-    None for rollouts that failed or sampled nothing. TRL leaves them out of their group, with an advantage of 0, if all
-    its other reward functions say None as well: `unless_failed` makes them.
-    """
+    """A reward function for TRL: the agent's reward; None for rollouts that failed or sampled nothing."""
     return [one.reward for one in rollout]
 
 
 def _warn_of_scored_failures(finished: Sequence[FinishedRollout], rewards: Sequence[Any], names: Sequence[str]) -> None:
-    """Warn where rollouts failed, and a reward function of the trainer scores them nevertheless."""
+    """Warn if rollouts failed, and a reward function of the trainer scores them anyway."""
     failed = sum(one.failed for one in finished)
     scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]
     if failed and scoring:

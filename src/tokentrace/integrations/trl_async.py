@@ -1,6 +1,6 @@
-"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains, and the way of its weights.
+"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains (docs/guides/trl.md).
 
-A rollout whose history was rewritten gives several samples of one group. docs/guides/trl.md shows how it is used.
+A rollout whose history was rewritten gives several samples of one group.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
 from .background import BackgroundLoop
-from .rows import FinishedRollout, Runs, finish
+from .rows import FinishedRollout, Runs, filled_logprobs, finish
 from .trl import check_temperature
 
 try:
@@ -38,16 +38,15 @@ _NOTHING: Final = "nothing was sampled in a group of rollouts, which gives the t
 
 
 class RolloutWorker:
-    """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's own rewards.
+    """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's rewards.
 
-    Runs the tasks over and over, `num_generations` rollouts of each, `groups` groups at a time; `temperature` and
-    `num_generations` are those of the trainer's config. While more than `waiting` samples wait for the trainer, no
-    group is begun. `done` is called with each group that has ended. A group without samples or without any reward is
-    warned of, with the reason of its first rollout.
+    Runs the tasks over and over, `num_generations` rollouts of each, `groups` groups at a time, as long as fewer than
+    `waiting` samples wait for the trainer; `done` gets each finished group. `temperature` and `num_generations` are
+    those of the trainer's config. Warns of a group without samples or rewards.
 
-    With `weights_to`, pass `weight_transfer=worker` to the trainer as well: that engine is then sent its weights, and
-    samples say which of them sampled their tokens. Otherwise TRL itself keeps a vLLM server up to date, and samples
-    have the version that was the trainer's when their group began.
+    With `weights_to`, pass `weight_transfer=worker` to the trainer too: that engine gets its weights, and samples say
+    which version sampled their tokens. Otherwise TRL updates a vLLM server, and samples have the trainer's version at
+    the start of their group.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class RolloutWorker:
         self._running: Future[None] | None = None
         self._moved = time.monotonic()
         self._why = ""
-        """What was last warned of."""
+        """The last warning."""
 
     # -- TRL's RolloutWorkerProtocol
 
@@ -94,17 +93,16 @@ class RolloutWorker:
         self._running = self.loop.start(self._work())
 
     def stop(self) -> None:
-        """End what is under way. Samples that wait for the trainer stay in the buffer."""
+        """Cancel all rollouts. Samples that wait for the trainer stay in the buffer."""
         if self._running is not None:
             self._running.cancel()
 
     def update_model_version(self, model_version: int) -> None:
-        """The trainer's weights have this number from now on."""
+        """Set the version of the trainer's weights."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the work, or `TimeoutError` where the trainer waits and no group has given it samples for so
-        long."""
+        """Raise what ended the work, or `TimeoutError` if the trainer has waited so long for samples."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved
@@ -118,16 +116,16 @@ class RolloutWorker:
         """Nothing to set up."""
 
     def pause(self) -> None:
-        """Let no request go on until `resume`."""
+        """Pause all requests until `resume`."""
         self.loop.run(self._updated().pause())
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Send the engine weights; the trainer gives them the next number."""
+        """Send the engine weights; they have the next version."""
         weights = dict(iterator)
         self.loop.run(self._updated().update_weights(weights, version=self.model_version + 1))
 
     def resume(self) -> None:
-        """Let requests go on; what they have read was read with the old weights."""
+        """Continue the requests."""
         self.loop.run(self._updated().resume())
 
     def destroy(self) -> None:
@@ -164,7 +162,7 @@ class RolloutWorker:
                 self._moved = time.monotonic()
 
     def _warn_of(self, finished: Sequence[FinishedRollout], samples: Sequence[Any]) -> None:
-        """Say why a group teaches nothing: it has no samples, or none of its rollouts has a reward."""
+        """Warn of a group without samples or rewards."""
         if any(one.reward is not None for one in finished) and samples:
             return
         what = "no rollout of a group has a reward, and all have an advantage of 0" if samples else _NOTHING
@@ -188,9 +186,8 @@ def rollout_samples(
 ) -> list[RolloutSample]:
     """The samples of a group: one for each row of each rollout, with advantages as TRL computes them.
 
-    All rows of a rollout have its advantage. Rollouts without a reward count neither in the mean nor in the deviation,
-    and have an advantage of 0, as in TRL. `model_version`, by which TRL drops what is too old, is `version`, or if that
-    is None the oldest that sampled a token that carries loss; `metrics` have the newest, and the share of older tokens.
+    Rollouts without a reward have an advantage of 0 and do not count in mean and deviation. `model_version`, by which
+    TRL drops old samples, is `version`, or the oldest that sampled a trained token; `metrics` have the newest.
     """
     rewards = np.asarray([np.nan if one.reward is None else one.reward for one in finished], float)
     scored = rewards[~np.isnan(rewards)]
@@ -200,8 +197,6 @@ def rollout_samples(
     for one, reward, advantage in zip(finished, rewards, advantages, strict=True):
         for row in one.samples:
             check_temperature(row, temperature)
-            if row.logprobs is None:
-                raise SampleError(f"{row!r} has no logprobs: the engine has to tell them")
             versions = np.asarray([version]) if version is not None else _versions(row)
             metrics = {"reward": reward, "reward_std": deviation, "rollout/rows": len(one.samples)}
             metrics |= {"version/newest": versions.max(), "version/older_tokens": (versions < versions.max()).mean()}
@@ -211,7 +206,7 @@ def rollout_samples(
                     completion=[dict(message) for message in one.messages[one.prompt :]],
                     input_ids=row.ids.astype(np.int64),
                     completion_mask=row.mask.astype(np.int64),
-                    old_log_probs=np.where(row.mask, row.logprobs, 0).astype(np.float32),
+                    old_log_probs=np.where(row.mask, filled_logprobs(row), 0).astype(np.float32),
                     advantage=float(advantage),
                     model_version=int(versions.min()),
                     group_id=group,
@@ -223,12 +218,12 @@ def rollout_samples(
 
 
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
-    """Which weights sampled each of the tokens that carry loss."""
+    """The version of the weights that sampled each trained token."""
     versions = np.full(len(row), -1, np.int64)
     for span in row.versions:
         if isinstance(span.version, int):
             versions[span.start : span.stop] = span.version
     trained = versions[row.mask]
     if (trained < 0).any():
-        raise SampleError(f"{row!r}: the engine does not say by a number which weights sampled its tokens")
+        raise SampleError(f"{row!r}: the engine does not number the weights that sampled its tokens")
     return trained

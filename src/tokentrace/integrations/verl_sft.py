@@ -1,9 +1,6 @@
-"""verl: a dataset for its SFT trainer whose rows are the model's own render, with a mask that is derived from it.
+"""verl: a dataset for its SFT trainer, with the columns and keys of verl's ``MultiTurnSFTDataset``.
 
-    data.custom_cls.path=pkg://tokentrace.integrations.verl_sft data.custom_cls.name=SFTDataset
-
-It reads the columns that verl's own ``MultiTurnSFTDataset`` reads and gives the same keys, or takes rows of ids that
-`tokentrace tokenize` and `tokentrace rollout` have written.
+Rows are conversations, or ids that `tokentrace tokenize` and `tokentrace rollout` wrote.
 """
 
 from __future__ import annotations
@@ -36,9 +33,9 @@ _SAMPLE: Final = ("turns", "parts", "roles", "past", "final_stop")
 
 
 class SFTDataset(Dataset):  # type: ignore[type-arg]
-    """Rows for verl's SFT trainer, made as ``MultiTurnSFTDataset`` is.
+    """Rows for verl's SFT trainer.
 
-    ``data.tokentrace`` may hold settings of `build_supervised_sample` (`turns`, `parts`, `roles`, `past`,
+    ``data.tokentrace`` may have settings of `build_supervised_sample` (`turns`, `parts`, `roles`, `past`,
     `final_stop`), and of `create_renderer`.
     """
 
@@ -59,7 +56,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         self._media = [settings.get("image_key", "images"), settings.get("video_key", "videos")]
         self._thinking = settings.get("enable_thinking_key", "enable_thinking")
         default = settings.get("enable_thinking_default")
-        self._thinking_default = None if default == "none" else _switch(default)  # "none" is verl's ours default
+        self._thinking_default = None if default == "none" else _switch(default)  # verl's default
         ours = plain(settings.get("tokentrace"))
         self._sample = {key: ours.pop(key) for key in _SAMPLE if key in ours}
         self._renderer = {**ours, **plain(settings.get("apply_chat_template_kwargs"))}
@@ -134,7 +131,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
 
 
 def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
-    """The rows of all files, or as many as `limit` says, chosen as verl chooses them."""
+    """The rows of all files, or `limit` of them, chosen as verl does."""
     names = [files] if isinstance(files, str) else list(files)
     parquet = pyarrow("pyarrow.parquet")
     tables = [parquet.read_table(copy_local_path_from_hdfs(name)) for name in names]
@@ -147,7 +144,7 @@ def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
 
 
 def _switch(value: Any) -> bool | None:
-    """Whether to think; None where nothing is said. A text such as "false" would be true."""
+    """Whether to think; None if unset. Raises InputError for text: "false" would be true."""
     if value is not None and value not in (True, False):
         raise InputError(f"must be true or false, not {brief(value)}", field="enable_thinking")
     return None if value is None else bool(value)
