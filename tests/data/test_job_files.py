@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
+from tests.ray_cluster import children_of
 from tokentrace import InputError, Sample
 from tokentrace.data import rows, tables
 from tokentrace.data.job import tokenize_files
@@ -151,32 +151,6 @@ if __name__ == "__main__":
 """
 
 
-def wait_for(condition: Any, what: str) -> None:
-    for _ in range(6_000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not happen")
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes whose parent is `pid`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
-
-
-def all_gone(pids: list[int]) -> bool:
-    return not any((Path("/proc") / str(pid)).exists() for pid in pids)
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
 def test_a_run_that_is_killed_leaves_no_output_and_no_workers(tmp_path: Path) -> None:
     path, output = tmp_path / "x.jsonl", tmp_path / "o.parquet"
@@ -189,12 +163,17 @@ def test_a_run_that_is_killed_leaves_no_output_and_no_workers(tmp_path: Path) ->
         try:
             for _ in range(3):
                 assert process.stdout.readline(), "it ended before it could be killed"
-            workers = children_of(process.pid)
+            workers = [pid for pid, _ in children_of(process.pid)]
             assert len(workers) >= 2
         finally:
             os.kill(process.pid, signal.SIGKILL)
     assert not output.exists()
-    wait_for(functools.partial(all_gone, workers), "the end of the workers")
+    for _ in range(6_000):
+        if not any((Path("/proc") / str(pid)).exists() for pid in workers):
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the workers did not end")
     done = tokenize_files([str(path)], output, SETTINGS, workers=1)
     assert done.counts.samples == len(list(read_samples(output))) == 600
 
@@ -210,7 +189,7 @@ def test_a_hundred_thousand_conversations_in_flat_memory(tmp_path: Path) -> None
     memory: list[int] = []
 
     def measure(*_: Any) -> None:
-        memory.append(sum(map(resident, [os.getpid(), *children_of(os.getpid())])))
+        memory.append(sum(map(resident, [os.getpid(), *(pid for pid, _ in children_of(os.getpid()))])))
 
     done = tokenize_files([str(path)], output, SETTINGS, workers=2, progress=measure)
     early, late = memory[len(memory) // 8 : len(memory) // 4], memory[-len(memory) // 4 :]

@@ -36,31 +36,9 @@ def deep(levels: int) -> Any:
 
 
 JUNK: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    math.nan,
-    math.inf,
-    10**400,
-    "",
-    "\0",
-    "\ud800",
-    "x" * 10_000,
-    b"bytes",
-    [],
-    [None],
-    {},
-    {"a": math.nan},
-    deep(3_000),
-    np.int64(3),
-    np.float32("nan"),
-    np.arange(3),
-    np.asarray(["a", None], object),
-    object(),
-    Path("nowhere"),
-    lambda: None,
+    *(None, True, 0, -1, 1.5, math.nan, math.inf, 10**400, "", "\0", "\ud800", "x" * 10_000, b"bytes", [], [None], {}),
+    *({"a": math.nan}, deep(3_000), np.int64(3), np.float32("nan"), np.arange(3), np.asarray(["a", None], object)),
+    *(object(), Path("nowhere"), lambda: None),
 ]
 
 

@@ -198,9 +198,11 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"input_ids": [1, 2]}, "has no labels"),
-        ({"input_ids": [1, 2], "labels": [-100]}, "2 ids and 1 labels"),
+        ({"input_ids": [1, 2]}, "neither labels nor loss_mask"),
+        ({"input_ids": [1, 2], "labels": [-100]}, "2 ids, and 1 entries in labels"),
         ({"input_ids": [1, 2], "labels": [2, -100]}, "must not be shifted"),
+        ({"input_ids": [1, 2], "labels": [-100, 2], "loss_mask": [0, 0]}, "do not agree"),
+        ({"input_ids": [1, 2], "loss_mask": [0.0, 0.5]}, "must be 0 or 1"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "seq_lengths": [1, 1]}, "packed"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}, "logprobs has 1 entries"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]}, "logprobs of a row are not numbers"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -60,10 +61,9 @@ def _read(file: str, path: Path, rows: int) -> Any:
 
     if path.is_file() and is_trajectory(path):
         return load_trajectory(path)
-    try:
+    samples: list[Sample] = []
+    with contextlib.suppress(InputError):  # it may be anyone's
         samples = list(itertools.islice(read_samples(path), rows)) if path.is_file() else []
-    except InputError:  # not a file of ours
-        samples = []
     samples = samples or list(itertools.islice(_recorded(file), rows))
     if not samples:
         raise InputError(f"{path.name} has no rows")

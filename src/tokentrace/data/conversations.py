@@ -41,10 +41,9 @@ USUAL_NAMES: Final = Columns()
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation in OpenAI's shape.
+    """A conversation in OpenAI's shape. Nothing before the message `completion_from` is trained.
 
-    `completion_from` is the first message of the completion, in rows of prompt and completion; nothing before it is
-    trained. `variables` are the row's template variables, `notes` are for the reports of a run.
+    `variables` are the row's template variables, `notes` are for the report of a run.
     """
 
     messages: list[Mapping[str, Any]]
@@ -55,18 +54,12 @@ class Conversation:
 
 
 def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | None = None) -> Conversation:
-    """The conversation of a row. Raises InputError naming the column, or the message and its field.
+    """The conversation of a row, whose columns docs/rows.md lists; a row that is a list is a list of messages.
 
-    - Messages: from ``messages``, ``conversations`` or ``conversation``, a list or JSON text of one; else from
-      ``prompt`` and ``completion`` (or ``response``), each a list of messages, or a string that the user and then the
-      assistant says. Errors count messages from the prompt's first on. A row that is a list is a list of messages.
-    - `shape`: the shape of the messages; None: `shape_of` finds it. Messages in OpenAI's shape stay as they are.
-    - Tools: from ``tools`` or ``functions``, a list or JSON text of one; no tools are None. Bare schemas become tools
-      in ``functions`` and beside ShareGPT's turns.
-    - The ``system`` column goes before the messages (see `with_system`).
-    - Variables: from ``chat_template_kwargs``, a mapping or JSON text of one.
-
-    A column with a usual name counts as absent if it is None; a column that was named has to be there.
+    `shape` is that of the messages; None: `shape_of` finds it. Messages in OpenAI's shape stay as they are. Bare
+    schemas become tools in ``functions`` and beside ShareGPT's turns. A column with a usual name counts as absent if it
+    is None; one that `columns` names has to be there. Raises InputError naming the column, or the message and its
+    field; messages are counted from the prompt's first on.
     """
     if isinstance(row, list):
         if columns != USUAL_NAMES:
@@ -166,12 +159,10 @@ _MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schem
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
-    """A row without the nulls that a table may have filled in, and a note where that may have changed its meaning.
+    """A row without the nulls that a table may have filled in, and a note if arguments or schemas had some.
 
-    An Arrow table has one set of keys for all rows, and fills in None where a message, a call's arguments or a tool
-    schema lacks a key. Such a None looks like one that was meant, so a column loses all of its None values, and the
-    note says so if arguments or schemas had some. A column in which the items of a list differ in their keys was made
-    in Python, not by a table: it stays as it is.
+    An Arrow table has one set of keys for all rows, and fills in None where a row lacks a key. A column in which the
+    items of a list differ in their keys was made in Python, not by a table: it stays as it is.
     """
     if not isinstance(row, Mapping):
         return row, ()
@@ -185,11 +176,7 @@ def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """`value` without the keys of mappings that are None, at any depth; lists keep their elements.
-
-    An assistant's content of None is removed too: it means the same as no content, and a template that would write the
-    word None then writes nothing.
-    """
+    """`value` without the keys of mappings that are None, at any depth; lists keep their elements."""
 
     def strip(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -8,9 +8,11 @@ complete.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import tempfile
@@ -18,7 +20,7 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ from ..settings import instance, whole
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
+from ..version import __version__
+from .ray_connection import first_line
 from .rows import Batch, count_batches, read_batches
 from .sources import Source, find_sources, pyarrow
 from .tables import Layout, SampleOrigin, check_target, named_path, sample_writer, samples_table
@@ -191,7 +195,7 @@ def _write_bad_rows(rejected: IO[bytes], path: Path) -> None:
         write_whole(path, rejected)
 
 
-# -- batches
+# -- workers
 
 
 def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
@@ -207,19 +211,54 @@ def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
     return BatchResult(samples_table(samples, places, Layout(labels=tokenizer.settings.labels)), counts, bad_rows)
 
 
-def in_order(batches: Iterable[Batch], submit: Callable[[Batch], Callable[[], BatchResult]], ahead: int) -> Results:
+_TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
+"""In a worker: the tokenizer of the run that it works for."""
+
+
+def worker_tokenizer(settings: TokenizeSettings) -> RowTokenizer:
+    """The tokenizer of a worker, cached."""
+    key = repr((getattr(settings.tokenizer, "digest", settings.tokenizer), settings))
+    if key not in _TOKENIZERS:
+        _TOKENIZERS.clear()
+        _TOKENIZERS[key] = RowTokenizer(settings)
+    return _TOKENIZERS[key]
+
+
+def tokenize_in_worker(batch: Batch, settings: TokenizeSettings | None, version: str) -> BatchResult | str:
+    """Return the result of a batch, or why there is none: not all errors survive pickling."""
+    node = f"node {platform.node()}"
+    try:
+        if version != __version__:
+            return f"{node} has tokentrace {__version__}, the node that started the run has {version}"
+        tokenizer = next(iter(_TOKENIZERS.values())) if settings is None else worker_tokenizer(settings)
+        return tokenize_batch(tokenizer, batch)
+    except Exception as error:
+        return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
+
+
+def in_order(
+    batches: Iterable[Batch], submit: Callable[[Batch], Future[Any]], ahead: int, died: type[Exception]
+) -> Results:
     """Submit batches to workers, at most `ahead` at a time, and yield their results in the order of the batches.
 
-    `submit` starts the work on a batch and returns a function that waits for its result.
+    Raises SampleError if a worker fails, or if `died` says that it is gone.
     """
-    pending: deque[tuple[Batch, Callable[[], BatchResult]]] = deque()
-    for batch in batches:
-        pending.append((batch, submit(batch)))
-        if len(pending) >= ahead:
-            first, wait = pending.popleft()
-            yield first, wait()
-    for batch, wait in pending:
-        yield batch, wait()
+    pending: deque[tuple[Batch, Future[Any]]] = deque()
+    for batch in itertools.chain(batches, itertools.repeat(None)):
+        if batch is not None:
+            pending.append((batch, submit(batch)))
+        if not pending:
+            return
+        if batch is None or len(pending) >= ahead:
+            first, future = pending.popleft()
+            try:
+                result = future.result()
+            except died as error:
+                problem = "workers died on them, perhaps for lack of memory: run again with fewer workers"
+                raise SampleError(f"{first}: {problem} ({first_line(error)})") from error
+            if isinstance(result, str):
+                raise SampleError(result)
+            yield first, result
 
 
 def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
@@ -232,29 +271,22 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
         workers = min(workers, 61)  # its limit
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
-    place = "at the beginning"
     try:
-        for batch, result in in_order(
-            batches, lambda batch: pool.submit(_tokenize_in_worker, batch).result, ahead=2 * workers
-        ):
-            yield batch, result
-            place = f"soon after {batch}"
-    except BrokenProcessPool as error:
-        problem = "perhaps for lack of memory: run again with fewer workers"
-        raise SampleError(f"a worker died {place}, {problem}") from error
+        yield from in_order(
+            batches,
+            lambda batch: pool.submit(tokenize_in_worker, batch, None, __version__),
+            ahead=2 * workers,
+            died=BrokenProcessPool,
+        )
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-_WORKER: Final[list[RowTokenizer]] = []
-"""In a worker process: its tokenizer."""
 
 
 def _start_worker(settings: TokenizeSettings) -> None:
     """Prepare a worker process. It ends when the process that started it ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _WORKER.append(RowTokenizer(settings))
+    worker_tokenizer(settings)
 
 
 def _end_with_parent() -> None:
@@ -262,10 +294,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _tokenize_in_worker(batch: Batch) -> BatchResult:
-    try:
-        return tokenize_batch(_WORKER[0], batch)
-    except Exception as error:  # not every error survives pickling
-        raise SampleError(f"{batch}: {type(error).__name__}: {' '.join(str(error).split())}") from None

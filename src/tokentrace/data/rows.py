@@ -20,18 +20,18 @@ ROW_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, or what is wrong with it."""
+    """A row, or what is wrong with it.
+
+    `number` counts from 1; `line` is that of JSON Lines; `text` is JSON that is not parsed yet; `end` is where the row
+    ends in its source, in the units of `Source.size`.
+    """
 
     number: int
-    """Counted from 1: the line, the element of the array, the row of the table."""
     line: int | None
-    """The line it is on, in JSON Lines."""
     value: Any = None
     problem: str | None = None
     text: bytes | None = None
-    """Its JSON text, if that is not parsed yet."""
     end: int = 0
-    """Where it ends in its source, in the units of `Source.size`."""
 
     def parsed(self) -> Row:
         """Parse the text of the row, if it has one."""
@@ -55,13 +55,12 @@ def _parse(text: bytes) -> tuple[Any, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one source that a worker parses and tokenizes at once."""
+    """Rows of one source for a worker. `done` is how much of all sources is read, in the units of `Source.size`."""
 
     source: str
     format: Format
     rows: tuple[Row, ...]
     done: int
-    """How much of all sources is read up to here, in the units of `Source.size`."""
 
     def __str__(self) -> str:
         return f"rows {self.rows[0].number} to {self.rows[-1].number} of {self.source}"

@@ -30,26 +30,25 @@ _SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "
 
 
 class Format(StrEnum):
-    """The format of a source."""
+    """The format of a source. JSON is one value: a list of rows, or one row (an object, or a list of messages)."""
 
     LINES = "lines"
-    """JSON Lines."""
     JSON = "json"
-    """One JSON value: a list of rows, or one row (an object, or the messages of a conversation)."""
     PARQUET = "parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file with rows. `name` is the user's name for it; `path` is where it is read, perhaps an unpacked copy."""
+    """A file with rows. `name` is the user's name for it; `path` is where it is read, perhaps an unpacked copy.
+
+    `size` is in bytes of text, or rows of a table. `origin` is the file itself; empty for stdin.
+    """
 
     name: str
     path: str
     format: Format
     size: int
-    """Bytes of text, or rows of a table."""
     origin: str = ""
-    """The path of the file itself, packed or not; empty for stdin."""
 
     @property
     def digest(self) -> str:

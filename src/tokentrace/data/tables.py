@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -26,7 +25,7 @@ from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
 from .channel_columns import channel_fields, channel_values, row_channels
-from .rows import BATCH_ROWS, Row, read_rows
+from .rows import read_rows
 from .sources import Format, Source, parquet_file, pyarrow
 from .trainers import Trainer, find_trainer
 
@@ -48,7 +47,6 @@ _PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
     "advantages": ("advantages", np.float32),
 }
 """Columns with an entry for each token: the attribute of a `Sample`, and its type in the file."""
-_NEEDED: Final = ("input_ids", "loss_mask", "message_indices", "kinds", "source", "notes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,33 +142,42 @@ def _row(sample: Sample, place: SampleOrigin, names: Sequence[str]) -> dict[str,
 
 def table_samples(table: Any) -> Iterator[Sample]:
     """The samples of a table that `samples_table` made, or of a batch of its rows."""
-    names = list(table.schema.names)
-    for needed in _NEEDED:
-        if needed not in names:
-            raise InputError(f"there is no column {needed!r}; the file has {', '.join(map(str, names))}")
-    columns = {name: table.column(name) for name in names}
+    columns = {name: table.column(name) for name in table.schema.names}
     for at in range(table.num_rows):
-        row = {name: column[at].as_py() for name, column in columns.items() if name not in _PER_TOKEN}
-        arrays = {
-            attribute: columns[name][at].values.to_numpy(zero_copy_only=False).astype(kind, copy=False)
-            for name, (attribute, kind) in _PER_TOKEN.items()
-            if name in columns and name != "labels" and columns[name][at].is_valid
-        }
-        yield Sample(
-            **arrays,
-            reward=row.get("reward"),
-            versions=tuple(
-                VersionSpan(**span | {"version": json.loads(span["version"])}) for span in row.get("versions") or ()
-            ),
-            completions=tuple(
-                CompletionSpan(**span | {"logprobs_kind": LogprobKind(span["logprobs_kind"])})
-                for span in row.get("completions") or ()
-            ),
-            channels=row_channels(row),
-            name=row["source"],
-            branch=row.get("branch", -1),
-            notes=tuple(row["notes"]),
+        values = {name: column[at] for name, column in columns.items()}
+        yield _sample(
+            {
+                name: value.values.to_numpy(zero_copy_only=False)
+                if name in _PER_TOKEN and value.is_valid
+                else value.as_py()
+                for name, value in values.items()
+            }
         )
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    for needed in ("input_ids", "loss_mask", "message_indices", "kinds", "source", "notes"):
+        if needed not in row:
+            raise InputError(f"there is no column {needed!r}; the file has {', '.join(map(str, row))}")
+    arrays: dict[str, Any] = {
+        attribute: np.asarray(row[name], kind)
+        for name, (attribute, kind) in _PER_TOKEN.items()
+        if row.get(name) is not None and name != "labels"
+    }
+    versions = [span | {"version": json.loads(span["version"])} for span in row.get("versions") or ()]
+    completions = [
+        span | {"logprobs_kind": LogprobKind(span["logprobs_kind"])} for span in row.get("completions") or ()
+    ]
+    return Sample(
+        **arrays,
+        reward=row.get("reward"),
+        versions=tuple(VersionSpan(**span) for span in versions),
+        completions=tuple(CompletionSpan(**span) for span in completions),
+        channels=row_channels(row),
+        name=row["source"],
+        branch=row.get("branch", -1),
+        notes=tuple(row["notes"]),
+    )
 
 
 # -- files
@@ -220,11 +227,7 @@ class TableWriter:
 
 
 def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
-    """Check that rows may be written here.
-
-    Raises InputError if the name has another suffix, if the file exists and `overwrite` is not set, or if there is no
-    folder for it.
-    """
+    """Raise InputError if rows may not be written here: wrong suffix, no folder, an existing file."""
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
         raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
@@ -264,11 +267,10 @@ def sample_writer(
     private: bool = False,
     trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
-    """Write tables of samples to a file: Parquet or JSON Lines, by its name. Replaces an existing file.
+    """Write tables of samples to a file, which has its name only after the block, when it is complete.
 
-    The file has its name only after the block, when it is complete. Metadata that the block adds is written too. `more`
-    are Arrow fields that the tables have beside those of the layout; a `private` file is for its owner alone. For a
-    `trainer`, the file has the columns that it reads and no others. Raises WriteError if the system refuses.
+    Metadata that the block adds is written too. `more` are Arrow fields beside those of the layout; a `private` file is
+    for its owner alone; a `trainer` gets the columns that it reads and no others. Raises WriteError.
     """
     check_target(path, trainer, overwrite=True)
     schema = file_schema(layout, metadata, more)
@@ -310,11 +312,10 @@ def write_samples(
     *,
     trainer: str | None = None,
 ) -> None:
-    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file.
+    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file when it is complete.
 
-    Samples of trajectories have logprobs, advantages, rewards and versions. With a `trainer` ("trl", "axolotl", …) the
-    file has the columns that it reads for supervised training and no others. Raises WriteError if the system refuses;
-    the file has its name only when it is complete.
+    With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads for supervised training and no others.
+    Raises WriteError if the system refuses.
     """
     rows = items("samples", samples, SampleError)
     for row in rows:
@@ -327,16 +328,21 @@ def write_samples(
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
-    """Read the samples of a file that tokentrace wrote, a row group (or some lines) at a time."""
+    """Read the samples of a file that tokentrace wrote, a row group or a line at a time."""
     file = named_path(path)
-    if file.name.endswith(".jsonl"):
-        tables = _line_tables(file)
-    else:
-        parquet = parquet_file(_existing(file))
-        tables = (parquet.read_row_group(group) for group in range(parquet.metadata.num_row_groups))
-    with _reading(path):
-        for table in tables:
-            yield from table_samples(table)
+    parquet: Any = None if file.name.endswith(".jsonl") else parquet_file(_existing(file))
+    try:
+        for group in range(parquet.metadata.num_row_groups if parquet else 0):
+            yield from table_samples(parquet.read_row_group(group))
+        for row in () if parquet else read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
+            if row.problem is not None or not isinstance(row.value, dict):
+                problem = row.problem or f"a sample is an object, not {kind_of(row.value)}"
+                raise InputError(f"line {row.line}: {problem}")
+            yield _sample(row.value)
+    except InputError as error:
+        raise InputError(f"{path}: {error.problem}") from error
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, SampleError) as error:
+        raise InputError(f"{path}: not rows of samples: {error}") from error
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -376,17 +382,6 @@ def _existing(path: Path) -> str:
     return str(path)
 
 
-@contextlib.contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
-    """Raise InputError with the name of the file if its rows have wrong values."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{path}: {error.problem}") from error
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, SampleError) as error:
-        raise InputError(f"{path}: not rows of samples: {error}") from error
-
-
 # -- JSON Lines
 
 
@@ -412,19 +407,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nan(item) for name, item in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _line_tables(path: Path) -> Iterator[Any]:
-    """The rows of a file of lines as tables, with those columns of ours that they have."""
-    pa = pyarrow()
-    everything = schema(Layout(**dict.fromkeys(Layout.__dataclass_fields__, True)))
-    rows = read_rows(Source(str(path), str(path), Format.LINES, 0), row_bytes=1 << 40)
-    while group := list(itertools.islice(rows, BATCH_ROWS)):
-        values = [_sample_row(row) for row in group]
-        yield pa.Table.from_pylist(values, schema=pa.schema([field for field in everything if field.name in values[0]]))
-
-
-def _sample_row(row: Row) -> dict[str, Any]:
-    if row.problem is None and isinstance(row.value, dict):
-        return row.value
-    raise InputError(f"line {row.line}: {row.problem or f'a sample is an object, not {kind_of(row.value)}'}")

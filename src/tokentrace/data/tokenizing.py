@@ -68,7 +68,7 @@ class TokenizeSettings:
     overlong: Overlong = Overlong.DROP
     row_bytes: int = ROW_BYTES
     labels: bool = True
-    """Whether rows have a column of labels beside the loss mask: trainers look for it by that name."""
+    """Whether rows have a column of labels, which trainers look for, beside the loss mask."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {"overlong": choose(Overlong, "overlong", self.overlong, SampleError)}
@@ -118,13 +118,12 @@ class TokenizeSettings:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that gave no sample, and why."""
+    """A row that gave no sample, and why; `kind` is the name of the error."""
 
     source: str
     row: int
     line: int | None
     kind: str
-    """The name of the error."""
     reason: str
     message: int | None = None
     field: str | None = None
@@ -303,10 +302,7 @@ def without_place(note: str) -> str:
 
 
 def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[RowResult]:
-    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Rows are counted from 1.
-
-    Rows may come from a table, which fills in nulls: see `data.conversations.table_row`.
-    """
+    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Removes the nulls that tables fill in."""
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")

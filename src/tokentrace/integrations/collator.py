@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import SampleError, brief
 from ..samples.collation import collate
-from ..samples.sample import IGNORE, Sample
-from ..tokens.ids import check_ids, check_integers
+from ..samples.sample import Sample
+from .rows import ids_and_mask
 
 _EXTRAS: Final = ("logprobs", "advantages")
 
@@ -41,17 +41,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         raise SampleError(f"a row is a Sample or a mapping of columns, not {brief(row)}")
     if "seq_lengths" in row:
         raise SampleError("these rows are packed: leave SFTTrainer's own collator in place")
-    if row.get("labels") is None:
-        raise SampleError(f"a row has no labels; it has {', '.join(row)}: every token would be trained")
-    if row.get("input_ids") is None:
-        raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
-    ids = check_ids(row["input_ids"], "input_ids", error=SampleError)
-    labels = check_integers(row["labels"], "labels", SampleError)
-    if ids.shape != labels.shape:
-        raise SampleError(f"a row has {len(ids)} ids and {len(labels)} labels")
-    mask = labels != IGNORE
-    if (labels[mask] != ids[mask]).any():
-        raise SampleError("the labels of a row are not its ids: they must not be shifted")
+    ids, mask = ids_and_mask(row)
     extras: dict[str, Any] = {name: _floats(row, name) for name in _EXTRAS if row.get(name) is not None}
     return Sample(ids, mask, np.full(len(ids), -1, np.int32), np.zeros(len(ids), np.uint8), **extras)
 

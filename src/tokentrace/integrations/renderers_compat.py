@@ -57,7 +57,7 @@ CLASSES: Final = {
 }
 """Our classes with the names and configurations of renderers' own."""
 
-_BY_CONFIG: Final = {made.config_class: made for made in CLASSES.values()}
+_BY_CONFIG: Final = {kind.config_class: kind for kind in CLASSES.values()}
 
 
 def create_renderer(

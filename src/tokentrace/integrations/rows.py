@@ -14,8 +14,9 @@ from ..errors import SampleError
 from ..rollout.ends import FAILED_ENDS
 from ..rollout.patience import Patience
 from ..rollout.record import Rollout, Task
-from ..samples.sample import Sample
+from ..samples.sample import IGNORE, Sample
 from ..samples.trajectories import trajectory_samples
+from ..tokens.ids import check_ids, check_integers
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, LogprobKind
 
@@ -161,3 +162,33 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
     ids = rollout.trajectory.stream().tolist() if rollout.trajectory.num_branches else []
     ids = ids if len(ids) > 1 else [0, 0]
     return PromptResponse(ids[:-1], ids[-1:], [0], [0.0])
+
+
+def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """The ids of a row of a file, and where they carry loss, by its ``labels`` or its ``loss_mask``.
+
+    Raises SampleError if they are missing, or do not belong together.
+    """
+    if row.get("input_ids") is None:
+        raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
+    ids = check_ids(row["input_ids"], "input_ids", error=SampleError)
+    present = {name: row[name] for name in ("labels", "loss_mask") if row.get(name) is not None}
+    for name, values in present.items():
+        if len(values) != len(ids):
+            raise SampleError(f"a row has {len(ids)} ids, and {len(values)} entries in {name}")
+    if not present:
+        raise SampleError("a row of input_ids has neither labels nor loss_mask: every token would be trained")
+    masks: list[npt.NDArray[np.bool_]] = []
+    if "labels" in present:
+        labels = check_integers(present["labels"], "labels", SampleError)
+        masks.append(labels != IGNORE)
+        if (labels[masks[0]] != ids[masks[0]]).any():
+            raise SampleError("the labels of a row are not its ids: they must not be shifted")
+    if "loss_mask" in present:
+        mask = np.asarray(present["loss_mask"])
+        if not np.isin(mask, (0, 1)).all():
+            raise SampleError("a loss_mask must be 0 or 1 for each token")
+        masks.append(mask.astype(np.bool_))
+    if (masks[0] != masks[-1]).any():
+        raise SampleError("the labels and the loss_mask of a row do not agree")
+    return ids, masks[0]

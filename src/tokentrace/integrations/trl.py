@@ -9,6 +9,7 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from ..engines.protocol import Engine
@@ -25,6 +26,22 @@ from .rows import FinishedRollout, PromptResponse, Runs, finish, prompt_response
 __all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
 
 
+def _task(prompt: Any) -> Task:
+    if not isinstance(prompt, list):
+        raise InputError(
+            f"a prompt is a list of messages, not {brief(prompt)}: pass task=, a function that makes a Task of it"
+        )
+    return Task(prompt)
+
+
+def _only(rows: Sequence[Sample]) -> Sample:
+    raise SampleError(
+        f"{rows[0].name or 'a rollout'} has {len(rows)} rows, because its history was rewritten, and GRPOTrainer takes "
+        "one for each prompt: pass one_of= to choose (lambda rows: rows[-1]), or use AsyncGRPOTrainer, which takes all"
+    )
+
+
+@dataclass(eq=False)
 class RolloutFunction:
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
@@ -37,31 +54,19 @@ class RolloutFunction:
     sampled nothing becomes a row that carries no loss, with a warning.
     """
 
-    def __init__(
-        self,
-        agent: Runs,
-        *,
-        weights_to: Engine | None,
-        task: Callable[[Any], Task] | None = None,
-        one_of: Callable[[Sequence[Sample]], Sample] | None = None,
-        done: Callable[[Sequence[FinishedRollout]], None] | None = None,
-        concurrency: int = 64,
-        patience: Patience | None = None,
-        seed: int | None = None,
-        loop: BackgroundLoop | None = None,
-    ) -> None:
-        self.loop = BackgroundLoop() if loop is None else loop
-        self._agent = agent
-        self._engine = weights_to
-        self._task = _task if task is None else task
-        self._one_of = _only if one_of is None else one_of
-        self._done = done
-        self._concurrency = concurrency
-        self._patience = Patience() if patience is None else patience
-        self._seed = seed
-        self._started = 0
-        self._sent: tuple[Any, int] | None = None
-        """The state of the trainer whose weights were sent last (new in each `train()`), and its step."""
+    agent: Runs
+    _: KW_ONLY
+    weights_to: Engine | None
+    task: Callable[[Any], Task] = _task
+    one_of: Callable[[Sequence[Sample]], Sample] = _only
+    done: Callable[[Sequence[FinishedRollout]], None] | None = None
+    concurrency: int = 64
+    patience: Patience = field(default_factory=Patience)
+    seed: int | None = None
+    loop: BackgroundLoop = field(default_factory=BackgroundLoop)
+    _started: int = field(default=0, init=False)
+    _sent: tuple[Any, int] | None = field(default=None, init=False)
+    """The state of the trainer whose weights were sent last (new in each `train()`), and its step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """The rows of a batch of prompts, in their order."""
@@ -71,8 +76,8 @@ class RolloutFunction:
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         numbers = [number * ranks + rank for number in range(first, self._started)]
         finished = self.loop.run(self._run(numbers, self._tasks(prompts, numbers), trainer))
-        if self._done is not None:
-            self._done(finished)
+        if self.done is not None:
+            self.done(finished)
         _warn_of_scored_failures(finished, trainer.reward_funcs, trainer.reward_func_names)
         rows = [self._row(one, trainer) for one in finished]
         return {
@@ -86,8 +91,8 @@ class RolloutFunction:
 
     def close(self) -> None:
         """Close the engine that is sent weights, and the loop."""
-        if self._engine is not None:
-            self.loop.run(self._engine.close())
+        if self.weights_to is not None:
+            self.loop.run(self.weights_to.close())
         self.loop.close()
 
     def _tasks(self, prompts: Sequence[Any], numbers: Sequence[int]) -> list[Task]:
@@ -96,7 +101,7 @@ class RolloutFunction:
         for _, group in itertools.groupby(prompts):
             first = numbers[len(tasks)]
             for member, prompt in enumerate(group):
-                task = self._task(prompt)
+                task = self.task(prompt)
                 name = f"{task.name or 'grpo'}-{numbers[len(tasks)]:06d}"
                 about = {**task.metadata, "group": f"grpo-{first:06d}", "member": member}
                 tasks.append(dataclasses.replace(task, name=name, metadata=about))
@@ -105,15 +110,15 @@ class RolloutFunction:
     async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[FinishedRollout]:
         state, step = trainer.state, trainer.state.global_step
         sent = self._sent is not None and self._sent[0] is state and self._sent[1] == step
-        if self._engine is not None and not sent:
-            await self._engine.update_weights(_weights(trainer), version=step)
+        if self.weights_to is not None and not sent:
+            await self.weights_to.update_weights(_weights(trainer), version=step)
             self._sent = (state, step)
-        room = asyncio.Semaphore(self._concurrency)
+        room = asyncio.Semaphore(self.concurrency)
 
         async def one(number: int, task: Task) -> FinishedRollout:
-            seed = rollout_seed(self._seed, number)
+            seed = rollout_seed(self.seed, number)
             async with room:
-                return await finish(self._agent, task, seed=seed, patience=self._patience)
+                return await finish(self.agent, task, seed=seed, patience=self.patience)
 
         return await together(one(number, task) for number, task in zip(numbers, tasks, strict=True))
 
@@ -123,7 +128,7 @@ class RolloutFunction:
             warnings.warn(f"nothing was sampled in a rollout, whose row carries no loss: {why}", stacklevel=4)
             pad = trainer.processing_class.pad_token_id
             return PromptResponse([pad], [pad], [0], [0.0])
-        row = finished.samples[0] if len(finished.samples) == 1 else self._one_of(finished.samples)
+        row = finished.samples[0] if len(finished.samples) == 1 else self.one_of(finished.samples)
         check_temperature(row, trainer.args.temperature)
         warn_of_other_distribution(row, "TRL")
         cut = prompt_response(row)
@@ -171,21 +176,6 @@ def _weights(trainer: Any) -> dict[str, Any]:
     return dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
 
 
-def _task(prompt: Any) -> Task:
-    if not isinstance(prompt, list):
-        raise InputError(
-            f"a prompt is a list of messages, not {brief(prompt)}: pass task=, a function that makes a Task of it"
-        )
-    return Task(prompt)
-
-
-def _only(rows: Sequence[Sample]) -> Sample:
-    raise SampleError(
-        f"{rows[0].name or 'a rollout'} has {len(rows)} rows, because its history was rewritten, and GRPOTrainer takes "
-        "one for each prompt: pass one_of= to choose (lambda rows: rows[-1]), or use AsyncGRPOTrainer, which takes all"
-    )
-
-
 # -- rewards
 
 _MARK: Final = "leaves_out_failed_rollouts"
@@ -197,6 +187,8 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
     TRL leaves a row out of its group only if every function returns None, so each one beside `rollout_reward` needs
     this.
     """
+    if not callable(reward):
+        raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
 
     def judged(rewards: Sequence[Any], rollout: Sequence[FinishedRollout]) -> list[Any]:
         return [None if one.failed else score for one, score in zip(rollout, rewards, strict=True)]

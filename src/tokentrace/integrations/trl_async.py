@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +38,7 @@ except ImportError as error:
 _NOTHING: Final = "nothing was sampled in a group of rollouts, which gives the trainer no samples"
 
 
+@dataclass(eq=False)
 class RolloutWorker:
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's rewards.
 
@@ -49,41 +51,30 @@ class RolloutWorker:
     the start of their group.
     """
 
-    def __init__(
-        self,
-        agent: Runs,
-        tasks: Iterable[Task],
-        *,
-        weights_to: Engine | None,
-        num_generations: int,
-        temperature: float = 1.0,
-        groups: int = 4,
-        waiting: int = 256,
-        done: Callable[[Sequence[FinishedRollout]], None] | None = None,
-        patience: Patience | None = None,
-        seed: int | None = None,
-        loop: BackgroundLoop | None = None,
-    ) -> None:
-        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
-        self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
-        self.model_version = 0
-        self.loop = BackgroundLoop() if loop is None else loop
-        self._agent = agent
-        self._tasks = list(tasks)
+    agent: Runs
+    tasks: Iterable[Task]
+    _: KW_ONLY
+    weights_to: Engine | None
+    num_generations: int
+    temperature: float = 1.0
+    groups: int = 4
+    waiting: int = 256
+    done: Callable[[Sequence[FinishedRollout]], None] | None = None
+    patience: Patience = field(default_factory=Patience)
+    seed: int | None = None
+    loop: BackgroundLoop = field(default_factory=BackgroundLoop)
+    rollout_buffer: queue.Queue[Any] = field(default_factory=queue.Queue, init=False)
+    metrics_queue: queue.Queue[dict[str, float]] = field(default_factory=queue.Queue, init=False)
+    model_version: int = field(default=0, init=False)
+    _running: Future[None] | None = field(default=None, init=False)
+    _moved: float = field(default_factory=time.monotonic, init=False)
+    _why: str = field(default="", init=False)
+    """The last warning."""
+
+    def __post_init__(self) -> None:
+        self._tasks = list(self.tasks)
         if not self._tasks:
             raise InputError("there are no tasks to run")
-        self._engine = weights_to
-        self._size = num_generations
-        self._temperature = temperature
-        self._groups = groups
-        self._waiting = waiting
-        self._done = done
-        self._patience = Patience() if patience is None else patience
-        self._seed = seed
-        self._running: Future[None] | None = None
-        self._moved = time.monotonic()
-        self._why = ""
-        """The last warning."""
 
     # -- TRL's RolloutWorkerProtocol
 
@@ -134,27 +125,27 @@ class RolloutWorker:
         self.loop.close()
 
     def _updated(self) -> Engine:
-        if self._engine is None:
+        if self.weights_to is None:
             raise InputError("this worker was made with weights_to=None: leave weight_transfer to TRL")
-        return self._engine
+        return self.weights_to
 
     # -- the work
 
     async def _work(self) -> None:
         numbers = itertools.count()
-        await together(self._one_group_after_another(numbers) for _ in range(self._groups))
+        await together(self._one_group_after_another(numbers) for _ in range(self.groups))
 
     async def _one_group_after_another(self, numbers: Iterator[int]) -> None:
         while True:
-            while self.rollout_buffer.qsize() >= self._waiting:
+            while self.rollout_buffer.qsize() >= self.waiting:
                 self._moved = time.monotonic()
                 await asyncio.sleep(0.05)
             number, began = next(numbers), self.model_version
             finished = await together(self._members(number))
-            if self._done is not None:
-                self._done(finished)
-            version = began if self._engine is None else None
-            samples = rollout_samples(finished, group=number, version=version, temperature=self._temperature)
+            if self.done is not None:
+                self.done(finished)
+            version = began if self.weights_to is None else None
+            samples = rollout_samples(finished, group=number, version=version, temperature=self.temperature)
             self._warn_of(finished, samples)
             for sample in samples:
                 self.rollout_buffer.put(sample)
@@ -173,9 +164,9 @@ class RolloutWorker:
     def _members(self, number: int) -> Iterator[Coroutine[Any, Any, FinishedRollout]]:
         task = self._tasks[number % len(self._tasks)]
         named = dataclasses.replace(task, name=f"{task.name or 'grpo'}-{number:06d}")
-        for member, one in enumerate(grouped([named], self._size)):
-            seed = rollout_seed(self._seed, number * self._size + member)
-            yield finish(self._agent, one, seed=seed, patience=self._patience)
+        for member, one in enumerate(grouped([named], self.num_generations)):
+            seed = rollout_seed(self.seed, number * self.num_generations + member)
+            yield finish(self.agent, one, seed=seed, patience=self.patience)
 
 
 # -- samples

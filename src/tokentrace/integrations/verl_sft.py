@@ -23,8 +23,8 @@ except ImportError as error:
 from ..data.conversations import Columns, conversation_of, without_nulls
 from ..data.sources import pyarrow
 from ..errors import InputError, SampleError, brief
-from ..samples.sample import IGNORE
 from ..samples.supervised import build_supervised_sample
+from .rows import ids_and_mask
 from .verl_parser import plain, renderer_of
 
 _PAD_MODES: Final = ("right", "no_padding")
@@ -102,24 +102,11 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         return sample.ids.tolist(), sample.mask.astype(int).tolist()
 
     def _recorded(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
-        """A row of ids. Its mask is ``loss_mask``, or where ``labels`` are not -100."""
+        """A row of ids."""
         if self._sample or self._renderer:
             raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
-        ids: Sequence[int] = row["input_ids"]
-        mask: Any = row.get("loss_mask")
-        labels: Any = row.get("labels")
-        if mask is None and labels is None:
-            raise SampleError("a row of input_ids has neither loss_mask nor labels: nothing says what to train")
-        for name, values in (("loss_mask", mask), ("labels", labels)):
-            if values is not None and len(values) != len(ids):
-                raise SampleError(f"a row has {len(ids)} ids, and {len(values)} entries in {name}")
-        if labels is not None and any(label not in (one, IGNORE) for one, label in zip(ids, labels, strict=True)):
-            raise SampleError("the labels of a row are not its ids: they must not be shifted")
-        if mask is None:
-            return ids, [int(label != IGNORE) for label in labels]
-        if any(one not in (0, 1) for one in mask):
-            raise SampleError("a loss_mask must be 0 or 1 for each token")
-        return ids, [int(one) for one in mask]
+        ids, mask = ids_and_mask(row)
+        return ids.tolist(), mask.astype(int).tolist()
 
     def _cut(self, item: int, values: Sequence[int]) -> Sequence[int]:
         if self.truncation == "error":
