@@ -112,9 +112,7 @@ class _Gateway:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent: it may be sent again
             raise EngineUnavailable(f"the gateway cannot be reached: {type(error).__name__}: {error}") from error
         except httpx2.HTTPError as error:
-            raise EngineError(
-                f"the gateway does not answer {method} {path}: {type(error).__name__}: {error}"
-            ) from error
+            raise EngineError(f"the gateway does not answer {method} {path}: {type(error).__name__}") from error
         if answer.status_code >= 300:
             raise EngineError(f"the gateway refused {method} {path}: {answer.status_code} {answer.text[:500]}")
         content: bytes = answer.content

@@ -57,10 +57,7 @@ def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) ->
             continue
         start, stop = spans.get(turn.message, (turn.start, turn.start))
         if stop != turn.start:
-            raise SampleError(
-                f"message {turn.message} was continued after {turn.start - stop} tokens that no engine sampled; NeMo "
-                "Gym has one completion for each message"
-            )
+            raise SampleError(f"message {turn.message} has several completions, and NeMo Gym takes one a message")
         spans[turn.message] = (start, turn.stop)
     return {
         number: {

@@ -213,8 +213,5 @@ def refuse_media(messages: Any) -> None:
         for part in content if isinstance(content, list) else ():
             kind = str(part.get("type")) if isinstance(part, Mapping) else ""
             if any(word in kind for word in ("image", "video", "audio")):
-                raise InputError(
-                    f"a part of type {kind!r}: tokentrace renders text only; use renderers' own class for images",
-                    message=at,
-                    field="content",
-                )
+                problem = f"a part of type {kind!r}: only text is rendered; use renderers' own class for images"
+                raise InputError(problem, message=at, field="content")

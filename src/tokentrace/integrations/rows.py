@@ -116,11 +116,8 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
     }
     if changed:
         what = " and ".join(sorted(changed))
-        warnings.warn(
-            f"rows were sampled with {what}, and the engine's logprobs are of that distribution; {trainer} computes "
-            "the whole one, so importance ratios are not 1: leave these settings out, or correct for them",
-            stacklevel=3,
-        )
+        problem = f"rows were sampled with {what}, which {trainer} does not know: importance ratios are not 1"
+        warnings.warn(problem, stacklevel=3)
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
@@ -130,10 +127,7 @@ def only_sample(trajectory: Trajectory) -> Sample:
         return samples[0]
     if not samples:
         raise SampleError(f"{name}: nothing was sampled, so there is no row")
-    raise SampleError(
-        f"{name} has {len(samples)} rows, because its history was rewritten, and this trainer takes one row for each "
-        "rollout; one that takes several samples of a group can have them all"
-    )
+    raise SampleError(f"{name} has {len(samples)} rows: its history was rewritten, and this trainer takes one row")
 
 
 def reward_of(rollout: Rollout) -> float:
@@ -155,10 +149,8 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
     if failed_reward is None:
         what = "failed" if failed else "ended before anything was sampled"
         why = "; ".join([str(rollout.end), *rollout.notes])
-        raise SampleError(
-            f"rollout {rollout.task.name!r} {what} ({why}), and {trainer} wants a row and a reward for each: give a "
-            "failed_reward to count it as"
-        )
+        name = rollout.task.name
+        raise SampleError(f"rollout {name!r} {what} ({why}); {trainer} wants a row for each: give a failed_reward")
     ids = rollout.trajectory.stream().tolist() if rollout.trajectory.num_branches else []
     ids = ids if len(ids) > 1 else [0, 0]
     return PromptResponse(ids[:-1], ids[-1:], [0], [0.0])

@@ -21,9 +21,7 @@ try:
     from tinker_cookbook.renderers import Message, ParseTermination, Renderer, ToolCall, ToolSpec, TrainOnWhat
     from tinker_cookbook.renderers.base import RenderContext, RenderedMessage, UnparsedToolCall
 except ImportError as error:
-    raise ImportError(
-        f"tokentrace.integrations.tinker needs tinker-cookbook: pip install tinker-cookbook ({error})"
-    ) from error
+    raise ImportError(f"this needs tinker-cookbook: pip install tinker-cookbook ({error})") from error
 
 _TOOLS: Final = "tools"
 """The key of a system message that has the schemas of the tools."""
@@ -126,9 +124,7 @@ class TracedRenderer(Renderer):
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         """Raise NotImplementedError."""
-        raise NotImplementedError(
-            "a template renders whole conversations: use build_generation_prompt or build_supervised_example"
-        )
+        raise NotImplementedError("use build_generation_prompt: a template renders whole conversations")
 
 
 # -- tinker-cookbook's messages as OpenAI's, which templates read, and back

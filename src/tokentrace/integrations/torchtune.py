@@ -39,8 +39,6 @@ class TokenizedRow:
     def __call__(self, row: Mapping[str, Any], inference: bool = False) -> dict[str, Any]:
         ids, labels = row["input_ids"], row["labels"]
         if self.longest is not None and len(ids) > self.longest:
-            raise SampleError(
-                f"a row has {len(ids):,} tokens, and max_seq_len is {self.longest:,}: make it longer, or tokenize with "
-                "--max-length"
-            )
+            problem = f"a row has {len(ids):,} tokens, and max_seq_len is {self.longest:,}"
+            raise SampleError(f"{problem}: make it longer, or tokenize with --max-length")
         return {"tokens": list(ids), "mask": [label == IGNORE for label in labels]}

@@ -323,10 +323,8 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
     for completion in sample.completions:
         if not completion.temperature:
             problem = "was not recorded" if completion.temperature is None else "is 0"
-            raise SampleError(
-                f"{sample!r}: the temperature of tokens {completion.start} to {completion.stop} {problem}; prime-rl "
-                "divides by the temperature that each token was sampled with"
-            )
+            where = f"{sample!r}, tokens {completion.start} to {completion.stop}"
+            raise SampleError(f"{where}: the temperature {problem}, and prime-rl divides by it")
         temperatures[completion.start : completion.stop] = completion.temperature
     fields = {
         "token_ids": sample.token_ids,

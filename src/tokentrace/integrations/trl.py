@@ -28,16 +28,15 @@ __all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
 
 def _task(prompt: Any) -> Task:
     if not isinstance(prompt, list):
-        raise InputError(
-            f"a prompt is a list of messages, not {brief(prompt)}: pass task=, a function that makes a Task of it"
-        )
+        raise InputError(f"a prompt is a list of messages, not {brief(prompt)}: pass task= to make a Task of it")
     return Task(prompt)
 
 
 def _only(rows: Sequence[Sample]) -> Sample:
+    name = rows[0].name or "a rollout"
     raise SampleError(
-        f"{rows[0].name or 'a rollout'} has {len(rows)} rows, because its history was rewritten, and GRPOTrainer takes "
-        "one for each prompt: pass one_of= to choose (lambda rows: rows[-1]), or use AsyncGRPOTrainer, which takes all"
+        f"{name} has {len(rows)} rows: its history was rewritten, and GRPOTrainer takes one: choose with one_of=, or "
+        "use AsyncGRPOTrainer, which takes all"
     )
 
 
@@ -144,35 +143,26 @@ _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_k
 def _check_trainer(trainer: Any) -> None:
     """Raise InputError for settings of the trainer that belong to the agent."""
     if getattr(trainer, "tools", None):
-        raise InputError(
-            "TRL runs the tools of tools= after rollout_func has run the agent's: give them to the agent alone"
-        )
+        raise InputError("TRL would run the tools of tools= after the agent's: give them to the agent alone")
     defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
     for name in _UNREAD:
         if name in defaults and getattr(trainer.args, name) != defaults[name]:
-            raise InputError(
-                f"{name} of the trainer's config is for TRL's own generation, and the agent's engine samples: set it "
-                "in the agent's SamplingParams"
-            )
+            raise InputError(f"{name} of the trainer's config has no effect: set it in the agent's SamplingParams")
 
 
 def check_temperature(row: Sample, temperature: float) -> None:
     """Raise SampleError if a row was sampled at another temperature than the trainer's."""
     for completion in row.completions:
         if completion.temperature not in (None, temperature):
-            raise SampleError(
-                f"{row!r} was sampled at temperature {completion.temperature:g}, and the trainer divides logits by "
-                f"{temperature:g}: set the same in the agent's SamplingParams and in the trainer's config"
-            )
+            problem = f"{row!r} was sampled at temperature {completion.temperature:g}, and the trainer's is"
+            raise SampleError(f"{problem} {temperature:g}: set the same in the agent's SamplingParams and the config")
 
 
 def _weights(trainer: Any) -> dict[str, Any]:
     """The weights that are being trained, by name."""
     if trainer.accelerator.num_processes > 1:
-        raise InputError(
-            "weights_to sends the weights of one process; with several, let TRL keep a vLLM server up to date "
-            "(use_vllm=True), connect the agent to it, and pass weights_to=None"
-        )
+        problem = "weights_to is for one process: connect the agent to TRL's vLLM server"
+        raise InputError(f"{problem} (use_vllm=True), and pass weights_to=None")
     return dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
 
 
@@ -219,7 +209,7 @@ def _warn_of_scored_failures(finished: Sequence[FinishedRollout], rewards: Seque
     scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]
     if failed and scoring:
         warnings.warn(
-            f"{failed} of {len(finished)} rollouts failed, and these reward functions score them as well, so that they "
-            f"are trained: {', '.join(scoring)}; pass unless_failed(function) in their place",
+            f"{failed} of {len(finished)} rollouts failed and are trained, because these functions score them: "
+            f"{', '.join(scoring)}; wrap them in unless_failed",
             stacklevel=3,
         )

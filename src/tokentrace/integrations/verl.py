@@ -122,10 +122,8 @@ class TokentraceAgentLoop(AgentLoopBase):
         if rollout.end in FAILED_ENDS:
             raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
         if self._reward is not None and rollout.reward is None:
-            raise RolloutFailed(
-                f"{task.name}, {brief(task.messages[-1].get('content'))}: {self._reward} gave no reward (None), so "
-                "verl has none for the whole batch: return a number, or leave `reward` to verl's reward function"
-            )
+            last = brief(task.messages[-1].get("content"))
+            raise RolloutFailed(f"{task.name}, {last}: {self._reward} gave no reward, and verl needs all or none")
         experts = engine.routed_experts
         output = row_output(
             only_sample(rollout.trajectory),
@@ -173,8 +171,8 @@ class TokentraceAgentLoop(AgentLoopBase):
         prompt = len(self.renderer.silent().render(task.messages, tools=tools or None, add_generation_prompt=True))
         if prompt > settings.prompt_length:
             raise InputError(
-                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}; raise "
-                "data.max_prompt_length, or let verl leave such rows out with data.filter_overlong_prompts=True"
+                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}: raise "
+                "data.max_prompt_length, or set data.filter_overlong_prompts=True"
             )
         lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
         limits = {

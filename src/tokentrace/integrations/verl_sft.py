@@ -16,9 +16,7 @@ try:
     from verl.utils import hf_tokenizer
     from verl.utils.fs import copy_local_path_from_hdfs
 except ImportError as error:
-    raise ImportError(
-        f"tokentrace.integrations.verl_sft needs verl: pip install 'verl[verl-core]' ({error})"
-    ) from error
+    raise ImportError(f"the dataset needs verl: pip install 'verl[verl-core]' ({error})") from error
 
 from ..data.conversations import Columns, conversation_of, without_nulls
 from ..data.sources import pyarrow
@@ -44,9 +42,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
     ) -> None:
         settings = config or {}
         if processor is not None:
-            raise InputError(
-                "pictures are not supported: this dataset has rows of text, for models without a processor"
-            )
+            raise InputError("images are not supported: this dataset is for models without a processor")
         self.tokenizer = hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.pad_mode = _one_of("pad_mode", settings.get("pad_mode", "right"), _PAD_MODES)
         self.truncation = _one_of("truncation", settings.get("truncation", "error"), _CUTS)
@@ -88,7 +84,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         """A row of messages, rendered."""
         for column in self._media:
             if row.get(column):
-                raise InputError("pictures and films are not supported", field=column)
+                raise InputError("images and videos are not supported", field=column)
         thinking = _switch(row.get(self._thinking))
         thinking = self._thinking_default if thinking is None else thinking
         variables = {} if thinking is None else {"enable_thinking": thinking}
@@ -110,10 +106,8 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
 
     def _cut(self, item: int, values: Sequence[int]) -> Sequence[int]:
         if self.truncation == "error":
-            raise SampleError(
-                f"row {item} has {len(values)} tokens, more than data.max_length, {self.max_length}; raise it, or set "
-                "data.truncation to left or right"
-            )
+            problem = f"row {item} has {len(values)} tokens, more than data.max_length, {self.max_length}"
+            raise SampleError(f"{problem}: raise it, or set data.truncation to left or right")
         return values[-self.max_length :] if self.truncation == "left" else values[: self.max_length]
 
 
