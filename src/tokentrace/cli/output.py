@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import ProgressColumn, TaskID
+    from rich.progress import TaskID
 
 
 def is_plain() -> bool:
@@ -114,7 +114,6 @@ class ProgressBars:
         quiet: bool = False,
         transient: bool = False,
         counts: bool = False,
-        columns: Sequence[ProgressColumn] = (),
     ) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
         from rich.progress import TimeRemainingColumn as TimeColumn
@@ -128,7 +127,6 @@ class ProgressBars:
             BarColumn(),
             MofNCompleteColumn() if counts else TaskProgressColumn(),
             TextColumn("{task.fields[status]}"),
-            *columns,
             TimeColumn(elapsed_when_finished=True),
             console=self._console,
             transient=transient,
