@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_sampling import SETTINGS, reference
-from tests.engines.test_weights import save
+from tests.engines.test_embedded import SETTINGS, reference, save
 from tests.live.test_vllm import CLOSE, GENERATE, PYTHON, RENDERER, STOPS, Tap, gap, prompts, using
 from tests.live.vllm_server import vllm_server
 from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, joined
