@@ -113,15 +113,13 @@ def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None
 
 def reference(logits: Any, prompt: list[int], sampled: list[int], sampling: SamplingParams) -> list[float]:
     """Probabilities after penalties, temperature, min-p, top-k and top-p, as vLLM documents them."""
-    changed = []
-    for token, logit in enumerate(map(float, logits)):
-        if token in prompt or token in sampled:
-            penalty = sampling.repetition_penalty
-            logit = logit / penalty if logit > 0 else logit * penalty
-        logit -= sampling.frequency_penalty * sampled.count(token)
-        logit -= sampling.presence_penalty * (token in sampled)
-        changed.append(logit / (sampling.temperature or 1.0))
-    weights = np.exp(np.array(changed) - max(changed))
+    changed, counts = np.array(logits, np.float64), np.bincount([*sampled, len(logits) - 1], minlength=len(logits))
+    counts[-1] -= 1
+    for token in {*prompt, *sampled}:
+        changed[token] *= sampling.repetition_penalty if changed[token] < 0 else 1 / sampling.repetition_penalty
+    changed -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    changed /= sampling.temperature or 1.0
+    weights = np.exp(changed - changed.max())
     weights[weights < sampling.min_p] = 0
     order = np.argsort(-weights, kind="stable")
     if sampling.top_k:
