@@ -14,7 +14,7 @@ from .compiled import Compiled
 from .events import Done, Event, events_of
 from .output import Output
 from .reader import Match, Reader
-from .response import CallReading, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
+from .response import CallReading, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange, joined
 from .turn import TurnParser
 from .values import NO_TOOLS, Tools
 
@@ -39,9 +39,9 @@ class StreamingParser:
         self._reader = reader = Reader(compiled.prefix(compiled.prompt if prompt is None else prompt))
         self._output = output = Output(reader, compiled.marked, len(reader.data), tools or NO_TOOLS)
         if compiled.grammar.channels is not None:
-            self._reading = ChannelParser(compiled, compiled.grammar.channels, reader, output).read()
+            self._reading = ChannelParser(compiled, compiled.grammar.channels, output).read()
         else:
-            self._reading = TurnParser(compiled, reader, output, prompted=prompt is not None).read()
+            self._reading = TurnParser(compiled, output, prompted=prompt is not None).read()
         self._stop: Match | None = None
         self._over = False
         self._response: ParsedResponse | None = None
@@ -75,7 +75,7 @@ class StreamingParser:
         else:
             checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
             data, starts = self._compiled.marked.spelled(checked, len(reader.data))
-            output.starts += starts if isinstance(starts, list) else starts.tolist()
+            output.starts += starts
             reader.data += data
         self._resume()
         events, output.events = output.events, []
@@ -115,12 +115,11 @@ class StreamingParser:
         output, match, data, count = self._output, self._stop, self._reader.data, len(self._output.starts)
         stop = self._compiled.stops.get(bytes(data[match.start : match.stop])) if match else None
         end = output.span(match.start, match.stop).stop if match else count
-        reasoning = "".join(part.text for part in output.parts if part.kind is PartKind.REASONING)
         closing = "".join(output.missing)
         space = closing[: len(closing) - len(closing.lstrip())].encode()
         return ParsedResponse(
-            content="".join(part.text for part in output.parts if part.kind is PartKind.CONTENT),
-            reasoning_content=reasoning or ("" if output.blank_reasoning else None),
+            content=joined(output.parts, PartKind.CONTENT),
+            reasoning_content=joined(output.parts, PartKind.REASONING) or ("" if output.blank_reasoning else None),
             tool_calls=output.calls,
             finish=Finish.LENGTH if stop is None and not output.closed else Finish.STOP,
             stop_token=stop,

@@ -1,7 +1,7 @@
 """Reading bytes that arrive bit by bit.
 
-A parser is a generator: it reads what has arrived and yields where it needs more. So the code reads like a parser of a
-whole text. It reports only what is certain, and looks at every byte a bounded number of times.
+A parser is a generator: it reads what has arrived and yields where it needs more. It reports only what is certain, and
+looks at every byte a bounded number of times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Match(NamedTuple):
 class Plain:
     """While a parser waits here, a piece without any byte of `special` is just more text to report.
 
-    `pending` may still begin a delimiter; it is text too if the piece does not continue one (`starts`).
+    So is `pending`, which might begin a delimiter, unless the piece continues one of `starts`.
     """
 
     special: re.Pattern[bytes]
@@ -61,14 +61,13 @@ class Delimiters:
         for kind, delimiter in delimiters:
             if delimiter:
                 self.kinds.setdefault(delimiter, kind)
-        self.pads = {kind: pad for kind, pad in (pads or {}).items() if pad}
+        self.pads = pads or {}
         ordered = sorted(self.kinds, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
         padded = {self.pads.get(kind, b"") + delimiter for delimiter, kind in self.kinds.items()} | set(self.kinds)
         prefixes = {text[:length] for text in padded for length in range(1, len(text))}
         self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
         self.starts = prefixes | set(self.kinds)
-        """Delimiters and what they may begin with."""
         self._longest = max(map(len, prefixes), default=0)
         self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
@@ -83,7 +82,7 @@ class Delimiters:
         return match.start() if match else len(data)
 
     def reaches(self, data: bytearray, start: int) -> bool:
-        """True if a delimiter that begins at `start` may be longer than what has arrived."""
+        """True if a delimiter that begins at `start` may go on after what has arrived."""
         return len(data) - start <= self._longest
 
 
@@ -99,19 +98,17 @@ class Notation:
     """By quote: matches a string up to its closing quote, a control token, or anything a string cannot contain."""
     in_string: re.Pattern[bytes]
     """Finds a byte that may end a string."""
-    strict: bool
+    strict: bool = False
     """True if any control token outside of strings is an error; else only those that end calls are."""
 
 
 class Reader:
-    """Bytes that have arrived, and how far they were read."""
+    """Bytes that have arrived, and how far they were read (`at`) and reported."""
 
     def __init__(self, data: bytes = b"", *, ended: bool = False) -> None:
         self.data = bytearray(data)
-        self.at = 0
+        self.at = self.reported = 0
         self.ended = ended
-        self.reported = 0
-        """How far `find` and `enclosed` have reported text."""
         self.plain: Plain | None = None
         """Set while plain text can be reported without resuming the parser."""
 

@@ -29,7 +29,7 @@ from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
 from ..study.sampling import find_sampled
-from ..study.seams import BridgeRefusal, Written
+from ..study.seams import BridgeRefusal, EncodedTurns
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
 from ..template.chat_template import Template
@@ -320,7 +320,9 @@ class Renderer:
 
         return self._cache.once(("bridger", id(study), has_tools), make)
 
-    def _render_small(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
+    def _render_small(
+        self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
+    ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
         run = functools.partial(study.run_with, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
-from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 
@@ -58,14 +57,14 @@ def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before
     """The turn that is written in the spans `first` to `stop`."""
     ends, origins = rendering.ends, rendering.origins
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
-    fields = [span for span in range(first, stop) if not _is_scaffold(origins[span])]
+    fields = [
+        span
+        for span, origin in enumerate(origins[first:stop], first)
+        if origin is not None and not (origin[-1] == "role" and origin.is_role)
+    ]
     if not fields:
         return TurnSpan(message, start, end, end, start, before)
     return TurnSpan(message, start, end, ends[fields[0] - 1] if fields[0] else 0, ends[fields[-1]], before)
-
-
-def _is_scaffold(origin: Origin | None) -> bool:
-    return origin is None or (origin[-1] == "role" and origin.is_role)
 
 
 def assistant_turns(
@@ -94,10 +93,8 @@ def find_turns(
         start = _after_prompt(rendering, messages[:index], render, tokenizer)
         end = _shared_length(rendering, messages[: index + 1], render)
         if start is None or end is None or end < start:
-            notes.append(
-                f"message {index}: the template does not say where its turn stands, and it cannot be proven; "
-                "nothing of it counts as sampled"
-            )
+            problem = "the template does not say where its turn stands, and it cannot be proven"
+            notes.append(f"message {index}: {problem}; nothing of it counts as sampled")
             continue
         ends = zip(rendering.ends, rendering.origins, strict=True)
         stops = [at for at, origin in ends if origin is not None and origin.message == index and start < at <= end]
