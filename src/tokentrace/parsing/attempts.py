@@ -1,9 +1,8 @@
-"""Attempts: well-formed calls outside their place.
+"""Attempts: well-formed calls outside their place, as vLLM and SGLang accept them.
 
-vLLM and SGLang search a text for whatever looks like a call. So does `find_attempts`, in content and in reasoning that
-is never closed, with the grammar that reads calls in their place: calls inside such reasoning, calls without the
-delimiter before their head, calls without delimiters after other text, and, if the template shows no calls, calls in
-any dialect. A strict reading reports attempts; a lenient one counts them as calls (`count_attempts`).
+A strict reading reports them; a lenient one counts them as calls. They are calls inside reasoning that is never closed,
+calls without the delimiter before their head, calls without delimiters after other text, and, if the template shows no
+calls, calls in any dialect.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call outside its place: as a strict reading reports it, its bytes, and its status in a lenient reading."""
+    """A call outside its place, its bytes, and its status in a lenient reading."""
 
     call: ParsedToolCall
     start: int

@@ -1,7 +1,6 @@
-"""Reading calls that are not JSON and not pairs: first their end is found, then a pure function reads them.
+"""Reading calls in Python, ``[look_up(place="Paris")]``, in braces, ``{place:<|"|>Paris<|"|>}``, and as elements.
 
-Python's calls, ``[look_up(place="Paris", days=3)]``; braces with unquoted keys and quotes of their own,
-``{place:<|"|>Paris<|"|>,days:3}``; and elements named after the arguments, nested as the values are.
+First their end is found, then a pure function reads them.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ class BracketReader(CallReader):
         reader = self.reader
         start = yield from reader.past_space()
         if not (yield from self.begins(start)):
-            call.break_off(CallStatus.MALFORMED, "no function is called")
+            call.fail(CallStatus.MALFORMED, "no function is called", ragged=True)
             return
         reader.at = reader.data.index(b"(", start)
         call.set_name(reader.data[start : reader.at].decode())
         if not (yield from reader.enclosed(_PYTHON, self.calls.hard_ends)):
-            call.break_off(CallStatus.MALFORMED, "the call is not a Python call")
+            call.fail(CallStatus.MALFORMED, "the call is not a Python call", ragged=True)
             return
         try:
             text = self.output.text(start, reader.at)
@@ -69,7 +68,7 @@ class BracketReader(CallReader):
             return
         if len(values) < len(words):
             call.fail(CallStatus.DUPLICATE_ARGUMENT, "an argument is given twice", lenient=True)
-        call.set_values(values)
+        self._report(call, values)
 
     def arguments(self, call: OpenCall) -> Reading[None]:
         """Arguments in braces, after the opening brace, up to the closing one."""
@@ -88,7 +87,11 @@ class BracketReader(CallReader):
         except ValueError as error:
             call.fail(CallStatus.MALFORMED, f"the arguments cannot be read: {error}")
             return
-        call.set_values({key: self._typed(call, key, value) for key, value in values.items()})
+        self._report(call, {key: self._typed(call, key, value) for key, value in values.items()})
+
+    def _report(self, call: OpenCall, values: dict[str, Any]) -> None:
+        call.values = values
+        call.add_arguments(json.dumps(values, ensure_ascii=False))
 
     def _typed(self, call: OpenCall, key: str, value: Any) -> Any:
         """A value; by the tool's schema if the format writes all values as strings."""
@@ -147,10 +150,8 @@ class _Braces:
     """Marked bytes in braces, in which text cannot spell a quote that is a control token. Raises ValueError."""
 
     def __init__(self, data: bytes, quote: bytes, decoded: Callable[[bytes], str]) -> None:
-        self.data = data
-        self.quote = quote
-        self.at = 0
-        self._decoded = decoded
+        self.data, self.at = data, 0
+        self.quote, self._decoded = quote, decoded
 
     def arguments(self) -> dict[str, Any]:
         """All of the data as an object."""
@@ -207,11 +208,7 @@ class _Element:
 
 
 class _Tree:
-    """Elements named after arguments, as marked bytes: ``<key>`` value or elements ``</key>``.
-
-    `read` adds those that are whole to the call. Afterwards `at` is where reading stopped, and `stack` has the elements
-    that are open there.
-    """
+    """Elements named after arguments: ``<key>`` value or elements ``</key>``. `stack` has those open at `at`."""
 
     def __init__(self, data: bytes, calls: CompiledCalls, call: OpenCall, output: Output) -> None:
         self.data, self.at = data, 0
@@ -219,6 +216,7 @@ class _Tree:
         self._calls, self._call, self._output = calls, call, output
 
     def read(self) -> None:
+        """Add all elements that are whole to the call."""
         call, data, stack, decoded = self._call, self.data, self.stack, self._output.decoded
         for tag in self._calls.tags.finditer(data):
             between, name = data[self.at : tag.start()].strip(), decoded(tag["name"])
@@ -234,7 +232,7 @@ class _Tree:
                 break
             else:
                 stack.append(_Element(name.strip(), tag.end(), self._schema(name.strip())))
-            self.at = tag.end()
+            self.at = tag.end() if tag["end"] else tag.start("name")
         for element in reversed(stack):
             call.fail(CallStatus.UNCLOSED, f"the argument {element.name!r} is not closed")
         if stack:

@@ -1,8 +1,7 @@
 """Reading tool calls, in whatever way a grammar writes them.
 
-What opens as a call is one, whatever follows: it gets a status, and its text is never lost. Control tokens end a call
-early (a stop token, the opening of another call, the end of the section), because no text can spell them; other
-delimiters end it only where the grammar expects them.
+What opens as a call is one, whatever follows. Control tokens end it early, because no text can spell them; other
+delimiters only where the grammar expects them.
 """
 
 from __future__ import annotations
@@ -137,10 +136,7 @@ class CallParser(CallReader):
     # -- one call after another
 
     def _delimited(self, *, outside: bool = False) -> Reading[None]:
-        """What is between the opening and the closing of a call: one, or several if the grammar allows it.
-
-        `outside`: they are outside of the section that they belong in.
-        """
+        """One or several calls between an opening and a closing; `outside` of the section that they belong in."""
         calls, reader = self.calls, self.reader
         start = reader.at if self.header is None else self.header
         self.header = None

@@ -1,22 +1,19 @@
 """Reading a turn that consists of messages with headers (Harmony).
 
 ``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header names the
-channel of a message, its recipient (``to=``, before or after the channel) and its type (``json``, ``code``). A message
-to a tool is a call, whatever its channel; one on the reasoning channel is reasoning; any other is content. Without
-channels, headers name the recipient, and anything but reasoning and content is a call.
+channel of a message, its recipient (``to=``) and its type (``json``). A message to a tool is a call; one on the
+reasoning channel is reasoning; any other is content. Without channels, headers name only the recipient.
 
-This is openai-harmony's reading, with deliberate differences:
+Differs from openai-harmony on purpose:
 
 - Only a word that begins with ``to=`` is a recipient. A message to ``user``, ``assistant`` or ``all`` is no call.
-- ``<|start|>`` inside a body begins a message, because no text can spell it. A call that ends so is UNCLOSED.
-- What follows a stop token is unread, unless the assistant goes on right after ``<|call|>`` with another message.
+- ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends so is UNCLOSED.
+- A stop token ends the turn, unless the assistant goes on right after ``<|call|>`` with another message.
 - From the header of another role on (an invented turn or result) everything is content, verbatim.
-- Headers that openai-harmony refuses are read as far as possible. Stray words before channel and recipient are content;
-  unknown words after the channel are ignored. Without ``<|message|>``, all after the channel's name is the body; with a
-  recipient it is a call that is MALFORMED, or TRUNCATED at the end of the completion.
+- Broken headers are read as far as possible. Stray words before channel and recipient are content. Without
+  ``<|message|>``, all after the channel's name is the body; with a recipient it is a call that is MALFORMED.
 
-The arguments of a function, and all whose header says ``json``, have to be a JSON object. Other tools (``python``) take
-any text: `arguments` are None unless it is a JSON object.
+The arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
 """
 
 from __future__ import annotations
@@ -47,19 +44,18 @@ class _Word(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The fields of a header."""
+    """The fields of a header: the recipient is a tool if it can be called, `types` say how the message is written.
+
+    `stray` are words before channel and recipient that belong to no header; their text ends at `stray_stop`.
+    """
 
     role: _Word | None
     recipient: _Word | None
     tool: bytes | None
-    """The recipient, if it can be called."""
     kind: PartKind
     stray: list[_Word]
-    """Words before channel and recipient that belong to no header."""
     stray_stop: int
-    """Where the text of these ends."""
     types: list[_Word]
-    """Words that say how the message is written."""
     stop: int
 
 
@@ -68,10 +64,8 @@ class ChannelParser:
 
     def __init__(self, compiled: Compiled, channels: Channels, output: Output) -> None:
         assert compiled.channels is not None
-        self.channels = channels
-        self.delimiters = compiled.channels
-        self.reader = output.reader
-        self.output = output
+        self.channels, self.delimiters = channels, compiled.channels
+        self.reader, self.output = output.reader, output
         self._to = channels.recipient.encode()
         self._calls = CallParser(compiled, compiled.calls, output) if compiled.calls is not None else None
         """Reads the body of a call, if that is not one JSON."""
@@ -136,19 +130,18 @@ class ChannelParser:
         plain = [word for word in remaining if not word.control and not word.text.startswith(self._to)]
         channel = next((word for word in plain if word.start > marker), None)
         name = (channel.text if channel is not None else b"") if self.delimiters.channel else to
-        is_reasoning = name == self.channels.reasoning.encode()
-        kind = PartKind.REASONING if is_reasoning else PartKind.CONTENT
+        kind = PartKind.REASONING if name == self.channels.reasoning.encode() else PartKind.CONTENT
+        kind = kind if tool is None else PartKind.TOOL_CALL
         types = [word for word in plain if word is not channel]
         stray_stop = remaining[0].start if remaining else stop
-        return _Header(
-            role, recipient, tool, kind if tool is None else PartKind.TOOL_CALL, lead, stray_stop, types, stop
-        )
+        return _Header(role, recipient, tool, kind, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
         """True if a message is not the assistant's. A role that is cut off may still become the assistant's."""
-        if header.role is None or header.role.text == self._role:
+        role = header.role
+        if role is None or role.text == self._role:
             return False
-        return not (cut and header.role.stop == header.stop and self._role.startswith(header.role.text))
+        return not (cut and role.stop == header.stop and self._role.startswith(role.text))
 
     def _stray(self, header: _Header, start: int, *, cut: bool) -> int:
         """Report words that belong to no header as content. Returns where the header begins after them."""
@@ -161,10 +154,7 @@ class ChannelParser:
         return header.stray_stop
 
     def _without_body(self, header: _Header, start: int, match: Match | None) -> None:
-        """A header without a message: a call without arguments, or text that lacks the delimiter before it.
-
-        A header that is cut off may still name a content type.
-        """
+        """A header without a message: a call without arguments, or text that lacks the delimiter before it."""
         if header.tool is not None:
             call = self.output.start_call(start)
             assert header.recipient is not None
@@ -173,7 +163,7 @@ class ChannelParser:
             if match is not None or header.recipient.stop < header.stop:
                 self._name(call, header.tool)  # else there may be more of it
             self._finish(call, match)
-        elif len(header.types) > (match is None):
+        elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type
             self._text(header)(header.types[0].start, header.stop)
             self.output.end_text()
 

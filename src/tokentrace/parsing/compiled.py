@@ -1,6 +1,6 @@
-"""A grammar compiled for one vocabulary: delimiters as marked bytes, and the sets of them to look for in each place.
+"""A grammar compiled for one vocabulary: delimiters as marked bytes, and those to look for in each place.
 
-A delimiter is a tuple of *pieces*: white space between them is free. `Delimiters` looks for the first piece of each.
+A delimiter is a tuple of *pieces*: white space between them is free. `Delimiters` looks for the first.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ class CompiledFrame(NamedTuple):
 
 
 class ValueOpening(NamedTuple):
-    """One way in which a value opens: the delimiter, and white space after it.
-
-    `is_string` is None if the opening does not tell whether the value is a string.
-    """
+    """A way in which a value opens, and white space after it. `is_string` is None if the opening does not tell."""
 
     pieces: Pieces
     lead: bytes
@@ -78,17 +75,17 @@ class CompiledCalls:
         self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
-        """True if calls have no delimiter of their own, and are recognised by their contents."""
+        """True if calls have no delimiter, and are recognised by their contents."""
         self.named_section = any(set(piece[5:]) & _LETTERS for piece in self.section_open if unforgeable(piece))
-        """True if the tag that opens the section names it, so that a call outside of it is misplaced."""
+        """True if a tag names the section: a call outside of it is misplaced."""
         self.inner = bool(self.open) and (bool(lead) or grammar.style is Style.JSON_CALL)
         """True if several calls can be inside one pair of delimiters."""
         self.openers = [] if self.bare else [*self.section_open[:1]]
-        """What begins a call within content: the opening of the section, and that of a call if no text can spell it."""
+        """What begins a call within content: the section, or a call if no text can spell its opening."""
         if not self.bare and self.open and (not self.openers or unforgeable(self.open[0])):
             self.openers.append(self.open[0])
         self.headless_opener = b""
-        """What a call begins with that lacks its delimiter: its head, or for bare calls what they begin with."""
+        """What a call begins with that lacks its delimiter."""
         if self.bare:
             self.headless_opener = b"{" if grammar.style is Style.JSON_CALL and not self.section_open else first
         elif grammar.style is Style.PAIRS and self.open and lead and self.end:
@@ -217,10 +214,7 @@ class Compiled:
         return tags(close)[0][0] if tags(close) else close
 
     def prompt_bytes(self, ids: Sequence[int] | Ids, name: str = "prompt_ids") -> bytes:
-        """The end of a prompt, from the head of its open turn on.
-
-        Reads only as many ids as that takes. Raises InputError, for the field `name`, if one is not a token id.
-        """
+        """The end of a prompt, from the head of its open turn on. Raises InputError for an id that is none."""
         count = 16
         while True:
             tail, _ = self.marked.spelled(check_last(ids, name, count), 0)

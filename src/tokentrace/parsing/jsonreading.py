@@ -1,7 +1,6 @@
 """Reading calls and arguments that are JSON, before all of it has arrived.
 
-Follows brackets and strings as they come; whether it is JSON is decided at its end. A control token that ends calls
-ends JSON too; so does anything JSON cannot contain: a line break in a string, a symbol outside of one.
+Follows brackets and strings; whether it is JSON is decided at its end. What JSON cannot contain ends it too.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class JsonReader(CallReader):
             match = yield from reader.find(self.calls.to_end)
             text = reader.data[start : reader.at]
             report(start, start + len(text.rstrip() if match is not None else text))
-            call.break_off(CallStatus.INVALID_JSON, "the arguments are not JSON")
+            call.fail(CallStatus.INVALID_JSON, "the arguments are not JSON", ragged=True)
         report.done()
 
     # -- name and arguments in one JSON
@@ -59,7 +58,7 @@ class JsonReader(CallReader):
             reader.at = start
             yield from self.bare_call(call)
         else:
-            call.break_off(CallStatus.INVALID_JSON, "the call is not a JSON object")
+            call.fail(CallStatus.INVALID_JSON, "the call is not a JSON object", ragged=True)
 
     def bare_call(self, call: OpenCall) -> Reading[bool]:
         """An object; True if it is a call. It is announced once that is certain, if it was not before."""
@@ -71,7 +70,7 @@ class JsonReader(CallReader):
                 return False
             call.announce()
         if not whole:
-            call.break_off(CallStatus.INVALID_JSON, "the call is not JSON")
+            call.fail(CallStatus.INVALID_JSON, "the call is not JSON", ragged=True)
             return True
         try:
             read_json(self.output.text(start, self.reader.at))

@@ -1,8 +1,7 @@
 """Completions as bytes in which control tokens cannot be mistaken for text.
 
 A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one. Ordinary tokens are the
-bytes they spell; a lone FF in one of them is written as FE: both decode to U+FFFD, as every broken byte does. So
-delimiters can be searched for as bytes, and only a control token matches a control token.
+bytes they spell, a lone FF as FE: both decode to U+FFFD. So delimiters can be searched for as bytes.
 """
 
 from __future__ import annotations
@@ -118,10 +117,9 @@ def unforgeable(piece: bytes) -> bool:
 
 
 def pieces(data: bytes) -> tuple[bytes, ...]:
-    """What has to be there of a delimiter: its pieces, without the white space in and around it.
+    """The pieces of a delimiter, without the white space in and around it.
 
-    Control tokens at the beginning of a word are a piece by themselves, so that white space may follow them; but not
-    before a tag, or inside of one (``</｜DSML｜invoke>``).
+    Control tokens that begin a word are a piece by themselves, but not in a tag (``</｜DSML｜invoke>``).
     """
     out: list[bytes] = []
     for word in data.split():
@@ -132,6 +130,6 @@ def pieces(data: bytes) -> tuple[bytes, ...]:
 
 
 def parts(data: bytes) -> tuple[bytes, ...]:
-    """The pieces of a delimiter, each control token that leads a word by itself: white space may be between any."""
+    """The pieces of a delimiter, each leading control token by itself: white space may be between any."""
     split = (_MARK.findall(piece) if _MARKS.fullmatch(piece) else [piece] for piece in pieces(data))
     return tuple(part for some in split for part in some)

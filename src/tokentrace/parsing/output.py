@@ -27,7 +27,7 @@ _SEVERITY: Final = (
 """Of several problems of a call, the first is its status."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: JSON and Python can escape one, but no text can contain it."""
+"""Half of a surrogate pair, which JSON can escape, but no text can contain."""
 
 
 @dataclass(slots=True)
@@ -44,24 +44,24 @@ class OpenCall:
     announced: bool = False
     named: bool = False
     """True once its name was reported; arguments wait for that."""
+    late_id: bool = False
     texts: list[str] = field(default_factory=list)
     """Its arguments as JSON."""
     values: dict[str, Any] | None = None
     """Its arguments, where the format writes them one by one; `raw_values` has their texts."""
     raw_values: dict[str, str] = field(default_factory=dict)
     takes_json: bool = True
-    """True if its arguments have to be a JSON object."""
     ragged: bool = False
     """True if its contents did not show where it ends."""
-    late_id: bool = False
     closing: str = ""
     """What the grammar writes between its arguments and its closing delimiter."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
     forgiven: set[CallStatus] = field(default_factory=set)
     """Problems that a lenient reading forgives."""
 
-    def fail(self, status: CallStatus, problem: str, *, lenient: bool = False) -> None:
+    def fail(self, status: CallStatus, problem: str, *, lenient: bool = False, ragged: bool = False) -> None:
         """Note a problem; the first of each status counts. A lenient reading forgives it if `lenient`."""
+        self.ragged |= ragged
         if not self.takes_json and status in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
             return
         if status not in self.problems and lenient:
@@ -69,11 +69,6 @@ class OpenCall:
         elif not lenient:
             self.forgiven.discard(status)
         self.problems.setdefault(status, problem)
-
-    def break_off(self, status: CallStatus, problem: str) -> None:
-        """Note a problem that hides where the call ends."""
-        self.fail(status, problem)
-        self.ragged = True
 
     def announce(self) -> None:
         """Report that this is certain to be a call."""
@@ -103,11 +98,6 @@ class OpenCall:
         self.texts.append(text)
         if self.named:
             self.output.events.append(ArgumentsDelta(self.index, text))
-
-    def set_values(self, values: dict[str, Any]) -> None:
-        """All arguments at once."""
-        self.values = values
-        self.add_arguments(json.dumps(values, ensure_ascii=False))
 
     def add_key(self, key: str) -> None:
         """One of the arguments begins."""
@@ -172,16 +162,15 @@ class OpenCall:
 
 
 class ArgumentsText:
-    """Reports bytes of a call's arguments; with `quoted` they are the text of a string, and JSON escapes are added."""
+    """Reports bytes of a call's arguments; with `quoted`, as text of a JSON string."""
 
     def __init__(self, call: OpenCall, *, quoted: bool = False) -> None:
-        self._call = call
-        self._quoted = quoted
-        self._pending = b""
-        """The beginning of a character."""
+        self._call, self._quoted = call, quoted
+        self._pending = b""  # the beginning of a character
 
     def __call__(self, start: int, stop: int) -> None:
-        self.add(self._call.output.visible(start, stop), stop)
+        output = self._call.output
+        self.add(output.marked.visible(output.reader.data[start:stop]), stop)
 
     def add(self, piece: bytes, stop: int, final: bool = False) -> None:
         """More bytes, control tokens by their names."""
@@ -199,11 +188,9 @@ class Text:
     """Reports reasoning or content: a stretch of it is a part."""
 
     def __init__(self, output: Output, kind: PartKind) -> None:
-        self._output = output
-        self._kind = kind
+        self._output, self._kind = output, kind
         self._event = ReasoningDelta if kind is PartKind.REASONING else ContentDelta
-        self._pending = b""
-        """The beginning of a character."""
+        self._pending = b""  # the beginning of a character
         self._texts: list[str] = []
         self._start = -1
 
@@ -215,7 +202,7 @@ class Text:
         if start > output.stop:
             output.end_text()
         self._begin(start)
-        self.add(output.visible(start, stop), stop)
+        self.add(output.marked.visible(output.reader.data[start:stop]), stop)
 
     def _begin(self, start: int) -> None:
         if self._output.current is not self:
@@ -238,9 +225,8 @@ class Text:
         """The stretch has ended."""
         output = self._output
         self.add(b"", output.stop, final=True)
-        output.add_part(
-            ParsedPart(self._kind, "".join(self._texts), output.span(self._start, output.stop)), self._start
-        )
+        span = output.span(self._start, output.stop)
+        output.add_part(ParsedPart(self._kind, "".join(self._texts), span), self._start)
         self._texts = []
 
 
@@ -248,9 +234,7 @@ class Output:
     """Collects what a parser reads from `reader`, from byte `base` on."""
 
     def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools) -> None:
-        self.reader = reader
-        self.base = base
-        self.tools = tools
+        self.reader, self.marked, self.base, self.tools = reader, marked, base, tools
         self.events: list[Event] = []
         self.parts: list[ParsedPart] = []
         self.places: list[tuple[int, int]] = []
@@ -260,32 +244,25 @@ class Output:
         """The status of each call in a lenient reading."""
         self.starts: list[int] = []
         """Where each token begins."""
+        self.stop = 0
+        """Where the last part ends, in bytes."""
         self.open: PartKind | None = None
-        """What the completion ends inside of."""
         self.missing: list[str] = []
-        """What the grammar writes to close a completion that was cut off, from the inside out; without a stop token."""
+        """What would close a completion that was cut off, from the inside out; without a stop token."""
         self.blank_reasoning = False
         """True if there was a message of reasoning without text."""
         self.closed = False
         """True if the turn was closed in letters, where its grammar has no token for that."""
-        self._marked = marked
         self._regions: list[tuple[int, PartKind]] = []
         self.reasoning, self.content = Text(self, PartKind.REASONING), Text(self, PartKind.CONTENT)
         self.current: Text | None = None
-        self.stop = 0
-        """Where the last part ends, in bytes."""
-
-    def visible(self, start: int, stop: int) -> bytes:
-        """Bytes with control tokens by their names."""
-        return self._marked.visible(self.reader.data[start:stop])
 
     def text(self, start: int, stop: int) -> str:
-        """Bytes as people read them."""
         return self.decoded(self.reader.data[start:stop])
 
     def decoded(self, data: bytes | bytearray) -> str:
         """Marked bytes as people read them."""
-        return self._marked.visible(data).decode("utf-8", "replace")
+        return self.marked.visible(data).decode("utf-8", "replace")
 
     def span(self, start: int, stop: int) -> TokenRange:
         """The tokens that bytes touch."""
@@ -349,6 +326,4 @@ class CallReader:
     """Reads calls, or a part of them, into an output."""
 
     def __init__(self, calls: CompiledCalls, output: Output) -> None:
-        self.calls = calls
-        self.reader = output.reader
-        self.output = output
+        self.calls, self.reader, self.output = calls, output.reader, output

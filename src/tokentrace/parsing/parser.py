@@ -22,9 +22,8 @@ from .values import NO_TOOLS, Tools
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    `feed` takes ids and returns the events that have become certain; `finish` ends the completion. Events are never
-    taken back, and however the ids are cut into chunks, they add up to the same. With ``calls="lenient"`` all events
-    come from `finish`: whether text is a call outside its place is known only then.
+    Events are never taken back, and add up to the same however the ids are cut into chunks. With ``calls="lenient"``
+    all come from `finish`: whether text is a call outside its place is known only then.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class StreamingParser:
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and return the events that have become certain.
 
-        Raises InputError if one of them is not a token id. Then none of them was taken, and the parser can go on.
+        Raises InputError, and takes none of them, if one is not a token id.
         """
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:

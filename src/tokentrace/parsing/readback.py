@@ -1,8 +1,4 @@
-"""What cannot be read back from a rendered assistant turn: its tokens are parsed, and compared with the message.
-
-Parsing inverts rendering if the template lets it. A template may leave a field out or trim it; text may spell a
-delimiter; a bare ``42`` may be a number or a string. Whatever is not reported here reads back equal.
-"""
+"""What cannot be read back from a rendered assistant turn: its tokens are parsed, and compared with the message."""
 
 from __future__ import annotations
 
@@ -24,12 +20,10 @@ from .response import CallStatus, ParsedResponse, ParsedToolCall
 
 
 class UnreadableKind(StrEnum):
-    """What is read instead of a field."""
+    """What is read instead of a field: nothing, or something else."""
 
     DROPPED = "dropped"
-    """Nothing."""
     CHANGED = "changed"
-    """Something else."""
 
 
 @dataclass(frozen=True, slots=True)

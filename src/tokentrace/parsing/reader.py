@@ -1,7 +1,6 @@
-"""Reading bytes that arrive bit by bit.
+"""Reading bytes that arrive bit by bit: a parser is a generator, and yields where it needs more.
 
-A parser is a generator: it reads what has arrived and yields where it needs more. It reports only what is certain, and
-looks at every byte a bounded number of times.
+It reports only what is certain, and looks at every byte a bounded number of times.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class Plain:
-    """While a parser waits here, a piece without any byte of `special` is just more text to report.
-
-    So is `pending`, which might begin a delimiter, unless the piece continues one of `starts`.
-    """
+    """While a parser waits here, a piece without any byte of `special` is text, and so is what is `pending`."""
 
     special: re.Pattern[bytes]
     report: Report
@@ -68,7 +64,7 @@ class Delimiters:
         prefixes = {text[:length] for text in padded for length in range(1, len(text))}
         self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
         self.starts = prefixes | set(self.kinds)
-        self._longest = max(map(len, prefixes), default=0)
+        self.longest = max(map(len, prefixes), default=0)
         self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
         self.special = re.compile(b"[" + re.escape(first_bytes) + b"]")
@@ -78,28 +74,22 @@ class Delimiters:
         """Where a delimiter may begin that has not arrived in full; the end if there is none."""
         if not data or data[-1] not in self._last_bytes:
             return len(data)
-        match = self._pending.search(data, max(start, len(data) - self._longest))
+        match = self._pending.search(data, max(start, len(data) - self.longest))
         return match.start() if match else len(data)
 
-    def reaches(self, data: bytearray, start: int) -> bool:
-        """True if a delimiter that begins at `start` may go on after what has arrived."""
-        return len(data) - start <= self._longest
 
+class Notation(NamedTuple):
+    """How brackets and strings are written. `strict`: any control token outside of strings is an error.
 
-@dataclass(frozen=True, slots=True)
-class Notation:
-    """How brackets and strings are written in a notation."""
+    `outside` finds brackets, quotes, and what is not allowed; `strings` match, by quote, what a string can contain.
+    """
 
     opening: bytes
     closing: bytes
     outside: re.Pattern[bytes]
-    """Finds the next bracket, quote or control token, or anything the notation does not allow."""
     strings: Mapping[int, re.Pattern[bytes]]
-    """By quote: matches a string up to its closing quote, a control token, or anything a string cannot contain."""
     in_string: re.Pattern[bytes]
-    """Finds a byte that may end a string."""
     strict: bool = False
-    """True if any control token outside of strings is an error; else only those that end calls are."""
 
 
 class Reader:
@@ -124,7 +114,7 @@ class Reader:
             yield
 
     def sees_all(self, pieces: Iterable[bytes], at: int | None = None) -> Reading[int | None]:
-        """Where the delimiter at a position ends, with any white space between its pieces; None if it is not there."""
+        """Where the delimiter at a position ends, white space between its pieces included; None if it is not there."""
         at = self.at if at is None else at
         for piece in pieces:
             at = yield from self.past_space(at)
@@ -169,10 +159,7 @@ class Reader:
         return self.ended and self.at == len(self.data)
 
     def find(self, delimiters: Delimiters, report: Report | None = None) -> Reading[Match | None]:
-        """Go to the next delimiter; None at the end of the completion.
-
-        `report` receives the text before it, as soon as that is certain.
-        """
+        """Go to the next delimiter, or to the end (None). `report` receives the text before it once that is certain."""
         data, start = self.data, self.at
         self.reported = scan = start
         plain = Plain(delimiters.special, report, delimiters.starts) if report is not None else None
@@ -183,7 +170,7 @@ class Reader:
                 self.at = len(data)
                 return None
             pending = len(data)
-            if not self.ended and (match is None or delimiters.reaches(data, match.start())):
+            if not self.ended and (match is None or pending - match.start() <= delimiters.longest):
                 pending = delimiters.pending(data, self.reported)
             if match is not None and match.start() < pending:
                 kind, text = delimiters.kinds[match[0]], match.start()
@@ -212,7 +199,7 @@ class Reader:
     ) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; True if it is closed.
 
-        Stops at one of `ends`, and at anything the notation does not allow. `report` receives what is certain.
+        Stops at one of `ends`, and at anything the notation does not allow.
         """
         data, at = self.data, self.at
         self.reported, quote, depth = at, 0, 0

@@ -17,9 +17,7 @@ class TurnParser:
     """
 
     def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
-        self.compiled = compiled
-        self.reader = output.reader
-        self.output = output
+        self.compiled, self.reader, self.output = compiled, output.reader, output
         self.prompted = prompted
         self.calls = CallParser(compiled, compiled.calls, output) if compiled.calls is not None else None
 

@@ -2,14 +2,12 @@
 
 There a string is written as it is and everything else as JSON, or as Python writes it. The first rule that applies:
 
-1. Only strings are allowed: the text, verbatim, so that it can be passed on as it arrives.
-2. The text spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 if only integers are allowed.
-   Empty text is null if null is allowed and strings are not.
-3. Strings are allowed, or the schema says nothing: the text, verbatim.
-4. Otherwise the value it spells: checking types is up to the tool. If it spells none, the text, which is uncertain.
+1. Only strings are allowed: the text, which can be passed on as it arrives.
+2. It spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 if only integers are allowed.
+3. Strings are allowed, or the schema says nothing: the text.
+4. The value it spells, which the tool may refuse; null for empty text, if allowed; else the text, which is uncertain.
 
-A text *spells* a value if it is JSON, ``True``, ``False`` or ``None``; or, if objects or arrays are allowed, their
-repr() in Python. Whatever is unclear, contradictory or circular in a schema allows every type.
+Whatever is unclear, contradictory or circular in a schema allows every type.
 """
 
 from __future__ import annotations
@@ -31,29 +29,15 @@ Types = frozenset[str] | None
 _LONGEST_LITERAL: Final = 100_000
 _EXACT: Final = 2**53
 """Below it, every integer is a float."""
-_TYPES: Final[dict[type, str]] = {
-    type(None): "null",
-    bool: "boolean",  # before int, of which it is a kind
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-}
+_NAMES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
+_TYPES: Final[dict[type, str]] = dict(zip((type(None), bool, int, float, str, list, dict), _NAMES, strict=True))
+"""With ``bool`` before ``int``, of which it is a kind."""
 _WORDS: Final = {"True": True, "False": False, "None": None}
 _SPACE: Final = " \t\n\r"
 
 
 def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
-    """The value of a bare text, and whether that is certain. Never raises.
-
-    >>> read_value("42", Schema({"type": "integer"}))
-    (42, True)
-    >>> read_value("42", Schema({"type": "string"}))
-    ('42', True)
-    >>> read_value("many", Schema({"type": "integer"}))
-    ('many', False)
-    """
+    """The value of a bare text, and whether that is certain. Never raises."""
     types = None if schema is None else schema.types
     text_allowed = types is None or "string" in types
     if schema is not None and schema.only_text:
@@ -61,7 +45,7 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
     try:
         value = _spelled(text.strip(_SPACE), types)
     except ValueError:
-        is_null = types is not None and "null" in types and not text_allowed and not text.strip(_SPACE)
+        is_null = not text_allowed and "null" in (types or ()) and not text.strip(_SPACE)
         return (None, True) if is_null else (text, text_allowed)
     if isinstance(value, float) and types is not None and "number" not in types:
         value = int(value) if "integer" in types and value.is_integer() and abs(value) < _EXACT else value
@@ -71,7 +55,7 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
 
 
 def _spelled(text: str, types: Types) -> Any:
-    """The value that a text spells. Raises ValueError if it spells none."""
+    """The value that a text spells in JSON or, if objects and arrays are allowed, in Python. Raises ValueError."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -83,10 +67,7 @@ def _spelled(text: str, types: Types) -> Any:
 
 
 def read_json(text: str, members: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text; of equal keys the last one counts. `members` makes the objects.
-
-    Raises ValueError for anything else: NaN and infinities, numbers out of range, nesting that is too deep.
-    """
+    """The value of a JSON text; `members` makes the objects. Raises ValueError, for NaN and deep nesting too."""
     decoder = _DECODER if members is None else json.JSONDecoder(object_pairs_hook=members, **_STRICT)
     try:
         return decoder.decode(text)
@@ -99,7 +80,7 @@ _DECODER: Final = json.JSONDecoder(**_STRICT)
 _LITERAL_TEXT: Final = re.compile(
     r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+""",
 )
-"""What literals of JSON's kind consist of. Anything else never reaches Python's parser, which warns of much."""
+"""What literals of JSON's kind consist of. Anything else never reaches Python's parser."""
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
@@ -150,11 +131,11 @@ class Schema:
         return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
 
     def items(self) -> Schema | None:
-        """The schema of each item of an array; None if the schema does not say, or items differ by place."""
+        """The schema of each item of an array; None if it does not say, or items differ by place."""
         return self._combined(node.get("items") for node in self._nodes() if "prefixItems" not in node)
 
     def property(self, key: str) -> Schema | None:
-        """The schema of a property, declared or not; None if the schema does not say."""
+        """The schema of a property, declared or not; None if it does not say."""
         return self._combined(_property(node, key) for node in self._nodes())
 
     def _combined(self, nodes: Iterable[Any]) -> Schema | None:
@@ -176,7 +157,7 @@ class Schema:
 
 
 def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
-    """The types a schema allows. `memo` has the answer by node, so that circles end and every node is read once."""
+    """The types a schema allows. With `memo`, circles end and every node is read once."""
     if not isinstance(node, Mapping) or id(node) in memo:
         return memo.get(id(node))
     memo[id(node)] = None
@@ -246,11 +227,7 @@ def _target(root: Any, reference: Any) -> Any:
 
 
 class Tools:
-    """Schemas by name, of tools in the shape of OpenAI (nested or flat) or Anthropic.
-
-    Accepts anything for a tool and never raises; leaves out tools without a name. Of equal names the last one counts.
-    Without tools every name may be one.
-    """
+    """Schemas by name, of tools in the shape of OpenAI or Anthropic. Never raises; leaves out what is no tool."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()
@@ -275,16 +252,11 @@ NO_TOOLS: Final = Tools(None)
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
-    """Tools, cached: the same ones come again and again."""
+    """The schemas of tools as they are now."""
     try:
-        return _cached_tools(json.dumps(tools)) if tools else NO_TOOLS
+        return Tools(json.loads(json.dumps(tools)))
     except (TypeError, ValueError, RecursionError):
         return Tools(tools)
-
-
-@functools.lru_cache(maxsize=64)
-def _cached_tools(tools: str) -> Tools:
-    return Tools(json.loads(tools))
 
 
 def _declaration(tool: Any) -> Iterator[tuple[str, Schema]]:
