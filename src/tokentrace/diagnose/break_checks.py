@@ -16,8 +16,8 @@ from ..errors import TokentraceError
 from ..formats.dialects import REASONING
 from ..formats.grammar import Channels
 from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..show.alignment import Hunk
 from ..study.turns import common_prefix as shared_text
-from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .finding import Cause

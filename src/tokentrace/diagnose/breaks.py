@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
+from ..show.alignment import Hunk, align
 from ..show.document import Card, Contrasts, Document, Tokens
+from ..show.visible import counted
 from ..showing import ShowsItself
-from ..tokens.alignment import Hunk, align
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.visible import counted
 from .break_checks import CHECKS, Case, Match, find_region
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding

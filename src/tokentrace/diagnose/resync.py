@@ -1,6 +1,6 @@
 """Where two sequences of ids are in step again after a difference.
 
-`tokens.alignment.align` is exact, token by token. `next_hunk` looks at one difference and finds where both sides agree
+`show.alignment.align` is exact, token by token. `next_hunk` looks at one difference and finds where both sides agree
 for a while again, not where single tokens happen to be the same.
 """
 
@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from ..tokens.alignment import Hunk, run_hashes
+from ..show.alignment import Hunk, run_hashes
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 

@@ -21,9 +21,9 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
+from ..show.alignment import Hunk
 from ..show.document import Tokens
 from ..study.probes import USER
-from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids

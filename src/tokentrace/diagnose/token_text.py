@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 from typing import Final
 
-from ..tokens.alignment import Hunk
+from ..show.alignment import Hunk
+from ..show.visible import visible
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import visible
 from ..tokens.vocabulary import Vocabulary
 
 READ: Final = 65_536

@@ -114,7 +114,7 @@ class MarkedBytes:
             if piece[:1] == b"\xff":
                 ids.append(self._ids[piece])
             elif piece:
-                ids += tokenizer.encode_plain([piece.decode("utf-8", "surrogatepass")])[0].tolist()
+                ids += tokenizer.encode_plain(piece.decode("utf-8", "surrogatepass")).tolist()
         return ids
 
     def visible(self, data: bytes | bytearray) -> bytes:
