@@ -102,7 +102,7 @@ def pieces(family: str) -> list[list[int]]:
     delimiters = texts_of(grammar)
     words = ["look_up", "place", "days", "é🙂", " ", "\n", "\n\n", "{", "}", '"', ":", ",", '{"place": "Rome"}', "7"]
     encoded = [made.tokenizer.encode(text).tolist() for text in (*delimiters, *words)]
-    spelled = [plain.tolist() for plain in made.tokenizer.encode_plain(delimiters)]
+    spelled = [made.tokenizer.encode_plain(text).tolist() for text in delimiters]
     return [*encoded, *spelled, *([stop] for stop in made.get_stop_token_ids())]
 
 

@@ -96,7 +96,7 @@ class MarkedBytes:
             if piece[:1] == b"\xff":
                 ids.append(self._tokens[piece].id)
             elif piece:
-                ids += tokenizer.encode_plain([piece.decode("utf-8", "surrogatepass")])[0].tolist()
+                ids += tokenizer.encode_plain(piece.decode("utf-8", "surrogatepass")).tolist()
         return ids
 
     def visible(self, data: bytes | bytearray) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
+from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.remarks import conversation_remarks
 from ..errors import InputError, RendererError
@@ -208,8 +208,6 @@ class Renderer:
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows. Raises InputError."""
         study = self.study(tools)
-        if reads_unchanged(messages, study.forms):
-            return list(messages)
 
         def prints(role: str) -> bool:
             """Whether the template prints any role, and this one spells no control token."""
@@ -224,8 +222,6 @@ class Renderer:
 
     def _read(self, study: TemplateStudy, messages: Any, tools: Any) -> tuple[list[Mapping[str, Any]], Adapted]:
         """The messages, checked, and in the form that the template reads."""
-        if self.messages is MessageForm.ADAPT and reads_unchanged(messages, study.forms):
-            return (checked := list(messages)), Adapted(checked)
         checked = self.check_messages(messages, tools=tools)
         return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
 
