@@ -17,11 +17,11 @@ from ..errors import TokentraceError
 from ..formats.dialects import REASONING
 from ..formats.grammar import Channels
 from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..show.alignment import Hunk
+from ..show.visible import counted
 from ..study.turns import common_prefix as shared_text
-from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.visible import counted
 from .finding import Cause
 from .resync import next_hunk, up_to_shared_end
 from .token_text import READ, TurnHeads, quoted, spelled_alike, text_of, window

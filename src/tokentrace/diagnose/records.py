@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from ..errors import InputError, brief
 from ..samples.sample import IGNORE
+from ..show.visible import counted
 from ..tokens.ids import check_ids, check_integers, runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import counted
 from ..trajectory.inputs import POSITIVE_NOISE
 from .finding import Cause, Finding
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..show.document import Card, Cell, Contrasts, Document, Table
+from ..show.visible import counted
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
 from .records import Rollout, Unreadable
