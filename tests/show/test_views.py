@@ -17,7 +17,7 @@ from tokentrace.pocket import EXAMPLE, POCKET
 from tokentrace.show import json_view, plain_view, text_view
 from tokentrace.show.document import ORIGINS
 from tokentrace.show.results import document_of, edit
-from tokentrace.tokens.visible import visible
+from tokentrace.show.visible import visible
 
 
 def example() -> RenderedTokens:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from ..tokens.visible import counted
+from ..show.visible import counted
 from . import command
 from .options import OneOf, complete_files, json_option, quiet_option, trainer_option
 from .output import ProgressBars, note, print_advice, short_number, trainer_advice

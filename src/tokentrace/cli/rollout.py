@@ -12,7 +12,7 @@ import click
 
 from ..errors import InputError, TokentraceError
 from ..rollout.ends import FAILED_ENDS, End
-from ..tokens.visible import counted
+from ..show.visible import counted
 from . import command, one_blas_thread
 from .options import json_option, quiet_option, ray_option
 from .output import ProgressBars, note, working

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from ..show.document import Document, Table
+from ..show.visible import counted
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted
 from .tables import read_tables
 from .tokenizing import without_place
 
