@@ -18,7 +18,7 @@ from tokentrace.pocket import POCKET
 from tokentrace.show import json_view, plain_view, text_view
 from tokentrace.show.document import ORIGINS
 from tokentrace.show.results import document_of, edit
-from tokentrace.tokens.visible import visible
+from tokentrace.show.visible import visible
 
 
 def hostile() -> RenderedTokens:

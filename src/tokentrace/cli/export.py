@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InputError
-from ..tokens.visible import counted
+from ..show.visible import counted
 from . import command
 from .options import (
     complete_files,

@@ -7,7 +7,7 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import ProgressColumn, TaskID
+    from rich.progress import TaskID
 
 
 def is_plain() -> bool:
@@ -118,7 +118,6 @@ class ProgressBars:
         quiet: bool = False,
         transient: bool = False,
         counts: bool = False,
-        columns: Sequence[ProgressColumn] = (),
     ) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
         from rich.progress import TimeRemainingColumn as TimeColumn
@@ -132,7 +131,6 @@ class ProgressBars:
             BarColumn(),
             MofNCompleteColumn() if counts else TaskProgressColumn(),
             TextColumn("{task.fields[status]}"),
-            *columns,
             TimeColumn(elapsed_when_finished=True),
             console=self._console,
             transient=transient,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..tokens.visible import counted
+from ..show.visible import counted
 from . import command
 from .options import (
     flag,

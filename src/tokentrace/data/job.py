@@ -32,8 +32,8 @@ from ..errors import InputError, SampleError
 from ..files import write_whole, writing
 from ..settings import instance, whole
 from ..show.document import Document, Table
+from ..show.visible import counted
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted
 from ..version import __version__
 from .ray_connection import first_line
 from .rows import Batch, count_batches, read_batches

@@ -20,10 +20,10 @@ from ..samples.sample import Sample
 from ..samples.supervised import SampleBuilder, SampleSettings
 from ..samples.truncation import Overlong, truncate
 from ..settings import choose, instance, whole
+from ..show.visible import counted
 from ..template.chat_template import PythonFormat
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
 from .rows import ROW_BYTES, Row

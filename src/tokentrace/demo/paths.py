@@ -30,7 +30,7 @@ from ..rendering.renderer import Renderer
 from ..rollout.batch import run_rollouts
 from ..rollout.loop import Agent, Budget, End, Rollout, Task
 from ..samples.trajectories import owned_turns
-from ..tokens.alignment import align
+from ..show.alignment import align
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids

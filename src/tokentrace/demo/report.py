@@ -12,11 +12,11 @@ from ..diagnose.breaks import Break
 from ..diagnose.finding import Cause
 from ..pocket import NOISE
 from ..rendering.renderer import Renderer
+from ..show.alignment import align
 from ..show.document import HUES, Cell, Contrasts, Document, StreamBars, Table, Track, token_columns
 from ..show.results import document_of
-from ..tokens.alignment import align
+from ..show.visible import counted
 from ..tokens.ids import runs
-from ..tokens.visible import counted
 from .paths import ClientPath, Demo, PathReport, Trial
 
 PRETRAINED: Final = {"model": "SmolLM2-135M", "rollouts": 384, "broken_rollouts": 6, "cause": str(Cause.BPE_REMERGE)}

@@ -1,13 +1,15 @@
 """Recorded rollouts in one form: calls of an engine, and training rows built from them.
 
-`record_files` opens files, `record_shapes` knows where frameworks keep calls, and `rollouts`
-finds out whether each call continues the one before it.
+`read_line` finds them in a line of any dump: an object with a prompt and a completion is a call,
+one with ids and a mask, labels or logprobs is a row, wherever in the line they are. Four frameworks
+need more: verifiers stores trees of messages, NeMo Gym prompts as deltas, OpenEnv requests beside
+rows, TRL batches of lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,10 +17,10 @@ import numpy.typing as npt
 
 from ..errors import InputError, brief
 from ..samples.sample import IGNORE
+from ..show.visible import counted
 from ..tokens.ids import check_ids, check_integers, runs
 from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import counted
 from ..trajectory.inputs import POSITIVE_NOISE
 from .finding import Cause, Finding
 
@@ -42,6 +44,17 @@ LOGPROBS: Final = (
     *("old_log_probs", "inference_logprobs", "sampling_per_token_logps"),
 )
 """What frameworks call these things; the first that has a value counts."""
+_NAMES: Final = (
+    *("rollout_id", "session_id", "trajectory_id", "conversation_id", "episode_id"),
+    *("request_id", "rollout", "session", "uid", "name"),
+)
+"""Fields that name the rollout of a line."""
+_LISTS: Final = ("calls", "turns", "steps", "entries", "trace", "trajectory")
+"""Lists of calls, which count before tokens beside them."""
+_IGNORED: Final = frozenset(
+    {"message", "messages", "prompt", "completion", "input", "request", "responses_create_params", "tools", "metadata"}
+)
+"""Fields of messages and settings, whose tokens are not those of a call."""
 
 
 class Request(NamedTuple):
@@ -56,8 +69,8 @@ class Request(NamedTuple):
 class Call:
     """One call of an engine: `stream` is its prompt and, from `start` on, the sampled tokens.
 
-    `mask` marks trained tokens of the stream, `logprobs` belong to the sampled ones. `findings`
-    reports what does not fit. `recorded` is the cause that the record itself gives.
+    `mask` marks trained tokens of the stream, `logprobs` belong to the sampled ones.
+    `recorded` is the cause that the record itself gives for rewriting the history.
     """
 
     stream: Ids
@@ -68,7 +81,7 @@ class Call:
     request: Request | None = None
     recorded: str = ""
     temperature: float | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: Sequence[Finding] = ()
 
     @property
     def prompt(self) -> Ids:
@@ -77,29 +90,29 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A training row. `sampled` marks the tokens that an engine returned, if the row itself says so.
-
-    `independent` rows were recorded apart from the calls of their rollout, which can prove their masks.
-    """
+    """A training row. `sampled` marks what an engine returned, if the row itself says so."""
 
     ids: Ids
     mask: Mask
     where: str
     sampled: Mask | None = None
-    findings: tuple[Finding, ...] = ()
-    independent: bool = False
+    findings: Sequence[Finding] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One rollout. `ordered` is False if its calls are lines of a file, which may be in any order."""
+    """One rollout: its calls, and rows made of them.
+
+    `derived` calls were read from the rows; other calls prove the masks of rows. `ordered` is
+    False if the calls are lines of a file, in any order. `tokenizer` starts a digest.
+    """
 
     name: str
     where: str
     calls: Sequence[Call]
     rows: Sequence[Row] = ()
+    derived: bool = False
     tokenizer: str | None = None
-    """The first digits of its tokenizer's digest, if recorded."""
     note: str = ""
     ordered: bool = True
 
@@ -112,193 +125,401 @@ class Unreadable:
     problem: str
 
 
-class Place(NamedTuple):
-    """An object in a record: the line it is on, and the path to it."""
-
-    line: str
-    path: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.line}, {self.path}" if self.path else self.line
-
-    def field(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
-    def at(self, name: str) -> Place:
-        return Place(self.line, self.field(name))
-
-
 def first_of(value: Line, names: Sequence[str]) -> str | None:
     """The first of these fields that has a value."""
     return next((name for name in names if value.get(name) is not None), None)
 
 
-# -- calls
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """An object in a record, its line and its path. Reading it adds to `findings`."""
 
+    value: Line
+    line: str
+    path: str = ""
+    findings: list[Finding] = field(default_factory=list)
 
-def read_call(value: Line, place: Place, request: Request | None = None, temperature: Any = None) -> Call:
-    """A call that is an object with its prompt and its completion."""
-    prompt, completion = (_ids(value, names, place) for names in (PROMPTS, COMPLETIONS))
-    findings: list[Finding] = []
-    return Call(
-        np.concatenate([prompt, completion]),
-        len(prompt),
-        str(place),
-        read_logprobs(value, place, len(completion), findings),
-        read_mask(value, place, len(completion), len(prompt), findings),
-        request,
-        temperature=None if temperature is None else float(temperature),
-        findings=tuple(findings),
-    )
+    def inner(self, name: str, value: Any) -> Fields:
+        """An object inside this one."""
+        return Fields(value, self.line, self.field(name))
 
+    def field(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path and name else self.path or name
 
-def _ids(value: Line, names: Sequence[str], place: Place) -> Ids:
-    name = first_of(value, names)
-    if name is None:
-        raise InputError("is missing", field=place.field(names[0]))
-    return check_ids(value[name], place.field(name))
+    def where(self, name: str = "") -> str:
+        """The place of the object, or of one of its fields."""
+        return ", ".join(filter(None, (self.line, self.field(name))))
 
+    def report(self, cause: Cause, words: str, tokens: int, name: str = "", position: int | None = None) -> None:
+        self.findings.append(Finding(cause, self.where(name), words=words, position=position, tokens=tokens))
 
-def _floats(value: Line, name: str, place: Place) -> Floats:
-    """A list of numbers, NaN for None."""
-    try:
-        values = np.asarray(value[name], np.float64)
-    except (TypeError, ValueError, OverflowError):
-        values = np.zeros((0, 0))
-    if values.ndim != 1:
-        raise InputError("must be one list of numbers", field=place.field(name))
-    return values
+    def ids(self, names: Sequence[str]) -> Ids:
+        """Ids under the first of these names that is there. Raises InputError if there are none."""
+        name = first_of(self.value, names)
+        if name is None:
+            raise InputError("is missing", field=self.field(names[0]))
+        return check_ids(self.value[name], self.field(name))
 
-
-def read_logprobs(value: Line, place: Place, count: int, findings: list[Finding]) -> Floats | None:
-    """The logprobs of `count` sampled tokens. Adds what is wrong with them to `findings`."""
-    name = first_of(value, LOGPROBS)
-    values = _floats(value, name, place) if name is not None else np.zeros(0)
-    if not count:
+    def logprobs(self, count: int, sizes: Sequence[int] = (), what: str = "sampled") -> Floats | None:
+        """The logprobs of `count` tokens, in lists of these sizes; NaN for None."""
+        name = first_of(self.value, LOGPROBS)
+        try:
+            values = np.asarray([] if name is None else self.value[name], np.float64)
+        except (TypeError, ValueError, OverflowError):
+            values = np.zeros((0, 0))
+        if values.ndim != 1:
+            raise InputError("must be one list of numbers", field=self.field(name or ""))
+        if not count or len(values) in (sizes or (count,)):
+            return values if count else None
+        words = f"{len(values):,} logprobs for {count:,} {what} tokens"
+        if len(values):
+            self.report(Cause.BAD_LOGPROBS, words, count, name or "")
+        else:
+            self.report(Cause.NO_LOGPROBS, f"{counted(count)} {what}", count)
         return None
-    if not len(values):
-        findings.append(_missing(place, count, "sampled"))
-        return None
-    where = str(place.at(name or ""))
-    if len(values) != count:
-        words = f"{len(values):,} logprobs for {count:,} sampled tokens"
-        findings.append(Finding(Cause.BAD_LOGPROBS, where, words=words, tokens=count))
-        return None
-    findings += logprob_findings(values, where)
-    return values
 
-
-def _missing(place: Place, count: int, what: str) -> Finding:
-    return Finding(Cause.NO_LOGPROBS, str(place), words=f"{counted(count)} {what}", tokens=count)
-
-
-def logprob_findings(values: Floats, where: str) -> Iterator[Finding]:
-    """What is wrong with the logprobs of one completion: not finite, above 0, or all 0."""
-    wrong = ~np.isfinite(values) | (values > POSITIVE_NOISE)
-    if wrong.any():
-        at = int(wrong.argmax())
-        words = f"token {at} of the completion: {values[at]:g}"
-        yield Finding(Cause.BAD_LOGPROBS, where, words=words, position=at, tokens=int(wrong.sum()))
-    if len(values) >= 4 and not values.any():
-        yield Finding(Cause.ZERO_LOGPROBS, where, words="all of a completion", tokens=len(values))
-
-
-def read_mask(value: Line, place: Place, count: int, before: int, findings: list[Finding]) -> Mask | None:
-    """The mask over `count` sampled tokens, or over the `before` tokens of the prompt and these."""
-    name = first_of(value, MASKS)
-    if name is None:
-        return None
-    values = list(value[name]) if not isinstance(value[name], str) else [value[name]]
-    wrong = next((at for at, one in enumerate(values) if one not in (0, 1)), None)
-    words = "" if wrong is None else f"entry {wrong} is {brief(values[wrong])}"
-    if len(values) not in (count, before + count):
-        words = f"{len(values):,} entries for {counted(before + count)}"
-    if words:
-        findings.append(Finding(Cause.BAD_MASK, str(place.at(name)), words=words, tokens=len(values)))
-        return None
-    mask: Mask = np.zeros(before + count, np.bool_)
-    mask[before + count - len(values) :] = np.asarray(values, np.bool_)
-    return mask
-
-
-# -- rows
-
-
-def read_row(value: Line, place: Place, ids: Ids | None = None, first: int = 0) -> tuple[list[Call], Row]:
-    """The calls that a row was built from, and the row itself.
-
-    Mask and logprobs may begin at `first`, the response. Every run of trained tokens is a call.
-    """
-    ids = _ids(value, IDS, place) if ids is None else ids
-    findings: list[Finding] = []
-    mask = read_row_mask(value, place, ids, first, findings)
-    sampled = None
-    if value.get("kinds") is not None:
-        sampled = check_integers(value["kinds"], place.field("kinds")) == Kind.SAMPLED
-        if len(sampled) != len(ids):
-            words = f"has {len(sampled):,} entries, and there are {len(ids):,} ids"
-            raise InputError(words, field=place.field("kinds"))
-    values = _row_logprobs(value, place, mask, first, findings)
-    request = read_request(value) if "cause" not in value else None  # of its last call only
-    causes = [value.get(name) for name in ("cause", "cause_detail")]
-    recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
-    calls = []
-    for start, stop in runs(mask):
-        logprobs = None if values is None else values[start:stop]
-        wrong = () if logprobs is None else tuple(logprob_findings(logprobs, str(place.at("logprobs"))))
-        call = Call(ids[:stop], start, str(place), logprobs, None, request, recorded, findings=wrong)
-        calls.append(call)
-    return calls, Row(ids, mask, str(place), sampled, tuple(findings))
-
-
-def read_request(value: Line, reply: Any = None) -> Request | None:
-    """The conversation beside a call or a row, if there is one."""
-    messages, tools = value.get("messages"), value.get("tools")
-    if not isinstance(messages, list):
-        return None
-    reply = reply if isinstance(reply, Mapping) else None
-    return Request(messages, tools if isinstance(tools, list) else None, reply)
-
-
-def read_row_mask(value: Line, place: Place, ids: Ids, first: int, findings: list[Finding]) -> Mask:
-    """What a row trains: its mask or its labels, which must agree; without both, its response."""
-    mask = read_mask(value, place, len(ids) - first, first, findings)
-    if value.get("labels") is None:
-        if mask is None:
-            mask = np.arange(len(ids)) >= (len(ids) if findings else first)
-        return mask
-    labels = check_integers(value["labels"], place.field("labels"))
-    if len(labels) != len(ids):
-        words = f"{len(labels):,} labels for {len(ids):,} tokens"
-        findings.append(Finding(Cause.BAD_LABELS, str(place.at("labels")), words=words, tokens=len(labels)))
-        return np.zeros(len(ids), np.bool_) if mask is None else mask
-    trained: Mask = labels != IGNORE
-    mask = trained if mask is None else mask
-    for wrong, what in ((trained & (labels != ids), "is not the id there"), (mask != trained, "contradicts the mask")):
+    def check_logprobs(self, values: Floats | None) -> None:
+        """Report the logprobs of a completion that are not finite, above 0, or all 0."""
+        values, name = np.zeros(0) if values is None else values, first_of(self.value, LOGPROBS) or ""
+        wrong = ~np.isfinite(values) | (values > POSITIVE_NOISE)
         if wrong.any():
             at = int(wrong.argmax())
-            words = f"label {at:,} is {labels[at]}, which {what}"
-            if np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
-                words += "; all labels are those of the next token: models shift them on their own"
-            where = str(place.at("labels"))
-            findings.append(Finding(Cause.BAD_LABELS, where, words=words, position=at, tokens=int(wrong.sum())))
-    return mask
+            words = f"token {at} of the completion: {values[at]:g}"
+            self.report(Cause.BAD_LOGPROBS, words, int(wrong.sum()), name, at)
+        if len(values) >= 4 and not values.any():
+            self.report(Cause.ZERO_LOGPROBS, "all of a completion", len(values), name)
+
+    def mask(self, count: int, before: int = 0) -> Mask | None:
+        """The mask over `count` tokens, or over these and the `before` tokens of the prompt."""
+        name = first_of(self.value, MASKS)
+        if name is None:
+            return None
+        values = list(self.value[name]) if not isinstance(self.value[name], str) else [self.value[name]]
+        wrong = next((at for at, one in enumerate(values) if one not in (0, 1)), None)
+        words = "" if wrong is None else f"entry {wrong} is {brief(values[wrong])}"
+        if len(values) not in (count, before + count):
+            words = f"{len(values):,} entries for {counted(before + count)}"
+        if words:
+            self.report(Cause.BAD_MASK, words, len(values), name)
+            return None
+        mask: Mask = np.zeros(before + count, np.bool_)
+        mask[before + count - len(values) :] = np.asarray(values, np.bool_)
+        return mask
+
+    def trained(self, ids: Ids, first: int = 0) -> Mask | None:
+        """What a row trains: its mask or its labels, which must agree; None without both."""
+        mask = self.mask(len(ids) - first, first)
+        if self.value.get("labels") is None:
+            return mask
+        labels = check_integers(self.value["labels"], self.field("labels"))
+        if len(labels) != len(ids):
+            self.report(Cause.BAD_LABELS, f"{len(labels):,} labels for {len(ids):,} tokens", len(labels), "labels")
+            return mask
+        trained: Mask = labels != IGNORE
+        mask = trained if mask is None else mask
+        for wrong, what in (
+            (trained & (labels != ids), "is not the id there"),
+            (mask != trained, "contradicts the mask"),
+        ):
+            if wrong.any():
+                at = int(wrong.argmax())
+                words = f"label {at:,} is {labels[at]}, which {what}"
+                if np.array_equal(labels[:-1][trained[:-1]], ids[1:][trained[:-1]]):
+                    words += "; all labels are those of the next token: models shift them on their own"
+                self.report(Cause.BAD_LABELS, words, int(wrong.sum()), "labels", at)
+        return mask
+
+    def request(self, reply: Any = None) -> Request | None:
+        """The conversation beside a call or a row, if there is one."""
+        messages, tools = self.value.get("messages"), self.value.get("tools")
+        reply = reply if isinstance(reply, Mapping) else None
+        tools = tools if isinstance(tools, list) else None
+        return Request(messages, tools, reply) if isinstance(messages, list) else None
+
+    def call(self, request: Request | None = None, temperature: Any = None) -> Call:
+        """The object as a call, with its prompt and its completion."""
+        prompt, completion = self.ids(PROMPTS), self.ids(COMPLETIONS)
+        logprobs = self.logprobs(len(completion))
+        self.check_logprobs(logprobs)
+        mask = self.mask(len(completion), len(prompt))
+        temperature = None if temperature is None else float(temperature)
+        stream = np.concatenate([prompt, completion])
+        where, findings = self.where(), self.findings
+        return Call(stream, len(prompt), where, logprobs, mask, request, "", temperature, findings)
+
+    def row(self, ids: Ids | None = None, first: int = 0) -> tuple[Row, list[Call]]:
+        """The object as a row, and its trained runs as calls.
+
+        Mask and logprobs may begin at `first`, the response, which is trained if nothing says what is.
+        """
+        ids = self.ids(IDS) if ids is None else ids
+        mask = self.trained(ids, first)
+        if mask is None:
+            mask = np.arange(len(ids)) >= (len(ids) if self.findings else first)
+        sampled = None
+        if self.value.get("kinds") is not None:
+            sampled = check_integers(self.value["kinds"], self.field("kinds")) == Kind.SAMPLED
+            if len(sampled) != len(ids):
+                words = f"has {len(sampled):,} entries, and there are {len(ids):,} ids"
+                raise InputError(words, field=self.field("kinds"))
+        count, total, scores = int(mask.sum()), len(ids), np.full(len(ids), np.nan)
+        values = self.logprobs(count, (total, total - first, count), "trained")
+        if values is not None:
+            whole = len(values) in (total, total - first)
+            scores[np.arange(total) >= total - len(values) if whole else mask] = values
+        request = self.request() if "cause" not in self.value else None  # of its last call only
+        causes = [self.value.get(name) for name in ("cause", "cause_detail")]
+        recorded = ": ".join(cause for cause in causes if isinstance(cause, str) and cause)
+        calls = []
+        for start, stop in runs(mask):
+            logprobs, part = None if values is None else scores[start:stop], self.inner("", self.value)
+            part.check_logprobs(logprobs)
+            where, findings = self.where(), part.findings
+            calls.append(Call(ids[:stop], start, where, logprobs, None, request, recorded, None, findings))
+        return Row(ids, mask, self.where(), sampled, self.findings), calls
 
 
-def _row_logprobs(value: Line, place: Place, mask: Mask, first: int, findings: list[Finding]) -> Floats | None:
-    """Logprobs over the whole row, NaN where there are none."""
-    trained, total, name = int(mask.sum()), len(mask), first_of(value, LOGPROBS)
-    if name is None:
-        findings += [_missing(place, trained, "trained")] if trained else []
-        return None
-    values = _floats(value, name, place)
-    out = np.full(total, np.nan)
-    if len(values) in (total, total - first):
-        out[total - len(values) :] = values
-    elif len(values) == trained:
-        out[mask] = values
+# -- lines
+
+
+class UnknownShapeError(InputError):
+    """A line with neither calls nor rows."""
+
+
+MALFORMED: Final = (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+"""What reading a malformed line raises."""
+ROWS: Final = "rows of ids"
+
+
+def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadable]:
+    """The rollouts of some lines. One that cannot be read is reported, and the next ones are read.
+
+    Lines that name a rollout are parts of one.
+    """
+    parts: list[Rollout] = []
+    captured = any("model_call_id" in line for line, _ in lines)
+    for one in _complete_prompts(lines) if captured else lines:
+        if isinstance(one, Unreadable):
+            yield one
+            continue
+        try:
+            parts += read_line(*one)
+        except MALFORMED as error:
+            yield Unreadable(one[1], str(error))
+    if parts and line_key(lines[0][0]) is not None:
+        calls, rows = [call for part in parts for call in part.calls], [row for part in parts for row in part.rows]
+        parts = [replace(parts[0], calls=calls, rows=rows, ordered=len(parts) == 1)]
+    yield from parts
+
+
+def read_line(line: Any, where: str) -> Iterator[Rollout]:
+    """The rollouts of a line: an episode of traces (prime-rl), a batch (TRL), or one.
+
+    Raises UnknownShapeError if it has neither calls nor rows, InputError if they are malformed.
+    """
+    columns = line if isinstance(line, Mapping) else {}
+    traces, prompts = columns.get("traces"), columns.get("prompt_ids")
+    if isinstance(traces, list):
+        for at, trace in enumerate(traces):
+            yield _rollout(trace, f"{where}, traces[{at}]")
+    elif isinstance(prompts, list) and prompts and isinstance(prompts[0], list):
+        columns = {name: values for name, values in columns.items() if isinstance(values, list)}
+        columns["response_ids"] = columns.pop("completion_ids", [])
+        if len({len(values) for values in columns.values()}) > 1:
+            raise InputError("the lists have entries for different numbers of rollouts", field="prompt_ids")
+        for at in range(len(prompts)):
+            yield _rollout({name: values[at] for name, values in columns.items()}, f"{where}, [{at}]")
     else:
-        words = f"{len(values):,} logprobs for {total:,} tokens, {trained:,} of them trained"
-        findings.append(Finding(Cause.BAD_LOGPROBS, str(place.at(name)), words=words, tokens=trained))
-        return None
-    return out
+        yield _rollout(line, where)
+
+
+def _rollout(line: Any, where: str) -> Rollout:
+    if not isinstance(line, Mapping):
+        raise UnknownShapeError(f"a line of a record must be an object, not {brief(line)}")
+    calls: list[Call] = []
+    rows: list[tuple[Row, list[Call]]] = []
+    for part in _parts(Fields(line, where), line.get("tools")):
+        if isinstance(part, Call):
+            calls.append(part)
+        else:
+            rows.append(part)
+    if not calls and not rows and "nodes" not in line:
+        needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
+        raise UnknownShapeError(f"this is {brief(line)}, which has no known shape: {needs}")
+    derived = bool(rows) and not calls
+    name = rollout_name(line) or first_of(line, ("id", "example_id"))
+    name = str(line.get(name, name)) if name else where.rpartition(", ")[2]
+    tokenizer = line.get("tokenizer")
+    tokenizer = tokenizer if isinstance(tokenizer, str) else None
+    calls = [call for _, some in rows for call in some] if derived else calls
+    return Rollout(name, where, calls, [row for row, _ in rows], derived, tokenizer)
+
+
+def recognise(line: Any) -> str:
+    """What a line holds, for people. Raises UnknownShapeError if it has no tokens."""
+    try:
+        next(read_line(line, ""), None)
+    except UnknownShapeError:
+        raise
+    except MALFORMED:  # listed when the line is read
+        pass
+    if is_row(line):
+        return ROWS
+    return "calls, one a line" if _is_call(line) else "rollouts, one a line"
+
+
+def line_key(line: Any) -> str | None:
+    """The rollout that a line is a part of; None if it is a rollout by itself."""
+    alone = not isinstance(line, Mapping) or any(_lists_calls(line, name) for name in _LISTS)
+    return rollout_name(line) if not alone and (_is_call(line) or is_row(line)) else None
+
+
+def rollout_name(line: Line) -> str | None:
+    """The rollout that a line names, in its own fields or its metadata."""
+    for part in (line, line.get("metadata")):
+        if isinstance(part, Mapping) and (name := first_of(part, _NAMES)):
+            return str(part[name])
+    if line.get("source") is not None:
+        alone = line.get("branch") is None and line.get("row") is not None
+        return f"{line['source']}, row {line['row']}" if alone else str(line["source"])
+    return "" if "per_token_logps" in line else None  # a file of OpenEnv's trace entries is one rollout
+
+
+def _is_call(line: Line, inner: bool = False) -> bool:
+    """True if an object has a prompt and a completion; one of them is enough `inner` a rollout."""
+    parts = [any(name in line for name in names) for names in (PROMPTS, ("response_ids", *COMPLETIONS))]
+    return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
+
+
+def _lists_calls(line: Line, name: str) -> bool:
+    items = line.get(name)
+    return isinstance(items, list) and any(isinstance(item, Mapping) and _is_call(item) for item in items[:1])
+
+
+def is_row(line: Line) -> bool:
+    """True if an object has ids, and something that tells which of them are trained."""
+    marks = (*MASKS, *LOGPROBS, "labels")
+    return not _is_call(line) and first_of(line, IDS) is not None and first_of(line, marks) is not None
+
+
+def _parts(line: Fields, tools: Any) -> Iterator[Call | tuple[Row, list[Call]]]:
+    """All calls and rows in an object."""
+    value = line.value
+    nodes, tokens = value.get("nodes"), value.get("tokens")
+    if isinstance(nodes, list) and nodes and isinstance(nodes[0], Mapping) and "message" in nodes[0]:
+        yield from _trace(line)
+    elif {"prompt_ids", "response_ids"} <= value.keys():  # verl, or one of TRL's batch
+        prompt = line.ids(("prompt_ids",))
+        yield line.row(np.concatenate([prompt, line.ids(("response_ids",))]), len(prompt))
+    elif isinstance(value.get("sequences"), list):
+        yield from _session(line)
+    elif _is_call(value, inner=bool(line.path)) and not any(_lists_calls(value, name) for name in _LISTS):
+        yield _call(line, line, tools)
+    elif isinstance(tokens, Mapping) and _is_call(tokens):
+        yield _call(line, line.inner("tokens", tokens), tools)
+    elif is_row(value):
+        yield line.row()
+    else:
+        for name, inner in value.items():
+            items = enumerate(inner) if isinstance(inner, list) else [(-1, inner)]
+            for at, item in items if name not in _IGNORED else ():
+                if isinstance(item, Mapping):
+                    yield from _parts(line.inner(name if at < 0 else f"{name}[{at}]", item), tools)
+
+
+def _call(line: Fields, tokens: Fields, tools: Any) -> Call:
+    """A call with its conversation, reply and temperature beside it."""
+    value = line.value
+    choices = (value.get("response") or {}).get("choices") or [{}]
+    replies = (value.get("reply"), value.get("completion"), choices[0].get("message"))
+    reply = next((one for one in replies if one), None)
+    request = value.get("request") or value
+    if "messages" not in request and isinstance(request.get("prompt"), list):
+        request = {"messages": request["prompt"], "tools": tools}
+    settings = (value.get("metadata") or {}).get("sampling_params") or value
+    reply = reply[-1] if isinstance(reply, list) else reply
+    return tokens.call(line.inner("", request).request(reply), settings.get("temperature"))
+
+
+def _session(line: Fields) -> Iterator[tuple[Row, list[Call]]]:
+    """OpenEnv: a captured session, rows with the turns that they were built from."""
+    turns = {str(turn.get("node_id")): turn for turn in line.value.get("turns") or ()}
+    for at, sequence in enumerate(line.value["sequences"]):
+        row, calls = line.inner(f"sequences[{at}]", sequence).row()
+        nodes = [turns.get(str(node)) for node in sequence.get("node_ids") or ()]
+        for index, turn in enumerate(nodes if len(nodes) == len(calls) else ()):
+            request = {name: (turn or {}).get(f"request_{name}") for name in ("messages", "tools")}
+            reply = (turn or {}).get("response_message")
+            calls[index] = replace(calls[index], request=line.inner("", request).request(reply))
+        yield row, calls
+
+
+def _trace(line: Fields) -> Iterator[Call]:
+    """verifiers: a node has the tokens of its message; its path is prompt and completion."""
+    nodes = [line.inner(f"nodes[{at}]", node) for at, node in enumerate(line.value["nodes"])]
+    ids = [check_ids(node.value.get("token_ids") or [], node.field("token_ids")) for node in nodes]
+    masks = [node.mask(len(tokens)) for node, tokens in zip(nodes, ids, strict=True)]
+    for at, node in enumerate(nodes):
+        if not node.value.get("sampled") or not len(ids[at]):
+            continue
+        path, mask = _path(nodes, at), masks[at]
+        count = scored = len(node.value.get("logprobs") or ids[at])
+        if mask is not None and mask.any():  # what comes before the first sampled token belongs to the prompt
+            count, scored = len(mask) - int(mask.argmax()), int(mask.sum())
+        logprobs = node.logprobs(min(scored, len(ids[at])))
+        node.check_logprobs(logprobs)
+        stream = np.concatenate([ids[one] for one in path])
+        path_masks = [masks[one] for one in path if len(ids[one])]
+        complete = [one for one in path_masks if one is not None]
+        messages: list[Any] = [nodes[one].value.get("message") for one in path]
+        request = None
+        if all(isinstance(message, Mapping) for message in messages):
+            request = Request(messages[:-1], nodes[path[0]].value.get("tools"), messages[-1])
+        yield Call(
+            stream,
+            len(stream) - min(count, len(ids[at])),
+            node.where(),
+            logprobs if logprobs is not None and len(logprobs) == count else None,
+            np.concatenate(complete) if len(complete) == len(path_masks) else None,
+            request,
+            findings=node.findings,
+        )
+
+
+def _path(nodes: Sequence[Fields], at: int) -> list[int]:
+    """The nodes from the root to one of them."""
+    path = [at]
+    while (parent := nodes[path[-1]].value.get("parent")) is not None:
+        if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
+            raise InputError(f"is {parent!r}: there is no such node before it", field=nodes[at].field("parent"))
+        path.append(parent)
+    return path[::-1]
+
+
+def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
+    """NeMo Gym's captured calls, whose prompts may be stored as what they add to a parent."""
+    calls: dict[Any, list[Line]] = {}
+    for line, _ in lines:
+        calls.setdefault(line.get("model_call_id"), []).append(line)
+
+    def prompt(line: Line, children: int = 0) -> list[int]:
+        ids = check_ids(line.get("prompt_token_ids"), "prompt_token_ids").tolist()
+        if not line.get("prompt_is_delta"):
+            return ids  # type: ignore[no-any-return]
+        name, parent = line.get("model_call_id"), line.get("parent_call_id")
+        parents = calls.get(parent, [])
+        if len(parents) != 1 or children > len(lines):
+            reason = f"of which there are {len(parents)}" if len(parents) > 1 else "which is not there"
+            words = f"call {name!r} is stored as what it adds to call {parent!r}, {reason}"
+            raise InputError(words, field="parent_call_id")
+        completion = check_ids(parents[0].get("generation_token_ids"), "generation_token_ids")
+        return [*prompt(parents[0], children + 1), *completion.tolist(), *ids]
+
+    whole: list[tuple[float, Line, str]] = []
+    for line, where in lines:
+        try:
+            created = float(line.get("created_at") or 0.0)
+            whole.append((created, {**line, "prompt_token_ids": prompt(line)}, where))
+        except (InputError, TypeError, ValueError, OverflowError) as error:
+            yield Unreadable(where, str(error))
+    yield from ((line, where) for _, line, where in sorted(whole, key=lambda one: one[0]))

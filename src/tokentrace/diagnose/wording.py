@@ -1,7 +1,6 @@
-"""The signs by which a rewritten text is recognised. Pure.
+"""Signs by which a rewritten text is recognised. Pure.
 
-No token depends on these judgements. Their cost grows with the length of the texts, never with
-its square.
+Their cost grows with the length of the texts, never with its square.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Final
+
+from ..study.turns import common_prefix
 
 _LONG: Final = 20_000
 """Only the two ends of a longer text are read."""
@@ -63,9 +64,8 @@ def changed_words(new: str, old: str) -> str:
     >>> changed_words("Be brief.", "Be brief. Today is Monday.")
     "'Today is Monday.' was left out"
     """
-    head = _whole_words(_shared_head(new, old), new, old)
-    turned = new[head:][::-1], old[head:][::-1]
-    tail = _whole_words(_shared_head(*turned), *turned)
+    head = _shared_words(new, old)
+    tail = _shared_words(new[head:][::-1], old[head:][::-1])
     one, other = new[head : len(new) - tail], old[head : len(old) - tail]
     if one.strip() != other.strip():
         one, other = one.strip(), other.strip()
@@ -74,8 +74,9 @@ def changed_words(new: str, old: str) -> str:
     return f"{_quoted(one)} in place of {_quoted(other)}" if one else f"{_quoted(other)} was left out"
 
 
-def _whole_words(shared: int, one: str, other: str) -> int:
+def _shared_words(one: str, other: str) -> int:
     """The length of a shared prefix, without the beginning of a word that differs."""
+    shared = common_prefix(one, other)
     if not any(text[shared : shared + 1].strip() for text in (one, other)):
         return shared
     least = max(0, shared - _LONGEST_ID)
@@ -88,12 +89,8 @@ def _quoted(text: str, limit: int = 80) -> str:
     return repr(text if len(text) <= limit else f"{text[: limit - 20]}…{text[-20:]}")
 
 
-def _shared_head(one: str, other: str) -> int:
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # bisect: comparing slices is quick
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
-    return low
+def _ends(text: str, limit: int = _LONG) -> str:
+    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-limit // 2 :]
 
 
 def is_summary(text: str) -> bool:
@@ -103,22 +100,18 @@ def is_summary(text: str) -> bool:
 
 def retells(text: str, dropped: str) -> bool:
     """True if most long words of a text come from what was dropped."""
-    words, source = (
-        {word.lower() for word in re.findall(r"[\w./-]{6,}", part)} for part in (_ends(text), _ends(dropped, 5 * _LONG))
-    )
+    pair = _ends(text), _ends(dropped, 5 * _LONG)
+    words, source = ({word.lower() for word in re.findall(r"[\w./-]{6,}", part)} for part in pair)
     return len(words) >= 8 and len(words & source) >= 0.6 * len(words)
 
 
 def is_similar(one: str, other: str) -> bool:
     """True if two texts share at least half of their pairs of words."""
-    ours, theirs = _word_pairs(one), _word_pairs(other)
-    total = ours.total() + theirs.total()
-    return total > 0 and 4 * (ours & theirs).total() >= total
-
-
-def _word_pairs(text: str) -> Counter[tuple[str, ...]]:
-    words = _ends(text).split()
-    return Counter(pairwise(words)) if len(words) >= 4 else Counter((word,) for word in words)
+    pairs = []
+    for words in (_ends(text).split() for text in (one, other)):
+        pairs.append(Counter(pairwise(words) if len(words) >= 4 else ((word,) for word in words)))
+    total = pairs[0].total() + pairs[1].total()
+    return total > 0 and 4 * (pairs[0] & pairs[1]).total() >= total
 
 
 def is_nonce(one: str, other: str) -> bool:
@@ -149,8 +142,8 @@ def is_cut(new: str, old: str) -> bool:
         return True
     if len(new) >= len(old):
         return False
-    head = _shared_head(new, old)
-    tail = _shared_head(new[::-1], old[::-1]) if head < len(new) else 0
+    head = common_prefix(new, old)
+    tail = common_prefix(new[::-1], old[::-1]) if head < len(new) else 0
     shared = min(len(new), head + tail)
     return (len(old) >= 80 and 2 * len(new) <= len(old)) or (shared >= 16 and 2 * shared >= len(new))
 
@@ -163,19 +156,15 @@ def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> boo
     form = rf"\b{re.escape(name)}\s*\(|[\"'`]{re.escape(name)}[\"'`]"
     if not name or not re.search(form if by_user else rf"{form}|\b{re.escape(name)}\b", text):
         return False
-    values = [_unquoted(value)[:200] for value in _leaves(arguments)]
+    values = [_unquoted(value)[:200] for value in leaves(arguments)]
     if not any(values):
         return re.search(form if by_user else rf"{form}|\bcall|\btool", text, re.IGNORECASE) is not None
     bare = _unquoted(text)
     return sum(value in bare for value in values) * 2 > len(values)
 
 
-def argument_texts(arguments: Any) -> Iterator[str]:
-    """The strings in a call's arguments."""
-    return (value for value in _leaves(arguments) if isinstance(value, str))
-
-
-def _leaves(arguments: Any) -> Iterator[Any]:
+def leaves(arguments: Any) -> Iterator[Any]:
+    """The values in a call's arguments."""
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments, strict=False)
@@ -192,7 +181,3 @@ def _unquoted(value: Any) -> str:
     """A text without the characters that quoting changes."""
     text = value if isinstance(value, str) else json.dumps(value)
     return re.sub(r"\\[nrt]|[\s\\\"']+", "", text)
-
-
-def _ends(text: str, limit: int = _LONG) -> str:
-    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-limit // 2 :]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.answers import EngineReply
 from ..engines.protocol import Capabilities, EngineAnswerError, FinishReason, GenerateRequest, SamplingParams
+from ..engines.scripted import CallbackEngine
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
 
 _ABORTED: Final = ("aborted", "abort")
