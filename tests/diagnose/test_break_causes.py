@@ -172,7 +172,7 @@ def test_remerge(family: str) -> None:
 def test_control_token_that_became_text() -> None:
     tokenizer = renderer_of("pocket").tokenizer
     stream = tokenizer.encode("Say <tool_call> aloud")
-    plain = np.concatenate(tokenizer.encode_plain(["Say <tool_call> aloud"]))
+    plain = tokenizer.encode_plain("Say <tool_call> aloud")
     broken = explain_break(stream, plain, tokenizer)
     assert broken is not None
     assert broken.cause is Cause.BPE_REMERGE

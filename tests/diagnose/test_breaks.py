@@ -155,13 +155,13 @@ def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=examples(200))
 def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.DataObject) -> None:
     tokenizer = renderer_of("pocket").tokenizer
-    whole = tokenizer.encode_plain([text])[0]
+    whole = tokenizer.encode_plain(text)
     cut = data.draw(st.integers(0, len(text)))
     if data.draw(st.booleans()):
         parts = [text[:cut], text[cut:]]
-        split = np.concatenate(tokenizer.encode_plain([part for part in parts if part]))
+        split = np.concatenate([tokenizer.encode_plain(part) for part in parts if part])
     else:
-        split = np.asarray([i for char in text for i in tokenizer.encode_plain([char])[0]], np.int32)
+        split = np.asarray([i for char in text for i in tokenizer.encode_plain(char)], np.int32)
     found = explain_break(split, np.concatenate([whole, tokenizer.encode("<|end|>")]), tokenizer)
     if split.tolist() == whole.tolist():
         assert found is None

@@ -21,12 +21,12 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
+from ..show.alignment import Hunk
+from ..show.visible import counted
 from ..study.probes import USER
-from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import counted
 from .break_checks import Case, explain
 from .finding import Cause, Finding
 from .records import Mask

@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..show.alignment import Hunk, align
 from ..show.document import Tokens
-from ..tokens.alignment import Hunk, align
+from ..show.visible import counted, visible
 from ..tokens.ids import common_prefix
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import counted, visible
 from ..tokens.vocabulary import Vocabulary
 
 READ: Final = 65_536

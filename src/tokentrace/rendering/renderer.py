@@ -12,22 +12,22 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
+from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.remarks import conversation_remarks
 from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
+from ..parsing.marked import MarkedBytes
 from ..parsing.parser import StreamingParser, parse
-from ..parsing.proof import MISREAD, PROOFS, misread_parts
-from ..parsing.readback import Unreadable, find_unreadable
+from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
 from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL, USER
 from ..study.sampling import find_sampled
-from ..study.seams import BridgeRefusal, Written
+from ..study.seams import BridgeRefusal, EncodedTurns
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
 from ..template.chat_template import Template
@@ -203,8 +203,6 @@ class Renderer:
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows. Raises InputError."""
         study = self.study(tools)
-        if reads_unchanged(messages, study.forms):
-            return list(messages)
 
         def prints(role: str) -> bool:
             """Whether the template prints any role, and this one spells no control token."""
@@ -219,8 +217,6 @@ class Renderer:
 
     def _read(self, study: TemplateStudy, messages: Any, tools: Any) -> tuple[list[Mapping[str, Any]], Adapted]:
         """The messages, checked, and in the form that the template reads."""
-        if self.messages is MessageForm.ADAPT and reads_unchanged(messages, study.forms):
-            return (checked := list(messages)), Adapted(checked)
         checked = self.check_messages(messages, tools=tools)
         return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
 
@@ -315,7 +311,9 @@ class Renderer:
 
         return self._cache.once(("bridger", id(study), has_tools), make)
 
-    def _render_small(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
+    def _render_small(
+        self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
+    ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
         run = functools.partial(study.run_with, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
@@ -387,7 +385,8 @@ class Renderer:
         def make() -> Compiled:
             endings, derived = study.endings(has_tools), study.grammar(has_tools)
             grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
-            compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
+            stops = [*sorted(endings.stops), *sorted(study.eos - endings.stops)]
+            compiled = Compiled(grammar, MarkedBytes(study.tokenizer.vocabulary), stops)
             if grammar is derived and study is self._studies.get("default"):
                 tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
                 misread = ", ".join(f"{part} of {name}" for part, name in self._misread(compiled, tools))
@@ -406,8 +405,9 @@ class Renderer:
                 continue
             for turn in rendered.turns[:1]:
                 prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
-                parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
-                yield from misread_parts(name, rendered.rendering, parsed, compiled.grammar)
+                parsed = parse(compiled, rendered.ids[turn.start : turn.stop], prompt=prompt)
+                for part in misread_parts(rendered.rendering, parsed, compiled.grammar):
+                    yield part, name
 
     # -- copies
 

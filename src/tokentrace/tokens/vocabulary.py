@@ -141,10 +141,9 @@ class Vocabulary:
         return table
 
     @computed
-    def control_range(self) -> tuple[int, int]:
-        """The lowest and the highest id of a control token."""
-        ids = [token.id for token in self.control.values()]
-        return min(ids, default=0), max(ids, default=-1)
+    def signed_lengths(self) -> npt.NDArray[np.int32]:
+        """`byte_lengths`, negative for control tokens: one look-up gives both."""
+        return np.where(self.is_control, -self.byte_lengths, self.byte_lengths)
 
     @computed
     def control_pattern(self) -> re.Pattern[str] | None:
