@@ -119,7 +119,7 @@ def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -
             function([PROMPT, PROMPT], trainer(rewards=[rollout_reward, brief]))
         (text,) = [str(one.message) for one in said if "nothing was sampled" not in str(one.message)]
         assert text.startswith("1 of 2 rollouts failed")
-        assert "trained: brief; pass unless_failed" in text
+        assert "score them: brief; wrap them in unless_failed" in text
 
 
 def test_several_rows_of_a_rollout_are_refused_unless_one_is_chosen(loop: BackgroundLoop) -> None:
@@ -141,7 +141,7 @@ def test_sampling_settings_of_the_trainer_are_refused(setting: dict[str, Any], l
     function = RolloutFunction(Recorded(finished()), weights_to=None, loop=loop)
     with pytest.raises(InputError, match=rf"{next(iter(setting))} of the trainer's config"):
         function([PROMPT], trainer(**setting))
-    with pytest.raises(InputError, match="TRL runs the tools of tools="):
+    with pytest.raises(InputError, match="TRL would run the tools of tools="):
         function([PROMPT], trainer(tools=[print]))
 
 

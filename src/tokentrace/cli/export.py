@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @command
 @click.argument("store", metavar="STORE", shell_complete=complete_files)
-@rows_option
+@rows_option(required=True)
 @trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
 @one_of("--state", ["open", "sealed", "exported"], "Only sessions that are in this state.")
@@ -63,8 +63,6 @@ def export(*, store: str, **options: Any) -> None:
     from ..data.trainers import find_trainer
 
     job = SimpleNamespace(**options)
-    if job.output is None:
-        raise click.UsageError("name the file to write with -o")
     target = None if job.trainer is None else find_trainer(job.trainer)
     check_target(job.output, target, overwrite=job.overwrite)
     if job.sessions and (job.state or job.search):

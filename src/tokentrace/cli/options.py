@@ -61,6 +61,12 @@ def number(*names: str, text: str, least: int = 1, **more: Any) -> Option:
     return click.option(*names, type=click.IntRange(least), metavar="N", help=text, show_default=True, **more)
 
 
+def rows_option(required: bool = False) -> Option:
+    """Return the option ``-o FILE`` for rows."""
+    kind, text = click.Path(path_type=Path), "The file to write: .parquet or .jsonl."
+    return click.option("-o", "--output", type=kind, metavar="FILE", required=required, help=text)
+
+
 def json_option(text: str) -> Option:
     """Return the option ``--json``."""
     return flag("--json", "as_json", text=text)
@@ -120,9 +126,6 @@ ray_option: Final = click.option(
     is_eager=True,
     callback=_address,
     help="Work on a Ray cluster (a local one if none).",
-)
-rows_option: Final = click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="The file to write: .parquet or .jsonl."
 )
 overwrite_option: Final = flag("--overwrite", text="Replace an output that already exists.")
 trainer_option: Final = click.option(

@@ -53,7 +53,7 @@ _REASONS: Final = 5
 
 @command
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@rows_option
+@rows_option()
 @trainer_option
 @template_options
 @supervision_options
