@@ -8,7 +8,7 @@ from tests.assets import FAMILIES
 from tests.guides import ROOT
 from tests.support import PYTHON_FORMATS, load_family
 from tokentrace.diagnose import AuditReport, Use, audit_template
-from tokentrace.diagnose.audit_document import SIGNS, grades
+from tokentrace.diagnose.audit_report import SIGNS
 from tokentrace.diagnose.cases import Append
 
 PAGE = ROOT / "docs" / "certified.md"
@@ -28,17 +28,18 @@ def audit_of(family: str) -> AuditReport:
 
 def row(report: AuditReport) -> str:
     """The row of a family in the table."""
-    signs = " | ".join(SIGNS[one] for one in grades(report))
+    signs = " | ".join(SIGNS[one].text for one in report.grades)
     return f"| {report.name} | {signs} | {facts(report)} |"
 
 
 def facts(report: AuditReport) -> str:
     """The stop tokens, the prefill and the calls of a family."""
-    stops = " ".join(f"`{one.text}`" for one in report.stops.tokens if one.from_template)
-    prefill = report.prompting.prefill
+    known = report.facts
+    stops = " ".join(f"`{one.text}`" for one in known.stop_tokens if one.from_template)
+    prefill = known.prefill
     words = f"stops at {stops or 'no token'}" + (f"; the prompt prefills `{prefill!r}`" if prefill else "")
-    words += f"; calls are {report.dialect or ('in no known dialect' if report.reading.calls else 'not written')}"
-    words += "; holds the date of the day" if report.changes.clock else ""
+    words += f"; calls are {report.dialect or ('in no known dialect' if known.calls else 'not written')}"
+    words += "; holds the date of the day" if known.date else ""
     return words.replace("|", "\\|")
 
 

@@ -64,7 +64,7 @@ def test_a_template_that_refuses_the_second_round_holds_partly() -> None:
 def test_a_refused_system_message_is_listed_among_the_roles_only() -> None:
     report = raising("messages[0].role == 'system'", "no system messages")
     assert set(grades(report).values()) == {Grade.HOLDS}
-    assert report.reading.roles["system"] == "refused"
+    assert report.facts.roles["system"] == "refused"
 
 
 def test_a_use_of_which_all_is_refused_fails() -> None:
@@ -90,7 +90,7 @@ def test_a_setting_that_changes_nothing_but_the_date_is_a_switch() -> None:
 )
 def test_a_date_is_detected_anywhere(condition: str) -> None:
     report = planted(f"{{%- if {condition} -%}}{DATE}{{%- endif -%}}")
-    assert report.changes.clock
+    assert report.facts.date
     assert "date" in report.verdict("production-parity").against[-1]
 
 
@@ -108,7 +108,7 @@ def test_a_turn_that_does_not_follow_its_prompt_later_on_is_no_row() -> None:
 
 def test_rows_without_the_stop_token_do_not_train_where_a_turn_ends() -> None:
     report = planted(end="{%- if m.role != 'assistant' or not loop.last -%}{{- '<|end|>' -}}{%- endif -%}")
-    assert report.stops.untrained_end
+    assert report.facts.last_turn_without_stop
     for use, grade in (("sft-per-turn", Grade.FAILS), ("sft-one-row", Grade.PARTLY)):
         assert report.verdict(use).grade is grade
         assert "final_stop=True" in report.verdict(use).against[0]
@@ -172,7 +172,7 @@ def test_altered_content_counts_against_every_use() -> None:
 )
 def test_messages_of_others_that_do_not_arrive_count(skipped: str, other: str, system: str, words: str) -> None:
     report = audited(source(skipped=skipped, other=other))
-    assert report.reading.roles["system"] == system
+    assert report.facts.roles["system"] == system
     for use in ("sft-one-row", "sft-per-turn", "production-parity"):
         assert report.verdict(use).grade is Grade.PARTLY
         assert any(one.startswith(words) for one in report.verdict(use).against)
@@ -189,7 +189,7 @@ def test_reasoning_that_is_cut_out_of_content_counts() -> None:
     report = audited(
         source("m.content.split('</think>')[-1] if m.content and '</think>' in m.content else m.content or ''")
     )
-    assert report.reading.inline_reasoning == "left out"
+    assert report.facts.inline_reasoning == "left out"
     for use in ("rl-append-only", "rl-user-turns", "production-parity"):
         assert report.verdict(use).grade is Grade.PARTLY
         assert "reasoning inside content reaches no token" in report.verdict(use).against[0]
@@ -200,7 +200,7 @@ def test_reasoning_that_is_cut_out_of_content_counts() -> None:
     [("deepseek-v3.1", "left out"), ("llama-3.1", "kept as text"), ("qwen3", "read as reasoning")],
 )
 def test_reasoning_inside_content(family: str, words: str) -> None:
-    assert audit_of(family).reading.inline_reasoning == words
+    assert audit_of(family).facts.inline_reasoning == words
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1", "glm-4.5", "kimi-k2"])

@@ -113,7 +113,7 @@ def audit(
       tokentrace audit ./Qwen3-8B --on chat.json --step 2
       tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
     """
-    from ..diagnose.audit_document import audit_document, differences_document
+    from ..diagnose.audit_report import audits_document, differences_document
     from ..diagnose.verdicts import Use
     from ..settings import choose
     from .inputs import chosen_tokenizer, split_list
@@ -142,7 +142,7 @@ def audit(
         reports = [_run(*_load(name, options), bars, f"{at}/{len(names)}") for at, name in enumerate(names, 1)]
         other = None if second is None else _run(*second, bars, "against")
     changed = [] if other is None else list(other.differences(reports[0]))
-    document, data = audit_document(reports), [report.to_json() for report in reports]
+    document, data = audits_document(reports), [report.to_json() for report in reports]
     if html is not None:
         write_page(html, document)
     if other is not None:

@@ -1,9 +1,9 @@
-"""How two views of one conversation differ, token by token, and which messages those tokens come from."""
+"""What production, rollout and training hold at one step of a conversation, and how they differ."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -44,7 +44,7 @@ class ViewTokens:
     prompt: int = 0
 
     @classmethod
-    def of(cls, ids: Iterable[int], message: int, field: str) -> ViewTokens:
+    def of(cls, ids: Iterable[int], message: int = -1, field: str = "") -> ViewTokens:
         """Return tokens of one field."""
         array = np.asarray(list(ids), np.int32)
         return cls(array, np.full_like(array, message), np.full(len(array), field, np.object_))
@@ -76,7 +76,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DifferenceSide:
+class Side:
     """One side of a difference: tokens `start` to `stop` of its view, perhaps none."""
 
     start: int
@@ -86,108 +86,79 @@ class DifferenceSide:
     text: str
 
     @classmethod
-    def of(cls, tokens: ViewTokens, start: int, stop: int, tokenizer: Tokenizer) -> DifferenceSide:
-        ids = tokens.ids[start:stop].tolist()
-        messages, fields = tokens.messages[start:stop].tolist(), tokens.fields[start:stop].tolist()
-        runs = itertools.groupby(zip(messages, fields, strict=True))
+    def of(cls, tokens: ViewTokens, start: int, stop: int, tokenizer: Tokenizer) -> Side:
+        part = tokens.cut(start, stop)
+        runs = itertools.groupby(zip(part.messages.tolist(), part.fields.tolist(), strict=True))
         parts = tuple(Part(*owner, sum(1 for _ in run)) for owner, run in runs)
+        ids = part.ids.tolist()
         return cls(start, stop, tuple(ids), parts, tokenizer.decode(ids))
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Two views differ: one has `left` where the other has `right`. `in_turn`: in the turn, not in its prompt."""
 
-    left: DifferenceSide
-    right: DifferenceSide
+    left: Side
+    right: Side
     in_turn: bool
+
+    @property
+    def reversed(self) -> Difference:
+        return Difference(self.right, self.left, self.in_turn)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two views at one step. Outside of `differences` their ids are equal."""
-
-    left: View
-    right: View
-    differences: tuple[Difference, ...]
-
-    @property
-    def equal(self) -> bool:
-        return not self.differences
-
-    @property
-    def left_tokens(self) -> int:
-        """Tokens of the left view that the right one lacks."""
-        return sum(len(one.left) for one in self.differences)
-
-    @property
-    def right_tokens(self) -> int:
-        """Tokens of the right view that the left one lacks."""
-        return sum(len(one.right) for one in self.differences)
-
-    def right_from(self, left_ids: Iterable[int]) -> list[int]:
-        """Build the ids of the right view from those of the left."""
-        ids, out, at = list(left_ids), list[int](), 0
-        for one in self.differences:
-            out += [*ids[at : one.left.start], *one.right.ids]
-            at = one.left.stop
-        return out + ids[at:]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """The moment the model is asked for a message; `message` is None for the turn to come.
+    """One turn: what each view holds up to its end, or up to its prompt for the turn to come (`message` is None).
 
-    `training` is None if the row has no such turn. `refusal` says why the rollout could not continue from the step
-    before: it breaks, and `branch` counts its streams.
+    Training may hold no such turn. `refusal` says why the rollout could not go on from the step before: here it starts
+    another `branch`. `differences` has those of each pair of views; outside of them their ids are equal.
     """
 
     index: int
     message: int | None
-    production: ViewTokens
-    rollout: ViewTokens
-    training: ViewTokens | None
+    views: Mapping[View, ViewTokens]
     refusal: BridgeRefusal | None
     branch: int
-    comparisons: tuple[Comparison, ...]
+    differences: Mapping[tuple[View, View], tuple[Difference, ...]]
 
-    def view(self, view: View | str) -> ViewTokens | None:
-        """Return the tokens of a view."""
-        tokens: ViewTokens | None = getattr(self, View(view).value)
-        return tokens
-
-    def compare(self, left: View | str, right: View | str) -> Comparison | None:
-        """Return the comparison of two views, in the order of `PAIRS`; None if one of them lacks the turn."""
-        views = {View(left), View(right)}
-        return next((one for one in self.comparisons if {one.left, one.right} == views), None)
+    @property
+    def rollout(self) -> ViewTokens:
+        return self.views[View.ROLLOUT]
 
     @property
     def equal(self) -> bool:
         """True if all views are equal."""
-        return self.training is not None and all(one.equal for one in self.comparisons)
+        return View.TRAINING in self.views and not any(self.differences.values())
 
     @property
     def place(self) -> str:
         return "the turn to come" if self.message is None else f"message {self.message}"
 
+    def compare(self, left: View | str, right: View | str) -> list[Difference] | None:
+        """Return what differs between two views; None if one of them lacks the turn."""
+        if (View(left), View(right)) in self.differences:
+            return list(self.differences[View(left), View(right)])
+        differences = self.differences.get((View(right), View(left)))
+        return None if differences is None else [one.reversed for one in differences]
 
-def compare_views(views: dict[View, ViewTokens], tokenizer: Tokenizer) -> Iterator[Comparison]:
+
+def compare_views(
+    views: Mapping[View, ViewTokens], tokenizer: Tokenizer
+) -> dict[tuple[View, View], tuple[Difference, ...]]:
     """Compare each pair of views."""
-    for left, right in PAIRS:
-        if left in views and right in views:
-            one, other = views[left], views[right]
-            differences = (
-                Difference(
-                    DifferenceSide.of(one, hunk.start, hunk.stop, tokenizer),
-                    DifferenceSide.of(other, hunk.other_start, hunk.other_stop, tokenizer),
-                    in_turn,
-                )
-                for in_turn, hunk in differing(one, other)
+    return {
+        (left, right): tuple(
+            Difference(
+                Side.of(views[left], hunk.start, hunk.stop, tokenizer),
+                Side.of(views[right], hunk.other_start, hunk.other_stop, tokenizer),
+                in_turn,
             )
-            yield Comparison(left, right, tuple(differences))
+            for in_turn, hunk in differing(views[left], views[right])
+        )
+        for left, right in PAIRS
+        if left in views and right in views
+    }
 
 
 def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]:
