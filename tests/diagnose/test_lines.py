@@ -11,9 +11,9 @@ from tests.diagnose.brute import audited, rendered, source_of
 from tests.support import JINJA_FAMILIES, SPECIAL, tokenizer_json_for
 from tokentrace.diagnose.appends import AppendOutcome, Where
 from tokentrace.diagnose.cases import TOOLS, Append, Request, cases, turns
-from tokentrace.diagnose.lines import EventKind, LineTracer, source_text
+from tokentrace.diagnose.lines import EventKind, run_traced, source_text
 from tokentrace.study.probes import USER
-from tokentrace.study.study import study_of
+from tokentrace.study.study import TemplateStudy, study_of
 from tokentrace.template.chat_template import ChatTemplate, parse_template
 from tokentrace.tokens import Tokenizer
 
@@ -70,9 +70,9 @@ LAST_TWO = """{%- for message in messages[-2:] -%}
 {%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 
 
-def tracer_of(source: str) -> LineTracer:
+def study(source: str) -> TemplateStudy:
     tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    return LineTracer(study_of(ChatTemplate(source), tokenizer))
+    return study_of(ChatTemplate(source), tokenizer)
 
 
 def blame_of(source: str) -> Any:
@@ -118,12 +118,12 @@ def test_a_window_over_the_past_is_a_break_at_its_loop() -> None:
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> None:
     source = source_of(family)
-    tracer = tracer_of(source)
+    tried = study(source)
     kinds = set()
     for turn in list(turns())[::5]:
         case = next(cases(turn, ("call00001", "call00002")))
         tools = TOOLS if case.tools else None
-        run = tracer.run(Request(case.messages, case.tools, True))
+        run = run_traced(tried, Request(case.messages, case.tools, True))
         assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)
         kinds |= {event.kind for event in run.events} if run is not None else set()
     assert kinds >= {EventKind.TEST, EventKind.ROUND, EventKind.WRITE} or family == "gemma-3"  # which refuses tools
@@ -138,11 +138,11 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
     ],
 )
 def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
-    tracer = tracer_of("{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}")
-    run = tracer.run(Request([USER]))
+    tried = study("{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}")
+    run = run_traced(tried, Request([USER]))
     assert run is not None
     assert run.text == "question"
-    assert tracer.run(Request([USER]), forced={0: True}) is None
+    assert run_traced(tried, Request([USER]), forced={0: True}) is None
 
 
 @pytest.mark.parametrize(

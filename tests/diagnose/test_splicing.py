@@ -59,14 +59,8 @@ def test_it_needs_no_end_of_sequence_token_in_the_history(family: str) -> None:
     messages = [user("2+2?"), assistant("Four, of  course."), user("Sure?")]
     tokens = spliced(splice_prefix(renderer, messages, prompt, completion))
     assert tokens.token_ids[: tokens.stream_length] == prompt + completion
-    tail = renderer.tokenizer.decode(tokens.new_ids)
-    assert (
-        tail
-        == {
-            "glm-4.5": "\nSure?<|assistant|>",
-            "gpt-oss": "<|start|>user<|message|>Sure?<|end|><|start|>assistant",
-        }[family]
-    )
+    tail = {"glm-4.5": "\nSure?<|assistant|>", "gpt-oss": "<|start|>user<|message|>Sure?<|end|><|start|>assistant"}
+    assert renderer.tokenizer.decode(tokens.new_ids) == tail[family]
 
 
 def test_ids_that_messages_carry_are_found() -> None:

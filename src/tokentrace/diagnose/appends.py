@@ -21,14 +21,13 @@ from ..rendering.lost import find_lost
 from ..study.sampling import turn_end
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import wrap_tools
+from ..template.chat_template import ChatTemplate, wrap_tools
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.ids import common_prefix as common_ids
 from .blame import Blame, find_blame
 from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Request, Style, TurnForm, call_ids, cases, reasoning_tags
 from .field_texts import contains_text, text_from
-from .lines import LineTracer
 
 _EXCERPT: Final = 48
 """Characters quoted of a text."""
@@ -119,11 +118,11 @@ class AppendCell:
 
 
 class AppendMatrix:
-    """Runs the cases of one template with one set of variables. Names lines with a tracer only."""
+    """Runs the cases of one template with one set of variables. To name the lines that break them is slow."""
 
-    def __init__(self, study: TemplateStudy, tracer: LineTracer | None) -> None:
+    def __init__(self, study: TemplateStudy, *, names_lines: bool) -> None:
         self._study = study
-        self._tracer = tracer if tracer is not None and tracer.has_lines else None
+        self._names_lines = names_lines and isinstance(study.template, ChatTemplate)
         self._tools = wrap_tools(TOOLS)
         self._ids = call_ids(study)
         self._tags = reasoning_tags(study)
@@ -148,7 +147,7 @@ class AppendMatrix:
 
     def _blamed(self, cell: AppendCell) -> AppendCell:
         """Name the lines of a cell's breaks. Too slow for cells that nobody is shown."""
-        return self._run(cell.case, self._tracer) if cell.breaks else cell
+        return self._run(cell.case, self._names_lines) if cell.breaks else cell
 
     def _renders(self, cell: AppendCell) -> bool:
         """True unless the template refuses the history of a case."""
@@ -160,7 +159,7 @@ class AppendMatrix:
                 return False
         return True
 
-    def _run(self, case: AppendCase, tracer: LineTracer | None = None) -> AppendCell:
+    def _run(self, case: AppendCase, names_lines: bool = False) -> AppendCell:
         study, at = self._study, len(case.past)
         try:
             messages = tuple(adapt(case.messages, study.forms).messages)
@@ -182,11 +181,12 @@ class AppendMatrix:
             text = prompt.rendering
             same = common_prefix(text.text, stream.rendering.text)
             where = Where.SEAM if same == len(text.text) else Where.PROMPT if same >= text.tail else Where.PAST
-            blame = self._blame(tracer, where, question, turn, same)
+            blame = self._blame(where, question, turn, same) if names_lines else None
             breaks.append(replace(_break(where, prompt, stream, blame), at_turn=True))
         if _differ(stream, after):
             same = common_prefix(stream.rendering.text, after.rendering.text)
-            breaks.append(_break(Where.PAST, stream, after, self._blame(tracer, Where.PAST, turn, whole, same)))
+            blame = self._blame(Where.PAST, turn, whole, same) if names_lines else None
+            breaks.append(_break(Where.PAST, stream, after, blame))
         outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
         return AppendCell(case.turn, outcome, case, messages, tuple(breaks), missing, tuple(lost_after), ends=ends)
@@ -216,16 +216,16 @@ class AppendMatrix:
         end = turn_end(encoded, turns[-1], study.endings(request.tools))
         return end.stop, end.stop_token is not None
 
-    def _blame(self, tracer: LineTracer | None, where: Where, first: Request, second: Request, at: int) -> Blame | None:
+    def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
         """Find the line; `second` without a generation prompt if it differs at the same place."""
-        if tracer is None or where is Where.SEAM:
+        if where is Where.SEAM:
             return None
         text = self._encode(first).rendering.text
         for prompt in dict.fromkeys((False, second.prompt)):
             request = second._replace(prompt=prompt)
             other = self._encode(request).rendering.text
             if common_prefix(text, other) == at:
-                return find_blame(tracer, first, request, at, (text, other), rewrites=where is Where.PAST)
+                return find_blame(self._study, first, request, at, (text, other), rewrites=where is Where.PAST)
         return None
 
 

@@ -51,7 +51,7 @@ class Bridging:
 
 @dataclass(frozen=True, slots=True)
 class SettingAudit:
-    """The verdicts with one setting of the template; empty if the template refuses everything with it."""
+    """The matrix and the verdicts with one setting of the template."""
 
     setting: Mapping[str, Any]
     cells: tuple[AppendCell, ...] = ()
@@ -202,8 +202,7 @@ class AuditReport(ShowsItself):
             cases = f"{self.bridging.bridged} of {self.bridging.broken} cases that break"
             yield "bridge", f"appends to the sampled ids in {cases}{why}"
         for one in self.switches:
-            verdicts = ", ".join(f"{verdict.use} {verdict.grade}" for verdict in one.verdicts)
-            yield f"with {one.name}", verdicts or "everything is refused"
+            yield f"with {one.name}", ", ".join(f"{verdict.use} {verdict.grade}" for verdict in one.verdicts)
         if self.without_effect:
             yield "has no effect", ", ".join(self.without_effect)
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ..study.study import TemplateStudy
 from ..study.turns import common_prefix
 from .cases import Request
-from .lines import Event, EventKind, LineTracer, TracedRun
+from .lines import Event, EventKind, TracedRun, run_traced
 
 _TRIES: Final = 8
 """Conditions to force one after another."""
@@ -40,14 +41,14 @@ class Blame:
 
 
 def find_blame(
-    tracer: LineTracer, first: Request, second: Request, at: int, texts: tuple[str, str], *, rewrites: bool
+    study: TemplateStudy, first: Request, second: Request, at: int, texts: tuple[str, str], *, rewrites: bool
 ) -> Blame | None:
     """Find the line by which the `texts` of two requests differ at character `at`.
 
     Unless the template `rewrites` the first text, any difference is the second's: the line that writes it is named.
     Returns None if the instrumented copy writes something else.
     """
-    one, other = tracer.run(first), tracer.run(second)
+    one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or (one.text, other.text) != texts:
         return None
     if not rewrites:
@@ -64,14 +65,14 @@ def find_blame(
         if event.kind is not EventKind.TEST or other.events[there].part != event.part:
             break
         forced[there] = event.value
-        again = tracer.run(second, forced=forced)
+        again = run_traced(study, second, forced=forced)
         if again is None:
             break
         if common_prefix(one.text, again.text) > at:
             because = tuple(_because(event, one.events[:here], other.events[:there]))
             return Blame(event.part.line, event.part.source, event.part.text, event.value, True, because)
         other = again
-    if flipped := _flipped(tracer, second, one, at):
+    if flipped := _flipped(study, second, one, at):
         return Blame(flipped.part.line, flipped.part.source, flipped.part.text, not flipped.value, True)
     if suspect is not None and suspect.kind is EventKind.TEST:
         return Blame(suspect.part.line, suspect.part.source, suspect.part.text, suspect.value)
@@ -82,16 +83,16 @@ def _writing(event: Event | None) -> Blame | None:
     return None if event is None else Blame(event.part.line, event.part.source)
 
 
-def _flipped(tracer: LineTracer, second: Request, one: TracedRun, at: int) -> Event | None:
+def _flipped(study: TemplateStudy, second: Request, one: TracedRun, at: int) -> Event | None:
     """Find the test of the second run that, flipped, keeps it equal to the first for longest; None if none does.
 
     For runs that pass different lines: another loop writes the message, say.
     """
     best, event = at, None
-    run = tracer.run(second)
+    run = run_traced(study, second)
     tests = [(number, one) for number, one in enumerate(run.events if run else ()) if one.kind is EventKind.TEST]
     for number, test in tests[:_FLIPS]:
-        again = tracer.run(second, forced={number: not test.value})
+        again = run_traced(study, second, forced={number: not test.value})
         same = 0 if again is None else common_prefix(one.text, again.text)
         if same > best:
             best, event = same, test
@@ -126,10 +127,8 @@ def _lengths(run: TracedRun, at: int) -> dict[int, int]:
 
 def _writer(run: TracedRun, at: int) -> Event | None:
     """Find the innermost output that wrote character `at`."""
-    end = next((end for end in run.ends if end > at), None)
-    if end is None:
-        return None
-    start = max((one for one in run.ends if one <= at), default=0)
+    offsets = {event.offset for event in run.events} | {len(run.text)}
+    start, end = max(offset for offset in offsets if offset <= at), min(offset for offset in offsets if offset > at)
     text = run.text[at:end][:20]
     writes = [event for event in run.events if event.kind is EventKind.WRITE and event.offset == start and event.value]
     return next((event for event in writes if text in event.value), writes[-1] if writes else None)

@@ -14,14 +14,13 @@ from ..errors import TemplateLimitError, TokentraceError
 from ..rendering.bridged import BridgedTokens
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
-from ..study.probes import STAND_IN_TOOL, SYSTEM, USER
+from ..study.probes import SYSTEM, USER
 from ..study.study import TemplateStudy
-from ..template.chat_template import ChatTemplate, parse_template, wrap_tools
+from ..template.chat_template import ChatTemplate, parse_template
 from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
 from .audit_report import AuditReport, Bridging, SettingAudit
 from .cases import TOOLS, Append, Arguments, turns
 from .facts import find_facts, printed_variables, probe_renderings
-from .lines import LineTracer
 from .verdicts import Grade, Verdict, judged, verdicts_of
 
 _MAX_TEXT: Final = 200_000
@@ -47,17 +46,14 @@ def audit_template(
     renderer, progress = renderer.silent(), progress or (lambda *_: None)
     study = _study(renderer)
     _check_size(study)
-    forms, cells, tracer = list(turns()), [], LineTracer(study)
-    matrix = AppendMatrix(study, tracer)
+    forms, cells, matrix = list(turns()), [], AppendMatrix(study, names_lines=True)
     for done, form in enumerate(forms):
         progress("appends", done, len(forms))
         cells.append(matrix.cell(form))
     progress("facts", 0, 1)
-    facts = find_facts(renderer, study, tracer)
+    facts = find_facts(renderer, study)
     counted = judged(cells, facts)
-    printed = printed_variables(study)
-    lists = _lists(renderer) - printed
-    switches, without_effect = _run_switches(renderer, printed | lists, progress)
+    switches, without_effect, refused = _run_switches(renderer, study, progress)
     return AuditReport(
         name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
         family=renderer.family,
@@ -70,7 +66,7 @@ def audit_template(
         switches=tuple(switches),
         without_effect=tuple(without_effect),
         bridging=_try_bridge(renderer, counted),
-        notes=tuple(_notes(tracer, cells, lists)),
+        notes=tuple(_notes(study, cells, refused)),
         tokenizer=renderer.tokenizer,
     )
 
@@ -104,10 +100,10 @@ def _with_settings(verdict: Verdict, switches: Iterable[SettingAudit]) -> Verdic
     return replace(verdict, holds_with=tuple(name for name, one in grades if one.grade is Grade.HOLDS))
 
 
-def _notes(tracer: LineTracer, cells: Iterable[AppendCell], lists: set[str]) -> Iterator[str]:
-    if lists:
-        yield f"not tried, because the template fails where they are true or false: {', '.join(sorted(lists))}"
-    if not tracer.has_lines:
+def _notes(study: TemplateStudy, cells: Iterable[AppendCell], refused: Iterable[str]) -> Iterator[str]:
+    if names := ", ".join(dict.fromkeys(refused)):
+        yield f"not tried, because the template fails where they are true or false: {names}"
+    if not isinstance(study.template, ChatTemplate):
         yield "the format is written in Python: there are no template lines to name"
     elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
         yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
@@ -141,26 +137,36 @@ def _refusal(renderer: Renderer, cell: AppendCell) -> str:
 # -- switches: variables that the template reads
 
 
-def _run_switches(renderer: Renderer, skipped: set[str], progress: Progress) -> tuple[list[SettingAudit], list[str]]:
-    """Audit each setting that changes the text of a probe, and name those that change none."""
-    audits, without_effect = [], []
-    settings = _settings(renderer, skipped)
-    plain = _probe_texts(_study(renderer))
+def _run_switches(
+    renderer: Renderer, study: TemplateStudy, progress: Progress
+) -> tuple[list[SettingAudit], list[str], list[str]]:
+    """Audit each setting that changes the text of a probe; also name those that change none, and variables refused.
+
+    A variable, a list say, is refused if the template then fails even on a question after a system message.
+    """
+    audits: list[SettingAudit] = []
+    without_effect, refused = list[str](), list[str]()
+    settings, plain = _settings(renderer, printed_variables(study)), _probe_texts(study)
     forms = [form for form in turns() if form.arguments in (Arguments.NONE, Arguments.OBJECT)]
     for done, setting in enumerate(settings):
         progress("settings", done, len(settings))
         other = renderer.with_variables(setting).silent()
-        study, audit = _study(other), SettingAudit(setting)
-        if _probe_texts(study) == plain:
-            without_effect.append(audit.name)
-            continue
-        matrix = AppendMatrix(study, None)  # naming the lines for each setting is too slow
-        cells = tuple(map(matrix.cell, forms))
-        if not all(cell.outcome is AppendOutcome.REFUSED for cell in cells):
-            facts = find_facts(other, study, LineTracer(study))
-            audit = SettingAudit(setting, cells, tuple(verdicts_of(judged(cells, facts), facts)))
-        audits.append(audit)
-    return audits, without_effect
+        changed = _study(other)
+        texts = _probe_texts(changed)
+        if _writes(study) - _writes(changed):
+            refused += setting
+        elif texts == plain:
+            without_effect.append(SettingAudit(setting).name)
+        else:
+            matrix, facts = AppendMatrix(changed, names_lines=False), find_facts(other, changed)
+            cells = tuple(map(matrix.cell, forms))
+            audits.append(SettingAudit(setting, cells, tuple(verdicts_of(judged(cells, facts), facts))))
+    return audits, without_effect, refused
+
+
+def _writes(study: TemplateStudy) -> set[bool]:
+    """Is a question after a system message written, without and with tools?"""
+    return {tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None}
 
 
 def _probe_texts(study: TemplateStudy) -> list[str | None]:
@@ -170,8 +176,8 @@ def _probe_texts(study: TemplateStudy) -> list[str | None]:
 def _settings(renderer: Renderer, skipped: set[str]) -> list[dict[str, Any]]:
     """Return each switch with each value worth trying.
 
-    A variable that the template compares with texts takes those texts; one that it prints, or that is a list, is no
-    switch; any other is tried as true and as false.
+    A variable that the template compares with texts takes those texts; one that it prints is no switch; any other is
+    tried as true and as false.
     """
     template = renderer.study().template
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
@@ -183,19 +189,6 @@ def _settings(renderer: Renderer, skipped: set[str]) -> list[dict[str, Any]]:
     for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
         settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
     return settings[:_MAX_SETTINGS]
-
-
-def _lists(renderer: Renderer) -> set[str]:
-    """Return the variables, lists say, with which the template raises TypeError if they are true or false."""
-    names = set()
-    for name, value in renderer.switches():
-        study = renderer.with_variables({name: value}).study()
-        for tools in (None, wrap_tools([STAND_IN_TOOL])):
-            try:
-                study.run((SYSTEM, USER), tools, True)
-            except TokentraceError as error:
-                names |= {name} if isinstance(error.__cause__, TypeError) else set()
-    return names
 
 
 def _compared(tree: nodes.Template) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from ..template.trace import Rendering
 from .cases import ANSWER as TEXT
 from .cases import TOOLS, Request, reasoning_tags
 from .field_texts import Altered, contains_text, find_altered, text_from
-from .lines import EventKind, LineTracer
+from .lines import EventKind, run_traced
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _FORMS: Final = ("text", "parts", "mapping")
@@ -82,14 +82,14 @@ class TemplateFacts:
     altered: tuple[Altered, ...]
 
 
-def find_facts(renderer: Renderer, study: TemplateStudy, tracer: LineTracer) -> TemplateFacts:
-    """Return what a renderer's template does. `tracer` names lines."""
+def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
+    """Return what a renderer's template does."""
     grammar, forms, calls = study.grammar(True), study.forms, study.forms.calls
     roles = {role: _role(study, role) for role in _ROLES}
     read = [role for role, outcome in roles.items() if outcome in ("written", "rewritten")]
     arguments = {"object": calls.are_shown and calls.mapping, "JSON text": calls.are_shown and calls.text}
     tokens, last, past = _stops(renderer)
-    date, random = _changes(study, tracer)
+    date, random = _changes(study)
     return TemplateFacts(
         prompt=grammar.prompt,
         prefill=grammar.prompt.removeprefix(grammar.head) if grammar.prompt.startswith(grammar.head) else "",
@@ -107,7 +107,7 @@ def find_facts(renderer: Renderer, study: TemplateStudy, tracer: LineTracer) -> 
         system_prompt=_system(study),
         date=date,
         random=random,
-        altered=find_altered(renderer, study, tracer),
+        altered=find_altered(renderer, study),
     )
 
 
@@ -196,13 +196,13 @@ def _system(study: TemplateStudy) -> str:
     return words if any(char.isalpha() for char in words) else ""
 
 
-def _changes(study: TemplateStudy, tracer: LineTracer) -> tuple[str, bool]:
+def _changes(study: TemplateStudy) -> tuple[str, bool]:
     """Run the template at two times; return where it writes the date, and whether it draws at random."""
     date, random = "", False
     for messages, tools in itertools.product(_DATED, (False, True)):
         if study.probe(messages, tools, True) is None:
             continue
-        one, other = (tracer.run(Request(messages, tools, True), now=now) for now in _TIMES)
+        one, other = (run_traced(study, Request(messages, tools, True), now=now) for now in _TIMES)
         random |= any(run is not None and run.random for run in (one, other))
         if date or (one and one.text) == (other and other.text):
             continue

@@ -22,7 +22,7 @@ from ..template.origin import UNKNOWN
 from ..template.trace import Rendering
 from ..tokens.visible import listed
 from .cases import ANSWER, TOOLS, Request, call_ids
-from .lines import Event, EventKind, LineTracer
+from .lines import Event, EventKind, run_traced
 
 _EXCERPT: Final = 40
 """Characters quoted around the first that differs."""
@@ -104,13 +104,13 @@ def contains_text(text: str, output: str) -> bool:
     return any(one in output for one in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
 
 
-def find_altered(renderer: Renderer, study: TemplateStudy, tracer: LineTracer) -> tuple[Altered, ...]:
+def find_altered(renderer: Renderer, study: TemplateStudy) -> tuple[Altered, ...]:
     """Return the fields whose texts do not arrive, each with the first text that shows it.
 
     Skips fields of the assistant that are never written: the matrix reports those.
     """
     altered: dict[tuple[str, str], Altered] = {}
-    for slot in _slots(study, tracer):
+    for slot in _slots(study):
         key = (slot.role, slot.field)
         if key not in altered and (one := slot.altered()):
             altered[key] = one
@@ -133,7 +133,6 @@ class _Slot:
     """Where a text goes: a field of one message of a conversation."""
 
     study: TemplateStudy
-    tracer: LineTracer
     role: str
     field: str
     message: int
@@ -176,7 +175,7 @@ class _Slot:
 
     def writing(self, text: str) -> tuple[int | None, str, str]:
         """Find the first line that assigns or writes something else than the text, its source and what it writes."""
-        runs = [self.tracer.run(self._request(one)) for one in (text, _SIMPLE)]
+        runs = [run_traced(self.study, self._request(one)) for one in (text, _SIMPLE)]
         pairs = zip(*(run.events for run in runs if run is not None), strict=False) if None not in runs else ()
         texts: list[Event] = [one for one, other in pairs if one.value != other.value and isinstance(one.value, str)]
         texts = [one for one in texts if one.kind in (EventKind.SET, EventKind.WRITE)]
@@ -186,15 +185,15 @@ class _Slot:
     def _dropping(self, text: str) -> tuple[int | None, str]:
         """Find the last condition that, flipped, would write the text."""
         request, event = self._request(text), None
-        run = self.tracer.run(request)
+        run = run_traced(self.study, request)
         for number, one in enumerate(run.events[:_FLIPS] if run is not None else ()):
             if one.kind is EventKind.TEST:
-                flipped = self.tracer.run(request, forced={number: not one.value})
+                flipped = run_traced(self.study, request, forced={number: not one.value})
                 event = one if flipped is not None and contains_text(text, flipped.text) else event
         return (None, "") if event is None else (event.part.line, event.part.text)
 
 
-def _slots(study: TemplateStudy, tracer: LineTracer) -> Iterator[_Slot]:
+def _slots(study: TemplateStudy) -> Iterator[_Slot]:
     ids = call_ids(study)
     called, returned = calling({**call(1), "id": ids[0]}), result(1, tool_call_id=ids[0])
     for role, field, message, messages in (
@@ -212,7 +211,7 @@ def _slots(study: TemplateStudy, tracer: LineTracer) -> Iterator[_Slot]:
         ("assistant", "arguments", 1, (USER, called, returned, REPLY)),
         (_LATER, "content", 2, (USER, REPLY, SYSTEM, USER)),
     ):
-        yield _Slot(study, tracer, role, field, message, messages)
+        yield _Slot(study, role, field, message, messages)
 
 
 def _around(expected: str, actual: str) -> tuple[str, str]:

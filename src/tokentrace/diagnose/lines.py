@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -68,80 +67,20 @@ class Event(NamedTuple):
         return self.part.kind
 
 
-@dataclass(slots=True)
 class TracedRun:
-    """The text and the events of one run."""
+    """One run of a template's copy: its events and its text."""
 
-    text: str = ""
-    events: list[Event] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    """The end of each piece of output."""
-    random: bool = False
-    """True if the run drew a random number."""
+    def __init__(self, parts: Sequence[TemplatePart], trace: Trace, forced: Mapping[int, bool]) -> None:
+        self.text = ""
+        self.events: list[Event] = []
+        self.random = False
+        """True if the run drew a random number."""
+        self._parts, self._trace, self._forced = parts, trace, forced
+        self._size = self._read = 0
 
-
-class LineTracer:
-    """A template that reports what it does. Not thread-safe. A format written in Python has no lines and no runs."""
-
-    def __init__(self, study: TemplateStudy) -> None:
-        self.has_lines = isinstance(study.template, templates.ChatTemplate)
-        self._study = study
-        self._parts: list[TemplatePart] = []
-        self._run = TracedRun()
-        self._trace = Trace()
-        self._read = 0
-        self._forced: Mapping[int, bool] = {}
-
-    def run(
-        self, request: Request, *, forced: Mapping[int, bool] | None = None, now: datetime | None = None
-    ) -> TracedRun | None:
-        """Run the template; return None if it refuses the request or exceeds its limits.
-
-        `forced` maps the numbers of test events to other answers.
-        """
-        template = self._study.template
-        if not isinstance(template, templates.ChatTemplate):
-            return None
-        copy, self._parts = _instrumented(template.source)
-        rows = templates.name_reasoning(request.messages)
-        self._trace = trace = Trace(rows)
-        trace.budget = RenderBudget(steps=_STEPS)
-        self._run, self._forced, self._read = TracedRun(), forced or {}, 0
-        names = {
-            "messages": rows,
-            "tools": templates.wrap_tools(TOOLS) if request.tools else None,
-            "add_generation_prompt": request.prompt,
-            "strftime_now": functools.partial(strftime_now, now=now),
-            **self._study.variables,
-            _HOOK: Proven(self._report),
-        }
-        run, state = self._run, random.getstate()
-        random.seed(0)
-        seeded = random.getstate()
-        try:
-            run.text = templates.run_template(copy, names, trace).text
-            self._measure()
-        except TokentraceError:
-            return None
-        finally:
-            run.random = random.getstate() != seeded
-            random.setstate(state)
-        return run
-
-    def _measure(self) -> int:
-        """Return the length of the output so far, and record the end of each new piece."""
-        ends, out = self._run.ends, self._trace.out
-        end = ends[-1] if ends else 0
-        for value in out[self._read :: 2]:
-            if size := len(value if isinstance(value, str) else str(value)):
-                end += size
-                ends.append(end)
-        self._read = len(out)
-        return end
-
-    def _report(self, number: int, value: Any = None) -> Any:
+    def report(self, number: int, value: Any = None) -> Any:
         """Record an event, and return the value that the template goes on with."""
-        part, events = self._parts[number], self._run.events
+        part, events, out = self._parts[number], self.events, self._trace.out
         record = plain(value)
         if part.kind is EventKind.TEST:
             record = self._forced.get(len(events), bool(value))
@@ -154,8 +93,44 @@ class LineTracer:
             record = plain_text(text_of(value))
         elif not isinstance(record, (str, int, float, bool, type(None))):
             record = type(value).__name__.removeprefix("Traced").lower()
-        events.append(Event(part, record, self._measure()))
+        self._size += sum(len(one if isinstance(one, str) else str(one)) for one in out[self._read :: 2])
+        self._read = len(out)
+        events.append(Event(part, record, self._size))
         return value
+
+
+def run_traced(
+    study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] | None = None, now: datetime | None = None
+) -> TracedRun | None:
+    """Run a template; return None if it refuses the request, exceeds its limits, or is written in Python.
+
+    `forced` maps the numbers of test events to other answers.
+    """
+    if not isinstance(study.template, templates.ChatTemplate):
+        return None
+    copy, parts = _instrumented(study.template.source)
+    rows = templates.name_reasoning(request.messages)
+    trace = Trace(rows)
+    trace.budget = RenderBudget(steps=_STEPS)
+    run, state = TracedRun(parts, trace, forced or {}), random.getstate()
+    names = {
+        "messages": rows,
+        "tools": templates.wrap_tools(TOOLS) if request.tools else None,
+        "add_generation_prompt": request.prompt,
+        "strftime_now": functools.partial(strftime_now, now=now),
+        **study.variables,
+        _HOOK: Proven(run.report),
+    }
+    random.seed(0)
+    seeded = random.getstate()
+    try:
+        run.text = templates.run_template(copy, names, trace).text
+    except TokentraceError:
+        return None
+    finally:
+        run.random = random.getstate() != seeded
+        random.setstate(state)
+    return run
 
 
 @functools.lru_cache(maxsize=8)

@@ -145,35 +145,32 @@ def _verdict(use: Use, cells: Sequence[AppendCell]) -> Verdict:
     that somebody sees: if other turns hold, the use holds partly.
     """
     need = _NEEDS[use]
-    flaws, counted = need.flaws, [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
+    counted = [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
     groups = {append: [cell for cell in counted if cell.append is append] for append in need.appends}
-    against = tuple(finding.why for finding in find_flaws(groups, flaws))
+    against = tuple(finding.why for finding in find_flaws(groups, need.flaws))
     if not against:
         return Verdict(use, Grade.HOLDS, ())
-
-    def partly_fits(cell: AppendCell) -> bool:
-        """True if at worst it is refused, after some histories only."""
-        renders = cell.outcome is not AppendOutcome.REFUSED or cell.elsewhere
-        return flaws & cell.all_flaws <= {"refused"} and renders
-
-    good = {append: any(map(partly_fits, _plain(group))) for append, group in groups.items()}
-    refused = {append: all(cell.outcome is AppendOutcome.REFUSED for cell in group) for append, group in groups.items()}
-    fails = not any(good.values()) or not all(good[append] or refused[append] for append in groups)
+    good = {append for append, group in groups.items() if _some_fit(group, need.flaws)}
+    refused = {append for append, group in groups.items() if all("refused" in cell.flaws for cell in group)}
+    fails = not good or not groups.keys() <= good | refused
     return Verdict(use, Grade.FAILS if fails else Grade.PARTLY, against)
 
 
 def grade(cells: Sequence[AppendCell]) -> Grade | None:
     """Grade some turns; None if the template refuses them after every history."""
-    outcomes = {(cell.outcome, cell.elsewhere) for cell in cells}
-    if outcomes <= {(AppendOutcome.REFUSED, False)}:
+    if all("refused" in cell.flaws and not cell.elsewhere for cell in cells):
         return None
-    if all(outcome is AppendOutcome.HOLDS for outcome, _ in outcomes):
+    if all(cell.outcome is AppendOutcome.HOLDS for cell in cells):
         return Grade.HOLDS
-    some = any(
-        cell.outcome is AppendOutcome.HOLDS or (cell.outcome is AppendOutcome.REFUSED and cell.elsewhere)
+    return Grade.PARTLY if _some_fit(cells, FLAWS) else Grade.FAILS
+
+
+def _some_fit(cells: Sequence[AppendCell], flaws: frozenset[str]) -> bool:
+    """True if some turn with plain content is refused at worst, and only after some histories."""
+    return any(
+        flaws & cell.all_flaws <= {"refused"} and ("refused" not in cell.flaws or cell.elsewhere)
         for cell in _plain(cells)
     )
-    return Grade.PARTLY if some else Grade.FAILS
 
 
 def _plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
