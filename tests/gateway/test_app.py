@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 
 from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.lazy import lazy
 from tokentrace.engines import SamplingParams, VLLMEngine
+
+openai = lazy("openai")
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import anthropic
 import numpy as np
-import openai
 import pytest
 
 from tests.gateway.echoes import TOOLS as WEATHER
 from tests.gateway.echoes import Bench
 from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.lazy import lazy
 from tests.parsing.forms import ids_of
 from tokentrace import create_renderer
 from tokentrace.engines.protocol import Completion, FinishReason
@@ -26,6 +25,9 @@ from tokentrace.gateway.items import openai_message
 from tokentrace.gateway.requests import AnswerOptions
 from tokentrace.gateway.turns import TurnDetails
 from tokentrace.pocket import POCKET
+
+anthropic = lazy("anthropic")
+openai = lazy("openai")
 
 ASK: Any = {"role": "user", "content": "What is 17 * 23?"}
 QUOTED = '<tool_call>\n{"name": "compute", "arguments": {"n": 1, "formula": "say "17"}}\n</tool_call>'

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.test_responses_app import ASK, agent_of, check, items_of, result_of, without_ids
+from tests.lazy import lazy
 from tokentrace.gateway.gateway import resolved
 from tokentrace.gateway.problems import RequestError
+
+openai = lazy("openai")
 
 CALL: Any = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": "{}"}}
 REPLY: Any = {"role": "assistant", "content": "Well.", "reasoning_content": "Hm.", "tool_calls": [CALL]}

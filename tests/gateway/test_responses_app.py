@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.lazy import lazy
+
+openai = lazy("openai")
 
 FLAT: Any = [{"type": "function", **TOOLS[0]["function"]}]
 ASK: Any = {"role": "user", "content": "What is 17 * 23?"}
