@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, PARIS, SIMPLE, SYS, Conversation, assistant, call, result, system, user
-from tests.support import SPECIAL, make_renderer, tokenizer_json_for
+from tests.diagnose.brute import over_bytes, source_of
+from tests.support import make_renderer
 from tokentrace import Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.diagnose import Cause
 from tokentrace.diagnose.incremental import (
@@ -49,13 +49,12 @@ DRIFTING = [user("Hello"), assistant("\n\nAfter two newlines"), user("Go on.")]
 @cache
 def synthetic(source: str) -> Renderer:
     """A renderer of one token per byte, which passes messages to the template as they are, as others do."""
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    return create_renderer(tokenizer, "default", chat_template=source, messages="as_given")
+    return over_bytes(source, messages="as_given")
 
 
 def shipped(family: str) -> Renderer:
     """A family's template over bytes."""
-    return synthetic((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"))
+    return synthetic(source_of(family))
 
 
 @cache

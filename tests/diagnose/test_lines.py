@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 from jinja2 import nodes
 
-from tests.diagnose.brute import audited, rendered, source_of
-from tests.support import JINJA_FAMILIES, SPECIAL, tokenizer_json_for
+from tests.diagnose.brute import audited, over_bytes, rendered, source_of
+from tests.support import JINJA_FAMILIES
 from tokentrace.diagnose.appends import AppendOutcome, Where
 from tokentrace.diagnose.cases import TOOLS, Append, Request, cases, turns
 from tokentrace.diagnose.lines import EventKind, run_traced, source_text
 from tokentrace.study.probes import USER
-from tokentrace.study.study import TemplateStudy, study_of
-from tokentrace.template.chat_template import ChatTemplate, parse_template
-from tokentrace.tokens import Tokenizer
+from tokentrace.template.chat_template import parse_template
 
 DIRECT = """{%- for message in messages %}
 <|turn|>{{ message.role }}:
@@ -70,11 +68,6 @@ LAST_TWO = """{%- for message in messages[-2:] -%}
 {%- if add_generation_prompt %}<|turn|>assistant:{% endif %}"""
 
 
-def study(source: str) -> TemplateStudy:
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    return study_of(ChatTemplate(source), tokenizer)
-
-
 def blame_of(source: str) -> Any:
     cell = next(
         cell for cell in audited(source).cells if cell.append is Append.USER and cell.turn.reasoning and cell.breaks
@@ -118,7 +111,7 @@ def test_a_window_over_the_past_is_a_break_at_its_loop() -> None:
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> None:
     source = source_of(family)
-    tried = study(source)
+    tried = over_bytes(source).study()
     kinds = set()
     for turn in list(turns())[::5]:
         case = next(cases(turn, ("call00001", "call00002")))
@@ -138,7 +131,8 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
     ],
 )
 def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
-    tried = study("{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}")
+    source = "{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}"
+    tried = over_bytes(source).study()
     run = run_traced(tried, Request([USER]))
     assert run is not None
     assert run.text == "question"

@@ -1,8 +1,7 @@
 """Does a template only append? Every case is rendered and compared id for id.
 
-After a turn, a rollout holds the prompt and the sampled tokens up to and including the stop token. An append holds if
-the next prompt begins with exactly those ids. It breaks if the template rewrites earlier turns once something follows,
-or writes a turn differently than after the prompt that asks for it.
+After a turn, a rollout holds the prompt and the sampled tokens, with the stop token. An append holds if the next prompt
+begins with exactly those ids. It breaks if the template rewrites them, or does not write a turn after its prompt.
 """
 
 from __future__ import annotations
@@ -36,32 +35,28 @@ ALTERED: Final = " is not written as it was given"
 
 
 class AppendOutcome(StrEnum):
-    """The outcome of an append, the worst first."""
+    """The outcome of an append, the worst first. One that loses rewrites nothing, but some text reaches no token."""
 
     BREAKS = "breaks"
     LOSES = "loses"
-    """Nothing is rewritten, but some text reaches no token."""
     REFUSED = "refused"
     HOLDS = "holds"
 
 
 class Where(StrEnum):
-    """What differs."""
+    """What differs: text of the stream is rewritten, the turn does not follow the prompt that asks for it, or a token
+    spans the end of the prompt."""
 
     PAST = "past"
-    """The template rewrites text of the stream."""
     PROMPT = "prompt"
-    """The turn does not follow the generation prompt that asks for it."""
     SEAM = "seam"
-    """The text is the same, but a token spans the end of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendBreak:
     """The next prompt has the text `after` where the stream has `before`.
 
-    `fields` are those of past messages that are gone or changed. `at_turn`: the turn alone breaks it, before anything
-    is appended.
+    `fields` of past messages are gone or changed. `at_turn`: before anything is appended.
     """
 
     where: Where
@@ -74,17 +69,15 @@ class AppendBreak:
 
 @dataclass(frozen=True, slots=True)
 class AppendCell:
-    """The outcome of one kind of turn, shown by the smallest conversation with that outcome.
+    """The outcome of one kind of turn, shown by the smallest conversation that has it.
 
-    `messages` is the conversation in the form that the template reads. Fields of the turn (`lost`) and of the appended
-    messages (`lost_after`) reach no token. `reason`: why the template refuses it. `ends`: the turn, as the last one,
-    ends with a stop token. `also` has the smallest conversation for each further flaw, after other histories;
-    `elsewhere`: after another history the append holds.
+    `messages` are in the form that the template reads. Fields of the turn (`lost`) and of the appended messages
+    (`lost_after`) reach no token. `reason`: why the template refuses. `ends`: the turn alone ends with a stop token.
+    `also` has the smallest conversation for each further flaw; `elsewhere`: after another history the append holds.
     """
 
-    turn: TurnForm
-    outcome: AppendOutcome
     case: AppendCase
+    outcome: AppendOutcome
     messages: Messages
     breaks: tuple[AppendBreak, ...] = ()
     lost: tuple[str, ...] = ()
@@ -93,6 +86,10 @@ class AppendCell:
     ends: bool = True
     also: tuple[AppendCell, ...] = ()
     elsewhere: bool = False
+
+    @property
+    def turn(self) -> TurnForm:
+        return self.case.turn
 
     @property
     def append(self) -> Append:
@@ -131,8 +128,7 @@ class AppendMatrix:
     def cell(self, turn: TurnForm) -> AppendCell:
         """Run all cases of a kind of turn and return the worst.
 
-        Skips a history that the template refuses on its own: the cell that appends it reports that, and for a system
-        message the list of roles does.
+        Skips a history that the template refuses on its own: another cell, or the list of roles, reports that.
         """
         every = list(cases(turn, self._ids, self._tags))
         cells = [cell for case in every if self._renders(cell := self._run(case))] or [self._run(every[0])]
@@ -168,7 +164,7 @@ class AppendMatrix:
             whole = Request(messages, case.tools, case.turn.append is not Append.ASSISTANT)
             prompt, stream, after = map(self._encode, (question, turn, whole))
         except TokentraceError as error:
-            return AppendCell(case.turn, AppendOutcome.REFUSED, case, case.messages, reason=_refusal(error))
+            return AppendCell(case, AppendOutcome.REFUSED, case.messages, reason=_refusal(error))
         lost = find_lost(stream.rendering, turn.messages, study.forms, first=at).lost
         missing = tuple(_missing(stream.rendering, case, [one.field for one in lost]))
         lost = find_lost(after.rendering, messages, study.forms, first=at + 1).lost
@@ -189,7 +185,7 @@ class AppendMatrix:
             breaks.append(_break(Where.PAST, stream, after, blame))
         outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
         outcome = AppendOutcome.BREAKS if breaks else outcome
-        return AppendCell(case.turn, outcome, case, messages, tuple(breaks), missing, tuple(lost_after), ends=ends)
+        return AppendCell(case, outcome, messages, tuple(breaks), missing, tuple(lost_after), ends=ends)
 
     def _encode(self, request: Request) -> Encoded:
         """Render and encode a conversation once. Raises the template's error each time."""

@@ -1,8 +1,7 @@
 """The line of a template that makes two renderings differ, and the condition behind it.
 
-An instrumented copy of the template runs both conversations. Up to the first difference both write the same text, so
-the cause is the first test after the last common piece that gets another answer. It is reported as proven only if the
-second run, with that answer forced to what it was, continues like the first.
+A copy of the template reports both runs. The cause is the first test after the last common text that gets another
+answer. It is proven only if the second run, with that answer forced, continues like the first.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ _FLIPS: Final = 300
 class Blame:
     """Where a template makes two renderings differ.
 
-    `condition` is the test whose answer changed, `before` its first answer. Without a condition, `line` writes the text
-    that differs. `because` has the variables of the condition that changed: the line that sets each, its name and both
-    values.
+    `condition` is the test whose answer changed, `before` its first answer; without one, `line` writes what differs.
+    `because` has its variables that changed: the line that sets each, the name, and both values.
     """
 
     line: int
@@ -43,10 +41,9 @@ class Blame:
 def find_blame(
     study: TemplateStudy, first: Request, second: Request, at: int, texts: tuple[str, str], *, rewrites: bool
 ) -> Blame | None:
-    """Find the line by which the `texts` of two requests differ at character `at`.
+    """Find the line by which the `texts` of two requests differ at character `at`; None if the copy writes others.
 
-    Unless the template `rewrites` the first text, any difference is the second's: the line that writes it is named.
-    Returns None if the instrumented copy writes something else.
+    Unless the template `rewrites` the first text, it is the line that writes the second.
     """
     one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or (one.text, other.text) != texts:
@@ -84,7 +81,7 @@ def _writing(event: Event | None) -> Blame | None:
 
 
 def _flipped(study: TemplateStudy, second: Request, one: TracedRun, at: int) -> Event | None:
-    """Find the test of the second run that, flipped, keeps it equal to the first for longest; None if none does.
+    """Find the test of the second run that, flipped, keeps it equal to the first for longest.
 
     For runs that pass different lines: another loop writes the message, say.
     """
@@ -110,9 +107,9 @@ def _first_difference(one: TracedRun, other: TracedRun, at: int) -> tuple[int, i
 
 
 def _lengths(run: TracedRun, at: int) -> dict[int, int]:
-    """Map each length of the output up to `at` to the number of the first event after it.
+    """Map each length of the output up to `at` to the first event after it.
 
-    A template may collect its text in a variable: a value that the output begins with counts as output.
+    A template may collect its text in a variable: a value that the output begins with counts.
     """
     lengths = {0: 0}
     for number, event in enumerate(run.events):

@@ -1,8 +1,4 @@
-"""The cases of an audit: what is appended to which assistant turn, after which history.
-
-A case is one small conversation: the history that the model answers, its reply, and the appended messages. Histories
-are ordered by size, so the first case that fails is the smallest.
-"""
+"""The cases of an audit: what is appended to which assistant turn, after which history, the smallest first."""
 
 from __future__ import annotations
 
@@ -155,9 +151,9 @@ def call_ids(study: TemplateStudy) -> tuple[str, str]:
 
 
 def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) -> Iterator[AppendCase]:
-    """Yield the conversations for a kind of turn, the smallest first.
+    """Yield the conversations for a kind of turn, the smallest first; the longest for plain ones only.
 
-    `ids` are two call ids, `tags` the reasoning tags. Only plain content and plain arguments get the longest histories.
+    `ids` are two call ids, `tags` the reasoning tags.
     """
     append, calls = turn.append, turn.append.calls > 0
     reply = _reply(turn, ids, tags)

@@ -19,7 +19,7 @@ from ..study.study import TemplateStudy
 from ..template.chat_template import ChatTemplate, parse_template
 from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
 from .audit_report import AuditReport, Bridging, SettingAudit
-from .cases import TOOLS, Append, Arguments, turns
+from .cases import TOOLS, Append, turns
 from .facts import find_facts, printed_variables, probe_renderings
 from .verdicts import Grade, Verdict, judged, verdicts_of
 
@@ -140,27 +140,25 @@ def _refusal(renderer: Renderer, cell: AppendCell) -> str:
 def _run_switches(
     renderer: Renderer, study: TemplateStudy, progress: Progress
 ) -> tuple[list[SettingAudit], list[str], list[str]]:
-    """Audit each setting that changes the text of a probe; also name those that change none, and variables refused.
+    """Audit each setting that changes the text of a probe; name those that change none, and variables refused.
 
-    A variable, a list say, is refused if the template then fails even on a question after a system message.
+    A variable, a list say, is refused if the template fails on a plain question where it is true or false.
     """
     audits: list[SettingAudit] = []
-    without_effect, refused = list[str](), list[str]()
-    settings, plain = _settings(renderer, printed_variables(study)), _probe_texts(study)
-    forms = [form for form in turns() if form.arguments in (Arguments.NONE, Arguments.OBJECT)]
-    for done, setting in enumerate(settings):
-        progress("settings", done, len(settings))
-        other = renderer.with_variables(setting).silent()
+    without_effect: list[str] = []
+    others = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
+    refused = [name for setting, other in others for name in setting if _writes(study) - _writes(_study(other))]
+    others = [(setting, other) for setting, other in others if setting.keys().isdisjoint(refused)]
+    plain, forms = _probe_texts(study), [form for form in turns() if form.arguments in ("", "object")]
+    for done, (setting, other) in enumerate(others):
+        progress("settings", done, len(others))
         changed = _study(other)
-        texts = _probe_texts(changed)
-        if _writes(study) - _writes(changed):
-            refused += setting
-        elif texts == plain:
+        if _probe_texts(changed) == plain:
             without_effect.append(SettingAudit(setting).name)
-        else:
-            matrix, facts = AppendMatrix(changed, names_lines=False), find_facts(other, changed)
-            cells = tuple(map(matrix.cell, forms))
-            audits.append(SettingAudit(setting, cells, tuple(verdicts_of(judged(cells, facts), facts))))
+            continue
+        matrix, facts = AppendMatrix(changed, names_lines=False), find_facts(other, changed)
+        cells = tuple(map(matrix.cell, forms))
+        audits.append(SettingAudit(setting, cells, tuple(verdicts_of(judged(cells, facts), facts))))
     return audits, without_effect, refused
 
 
@@ -173,18 +171,17 @@ def _probe_texts(study: TemplateStudy) -> list[str | None]:
     return [None if rendering is None else rendering.text for rendering in probe_renderings(study)]
 
 
-def _settings(renderer: Renderer, skipped: set[str]) -> list[dict[str, Any]]:
-    """Return each switch with each value worth trying.
+def _settings(renderer: Renderer, study: TemplateStudy) -> list[dict[str, Any]]:
+    """Return each switch with each value worth trying: the texts that it is compared with, or true and false.
 
-    A variable that the template compares with texts takes those texts; one that it prints is no switch; any other is
-    tried as true and as false.
+    A variable that the template prints is no switch.
     """
     template = renderer.study().template
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     assigned = {name.name for name in loops}
     compared = _compared(tree)
-    skipped = {*skipped, *compared, *assigned}
+    skipped = {*printed_variables(study), *compared, *assigned}
     settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
     for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
         settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]

@@ -32,8 +32,7 @@ _VALUE: Final = "PROBEVALUE"
 class StopToken:
     """A token at which generation stops.
 
-    `trained`: a turn of a rendered conversation ends with it. Unless `from_template`, only the model's configuration
-    names it. `is_next_head`: it is also the head of the next turn.
+    `trained`: turns of a row end with it. Unless `from_template`, only the model's configuration names it.
     """
 
     id: int
@@ -56,11 +55,10 @@ class StopToken:
 class TemplateFacts:
     """What a template does beside appending.
 
-    `prefill` is what the generation prompt writes after the head of the turn. `roles` says for each role whether its
-    text is written, rewritten, dropped or refused; `content` and `arguments` are the forms that the template reads.
-    `inline_reasoning`, inside content, is read as reasoning, kept as text, left out, or refused. Users can forge the
-    control tokens in `forgeable` under transformers' own rendering. `date` names the line that writes the date of the
-    day, if any. `altered` are fields whose texts do not arrive unchanged.
+    `prefill` is what the generation prompt writes after the head of the turn. `roles` are written, rewritten, dropped
+    or refused; `content` and `arguments` are the forms that the template reads; `inline_reasoning` is reasoning inside
+    content. Under transformers' own rendering, users can forge the tokens in `forgeable`. `date` names the line that
+    writes the date of the day, if any. Texts of `altered` fields do not arrive unchanged.
     """
 
     prompt: str

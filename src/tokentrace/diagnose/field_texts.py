@@ -1,7 +1,6 @@
-"""Do texts arrive unchanged? Every field of every message is tried with texts that templates tend to alter.
+"""Do texts arrive unchanged? Each field is tried with texts that templates tend to alter.
 
-The trace says which spans come from a field: they must be the text itself or its JSON. The matrix covers white space
-around texts. The instrumented copy names the line that alters a text, or the condition that leaves it out.
+The spans that come from a field must be its text or its JSON. The matrix covers white space around texts.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ _TEXTS: Final = (
     '{"Key": [1, 2.50, true, null], "more": {}}',
     " ".join(f"word{number}" for number in range(1, 1200)),
 )
-"""Plain text, line breaks, inner spaces, markup, letters beyond ASCII, JSON, thousands of characters."""
 _ARGUMENTS: Final[Sequence[Mapping[str, Any]]] = (
     {"key": "value"},
     {
@@ -62,13 +60,12 @@ class Altered:
     roles: tuple[str, ...]
     field: str
     dropped: bool = False
-    """True if nothing of them is written."""
     expected: str = ""
     actual: str = ""
     line: int | None = None
     source: str = ""
     unread: str = ""
-    """For arguments that are written, but not read back: the difference."""
+    """What differs in arguments that are written, but not read back."""
 
     @property
     def of_turns(self) -> bool:
@@ -105,10 +102,7 @@ def contains_text(text: str, output: str) -> bool:
 
 
 def find_altered(renderer: Renderer, study: TemplateStudy) -> tuple[Altered, ...]:
-    """Return the fields whose texts do not arrive, each with the first text that shows it.
-
-    Skips fields of the assistant that are never written: the matrix reports those.
-    """
+    """Return the fields whose texts do not arrive. Skips fields of the assistant that the matrix reports as lost."""
     altered: dict[tuple[str, str], Altered] = {}
     for slot in _slots(study):
         key = (slot.role, slot.field)

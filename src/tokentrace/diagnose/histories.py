@@ -1,9 +1,7 @@
 """Where production, rollout and training differ: the three histories of one conversation, token by token.
 
-*Production* is what the shipped template shows the model at each turn. *Rollout* is the append-only stream: earlier
-prompts and completions, bridged turn by turn. *Training* is one row over the whole conversation, rendered at once.
-All three use the same tokenizer, template variables and control-token policy, so only history sets them apart. The
-trace says which message a token belongs to.
+*Production* is what the shipped template shows the model at each turn. *Rollout* is the append-only stream, bridged
+turn by turn. *Training* is one row over the whole conversation. Only history sets them apart.
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ from .history_steps import Step, View, ViewTokens, compare_views
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
     """Compare production, rollout and training of a conversation, token by token.
 
-    For each assistant turn, and for the turn to come if the conversation ends with another role: what the shipped
-    template shows, what a rollout with this renderer's history shows, and what one row over the whole conversation
-    holds. Every assistant message counts as sampled, with the ids that its turn has as the last one. Raises what
-    `render` raises.
+    A step is an assistant turn, or the turn to come if the conversation ends with another role. Every assistant message
+    counts as sampled, with the ids that its turn has as the last one. Raises what `render` raises.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET

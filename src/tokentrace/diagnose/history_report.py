@@ -32,10 +32,10 @@ _SHORT: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class HistoryFinding:
-    """What `views` do differently from the rollout to `messages` at `steps`: one drops, adds or changes (`verb`) text.
+    """What `views` do differently from the rollout: they drop, add or change (`verb`) text of `messages` at `steps`.
 
-    `tokens` counts each message once. `in_turn`: in the turn itself, not in its prompt. `texts` are those of the views
-    and of the rollout, if short and the same everywhere.
+    `tokens` counts each message once. `in_turn`: not in its prompt. `texts` are those of the views and of the rollout,
+    if short and the same everywhere.
     """
 
     views: tuple[View, ...]
@@ -159,8 +159,8 @@ class HistoryReport(ShowsItself):
                     contrasts.append(Contrast(name, *base, track, hunks, (str(View.ROLLOUT), str(view))))
         if contrasts:
             parts = [part for _, some in pool for part in some]
-            messages = np.repeat([part.message for part in parts], [part.tokens for part in parts]).astype(np.int32)
-            fields = [part.field for part in parts for _ in range(part.tokens)]
+            messages = np.array([message for message, _, count in parts for _ in range(count)], np.int32)
+            fields = [name for _, name, count in parts for _ in range(count)]
             ids = np.array([index for some, _ in pool for index in some], np.int32)
             tracks.append(self._track("", ids, messages, fields))
         summary = self.sentences()
@@ -296,7 +296,7 @@ def _changes(differences: Sequence[Difference]) -> dict[tuple[int, str, bool], _
 def _sizes(side: Side) -> Counter[tuple[int, str]]:
     """Count the tokens of each message and field."""
     sizes = Counter[tuple[int, str]]()
-    for part in side.parts:
-        name = part.field.split(".", maxsplit=1)[0]
-        sizes[part.message, _NAMES.get(name, name)] += part.tokens
+    for message, path, count in side.parts:
+        name = path.split(".", maxsplit=1)[0]
+        sizes[message, _NAMES.get(name, name)] += count
     return sizes

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,11 @@ from ..tokens.tokenizer import Ids, Tokenizer
 
 
 class View(StrEnum):
-    """Who sees the conversation."""
+    """Who sees the conversation: an engine behind an API, a policy that is sampled, or fine-tuning on one row."""
 
     PRODUCTION = "production"
-    """The engine behind an API, which renders the shipped template anew at every turn."""
     ROLLOUT = "rollout"
-    """The policy while it is sampled for training: an append-only stream."""
     TRAINING = "training"
-    """One row over the whole conversation, as supervised fine-tuning renders it."""
 
 
 PAIRS: Final = ((View.PRODUCTION, View.ROLLOUT), (View.PRODUCTION, View.TRAINING), (View.ROLLOUT, View.TRAINING))
@@ -67,29 +64,24 @@ class ViewTokens:
         )
 
 
-class Part(NamedTuple):
-    """Tokens of one field of one message."""
-
-    message: int
-    field: str
-    tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a difference: tokens `start` to `stop` of its view, perhaps none."""
+    """One side of a difference: tokens `start` to `stop` of its view, perhaps none.
+
+    `parts` are runs of tokens of one field: message, field and count.
+    """
 
     start: int
     stop: int
     ids: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[tuple[int, str, int], ...]
     text: str
 
     @classmethod
     def of(cls, tokens: ViewTokens, start: int, stop: int, tokenizer: Tokenizer) -> Side:
         part = tokens.cut(start, stop)
         runs = itertools.groupby(zip(part.messages.tolist(), part.fields.tolist(), strict=True))
-        parts = tuple(Part(*owner, sum(1 for _ in run)) for owner, run in runs)
+        parts = tuple((message, field, sum(1 for _ in run)) for (message, field), run in runs)
         ids = part.ids.tolist()
         return cls(start, stop, tuple(ids), parts, tokenizer.decode(ids))
 
@@ -102,17 +94,13 @@ class Difference:
     right: Side
     in_turn: bool
 
-    @property
-    def reversed(self) -> Difference:
-        return Difference(self.right, self.left, self.in_turn)
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One turn: what each view holds up to its end, or up to its prompt for the turn to come (`message` is None).
+    """What each view holds up to the end of a turn, or up to its prompt for the turn to come (`message` is None).
 
-    Training may hold no such turn. `refusal` says why the rollout could not go on from the step before: here it starts
-    another `branch`. `differences` has those of each pair of views; outside of them their ids are equal.
+    Training may hold no such turn. `refusal`: why the rollout could not go on, and starts another `branch`. Outside of
+    the `differences` of two views their ids are equal.
     """
 
     index: int
@@ -140,7 +128,7 @@ class Step:
         if (View(left), View(right)) in self.differences:
             return list(self.differences[View(left), View(right)])
         differences = self.differences.get((View(right), View(left)))
-        return None if differences is None else [one.reversed for one in differences]
+        return None if differences is None else [Difference(one.right, one.left, one.in_turn) for one in differences]
 
 
 def compare_views(
@@ -162,10 +150,7 @@ def compare_views(
 
 
 def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]:
-    """Yield what differs, in order, and whether in the turn: prompt against prompt, message against message.
-
-    Prompts are cut where the same message begins with the same id, except in what they begin and end with alike.
-    """
+    """Yield what differs, in order, and whether in the turn: prompt against prompt, message against message."""
     left, right = one.ids[: one.prompt], other.ids[: other.prompt]
     head = common_prefix(left, right)
     tail = common_suffix(left[head:], right[head:])

@@ -1,9 +1,7 @@
 """Fixed-base and delta tokenization: message by message, as much of the field does it. For comparison only.
 
-Both modes render a context without and with a new message, cut the second text where the first one ends, and encode
-the remainder on its own. The context is everything before the message (``delta``), or a small conversation that never
-changes (``fixed_base``). Neither proves anything: text encoded in parts need not have the ids of the whole, and a
-template may write a message differently in another context. The sanity check compares with a render of the whole.
+Both render a context without and with a new message, cut the second text where the first ends, and encode the remainder
+on its own. That proves nothing, so the sanity check compares the result with a render of the whole.
 """
 
 from __future__ import annotations
@@ -58,8 +56,7 @@ class TokenizationMismatchWarning(UserWarning):
 class IncrementalTokens:
     """The ids, and a mask that is True for the tokens of assistants.
 
-    `mismatches` are what the sanity check reports; `position` counts incremental tokens. `notes` name messages that the
-    template wrote otherwise in their context.
+    `mismatches` are what the sanity check reports. `notes` name messages written otherwise in their context.
     """
 
     ids: Ids
@@ -81,11 +78,9 @@ def tokenize_incrementally(
 ) -> IncrementalTokens:
     """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    Everything before the first assistant is one plain render. The mask is True for all that an assistant message adds
-    after its generation prompt, including the separator after the stop token (`Renderer.render` masks it out).
-
-    Warns with TokenizationMismatchWarning if the sanity check finds differences. Raises TemplateError if the template
-    refuses a message in every context that the mode has for it.
+    Everything before the first assistant is one plain render. The mask covers all that an assistant message adds after
+    its generation prompt, with the separator after the stop token. Warns with TokenizationMismatchWarning if the sanity
+    check finds differences. Raises TemplateError if the template refuses a message in every context.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -167,8 +162,7 @@ class _Tokenizing(NamedTuple):
     def _piece(self, start: int, stop: int) -> _Piece:
         """Encode what ``messages[start:stop]`` adds after its context; an empty unit is a generation prompt.
 
-        A base that the template rewrites or repeats counts as refused, unless there is no better one: then the text
-        is cut by length anyway, and a note says so.
+        Where the template rewrites or repeats every context, the text is cut by length, and a note says so.
         """
         unit = self.messages[start:stop]
         sampled = bool(unit) and unit[0]["role"] == "assistant"
@@ -209,8 +203,8 @@ class _Tokenizing(NamedTuple):
     def _contexts(self, start: int, unit: Messages) -> Iterator[Messages]:
         """Yield what to render a unit after.
 
-        Fixed bases are system and user; the same without the system message; then, for other roles than assistant, both
-        with an assistant turn, which calls the functions that tool results answer.
+        Fixed bases are system and user, or user alone; then, for other roles than assistant, these with an assistant
+        turn, which calls the functions that results answer.
         """
         if not self.has_base:
             yield self.messages[:start]
@@ -236,7 +230,7 @@ class _Tokenizing(NamedTuple):
     def _encode(self, added: _Added, start: int) -> Ids:
         """Encode what was added by itself, under the renderer's policy for control tokens.
 
-        Origins get the numbers of the conversation's messages; those of a fixed base come after them.
+        Origins get the numbers of the conversation's messages; a base is numbered after them.
         """
         messages, context = self.messages, added.context if self.has_base else ()
         first = len(messages) if self.has_base else 0

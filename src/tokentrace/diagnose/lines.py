@@ -1,7 +1,7 @@
 """Which lines of a template run: a copy of it that reports what it does.
 
-The copy reports, in order, each test of a branch, each round of a loop, each assignment and each output, with the
-length of the text so far. It runs in the same environment and within the same limits as any template.
+It reports each test, each round of a loop, each assignment and each output, in order. It runs in the same environment
+and within the same limits as any template.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventKind(StrEnum):
 
 
 class TemplatePart(NamedTuple):
-    """An expression of a template: its line and text, the variable that it is assigned to, and the whole line."""
+    """An expression of a template; `target` is the variable that it is assigned to, `source` the whole line."""
 
     number: int
     kind: EventKind
@@ -56,7 +56,7 @@ class TemplatePart(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A part of the template ran, with this value, when the output was `offset` characters long."""
+    """A part ran, with this value, when the output was `offset` characters long."""
 
     part: TemplatePart
     value: Any

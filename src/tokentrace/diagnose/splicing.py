@@ -41,10 +41,9 @@ def splice_prefix(
 ) -> BridgedTokens | BridgeRefusal:
     """Return the next prompt for `messages`, which begins with the exact ids of the turn of assistant `message`.
 
-    `prompt_ids` and `completion_ids` are what the engine received and sampled for that message; by default they come
-    from the last assistant message that carries them (``prompt_token_ids`` and ``generation_token_ids``). Everything
-    after that turn is rendered. With `check`, messages that say something else than the ids (a rewritten tool call,
-    other tools, a summary) are refused: spelling may differ, meaning may not.
+    `prompt_ids` and `completion_ids` are what the engine received and sampled for it; by default they come from the
+    last assistant message that carries them (``prompt_token_ids`` and ``generation_token_ids``). With `check`, messages
+    that say something else than the ids (a rewritten call, other tools, a summary) are refused.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET

@@ -15,18 +15,14 @@ from .facts import TemplateFacts
 
 
 class Use(StrEnum):
-    """What a template is used for."""
+    """What a template is used for: fine-tuning on whole conversations or on single turns, rollouts that render again
+    at each turn, with tools alone or with users, and training that shows what production shows, on every day."""
 
     SFT_ONE_ROW = "sft-one-row"
-    """Fine-tuning on one row for a whole conversation."""
     SFT_PER_TURN = "sft-per-turn"
-    """Fine-tuning on a row for each turn, with the prompt that asks for it."""
     RL_APPEND_ONLY = "rl-append-only"
-    """Rollouts in which tools answer, rendered again at each turn."""
     RL_USER_TURNS = "rl-user-turns"
-    """Rollouts in which users speak again, too."""
     PRODUCTION_PARITY = "production-parity"
-    """Training shows what production shows, at every turn and on every day."""
 
 
 FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
@@ -37,9 +33,9 @@ _ALL: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
 
 
 class _Need(NamedTuple):
-    """What a use needs: these appends without `flaws`; with `messages`, all messages unchanged.
+    """What a use needs: these appends without `flaws`, and perhaps all `messages` unchanged.
 
-    Lost white space around content matters only to a use that `renders` again.
+    Lost white space around content matters only if it `renders` again.
     """
 
     name: str
@@ -106,10 +102,7 @@ class AppendFinding:
 
 
 def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
-    """Return the cells that verdicts count.
-
-    Skips reasoning that the template never writes and never asks for, and reasoning after a prompt that has closed it.
-    """
+    """Return the cells that count: without reasoning that the template never writes or asks for, or has closed."""
     closed = bool(facts.prefill.strip()) and not facts.opens_reasoning
     thinks = (facts.reasoning or facts.opens_reasoning) and not closed
     return [
@@ -139,10 +132,9 @@ def verdicts_of(cells: Sequence[AppendCell], facts: TemplateFacts) -> list[Verdi
 
 
 def _verdict(use: Use, cells: Sequence[AppendCell]) -> Verdict:
-    """Judge a use by its appends.
+    """Judge a use by its appends. It fails if one goes wrong silently for every turn, or if nothing holds.
 
-    It fails if some append goes wrong silently for every turn, or if nothing holds. A refused append raises an error
-    that somebody sees: if other turns hold, the use holds partly.
+    A refused append raises an error that somebody sees: if others hold, the use holds partly.
     """
     need = _NEEDS[use]
     counted = [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
@@ -275,10 +267,7 @@ _FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
 
 
 def _common_form(wrong: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
-    """Say what the wrong turns have in common: ``"turns without reasoning"``; empty if all are wrong.
-
-    Turns with plain content are compared with their like only.
-    """
+    """Say what the wrong turns have in common: ``"turns without reasoning"``; empty if all are wrong."""
     if {cell.turn.style for cell in wrong} == {Style.PLAIN}:
         cells = _plain(cells)
     turns, chosen = {cell.turn for cell in cells}, {cell.turn for cell in wrong}
