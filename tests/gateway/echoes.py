@@ -16,7 +16,6 @@ from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import TemplateError
 from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.turns import Conversation, RecordedTurn, TurnDetails
-from tokentrace.parsing.messages import openai_message
 from tokentrace.store.store import TurnRecord
 from tokentrace.tokens.ids import common_prefix
 from tokentrace.trajectory import Trajectory
@@ -82,7 +81,7 @@ class Bench:
         ids = self.completion(script, tools)
         response = self.renderer.parse_response(ids, tools=tools, prompt_ids=placed.ids)
         number = len(self.turns)
-        reply = openai_message(response, call_id=lambda index: f"call{number:03}{index:02}")
+        reply = response.to_message(call_id=lambda index: f"call{number:03}{index:02}")
         logprobs = np.linspace(-1, -0.5, len(ids)).astype(np.float32)
         completion = Completion(np.array(ids, np.int32), logprobs, FinishReason.STOP)
         turn, record = self.session.commit(placed, completion, reply, TurnDetails(), {})

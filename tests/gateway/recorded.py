@@ -14,7 +14,6 @@ from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.turns import Conversation, RecordedTurn, TurnDetails
-from tokentrace.parsing.messages import openai_message
 from tokentrace.store.packing import pack_channels
 from tokentrace.store.store import SessionInfo, State, Store
 from tokentrace.trajectory import Trajectory
@@ -63,7 +62,7 @@ class Recording:
         response = self.renderer.parse_response(ids, prompt_ids=placed.ids)
         details = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
         recorded, record = self.session.commit(
-            placed, completion, openai_message(response), TurnDetails(**details), {"temperature": 1.0}
+            placed, completion, response.to_message(), TurnDetails(**details), {"temperature": 1.0}
         )
         record = replace(record, channels=pack_channels(completion.channels))
         await self.store.append(self.id, record, request=f"q{number}")

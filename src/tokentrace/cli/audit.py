@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,11 @@ from .options import (
     together,
     tools_option,
 )
-from .output import ProgressBars, note, print_result, working, write_page
+from .output import ProgressBars, note, print_report, working, write_page
 
 if TYPE_CHECKING:
     from ..diagnose.audit_report import AuditReport
     from ..rendering.renderer import Renderer
-    from ..show.document import Document
 
 _ON = ("index", "step", "past")
 _PARSERS = ("tool_parser", "reasoning_parser")
@@ -151,9 +149,9 @@ def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
     if other is not None:
         rows = [{"what": what, "before": before, "now": now} for what, before, now in changed]
         both = {"audit": data[0], "against": other.to_json(), "differences": rows}
-        _print(differences_document(other, reports[0]), both, options)
+        print_report(differences_document(other, reports[0]), both, options["as_json"])
     elif options["as_json"] or not quiet:
-        _print(document, data, options)
+        print_report(document, data, options["as_json"])
     unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=options["allow_partly"])]
     for report, one in unmet if uses or quiet else ():
         click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
@@ -169,7 +167,7 @@ def _show_grammar(options: dict[str, Any]) -> int:
     renderer = make_renderer(options, **{name: options[name] for name in _PARSERS})
     with working("reading the template"):
         report = GrammarReport.of(renderer, read_tools(options["tools"]))
-    _print(report.document(), report.to_json(), options)
+    print_report(report.document(), report.to_json(), options["as_json"])
     return 0
 
 
@@ -186,17 +184,10 @@ def _show_conversation(options: dict[str, Any]) -> int:
     if step is not None and step >= len(report.steps):
         raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
     document = report.document(step=step)
-    _print(document, report.to_json(), options)
+    print_report(document, report.to_json(), options["as_json"])
     if options["html"] is not None:
         write_page(options["html"], document, title=conversation_title(options["on"]))
     return 0 if report.equal else 1
-
-
-def _print(document: Document, data: Any, options: dict[str, Any]) -> None:
-    if options["as_json"]:
-        click.echo(json.dumps(data, ensure_ascii=False))
-    else:
-        print_result(document, fold=True)
 
 
 def _split_name(name: str, template: str | None) -> tuple[str, str | None]:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from ..formats.dialects import dialect_of
 from ..formats.grammar import TurnGrammar
 from ..show.document import Cell, Document, Table
+from ..show.visible import counted, listed
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted, listed
 from .appends import AppendBreak, AppendCell
 from .cases import Append, Style
 from .conclusion import Conclusion, conclude

@@ -13,13 +13,13 @@ from typing import Any, Final
 from ..conversation.forms import adapt
 from ..errors import TokentraceError
 from ..rendering.renderer import Renderer
+from ..show.visible import listed
 from ..study.probes import ANSWER as REPLY
 from ..study.probes import SYSTEM, USER, call, calling, result
 from ..study.study import TemplateStudy
 from ..template.chat_template import REASONING_FIELDS, wrap_tools
 from ..template.origin import UNKNOWN
 from ..template.trace import Rendering
-from ..tokens.visible import listed
 from .cases import ANSWER, TOOLS, Request, call_ids
 from .lines import Event, EventKind, run_traced
 

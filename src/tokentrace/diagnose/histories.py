@@ -148,7 +148,7 @@ class _Walk:
         for count in range(1, min(4, len(tokens)) + 1):
             text = tokenizer.decode(tokens.ids[:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and same:
-                (ids,) = tokenizer.encode_plain([text[len(missing) :]])
+                ids = tokenizer.encode_plain(text[len(missing) :])
                 first = ViewTokens.of(ids, turn.message, tokens.fields[count - 1])
                 return first.followed_by(tokens.cut(count, len(tokens)))
         self.notes.append(

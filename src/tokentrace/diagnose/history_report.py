@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from ..rendering.rendered import RenderedTokens
+from ..show.alignment import Hunk
 from ..show.document import Cell, Contrast, Document, Table, Track, token_columns
 from ..show.results import hue_of, template_name
+from ..show.visible import counted, listed
 from ..showing import ShowsItself
 from ..template.chat_template import REASONING_FIELDS
-from ..tokens.alignment import Hunk
 from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.visible import counted, listed
 from .history_steps import PAIRS, Difference, Side, Step, View
 
 _SCAFFOLD: Final = ("scaffold", "generation prompt")

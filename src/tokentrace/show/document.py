@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.alignment import Hunk
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
-from ..tokens.spelling import spelled
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.turns import Branch, Turn
+from .alignment import Hunk
+from .visible import spelled
 
 
 class Hue(NamedTuple):
@@ -174,7 +174,7 @@ class Track:
 class Contrast:
     """Two tracks side by side: the first `stop` tokens of `base`, and `hunks` where `other` differs.
 
-    `names` label the removed and the added side; with `flipped`, `base` is the added side.
+    `names` label the two sides: removed from `base`, added by `other`.
     """
 
     name: str
@@ -183,7 +183,6 @@ class Contrast:
     other: int
     hunks: Sequence[Hunk]
     names: tuple[str, str]
-    flipped: bool = False
     about: str = ""
 
 
