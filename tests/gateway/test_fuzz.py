@@ -15,12 +15,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.gateway.bodies import JSON
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.gateway.talking import counting, pocket
 from tests.support import FULL
 from tokentrace.engines import ScriptedEngine
 from tokentrace.gateway.admission import Limits
+from tokentrace.gateway.chat import ChatBody
+from tokentrace.gateway.messages import MessagesBody
+from tokentrace.gateway.responses import ResponsesBody
 
 BODY_LIMIT = 2**20
 CONTROLS = ["<|end|>", "<|turn|>", "<|bos|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -40,6 +42,18 @@ RAW = {
 }
 """What JSON can say and Python's writer does not."""
 NASTY = st.sampled_from([*RAW, *CONTROLS, "", " ", "\r\nx: y", "é", -1, 0, 2**31, 2**63, 2**64, -0.0, 1e308, [], {}])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+WORDS = st.sampled_from(["auto", "none", "text", "function", "user", "assistant", "system", "enabled", "json_schema"])
+KEYS = st.sampled_from(
+    ["type", "role", "content", "text", "name", "function", "tool_calls", "id", "input", "arguments"]
+)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    SCALARS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+"""Any JSON, some of it with words that mean something."""
+FIELDS = sorted({name for body in (ChatBody, MessagesBody, ResponsesBody) for name in body.__struct_fields__})
 CALL = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": '{"formula": "1+1"}'}}
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -188,7 +202,8 @@ def mutated(draw: st.DrawFn, good: dict[str, Any]) -> Any:
             case "again" if isinstance(holder, list):
                 holder.insert(last, copy.deepcopy(holder[last]))
             case _ if isinstance(holder, dict):
-                holder[draw(st.sampled_from(["", "x", "é", "role", "type", "name", "\r\n", *CONTROLS]))] = draw(NASTY)
+                name = draw(st.sampled_from(["", "x", "é", "\r\n", *CONTROLS, *FIELDS, "effort", "schema"]))
+                holder[name] = draw(NASTY | JSON)
     return body
 
 

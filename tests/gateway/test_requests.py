@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.conversations import system, user
 from tests.gateway.answers import LOOK
-from tests.gateway.bodies import JSON, check_read, fields_of
-from tests.support import examples
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.dialect import Dialect
 from tokentrace.gateway.messages import MESSAGES, read_count
@@ -368,18 +364,3 @@ def test_what_cannot_be_served_is_refused_by_name(name: str, field: str, body: d
     error = ASK[name][0].error(refused.value)["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(f"{field}: ")
-
-
-@pytest.mark.parametrize("name", ASK)
-def test_no_body_is_more_than_refused(name: str) -> None:
-    dialect, ask = ASK[name]
-    bodies = JSON | fields_of(ask, name)
-    if name == "messages":
-        bodies = st.one_of(bodies, fields_of(claude_code(), name))
-
-    @settings(max_examples=examples(200), deadline=None)
-    @given(body=bodies)
-    def check(body: Any) -> None:
-        check_read(dialect, body)
-
-    check()

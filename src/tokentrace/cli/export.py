@@ -17,7 +17,7 @@ from .output import ProgressBars, note, print_advice, short_number, trainer_advi
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
-    from ..gateway.rows import Exported
+    from ..gateway.rows import Export
     from ..store.store import SessionInfo, State, Store
 
 
@@ -99,7 +99,7 @@ async def _export(
     which: tuple[tuple[str, ...], State | None, str],
     keep_state: bool,
     quiet: bool,
-) -> tuple[Exported, int]:
+) -> tuple[Export, int]:
     """Return what was exported and the length of the longest row. `which` is (ids, state, search)."""
     from ..data.tables import sample_writer
     from ..gateway.rows import LAYOUT, Export, session_fields
@@ -118,17 +118,16 @@ async def _export(
                 async for table in export.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)
-                    done = export.done
-                    status = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
-                    bars.show("sessions", done.sessions, total, status, f"{done.sessions:,} sessions, {status}")
-                if not export.done.rows:
-                    matching = counted(export.done.sessions, "session")
-                    why = f"nothing was sampled in {matching}" if export.done.sessions else "no session matches"
+                    status = f"{short_number(export.rows)} rows, {short_number(export.tokens)} tokens"
+                    bars.show("sessions", export.sessions, total, status, f"{export.sessions:,} sessions, {status}")
+                if not export.rows:
+                    matching = counted(export.sessions, "session")
+                    why = f"nothing was sampled in {matching}" if export.sessions else "no session matches"
                     raise InputError(f"{why}, so there are no rows: {output} is not written")
-            bars.show("sessions", export.done.sessions, export.done.sessions)
+            bars.show("sessions", export.sessions, export.sessions)
             if not keep_state:
                 await export.mark()
-        return export.done, longest
+        return export, longest
     finally:
         await store.close()
 
@@ -153,7 +152,7 @@ async def _count(store: Store, state: State | None) -> int:
     return sum([await store.count(each) for each in states])
 
 
-def _summarize(done: Exported, output: Path) -> None:
+def _summarize(done: Export, output: Path) -> None:
     counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
     click.echo(f"{counts}, {done.trained:,} trained")
     if done.causes:

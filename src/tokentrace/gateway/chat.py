@@ -19,18 +19,7 @@ from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import (
-    OPENAI_END,
-    Dialect,
-    Encoder,
-    Head,
-    Reply,
-    StreamEvent,
-    logprob_entries,
-    openai_error,
-    openai_usage,
-    token_fields,
-)
+from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change, Closed, Grew, Opened, Waiting, openai_call, openai_message
 from .problems import RequestError, convert, naming_fields
 from .requests import AgentBody, AnswerOptions, Request, StreamOptions, TokenFields
@@ -172,7 +161,7 @@ def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     return {
         **_frame(head, "chat.completion"),
         "choices": [_choice(head, at, reply) for at, reply in enumerate(replies)],
-        "usage": openai_usage(head, replies),
+        "usage": head.usage(replies).openai(),
         "system_fingerprint": None,
         **_prompt_ids(head),
     }
@@ -182,11 +171,11 @@ def _choice(head: Head, at: int, reply: Reply) -> dict[str, Any]:
     message = _with_legacy_call(head, openai_message(reply.items))
     return {
         "index": at,
-        "message": message | token_fields(head, reply, TokenFields.NEMO_GYM),
+        "message": message | head.token_fields(reply, TokenFields.NEMO_GYM),
         "logprobs": None if head.options.logprobs is None else _logprobs(head, reply.completion),
         "finish_reason": _finish_reason(head, reply),
-        **token_fields(head, reply, TokenFields.VLLM),
-        **token_fields(head, reply, TokenFields.TOKENTRACE),
+        **head.token_fields(reply, TokenFields.VLLM),
+        **head.token_fields(reply, TokenFields.TOKENTRACE),
     }
 
 
@@ -234,14 +223,14 @@ class ChatEncoder(Encoder):
         """How each choice ended, and what all of them cost."""
         chunks = []
         for choice, reply in enumerate(replies):
-            delta = token_fields(self.head, reply, TokenFields.NEMO_GYM)
+            delta = self.head.token_fields(reply, TokenFields.NEMO_GYM)
             if not openai_message(reply.items)["content"] and not self._calls[choice]:
                 delta |= {"content": ""}
             chunk = self._chunk(choice, delta, _finish_reason(self.head, reply))
-            chunk["choices"][0] |= token_fields(self.head, reply, TokenFields.TOKENTRACE)
+            chunk["choices"][0] |= self.head.token_fields(reply, TokenFields.TOKENTRACE)
             chunks.append(chunk)
         if self.head.options.usage_in_stream:
-            usage = openai_usage(self.head, replies)
+            usage = self.head.usage(replies).openai()
             chunks.append({**_frame(self.head, "chat.completion.chunk"), "choices": [], "usage": usage})
         return chunks
 
@@ -286,7 +275,7 @@ def _prompt_ids(head: Head) -> dict[str, Any]:
 
 
 def _logprobs(head: Head, delta: Delta) -> dict[str, Any]:
-    return {"content": logprob_entries(head, delta), "refusal": None}
+    return {"content": head.logprobs(delta), "refusal": None}
 
 
 CHAT: Final = Dialect("chat", read_chat, write_chat, ChatEncoder, openai_error, OPENAI_END)

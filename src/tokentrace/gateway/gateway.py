@@ -28,11 +28,10 @@ from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, item_stream, unhurried
 from .dialect import Dialect, Head, Reply, random_id, response_name
-from .metrics import Metrics
+from .metrics import Metrics, Tracing
 from .problems import RequestError
 from .requests import Request
 from .sessions import Live, Sessions
-from .telemetry import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
@@ -90,7 +89,7 @@ class Gateway:
         except BaseException:
             claim.end()
             raise
-        return Answer(self, id, dialect, request, head, placed, sampling, live.settings.version, name, claim=claim)
+        return Answer(self, id, dialect, request, head, placed, sampling, live, name, claim=claim)
 
     async def count(self, id: str, request: Request) -> int:
         """The length of a request's prompt."""

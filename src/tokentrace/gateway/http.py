@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..conversation.values import MAX_DEPTH, finite, no_constant
-from ..errors import brief
+from ..errors import TokentraceError, brief
 from ..store.store import State
-from .problems import RequestError
+from .problems import RequestError, request_error
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
 
 LOGGER: Final = logging.getLogger("tokentrace.gateway")
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-"""Answers a route for administrators."""
+Endpoint: TypeAlias = "Callable[[Gateway, Request], Awaitable[Response]]"
+Routes: TypeAlias = Mapping[str, Mapping[str, Endpoint]]
+"""What answers administrators, by path and method."""
 
 
 async def read_body(request: Request, most: int) -> bytes:
     """The whole body. Raises RequestError if it is longer than `most` bytes."""
-    too_long = RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
         size += len(piece)
         if size > most:
-            raise too_long
+            raise RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -52,8 +56,8 @@ def parse_json(raw: bytes) -> Any:
         raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH):
-        inner = [item for each in level for item in (each.values() if type(each) is dict else each)]
-        level = [item for item in inner if type(item) is dict or type(item) is list]
+        items = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in level)
+        level = [item for item in items if type(item) is dict or type(item) is list]
         if not level:
             return value
     raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
@@ -90,8 +94,11 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
         LOGGER.log(level, json.dumps({**line, "ms": round(seconds * 1000, 2), **details}, default=str))
 
 
-def log_failure(error: BaseException) -> None:
-    """Log an unforeseen failure: where and of which type, but not its message."""
+def as_problem(error: BaseException) -> RequestError:
+    """The error that a client gets. Of an unforeseen one the log has type and place, and nobody its message."""
+    if isinstance(error, TokentraceError):
+        return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
     LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
+    return RequestError("the gateway failed; its log says how", status=500, code="internal")

@@ -21,11 +21,6 @@ from .problems import RequestError
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much to think. No other word is allowed, because a template may print it into its prompt."""
 
-SAMPLING: Final = (
-    "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
-"""What a request may set of `SamplingParams`, besides `max_tokens`."""
-
 TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 
 _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
@@ -42,7 +37,7 @@ REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in
 
 
 class TokenFields(StrEnum):
-    """How an answer carries ids and logprobs: see docs/gateway-apis.md."""
+    """How an answer carries ids and logprobs."""
 
     TOKENTRACE = "tokentrace"
     VLLM = "vllm"
@@ -64,6 +59,10 @@ class SamplingBody(Struct):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+
+
+SAMPLING: Final = SamplingBody.__struct_fields__
+"""What a request may set of `SamplingParams`, besides `max_tokens`."""
 
 
 class AgentBody(SamplingBody):

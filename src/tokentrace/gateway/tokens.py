@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from ..engines.protocol import TOP_LOGPROBS, Delta
 from ..tokens.ids import check_ids
-from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error, openai_usage
+from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change
 from .problems import convert, naming_fields
 from .requests import (
@@ -84,7 +84,7 @@ def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """Ids, logprobs, why it ended, and which weights sampled."""
     [reply] = replies
     choice = {**_choice(reply.completion), **_ending(reply)}
-    return {**_frame(head, [choice]), **_prompt_ids(head), "usage": openai_usage(head, replies)}
+    return {**_frame(head, [choice]), **_prompt_ids(head), "usage": head.usage(replies).openai()}
 
 
 class TokensEncoder(Encoder):
@@ -104,7 +104,7 @@ class TokensEncoder(Encoder):
         [reply] = replies
         events = [self._event({"index": 0, "token_ids": [], "logprobs": None, **_ending(reply)})]
         if self.head.options.usage_in_stream:
-            events.append({**_frame(self.head, []), "usage": openai_usage(self.head, replies)})
+            events.append({**_frame(self.head, []), "usage": self.head.usage(replies).openai()})
         return events
 
     def _event(self, choice: dict[str, Any]) -> StreamEvent:

@@ -13,8 +13,10 @@ from ..conversation.messages import Messages
 from ..diagnose.finding import Finding
 from ..diagnose.message_keys import Key
 from ..rendering.renderer import Renderer
+from ..store.store import TurnRecord
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
+from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message: TypeAlias = Mapping[str, Any]
@@ -38,12 +40,28 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SentMessages:
+    """The messages of a request as a session compares them with later ones."""
+
+    originals: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    """The same with reasoning in its place, if an agent repeated it as content."""
+    stamps: list[bytes] = field(default_factory=list)
+    """Of each original: equal for equal values of the same types in the same order."""
+    keys: list[Key] = field(default_factory=list)
+    """The key after each message, the first for none."""
+    matcher: str = ""
+    """What made the keys."""
+    answers: set[int] = field(default_factory=set)
+    """The turns that answered it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Placement:
     """A prompt, and the recorded turn that it extends."""
 
     conversation: Conversation
-    keys: list[Key]
-    """The key after each message, the first for none."""
+    sent: SentMessages
     base: RecordedTurn | None
     ids: Ids
     new_ids: Ids
@@ -53,8 +71,6 @@ class Placement:
     """Tokens of messages within `new_ids`: start, end and number of the message."""
     wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
     """The prompt as JSON text in pieces."""
-    continues: bool = False
-    """True if the base's own turn continues: it was cut off."""
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a matching turn was refused."""
@@ -64,7 +80,6 @@ class Placement:
     """How the agent's echo of the base's reply differs from the reply."""
     notes: tuple[str, ...] = ()
     choice: int = 0
-    matcher: str = ""
 
     @property
     def reused(self) -> int:
@@ -145,3 +160,15 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
         if self.cause is not None:
             fields["cause"]["meaning"] = self.cause.cause.meaning
         return {"turn": self.number, "goes_on_from": self.base, **fields}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedTurn:
+    """A turn that is not part of its session yet."""
+
+    turn: RecordedTurn
+    record: TurnRecord
+    """What a store keeps of it."""
+    trajectory: Trajectory
+    """The session's trajectory with the turn."""
+    sent: SentMessages

@@ -49,7 +49,8 @@ def as_kinds(value: KindsLike, length: int, *, allowed: frozenset[Kind], skip: i
     codes = check_integers(value, "kinds", TrajectoryError)
     if len(codes) != length:
         raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
-    _check_kinds(codes[:skip], frozenset(Kind), 0)
+    if skip:
+        _check_kinds(codes[:skip], frozenset(Kind), 0)
     _check_kinds(codes[skip:], allowed, skip)
     return codes.astype(np.uint8, copy=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,15 @@ class Record:
         self._nodes: list[Node] = []
         self._rewards: list[tuple[int, float | None]] = []
         self._stream = Stream()
+
+    def __copy__(self) -> Self:
+        """A copy that can be written to while this one stays as it is. Shares the tokens of all writes."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        twin._writes, twin._rewards = [*self._writes], [*self._rewards]
+        twin._nodes = [replace(node, writes=[*node.writes]) for node in self._nodes]
+        twin._stream = self._stream.copy()
+        return twin
 
     # -- one stream
 
@@ -146,6 +155,10 @@ class Record:
     def message_count(self, branch: int | None = None) -> int:
         """How many messages the conversation of a branch holds."""
         return self._nodes[self._index(branch)].messages
+
+    def length(self, branch: int | None = None) -> int:
+        """How many tokens the stream of a branch has."""
+        return self._nodes[self._index(branch)].stop
 
     # -- the whole record
 

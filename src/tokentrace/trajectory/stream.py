@@ -22,6 +22,13 @@ class Stream:
         self._text: list[bytes] = []
         self._text_length = 0
 
+    def copy(self) -> Stream:
+        """A stream that grows on its own: its array has no room, so that it moves to another one first."""
+        twin = Stream(self.branch)
+        twin._array, twin._length = self._array[: self._length], self._length
+        twin._text, twin._text_length = [*self._text], self._text_length
+        return twin
+
     def extend(self, ids: Ids) -> None:
         """Append ids."""
         stop = self._length + len(ids)
