@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import hashlib
 import ipaddress
 import os
@@ -206,6 +207,7 @@ def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
         raise RequestError(f"requests of other sites ({brief(origin)}) are refused", status=403, code="forbidden")
 
 
+@functools.lru_cache(maxsize=64)
 def _is_loopback(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""

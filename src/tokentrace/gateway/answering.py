@@ -211,15 +211,15 @@ class Answer:
 
     async def _store(self, replies: Sequence[Reply], seconds: float) -> None:
         assert self.placed is not None
-        renderer = self.placed.conversation.renderer
+        conversation = self.placed.conversation
         for choice, reply in enumerate(replies):
             details = TurnDetails(
                 response=self.head.id,
                 choice=choice,
                 dialect=self.dialect.name,
                 model=self.head.model,
-                tokenizer=renderer.tokenizer.digest[:16],
-                template=",".join(digest[:16] for digest in renderer.template_digests().values()),
+                tokenizer=conversation.renderer.tokenizer.digest[:16],
+                template=conversation.template,
                 created=self.head.created,
                 time=time.time(),
                 seconds=round(seconds, 4),

@@ -30,11 +30,12 @@ from .answering import Answer
 from .chat import CHAT
 from .dialect import Dialect, random_id
 from .gateway import Gateway
-from .http import Endpoint, as_problem, json_response, log_request, parse_json, read_body
+from .http import Endpoint, as_problem, json_response, log_request, parse_body, parse_json, read_body
 from .messages import MESSAGES, read_count
 from .page.routes import PAGE_ROUTES
 from .problems import RequestError, request_error
 from .responses import RESPONSES
+from .sessions import ReadMessages
 from .streaming import StreamedAnswer, unless_gone
 from .tokens import TOKENS
 
@@ -101,12 +102,17 @@ class App:
         """A request of an agent, from its body to its answer."""
         session = await self._session(http, caller)
         raw = await read_body(http, self.gateway.admission.limits.body_bytes)
-        request = dialect.read(parse_json(raw), http.headers)
+        live = self.gateway.sessions.peek(session)
+        earlier = None if live is None or dialect is not CHAT else live.read_before
+        body = parse_body(raw, earlier)
+        request = dialect.read(body.value, http.headers, body.known)
         name, details = _request_name(dialect, raw, http.headers), http.scope["tokentrace"]
 
         async def sample() -> Answer:
             answer = await self.gateway.begin(session, dialect, request, name)
             details.update(_log_details(session, answer))
+            if answer.live is not None and dialect is CHAT:  # other APIs read messages by those before them
+                answer.live.read_before = ReadMessages(body.texts, request.messages)
             if not request.stream:
                 try:
                     await answer.run(lambda choice, changes, delta: None)

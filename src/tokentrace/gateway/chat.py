@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
+from ..errors import InputError
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
@@ -70,14 +71,14 @@ class ChatBody(AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
-    """Read a body. Raises RequestError that names the field which cannot be served."""
+def read_chat(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
+    """Read a body, of which the first `known` messages are checked. Raises RequestError that names a field."""
     body = convert(raw, ChatBody)
     wire.refuse(raw, _REFUSED)
     if body.tools and body.functions:
         raise RequestError("cannot be used beside tools", field="functions")
     with naming_fields():
-        messages = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
+        messages = _messages(body.messages or [], known)
         tools = _tools(body.tools or body.functions or [])
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
@@ -110,6 +111,15 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
         ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         answer=answer,
     )
+
+
+def _messages(messages: list[Any], known: int) -> list[Mapping[str, Any]]:
+    known = max(0, min(known, len(messages) - 1))
+    try:
+        new = check_messages(from_openai(messages[known:]), any_role=lambda role: True)
+    except InputError as error:
+        raise error.renumbered(-known) from None
+    return [*messages[:known], *new]
 
 
 def _thinks(body: ChatBody) -> bool | None:

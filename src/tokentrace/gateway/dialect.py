@@ -170,8 +170,10 @@ class Dialect:
 
     name: str
     """``chat``, ``responses``, ``messages`` or ``tokens``."""
-    read: Callable[[Any, Mapping[str, str]], Request]
-    """Reads a body and headers. Raises RequestError that names the field which cannot be served."""
+    read: Callable[..., Request]
+    """Reads a body and headers, and perhaps how many messages were read before.
+
+    Raises RequestError that names the field which cannot be served."""
     answer: Callable[[Head, Sequence[Reply]], dict[str, Any]]
     """Writes the whole answer."""
     stream: Callable[[Head], Encoder]

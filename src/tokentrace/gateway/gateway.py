@@ -102,7 +102,8 @@ class Gateway:
         self._check_variables(request)
         variables = {**request.variables, **self._hints(request)}
         renderer = self.renderer_with(variables)
-        template = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
+        digests = sorted(renderer.template_digests().items())
+        template = ",".join(f"{name}={digest}" for name, digest in digests)
         return Conversation(
             with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
             request.tools,
@@ -111,6 +112,7 @@ class Gateway:
             variables,
             request.continued,
             request.prompt_ids,
+            ",".join(digest[:16] for _, digest in digests),
         )
 
     async def _place(self, live: Live, conversation: Conversation) -> Placement:

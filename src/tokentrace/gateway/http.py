@@ -7,7 +7,8 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
@@ -18,6 +19,8 @@ from ..conversation.values import MAX_DEPTH, finite, no_constant
 from ..errors import TokentraceError, brief
 from ..store.store import State
 from .problems import RequestError, request_error
+from .sessions import ReadMessages
+from .turns import shared_prefix
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -26,6 +29,8 @@ LOGGER: Final = logging.getLogger("tokentrace.gateway")
 Endpoint: TypeAlias = "Callable[[Gateway, Request], Awaitable[Response]]"
 Routes: TypeAlias = Mapping[str, Mapping[str, Endpoint]]
 """What answers administrators, by path and method."""
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -46,7 +51,7 @@ async def read_json(request: Request, most: int) -> Any:
     return parse_json(raw) if raw.strip() else {}
 
 
-def parse_json(raw: bytes) -> Any:
+def parse_json(raw: bytes | msgspec.Raw) -> Any:
     """The value of JSON text. Raises RequestError if it is not valid, or nested too deeply."""
     try:
         value = _decode(raw)
@@ -63,17 +68,44 @@ def parse_json(raw: bytes) -> Any:
     raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
 
 
-def _decode(raw: bytes) -> Any:
+def _decode(raw: bytes | msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, which agents send, is not an error
-        return json.loads(raw, parse_constant=no_constant, parse_float=finite)
+        return json.loads(bytes(raw), parse_constant=no_constant, parse_float=finite)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The value of a request's body. Its first `known` messages were read from an earlier body."""
+
+    value: Any
+    texts: Sequence[msgspec.Raw] = ()
+    """The messages as JSON."""
+    known: int = 0
+
+
+def parse_body(raw: bytes, earlier: ReadMessages | None) -> Body:
+    """Parse a body. Messages that an earlier one has as well are those that were read then."""
+    try:
+        fields = _FIELDS.decode(raw)
+        texts = _TEXTS.decode(fields.pop("messages"))
+    except (KeyError, ValueError, RecursionError):
+        return Body(parse_json(raw))
+    known = 0 if earlier is None else shared_prefix(texts, earlier.texts)
+    value = {name: parse_json(text) for name, text in fields.items()}
+    new = parse_json(b"[" + b",".join(texts[known:]) + b"]")
+    value["messages"] = new if earlier is None else [*earlier.messages[:known], *new]
+    return Body(value, texts, known)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON. Escapes half surrogate pairs, which UTF-8 cannot encode."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Response(text.encode("utf-8", "backslashreplace"), status, dict(headers or {}), "application/json")
+    try:
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        data = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Response(data, status, dict(headers or {}), "application/json")
 
 
 def read_state(request: Request) -> State | None:

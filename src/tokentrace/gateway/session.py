@@ -10,7 +10,6 @@ the same record.
 from __future__ import annotations
 
 import copy
-import marshal
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,16 @@ from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .adapting import readable_calls, render_readably
 from .matching import Matcher
-from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn, SentMessages, TurnDetails
+from .turns import (
+    Conversation,
+    Message,
+    Placement,
+    PreparedTurn,
+    RecordedTurn,
+    SentMessages,
+    TurnDetails,
+    shared_prefix,
+)
 
 _UNFINISHED: Final = ("length", "abort")
 _RECENT: Final = 3
@@ -60,10 +68,10 @@ class SessionRecord:
     """The turns that end with a conversation of this key."""
     _turn_of: dict[Key, int] = field(default_factory=dict)
     """For the key of every prefix of every conversation: the first turn that had it."""
-    _replies: set[Key] = field(default_factory=set)
-    """The key of each reply alone."""
-    _by_reasoning: dict[str, set[Key]] = field(default_factory=dict)
-    """The same by the reply's reasoning."""
+    _replies: dict[int, Key] = field(default_factory=dict)
+    """The key of each reply alone, by turn; made when it is needed."""
+    _by_reasoning: dict[str, list[int]] = field(default_factory=dict)
+    """Turns by their reply's reasoning."""
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that came again with other fields: whether they have the same tokens."""
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
@@ -112,13 +120,12 @@ class SessionRecord:
         What it shares with one of the last requests becomes the same objects, and is neither hashed nor compared again.
         """
         originals = list(conversation.messages)
-        stamps = [marshal.dumps(message, 2) for message in originals]  # type: ignore[arg-type]
         same, known = 0, None
         for sent in reversed(self._latest):
             if sent.keys[0] == conversation.root and sent.matcher == self.matcher:
-                if (shared := _shared(stamps, sent.stamps)) > same:
+                if (shared := shared_prefix(originals, sent.originals)) > same:
                     same, known = shared, sent
-                if same == len(sent.stamps):
+                if same == len(sent.originals):
                     break
         messages, keys = [], [conversation.root]
         if known is not None:
@@ -129,7 +136,7 @@ class SessionRecord:
             start -= 1
         start = max(0, start - 1)  # an assistant's message: the results after it are hashed by its calls
         keys = [*keys[:start], *chain(keys[start], messages[start:], self.means)]
-        received = SentMessages(originals, messages, stamps, keys, self.matcher)
+        received = SentMessages(originals, messages, keys, self.matcher)
         self._latest.append(received)
         return received, known if known is not None and same == len(known.messages) else None
 
@@ -142,11 +149,18 @@ class SessionRecord:
         if not self._by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
             return message
         first, remaining = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
-        replies = self._by_reasoning.get(str(first).strip())
-        if not replies or self._key_alone(message) in self._replies:
+        numbers = self._by_reasoning.get(str(first).strip())
+        if not numbers or self._is_reply(message):
             return message
         separate = {**message, "content": remaining, "reasoning_content": first}
-        return separate if self._key_alone(separate) in replies else message
+        return separate if self._is_reply(separate, numbers) else message
+
+    def _is_reply(self, message: Message, numbers: Sequence[int] | None = None) -> bool:
+        """True if a message means the same as the reply of one of these turns, or of any turn."""
+        key = self._key_alone(message)
+        for turn in self.turns[len(self._replies) :]:
+            self._replies[turn.number] = self._key_alone(turn.reply)
+        return any(self._replies[number] == key for number in (self._replies if numbers is None else numbers))
 
     def _key_alone(self, message: Message) -> Key:
         return chain(b"", [message], self.means)[-1]
@@ -186,7 +200,7 @@ class SessionRecord:
         for at, recorded in enumerate(self.conversation(turn.number, first)[: max(0, len(echo) - first)], first):
             message = echo[at]
             by_model = message.get("role") == "assistant"
-            if by_model and (at in sampled or self._key_alone(message) in self._replies):
+            if by_model and (at in sampled or self._is_reply(message)):
                 repeated = " ".join(reasoning(message).split())
                 if not " ".join(reasoning(recorded).split()).endswith(repeated):
                     rewritten = at
@@ -494,10 +508,8 @@ class SessionRecord:
         self.turns.append(turn)
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
         self._by_key.setdefault(turn.key, []).append(turn.number)
-        reply = self._key_alone(turn.reply)
-        self._replies.add(reply)
         if thought := reasoning(turn.reply):
-            self._by_reasoning.setdefault(thought, set()).add(reply)
+            self._by_reasoning.setdefault(thought, []).append(turn.number)
         for key in turn.keys:
             self._turn_of.setdefault(key, turn.number)
 
@@ -531,12 +543,6 @@ def _append_prompt(
     return extends
 
 
-def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many values two sequences begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
-
-
 def _are_instructions(messages: Messages) -> bool:
     return all(message.get("role") in INSTRUCTIONS for message in messages)
 
@@ -560,4 +566,4 @@ def _whole(conversation: Conversation, sent: SentMessages, ids: Ids, spans: list
 
 
 def _numbers(ids: Ids) -> bytes:
-    return repr(ids.tolist())[1:-1].replace(" ", "").encode("ascii")
+    return msgspec.json.encode(ids.tolist())[1:-1]

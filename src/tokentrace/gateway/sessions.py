@@ -7,10 +7,11 @@ import contextlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
 from ..diagnose.message_keys import Meaning
@@ -57,6 +58,14 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return settings
 
 
+@dataclass(frozen=True, slots=True)
+class ReadMessages:
+    """The messages of a request as JSON, and as they were read."""
+
+    texts: Sequence[msgspec.Raw]
+    messages: Sequence[Mapping[str, Any]]
+
+
 @dataclass(slots=True, eq=False)
 class Live:
     """A session in memory, and the lock for whoever reads or writes it."""
@@ -67,6 +76,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """True if memory may differ from the store: nobody may use it any more."""
+    read_before: ReadMessages | None = None
+    """What the last chat sent: most of it comes again."""
 
 
 class Sessions:

@@ -26,21 +26,23 @@ _COMMENT: Final = b": keep-alive\n\n"
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """The result of some work. Cancels it and raises ClientDisconnect if the client goes away."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    watching = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        return await work
+    except asyncio.CancelledError:
+        if watching.done() and not watching.cancelled() and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        await _cancel(gone)
-        await _cancel(working)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:

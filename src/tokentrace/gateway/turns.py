@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ..conversation.messages import Messages
 from ..diagnose.finding import Finding
-from ..diagnose.message_keys import Key
+from ..diagnose.message_keys import Key, identical
 from ..rendering.renderer import Renderer
 from ..store.store import TurnRecord
 from ..tokens.kinds import Kind, Kinds
@@ -20,6 +20,14 @@ from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message: TypeAlias = Mapping[str, Any]
+
+
+def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many values two sequences begin with alike: the same JSON text, or JSON values of the same types."""
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left is not right and not identical(left, right):
+            return at
+    return min(len(one), len(other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class Conversation:
     """True if the last message is an assistant's, to be continued."""
     prompt_ids: Ids | None = None
     """The prompt itself, instead of messages."""
+    template: str = ""
+    """Digests of the template."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +56,6 @@ class SentMessages:
     originals: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     """The same with reasoning in its place, if an agent repeated it as content."""
-    stamps: list[bytes] = field(default_factory=list)
-    """Of each original: equal for equal values of the same types in the same order."""
     keys: list[Key] = field(default_factory=list)
     """The key after each message, the first for none."""
     matcher: str = ""

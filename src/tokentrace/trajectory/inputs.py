@@ -56,10 +56,8 @@ def as_kinds(value: KindsLike, length: int, *, allowed: frozenset[Kind], skip: i
 
 
 def _check_kinds(codes: npt.NDArray[Any], allowed: frozenset[Kind], offset: int) -> None:
-    wrong = ~np.isin(codes, [*allowed])
-    if wrong.any():
-        at = int(wrong.argmax())
-        code = int(codes[at])
+    if not allowed.issuperset(values := codes.tolist()):
+        at, code = next((at, code) for at, code in enumerate(values) if code not in allowed)
         kind = Kind(code) if 0 <= code < len(Kind) else None
         problem = f"{code}, which is not a Kind" if kind is None else f"{kind.name}: {_REASONS[kind]}"
         raise TrajectoryError(f"kinds[{at + offset}] is {problem}")

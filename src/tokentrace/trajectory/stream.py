@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from ..tokens.tokenizer import Ids
@@ -52,7 +53,7 @@ class Stream:
         A piece is joined with the one before it once it has half its size, so there are at most some twenty.
         """
         if self._text_length < self._length:
-            added = repr(self._array[self._text_length : self._length].tolist())[1:-1].replace(" ", "").encode("ascii")
+            added = msgspec.json.encode(self._array[self._text_length : self._length].tolist())[1:-1]
             text = b"," + added if self._text_length else added
             while self._text and len(self._text[-1]) < 2 * len(text):
                 text = self._text.pop() + text
