@@ -39,8 +39,6 @@ LONGEST = (
 """Files whose tests of no family take longest: they begin early, so that no process is left alone with one."""
 
 LENGTHY = (
-    "tests/diagnose/test_inspect_numbers.py::test_a_damaged_dump",
-    "tests/diagnose/test_inspect_records.py",
     "tests/diagnose/test_pytest_plugin.py",
     "tests/diagnose/test_verdicts.py",
     "tests/cli/test_audit.py",
@@ -48,12 +46,14 @@ LENGTHY = (
     "tests/cli/test_cli.py::test_the_demo",
     "tests/cli/test_rollout.py",
     "tests/engines/test_embedded",
-    "tests/engines/test_groups.py",
     "tests/engines/test_hostile.py",
     "tests/engines/test_sampling.py",
+    "tests/engines/test_weights.py",
+    "tests/data/test_job_files.py",
+    "tests/diagnose/test_lines.py::test_a_forced_run",
+    "tests/integrations/test_converters.py",
+    "tests/pocket/test_model.py",
     "tests/engines/test_vllm_connecting.py::test_the_kind_does_not_depend",
-    "tests/parsing/test_value_laws.py",
-    "tests/rendering/test_renderer_settings.py::test_a_process_forked",
     "tests/rendering/test_renderer_settings.py::test_a_renderer_works_in_another_process",
     "tests/rollout/test_resuming.py",
     "tests/rollout/test_store.py::test_a_killed_process",

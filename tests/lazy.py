@@ -13,7 +13,8 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
+        # pytest inspects what it collects
+        if attribute.startswith(("__", "_mock_", "pytest_")) and attribute != "__all__":
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 

@@ -158,4 +158,4 @@ def both_sides(document: dict[str, Any], index: int) -> tuple[list[int], list[in
             made += base[at:start] + other[other_start:other_stop]
             at = stop
     made += base[at:]
-    return (made, base) if told["flipped"] else (base, made)
+    return base, made

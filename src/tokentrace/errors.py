@@ -1,4 +1,4 @@
-"""Every error tokentrace raises on purpose: what happened, where, and what to do next."""
+"""The errors of tokentrace: each says what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Self
 
 
 class TokentraceError(Exception):
-    """The base of all errors that tokentrace raises on purpose."""
+    """The base class of all errors that tokentrace raises."""
 
 
 class InputError(TokentraceError):
-    """The conversation or the tools are not what they must be. Names the message and the field."""
+    """Bad input. `message` and `field` say where."""
 
     def __init__(self, problem: str, *, message: int | None = None, field: str | None = None) -> None:
         self.message = message
@@ -21,7 +21,7 @@ class InputError(TokentraceError):
         super().__init__(f"{place(message, field)}{problem}")
 
     def renumbered(self, first: int) -> Self:
-        """The same error with messages counted from `first` on."""
+        """Return the same error with messages counted from `first`."""
         if self.message is not None:
             self.message -= first
             self.args = (f"{place(self.message, self.field)}{self.problem}",)
@@ -44,7 +44,7 @@ class ControlTokenError(InputError):
 
 
 class LostTextError(InputError):
-    """Given text reached no token, and the setting is ``lost="error"``. `lost` lists all of it."""
+    """Text of the input reached no token, and the setting is ``lost="error"``. `lost` lists all of it."""
 
     def __init__(self, problem: str, *, message: int | None, field: str | None, lost: Sequence[Any] = ()) -> None:
         self.lost = list(lost)
@@ -52,7 +52,7 @@ class LostTextError(InputError):
 
 
 class LostTextWarning(UserWarning):
-    """Given text reached no token."""
+    """Text of the input reached no token."""
 
 
 class TemplateError(TokentraceError):
@@ -75,7 +75,7 @@ class TokenizerError(TokentraceError):
 
 
 class RendererError(TokentraceError):
-    """A renderer cannot be made or used as asked: wrong name, wrong family, wrong setting."""
+    """A renderer cannot be created or used this way: wrong name, family or setting."""
 
 
 class TrajectoryError(TokentraceError):
@@ -83,11 +83,11 @@ class TrajectoryError(TokentraceError):
 
 
 class SampleError(TokentraceError):
-    """A training row cannot be made, cut, padded or packed as asked."""
+    """A training row cannot be built, cut, padded or packed this way."""
 
 
 class WriteError(TokentraceError):
-    """A file could not be written: no room, no permission, a limit. `path` names the file."""
+    """A file could not be written. `path` names it."""
 
     def __init__(self, problem: str, *, path: str) -> None:
         self.problem = problem
@@ -108,7 +108,7 @@ class ExtensionError(TrajectoryError):
 
 
 def place(message: int | None, field: str | None) -> str:
-    """``"message 3, content: "``, or ``""`` when nothing is known of the place."""
+    """Return ``"message 3, content: "``, or an empty string if the place is unknown."""
     parts = [f"message {message}"] if message is not None else []
     if field:
         parts.append(field)
@@ -116,7 +116,7 @@ def place(message: int | None, field: str | None) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, for an error that wants another: its type with an article.
+    """Return the type of a value with an article, for an error message.
 
     >>> print(kind_of(None), kind_of(1), kind_of([]))
     None an int a list

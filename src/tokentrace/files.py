@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, files only their owner may read, folders with one writer at a time."""
+"""Write files completely or not at all, files only their owner may read, and lock folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import InputError, WriteError
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system says about a file that cannot be written, as a WriteError with its path."""
+    """Turn an OSError into a WriteError that names the path."""
     try:
         yield
     except OSError as error:
@@ -24,20 +24,20 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path) -> str:
-    """Why a file cannot be written there, in words; empty where nothing is known against it."""
+    """Return why a file cannot be written there, or an empty string."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "the system does not allow it"
 
 
 def sync(path: Path) -> None:
-    """Have what was written to a file on the disk."""
+    """Flush a file to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
-    """Write a file that is there whole, or not at all; a `private` one is for its owner alone."""
+    """Write a file completely or not at all. Only its owner may read a `private` one."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
     try:
         with open(draft, "xb", opener=owned if private else None) as file:
@@ -50,23 +50,22 @@ def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = Fa
 
 
 def owned(path: str, flags: int) -> int:
-    """An `opener` for files that only their owner may read. Links are not followed: whoever may write to the folder
-    could have them point anywhere.
+    """An `opener` for files that only their owner may read. An existing file keeps its mode.
 
-    A file that is there keeps the mode that it has.
+    Refuses links: anyone who may write to the folder could point them anywhere.
     """
     try:
         return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
-            raise InputError(f"{path} is a link, and not followed: put the file itself there, or remove it") from error
+            raise InputError(f"{path} is a link, which is not followed: put the file there") from error
         raise
 
 
 def lock(file: IO[Any], problem: str) -> None:
-    """Hold an open file for this process, for as long as it is open; InputError with `problem` where another does.
+    """Lock an open file until it is closed. Raises InputError with `problem` if another process has locked it.
 
-    Systems and file systems that know no such locks let everybody pass.
+    Does nothing on systems and file systems without such locks.
     """
     try:
         import fcntl

@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 def assert_safe() -> Callable[..., AuditReport]:
     """``assert_safe(renderer, uses)`` fails the test unless the renderer's template is safe for these uses."""
     audits: dict[int, tuple[Any, AuditReport]] = {}
-    """By the id of the renderer, which is kept beside its audit: another object never gets its id."""
+    """By the id of the renderer, stored with its audit so that no other object gets this id."""
 
     def check(renderer: Any, uses: str | Iterable[str], *, partly: bool = False, **settings: Any) -> AuditReport:
-        """The audit of a renderer, or of what `create_renderer` makes of a tokenizer with these settings.
+        """Audit a renderer, or a tokenizer with settings for `create_renderer`, once per run of pytest.
 
-        Fails the test unless the template is safe for all of `uses`; with `partly`, holding for some turns is enough. A
-        renderer is audited once in a run of pytest.
+        Fails the test unless the template is safe for all of `uses`. With `partly`, some turns are enough.
         """
         from .diagnose.certify import audit_template
         from .diagnose.verdicts import Use
@@ -36,9 +35,9 @@ def assert_safe() -> Callable[..., AuditReport]:
         from .settings import choose
 
         try:
-            wanted = [choose(Use, "uses", use) for use in ([uses] if isinstance(uses, str) else uses)]
-            if not wanted:
-                raise InputError(f"name what the template has to be safe for: {', '.join(Use)}")
+            required = [choose(Use, "uses", use) for use in ([uses] if isinstance(uses, str) else uses)]
+            if not required:
+                raise InputError(f"name at least one use: {', '.join(Use)}")
             if isinstance(renderer, Renderer) and settings:
                 raise InputError(f"a renderer has its settings already: {', '.join(settings)} cannot be set here")
             audit = audits.get(id(renderer))
@@ -47,7 +46,7 @@ def assert_safe() -> Callable[..., AuditReport]:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         if isinstance(renderer, Renderer):
             audits[id(renderer)] = (renderer, report)
-        unmet = report.unmet(wanted, partly=partly)
+        unmet = report.unmet(required, partly=partly)
         if unmet:
             lines = [f"{report.name} is not safe for {', '.join(verdict.use for verdict in unmet)}"]
             for verdict in unmet:

@@ -1,4 +1,4 @@
-"""What a setting may be: one of a few names, a number, a limit, an object of a kind."""
+"""Check settings: one of a few names, a number, a limit, an object of a type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Object = TypeVar("Object")
 
 
 def choose(kind: type[Setting], name: str, value: Any, error: type[TokentraceError] = RendererError) -> Setting:
-    """The choice that a value names, or an error with all there are."""
+    """Return the choice that `value` names. The error lists all choices."""
     try:
         return kind(value)
     except (ValueError, TypeError, RecursionError):
@@ -35,23 +35,23 @@ def whole(
     most: int | None = None,
     error: type[TokentraceError] = RendererError,
 ) -> int:
-    """A whole number from `least` to `most`, as an int; numbers of NumPy are numbers, booleans are not."""
+    """Return a whole number from `least` to `most` as an int. Accepts NumPy numbers, rejects booleans."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise error(f"{name} must be a whole number, not {brief(value)}")
-    found = int(value)
-    if least is not None and found < least:
+    integer = int(value)
+    if least is not None and integer < least:
         raise error(f"{name} must be at least {least}, not {brief(value)}")
-    if most is not None and found > most:
+    if most is not None and integer > most:
         raise error(f"{name} must be at most {most}, not {brief(value)}")
-    return found
+    return integer
 
 
 def number(name: str, value: Any, least: float, most: float, error: type[TokentraceError] = RendererError) -> float:
-    """A number from `least` to `most`, as a float; numbers of NumPy are numbers, booleans are not."""
-    found = as_float(value) if is_number(value) else None
-    if found is None or not least <= found <= most:
+    """Return a number from `least` to `most` as a float. Accepts NumPy numbers, rejects booleans."""
+    real = as_float(value) if is_number(value) else None
+    if real is None or not least <= real <= most:
         raise error(f"{name} must be a number from {least:g} to {most:g}, not {brief(value)}")
-    return found
+    return real
 
 
 def limit(
@@ -62,39 +62,39 @@ def limit(
     zero: bool = False,
     error: type[TokentraceError] = RendererError,
 ) -> float | None:
-    """A finite number above 0, or 0 too where `zero` says so; None is no limit."""
+    """Return a finite number above 0, or None for no limit. `zero` allows 0 too."""
     if value is None:
         return None
-    found = as_float(value) if is_number(value) else None
-    if found is None or found < 0 or (found == 0 and not zero):
+    real = as_float(value) if is_number(value) else None
+    if real is None or real < 0 or (real == 0 and not zero):
         least = "at least 0" if zero else "more than 0"
         raise error(f"{name} must be {least} {unit} and finite, or None for no limit, not {brief(value)}")
-    return found
+    return real
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, be it of NumPy or of Python; booleans are not."""
+    """True for Python and NumPy numbers, False for booleans."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def as_float(value: Any) -> float | None:
-    """Anything that stands for one finite number, as a float; None for everything else."""
+    """Return a finite number as a float, anything else as None."""
     try:
-        found = float(value)
+        real = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
-    return found if math.isfinite(found) else None
+    return real if math.isfinite(real) else None
 
 
 def flag(name: str, value: Any, error: type[TokentraceError] = RendererError) -> bool:
-    """Yes or no, as a bool; None is no."""
+    """Return a bool. None is False."""
     if value is None or isinstance(value, (bool, Integral, np.bool_)):
         return bool(value)
     raise error(f"{name} is True or False, not {brief(value)}")
 
 
 def items(name: str, value: Any, error: type[TokentraceError] = RendererError) -> list[Any]:
-    """The items of a list, or of anything else that holds items."""
+    """Return the items of any iterable as a list."""
     try:
         return list(value)
     except Exception:
@@ -102,7 +102,7 @@ def items(name: str, value: Any, error: type[TokentraceError] = RendererError) -
 
 
 def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceError] = RendererError) -> Object:
-    """The value, if it is of a kind."""
+    """Return `value` if it is an instance of `kind`."""
     if not isinstance(value, kind):
         kinds = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
         raise error(f"{name} must be a {kinds}, not {brief(value)}")
@@ -110,26 +110,26 @@ def instance(name: str, value: Any, kind: type[Object], error: type[TokentraceEr
 
 
 def flat(value: Any, place: str = "") -> dict[str, Any]:
-    """Settings that lie in one another, by their dotted names.
+    """Return nested settings by their dotted names.
 
     >>> flat({"sampling": {"top_p": 1.0}, "seed": 3})
     {'sampling.top_p': 1.0, 'seed': 3}
     """
     if not isinstance(value, dict):
         return {place: value}
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for key, inner in value.items():
-        found |= flat(inner, f"{place}.{key}" if place else str(key))
-    return found
+        names |= flat(inner, f"{place}.{key}" if place else str(key))
+    return names
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """A hint for a name that is not there: the one that was probably meant, or all that there are."""
-    known = list(names)
-    return near(name, known).removeprefix("; ") or f"there are {', '.join(known) or 'none'}"
+    """Return a hint for an unknown name: the closest name, or all names."""
+    choices = list(names)
+    return near(name, choices).removeprefix("; ") or f"there are {', '.join(choices) or 'none'}"
 
 
 def near(name: object, names: Iterable[str]) -> str:
-    """The same where all names are told already: ``"; did you mean ...?"``, or nothing."""
-    found = difflib.get_close_matches(str(name), list(names), 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    """Return ``"; did you mean ...?"`` if a name is close, else an empty string."""
+    matches = difflib.get_close_matches(str(name), list(names), 1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

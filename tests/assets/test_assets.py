@@ -8,8 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import tiktoken
-from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from tokenizers import Tokenizer
 
 from tests.assets import FAMILIES, convert, family_dir, package_member, specials, trl_templates
@@ -17,8 +15,12 @@ from tests.assets.build import sha256
 from tests.assets.pins import PINS
 from tests.conversations import CODE, CONVERSATIONS
 from tests.diagnose.brute import rendered, source_of
+from tests.lazy import lazy
 from tests.oracle import hf_text, hf_tokenizer
 from tests.support import rotating
+
+tekken = lazy("mistral_common.tokens.tokenizers.tekken")
+
 
 RANKS = "crates/vocab-{0}/vocabs/{1}.tiktoken"
 SAMPLES = [
@@ -83,7 +85,7 @@ def test_converted_ranks_encode_as_tiktoken(
 ) -> None:
     ranks = convert.read_ranks(package_member("splintr", RANKS.format(*member)))
     control = {name: token_id for token_id, name in names.items()}
-    reference = tiktoken.Encoding(family, pat_str=pattern, mergeable_ranks=ranks, special_tokens=control)
+    reference = lazy("tiktoken").Encoding(family, pat_str=pattern, mergeable_ranks=ranks, special_tokens=control)
     assert load(family).get_vocab_size() > max(*ranks.values(), *names)
     for sample in [*SAMPLES, "".join(f"{name}between" for name in names.values())]:
         assert ids(family, sample) == reference.encode(sample, allowed_special="all")
@@ -92,7 +94,7 @@ def test_converted_ranks_encode_as_tiktoken(
 def test_mistral_nemo_encodes_as_mistral_common(tmp_path: Path) -> None:
     path = tmp_path / "tekken.json"
     path.write_bytes(package_member("mistral-common", "mistral_common/data/tekken_240718.json"))
-    reference = Tekkenizer.from_file(path)
+    reference = tekken.Tekkenizer.from_file(path)
     assert load("mistral-nemo").get_vocab_size() == reference.n_words
     for sample in SAMPLES:
         assert ids("mistral-nemo", sample) == reference.encode(sample, bos=False, eos=False)

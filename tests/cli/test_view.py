@@ -71,6 +71,7 @@ def test_rows_of_others_are_viewed(tmp_path: Path) -> None:
 
 def test_view_and_check_take_what_other_commands_wrote(tmp_path: Path) -> None:
     """Files for trainers, the output folder of a run, its rows, and a folder of trajectories."""
+    pytest.importorskip("pyarrow")
     chats = tmp_path / "chats.jsonl"
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     chats.write_text(json.dumps({"messages": turns}) + "\n", encoding="utf-8")

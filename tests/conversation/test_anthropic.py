@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
-from anthropic.types import MessageParam, TextBlockParam
 from pydantic import TypeAdapter
 
 from tests.conversation.blocks import (
@@ -104,12 +104,19 @@ ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
 }
 """By the rule it shows: what is given, and what is made of it."""
 
-MESSAGES_OF_ANTHROPIC = TypeAdapter(list[MessageParam])
+
+@cache
+def messages_of_anthropic() -> TypeAdapter[Any]:
+    from anthropic.types import MessageParam
+
+    return TypeAdapter(list[MessageParam])
+
+
 """Lives as long as what it validates, which is read only later."""
 
 
 def anthropic_accepts(messages: Any) -> None:
-    exhaust(MESSAGES_OF_ANTHROPIC.validate_python(messages, strict=True))
+    exhaust(messages_of_anthropic().validate_python(messages, strict=True))
 
 
 @pytest.mark.parametrize("name", ANTHROPIC)
@@ -152,7 +159,9 @@ def test_anthropics_errors_name_the_message_and_the_field(messages: Any, index: 
 
 @pytest.mark.parametrize("system", ["be nice", [text("be "), text("nice", **CACHED)]])
 def test_the_system_prompt_goes_first(system: Any) -> None:
-    adapter = TypeAdapter(str | list[TextBlockParam])
+    from anthropic.types import TextBlockParam
+
+    adapter: TypeAdapter[Any] = TypeAdapter(str | list[TextBlockParam])
     exhaust(adapter.validate_python(system, strict=True))
     said = {"role": "system", "content": "be nice"}
     assert from_anthropic([USER], system) == [said, USER]

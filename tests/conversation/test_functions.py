@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
-from transformers.utils import get_json_schema
 
 from tests.conversations import HI
+from tests.lazy import lazy
 from tokentrace import InputError, create_renderer
 from tokentrace.conversation.functions import function_schema
 from tokentrace.conversation.messages import check_tools
 from tokentrace.pocket import POCKET
+
+transformers_utils = lazy("transformers.utils")
 
 
 def multiply(x: float, y: float = 1.0) -> float:
@@ -86,13 +88,15 @@ class Desk:
 
 @pytest.mark.parametrize("function", [multiply, order, mixed, now, Desk().file, Desk.file])
 def test_schemas_are_those_of_transformers(function: Callable[..., Any]) -> None:
-    assert function_schema(function) == get_json_schema(function)
-    assert check_tools([function]) == [get_json_schema(function)]
+    assert function_schema(function) == transformers_utils.get_json_schema(function)
+    assert check_tools([function]) == [transformers_utils.get_json_schema(function)]
 
 
 def test_a_function_renders_as_its_schema() -> None:
     renderer = create_renderer(POCKET)
-    assert renderer.render_ids([HI], tools=[multiply]) == renderer.render_ids([HI], tools=[get_json_schema(multiply)])
+    assert renderer.render_ids([HI], tools=[multiply]) == renderer.render_ids(
+        [HI], tools=[transformers_utils.get_json_schema(multiply)]
+    )
 
 
 def test_functions_that_cannot_be_tools_are_refused_by_name() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types.responses import ResponseInputParam
 from pydantic import TypeAdapter
 
 from tests.support import examples
@@ -16,7 +15,13 @@ from tokentrace import InputError, TokentraceError
 from tokentrace.conversation.messages import check_messages
 from tokentrace.conversation.responses import from_responses, sealed, unsealed
 
-INPUT: TypeAdapter[ResponseInputParam] = TypeAdapter(ResponseInputParam)
+
+@functools.cache
+def input_adapter() -> TypeAdapter[Any]:
+    from openai.types.responses import ResponseInputParam
+
+    return TypeAdapter(ResponseInputParam)
+
 
 USER = {"role": "user", "content": "weather?"}
 ARGUMENTS = '{"city":  "Zürich" , "days":3}'
@@ -80,7 +85,7 @@ ECHOES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", ECHOES)
 def test_agents_repeat_a_turn_in_many_ways_that_are_the_same(name: str) -> None:
     if "no status" not in name:  # which the type insists on
-        INPUT.validate_python(ECHOES[name])
+        input_adapter().validate_python(ECHOES[name])
     made = from_responses(ECHOES[name])
     assert made == [USER, SAID, RESULT]
     assert check_messages(made) == made

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from anthropic.types import ToolParam
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -90,6 +89,8 @@ OPENAI_TOOL = {"type": "function", "function": BARE}
     ],
 )
 def test_anthropics_tools_become_openais(tool: dict[str, Any], made: dict[str, Any]) -> None:
+    from anthropic.types import ToolParam
+
     adapter = TypeAdapter(ToolParam)
     exhaust(adapter.validate_python(tool, strict=True))
     assert openai_tools([tool]) == openai_tools(json.dumps([tool])) == openai_tools([tool], wrap=True) == [made]

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trl.trainer.utils import remove_none_values
 
 from tests.conversation.test_shapes import (
     BARE,
@@ -23,6 +22,7 @@ from tests.conversation.test_shapes import (
     call,
     turn,
 )
+from tests.lazy import lazy
 from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import Message
@@ -33,6 +33,8 @@ from tokentrace.data.conversations import (
     table_row,
     without_nulls,
 )
+
+trl_utils = lazy("trl.trainer.utils")
 
 USER: Message = {"role": "user", "content": "hi"}
 ANSWER: Message = {"role": "assistant", "content": "hello"}
@@ -190,7 +192,7 @@ def without_empty(value: Any) -> Any:
 @given(value=st.lists(JSON) | st.dictionaries(st.text(max_size=3), JSON))
 @settings(deadline=None)
 def test_nulls_are_dropped_as_trl_drops_them(value: Any) -> None:
-    assert repr(without_nulls(value)) == repr(remove_none_values(value))
+    assert repr(without_nulls(value)) == repr(trl_utils.remove_none_values(value))
 
 
 # -- hostile input

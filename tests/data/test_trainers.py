@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from tests.data.generate import conversations
 from tests.data.job import SETTINGS, write_lines
+from tests.lazy import lazy
 from tokentrace import InputError
 from tokentrace.cli import main
 from tokentrace.data.job import tokenize_files
@@ -22,6 +22,8 @@ from tokentrace.data.trainers import TRAINERS
 from tokentrace.pocket import POCKET
 from tokentrace.samples.trajectories import trajectory_samples
 from tokentrace.trajectory import Trajectory
+
+datasets = lazy("datasets")
 
 FORMS = [(name, "rows.parquet") for name in TRAINERS]
 
@@ -106,6 +108,7 @@ def invoke(*arguments: Any) -> Any:
 
 
 def test_the_command_says_what_to_configure(chats: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
     done = invoke(chats, "-o", tmp_path / "a.jsonl", "--for", "axolotl")
     assert done.exit_code == 0, done.output
     said = yaml.safe_load(done.stdout.partition("for axolotl:\n")[2])

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from tests.assets import family_dir
+from tests.lazy import lazy
 from tests.support import SPECIAL, tokenizer_json_for
 from tokentrace.diagnose import AuditReport, audit_template
 from tokentrace.tokens import Tokenizer
+
+chat_template_utils = lazy("transformers.utils.chat_template_utils")
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -52,7 +53,7 @@ def rendered(source: str, messages: Messages, tools: Any, prompt: bool) -> str |
 def _written(source: str, given: str, prompt: bool) -> str | None:
     messages, tools = json.loads(given)
     try:
-        texts, _ = render_jinja_template(
+        texts, _ = chat_template_utils.render_jinja_template(
             [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **SPECIAL
         )
     except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.conversations import ADD, SYS, assistant, call, result, system, user
@@ -41,7 +41,6 @@ class Told:
     name: str
     calls: list[Asked]
     cause: Cause | None = None
-    more: dict[str, Any] = field(default_factory=dict)
 
 
 # -- rollouts
@@ -194,11 +193,21 @@ Writer = Callable[[list[Told], bool], Iterator[Any]]
 """Writes rollouts as the lines of a dump, with messages or without."""
 
 
-def said(call: Asked, messages: bool) -> dict[str, Any]:
+def each(write: Callable[[Told, bool], Any]) -> Writer:
+    """A writer of one line for each rollout."""
+    return lambda rollouts, messages: (write(told, messages) for told in rollouts)
+
+
+def each_row(write: Callable[[Told, list[Asked]], Any]) -> Writer:
+    """A writer of one line for each row."""
+    return lambda rollouts, messages: (write(told, path) for told in rollouts for path in paths(told))
+
+
+def request(call: Asked, messages: bool) -> dict[str, Any]:
     return {"messages": call.messages, "tools": call.tools} if messages else {}
 
 
-def verifiers_trace(told: Told) -> dict[str, Any]:
+def verifiers_trace(told: Told, messages: bool) -> dict[str, Any]:
     nodes: list[dict[str, Any]] = []
     ends: list[tuple[Ids, int, int]] = []
     """Stream, last node and number of messages of each call."""
@@ -220,99 +229,74 @@ def verifiers_trace(told: Told) -> dict[str, Any]:
     return {"version": 1, "id": told.name, "task": {"type": "Task", "data": {}}, "nodes": nodes}
 
 
-def verifiers_traces(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    yield from map(verifiers_trace, rollouts)
+def verifiers_episode(told: Told, messages: bool) -> dict[str, Any]:
+    return {"id": f"episode of {told.name}", "task": {"type": "Task"}, "traces": [verifiers_trace(told, messages)]}
 
 
-def verifiers_episodes(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        yield {"id": f"episode of {told.name}", "task": {"type": "Task"}, "traces": [verifiers_trace(told)]}
-
-
-def verifiers_steps(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        steps = []
-        for one in told.calls:
-            tokens = {"prompt_ids": one.prompt, "completion_ids": one.completion}
-            tokens |= {"prompt_mask": [0] * len(one.prompt), "completion_mask": [1] * len(one.completion)}
-            step = {"tokens": tokens | {"completion_logprobs": one.logprobs}}
-            steps.append(step | ({"prompt": one.messages, "completion": [one.reply]} if messages else {}))
-        yield {"trajectory_id": told.name, "trajectory": steps, "reward": 1.0}
+def verifiers_steps(told: Told, messages: bool) -> dict[str, Any]:
+    steps = []
+    for one in told.calls:
+        tokens = {"prompt_ids": one.prompt, "completion_ids": one.completion, "completion_logprobs": one.logprobs}
+        tokens |= {"prompt_mask": [0] * len(one.prompt), "completion_mask": [1] * len(one.completion)}
+        steps.append({"tokens": tokens, **({"prompt": one.messages, "completion": [one.reply]} if messages else {})})
+    return {"trajectory_id": told.name, "trajectory": steps, "reward": 1.0}
 
 
 def tokens_of(one: Asked) -> dict[str, Any]:
-    return {
-        "prompt_token_ids": one.prompt,
-        "generation_token_ids": one.completion,
-        "generation_log_probs": one.logprobs,
-    }
+    tokens = {"prompt_token_ids": one.prompt, "generation_token_ids": one.completion}
+    return tokens | {"generation_log_probs": one.logprobs}
 
 
-def nemo_rollouts(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        output = []
-        for one in told.calls:
-            text = [{"type": "output_text", "text": str(one.reply["content"])}]
-            output.append({"type": "message", "role": "assistant", "content": text, **tokens_of(one)})
-            output.append({"type": "function_call_output", "call_id": "c", "output": "ok"})
-        params = {"input": told.calls[0].messages if messages else []}
-        yield {
-            "rollout_id": told.name,
-            "responses_create_params": params,
-            "response": {"output": output},
-            "reward": 1.0,
-        }
+def nemo_rollout(told: Told, messages: bool) -> dict[str, Any]:
+    output = []
+    for one in told.calls:
+        text = [{"type": "output_text", "text": str(one.reply["content"])}]
+        output.append({"type": "message", "role": "assistant", "content": text, **tokens_of(one)})
+        output.append({"type": "function_call_output", "call_id": "c", "output": "ok"})
+    params = {"input": told.calls[0].messages if messages else []}
+    return {"rollout_id": told.name, "responses_create_params": params, "response": {"output": output}, "reward": 1.0}
 
 
 def nemo_entries(rollouts: list[Told], messages: bool) -> Iterator[Any]:
     """Captured calls, those of several rollouts between one another; prompts that extend are stored as suffixes."""
     longest = max(len(told.calls) for told in rollouts)
-    for at in range(longest):
-        for told in rollouts:
-            if at >= len(told.calls):
-                continue
-            one = told.calls[at]
-            entry = {"rollout_id": told.name, "model_call_id": f"{told.name}-{at}", "created_at": float(at)}
-            entry |= tokens_of(one)
-            before = told.calls[at - 1] if at else None
-            stream = [*before.prompt, *before.completion] if before is not None else []
-            if before is not None and one.prompt[: len(stream)] == stream:
-                entry |= {"prompt_token_ids": one.prompt[len(stream) :], "prompt_is_delta": True}
-                entry |= {"parent_call_id": f"{told.name}-{at - 1}", "parent_resolution": "resolved"}
-            yield entry
+    for at, told in ((at, told) for at in range(longest) for told in rollouts if at < len(told.calls)):
+        one = told.calls[at]
+        entry = {"rollout_id": told.name, "model_call_id": f"{told.name}-{at}", "created_at": float(at)}
+        entry |= tokens_of(one)
+        before = told.calls[at - 1] if at else None
+        stream = [*before.prompt, *before.completion] if before is not None else []
+        if before is not None and one.prompt[: len(stream)] == stream:
+            entry |= {"prompt_token_ids": one.prompt[len(stream) :], "prompt_is_delta": True}
+            entry |= {"parent_call_id": f"{told.name}-{at - 1}", "parent_resolution": "resolved"}
+        yield entry
 
 
-def trace_entry(one: Asked, messages: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"prompt_token_ids": one.prompt, "completion_token_ids": one.completion}
-    entry |= {"per_token_logps": one.logprobs, "loss_mask": one.mask, "metadata": {"node_id": str(id(one))}}
-    if messages:
-        entry["request"] = said(one, True)
-        entry["response"] = {"choices": [{"message": one.reply, "finish_reason": "stop"}]}
-    return entry
-
-
-def openenv_traces(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        turns = [trace_entry(one, messages) for one in told.calls]
-        yield {"schema_version": 1, "session_id": told.name, "turns": turns}
+def openenv_training(told: Told, messages: bool) -> dict[str, Any]:
+    turns = []
+    for one in told.calls:
+        entry: dict[str, Any] = {"prompt_token_ids": one.prompt, "completion_token_ids": one.completion}
+        entry |= {"per_token_logps": one.logprobs, "loss_mask": one.mask, "metadata": {"node_id": str(id(one))}}
+        if messages:
+            entry["request"] = request(one, True)
+            entry["response"] = {"choices": [{"message": one.reply, "finish_reason": "stop"}]}
+        turns.append(entry)
+    return {"schema_version": 1, "session_id": told.name, "turns": turns}
 
 
 def paths(told: Told) -> list[list[Asked]]:
     """The calls from a root to a leaf: what makes one training row."""
-    found: list[list[Asked]] = []
+    all_paths: list[list[Asked]] = []
     for one in told.calls:
-        fitting = [
-            path
-            for path in found
-            if one.prompt[: len(path[-1].prompt + path[-1].completion)] == path[-1].prompt + path[-1].completion
-        ]
+        streams = [(path, path[-1].prompt + path[-1].completion) for path in all_paths]
+        fitting = [path for path, stream in streams if one.prompt[: len(stream)] == stream]
         if fitting:
             fitting[-1].append(one)
             continue
-        shared = next((path for path in found if any(each.prompt == one.prompt for each in path)), None)
-        head = [] if shared is None else shared[: [each.prompt for each in shared].index(one.prompt)]
-        found.append([*head, one])
-    return found
+        shared = next((path for path in all_paths if any(call.prompt == one.prompt for call in path)), None)
+        head = [] if shared is None else shared[: [call.prompt for call in shared].index(one.prompt)]
+        all_paths.append([*head, one])
+    return all_paths
 
 
 def row_of(path: list[Asked]) -> tuple[Ids, list[int], list[float]]:
@@ -324,97 +308,64 @@ def row_of(path: list[Asked]) -> tuple[Ids, list[int], list[float]]:
     return ids, mask, logprobs
 
 
-def openenv_documents(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        number = {id(one): f"n{at}" for at, one in enumerate(told.calls)}
-        sequences = []
-        for path in paths(told):
-            ids, mask, logprobs = row_of(path)
-            row = {"input_ids": ids, "loss_mask": mask, "logprobs": logprobs, "role": "agent"}
-            row |= {"node_ids": [number[id(one)] for one in path]}
-            sequences.append(row | {"turn_lengths": [len(one.completion) for one in path]})
-        turns = [
-            {
-                "node_id": number[id(one)],
-                **({"request_messages": one.messages, "request_tools": one.tools} if messages else {}),
-                **({"response_message": one.reply} if messages else {}),
-                "sampling_params": {"temperature": 1.0},
-            }
-            for one in told.calls
-        ]
-        yield {"session_id": told.name, "sequences": sequences, "turns": turns}
+def openenv_document(told: Told, messages: bool) -> dict[str, Any]:
+    number = {id(one): f"n{at}" for at, one in enumerate(told.calls)}
+    sequences, turns = [], []
+    for path in paths(told):
+        ids, mask, logprobs = row_of(path)
+        row = {"input_ids": ids, "loss_mask": mask, "logprobs": logprobs, "role": "agent"}
+        row |= {"node_ids": [number[id(one)] for one in path]}
+        sequences.append(row | {"turn_lengths": [len(one.completion) for one in path]})
+    for one in told.calls:
+        turn = {"request_messages": one.messages, "request_tools": one.tools, "response_message": one.reply}
+        turns.append({"node_id": number[id(one)], **(turn if messages else {})})
+    return {"session_id": told.name, "sequences": sequences, "turns": turns}
 
 
-def turn_record(one: Asked, messages: bool) -> dict[str, Any]:
-    record = {"prompt_ids": one.prompt, "output_ids": one.completion, "output_log_probs": one.logprobs}
-    return record | {"output_mask": None} | said(one, messages) | ({"completion": one.reply} if messages else {})
+def trl_rollout(told: Told, messages: bool) -> dict[str, Any]:
+    turns = []
+    for one in told.calls:
+        record = {"prompt_ids": one.prompt, "output_ids": one.completion, "output_log_probs": one.logprobs}
+        record |= {"output_mask": None} | request(one, messages)
+        turns.append(record | ({"completion": one.reply} if messages else {}))
+    return {"rollout_id": told.name, "turns": turns, "samples": [trl_row(told, path) for path in paths(told)]}
 
 
-def trl_rollouts(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        samples = []
-        for path in paths(told):
-            ids, mask, logprobs = row_of(path)
-            samples.append({"input_ids": ids, "completion_mask": mask, "old_log_probs": logprobs})
-        turns = [turn_record(one, messages) for one in told.calls]
-        yield {"rollout_id": told.name, "turns": turns, "samples": samples}
+def trl_row(told: Told, path: list[Asked]) -> dict[str, Any]:
+    ids, mask, logprobs = row_of(path)
+    return {"rollout_id": told.name, "input_ids": ids, "completion_mask": mask, "old_log_probs": logprobs}
 
 
-def trl_rows(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for path in paths(told):
-            ids, mask, logprobs = row_of(path)
-            yield {"rollout_id": told.name, "input_ids": ids, "completion_mask": mask, "old_log_probs": logprobs}
-
-
-def verl_outputs(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for path in paths(told):
-            ids, mask, logprobs = row_of(path)
-            first = len(path[0].prompt)
-            yield {
-                "request_id": told.name,
-                "prompt_ids": ids[:first],
-                "response_ids": ids[first:],
-                "response_mask": mask[first:],
-                "response_logprobs": logprobs[first:],
-                "num_turns": 2 * len(path),
-            }
+def verl_output(told: Told, path: list[Asked]) -> dict[str, Any]:
+    (ids, mask, logprobs), first = row_of(path), len(path[0].prompt)
+    row = {"request_id": told.name, "prompt_ids": ids[:first], "response_ids": ids[first:], "num_turns": 2 * len(path)}
+    return row | {"response_mask": mask[first:], "response_logprobs": logprobs[first:]}
 
 
 def plain_calls(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for one in told.calls:
-            yield {
-                "rollout_id": told.name,
-                "prompt_ids": one.prompt,
-                "completion_ids": one.completion,
-                "logprobs": one.logprobs,
-                "loss_mask": one.mask,
-                **said(one, messages),
-                **({"reply": one.reply} if messages else {}),
-            }
+    for name, one in ((told.name, one) for told in rollouts for one in told.calls):
+        tokens = {"prompt_ids": one.prompt, "completion_ids": one.completion}
+        line = {"rollout_id": name, **tokens, "logprobs": one.logprobs, "loss_mask": one.mask}
+        yield line | request(one, messages) | ({"reply": one.reply} if messages else {})
 
 
-def plain_rows(rollouts: list[Told], messages: bool) -> Iterator[Any]:
-    for told in rollouts:
-        for path in paths(told):
-            ids, mask, logprobs = row_of(path)
-            yield {"rollout_id": told.name, "input_ids": ids, "loss_mask": mask, "logprobs": logprobs}
+def plain_row(told: Told, path: list[Asked]) -> dict[str, Any]:
+    ids, mask, logprobs = row_of(path)
+    return {"rollout_id": told.name, "input_ids": ids, "loss_mask": mask, "logprobs": logprobs}
 
 
 SHAPES: dict[str, Writer] = {
-    "verifiers trace": verifiers_traces,
-    "verifiers episode": verifiers_episodes,
-    "verifiers steps": verifiers_steps,
-    "nemo-gym rollout": nemo_rollouts,
+    "verifiers trace": each(verifiers_trace),
+    "verifiers episode": each(verifiers_episode),
+    "verifiers steps": each(verifiers_steps),
+    "nemo-gym rollout": each(nemo_rollout),
     "nemo-gym captured": nemo_entries,
-    "openenv training": openenv_traces,
-    "openenv document": openenv_documents,
-    "trl rollout": trl_rollouts,
-    "trl rows": trl_rows,
-    "verl outputs": verl_outputs,
+    "openenv training": each(openenv_training),
+    "openenv document": each(openenv_document),
+    "trl rollout": each(trl_rollout),
+    "trl rows": each_row(trl_row),
+    "verl outputs": each_row(verl_output),
     "calls lines": plain_calls,
-    "rows lines": plain_rows,
+    "rows lines": each_row(plain_row),
 }
 """Every foreign shape that is read, by whose it is and what a line is."""

@@ -27,6 +27,10 @@ from tokentrace.diagnose.break_checks import REASONING_TAGS
 from tokentrace.diagnose.breaks import explain_break
 from tokentrace.diagnose.finding import Cause
 
+C = Cause
+END = {"qwen3": "<|im_end|>", "qwen3.5": "<|im_end|>", "pocket": "<|end|>"}
+BYE = user("Bye")
+
 
 def xml(name: str, body: str) -> str:
     """A call as Qwen3.5 writes it; the prompt has opened the reasoning."""
@@ -37,49 +41,114 @@ def parameter(name: str, value: str) -> str:
     return f"<parameter={name}>\n{value}\n</parameter>\n"
 
 
-def glm(body: str) -> str:
-    return f"\n<think>I look.</think>\n<tool_call>{body}</tool_call><|observation|>"
+def said(family: str, text: str, content: str) -> Rollout:
+    return Rollout(family, f"{text}{END[family]}", (assistant(content), BYE))
 
 
-def arg(name: str, value: str) -> str:
-    return f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n"
+def asked(family: str, arguments: str, values: Any) -> Rollout:
+    return Rollout(family, weather(arguments, family=family), called("get_weather", values))
 
 
-# -- a. booleans and None
+PARIS = {"city": "Paris"}
+INVALID = called("invalid", {"tool": "Bash", "error": "Model tried to call unavailable tool Bash"})
+BASH = "the model called `Bash`, the next prompt has a call of `invalid`"
+SPACE = "only white space differs"
+GLM_BASH = (
+    "\n<think>I look.</think>\n<tool_call>Bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n"
+    "</tool_call><|observation|>"
+)
+LONE_TAG = xml("remove", parameter("path", "a.txt") + "<parameter=dry_run></parameter>\n")
+FORMATS = {
+    "spacing": ('{"city":"Paris","unit":"c"}', {"city": "Paris", "unit": "c"}),
+    "order": ('{"unit": "c", "city": "Paris"}', {"city": "Paris", "unit": "c"}),
+    "escapes": ('{"city": "Orl\\u00e9ans"}', {"city": "Orléans"}),
+    "numbers": ('{"city": "Paris", "days": 1.0}', {"city": "Paris", "days": 1}),
+    "string": (json.dumps('{"city": "Paris"}'), PARIS),
+}
+TURNS: dict[str, tuple[Rollout, Cause, str]] = {
+    "white space after": (said("pocket", "Hello there. \n", "Hello there."), C.WHITESPACE, SPACE),
+    "white space inside": (said("pocket", "Hello  there, friend.", "Hello there, friend."), C.WHITESPACE, SPACE),
+    "white space before": (said("qwen3", "\n\nHello there.", "Hello there."), C.WHITESPACE, SPACE),
+    "white space after reasoning": (
+        Rollout("qwen3.5", "Hm.</think>Hello there.<|im_end|>", (assistant("Hello there.", reasoning="Hm."), OK)),
+        C.WHITESPACE, SPACE),
+    **{f"other words, {family}": (said(family, "The answer is four.", "I refuse to say."), C.UNKNOWN, "shows why")
+       for family in HERMES},
+    "a word less": (said("pocket", "The answer is four.", "The answer is five."), C.UNKNOWN, "nothing shows why"),
+    "a capital letter in prose": (said("pocket", "true stories", "True stories"), C.UNKNOWN, ""),
+    **{f"a boolean that became a string, {family}": (
+        asked(family, '{"city": "Paris", "now": true}', PARIS | {"now": "True"}), C.BOOLEAN_CASE, "")
+       for family in HERMES},
+    **{f"JSON: {name}, {family}": (asked(family, *FORMATS[name]), C.JSON_FORMAT, "")
+       for name in FORMATS for family in HERMES},
+    "a stray closing tag": (
+        Rollout("qwen3.5", xml("now", "</parameter>\n"), called("now", {})), C.EMPTY_PARAMETER, "other markup"),
+    "an empty parameter that vanished": (
+        Rollout("qwen3.5", LONE_TAG, called("remove", {"path": "a.txt"})), C.EMPTY_PARAMETER,
+        "the stream gives `remove` the empty argument `dry_run`, the next prompt does not"),
+    "arguments left out": (
+        Rollout("pocket", hermes('{"name": "now"}', family="pocket"), called("now", {})), C.EMPTY_PARAMETER, ""),
+    "an empty block of reasoning that appeared": (
+        Rollout("glm-4.5", f"\n{HELLO}<|user|>", (assistant(HELLO), BYE)), C.STRIPPED_REASONING,
+        "in the next prompt only"),
+    "a missing completion": (said("pocket", HELLO, ""), C.ZEROED_ANCHOR, "is missing whole"),
+    "a missing completion with reasoning": (
+        said("qwen3.5", f"Hm.\n</think>\n\n{HELLO}", ""), C.ZEROED_ANCHOR, "is missing whole"),
+    "a repaired call of pocket": (
+        Rollout("pocket", hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family="pocket"), INVALID),
+        C.REWRITTEN_CALL, BASH),
+    "a repaired call of qwen3.5": (
+        Rollout("qwen3.5", xml("Bash", parameter("command", "ls")), INVALID), C.REWRITTEN_CALL, BASH),
+    "a repaired call of glm-4.5": (Rollout("glm-4.5", GLM_BASH, INVALID), C.REWRITTEN_CALL, BASH),
+    "a call that was dropped": (
+        Rollout("pocket", weather('{"city": "Paris"}', family="pocket"), (assistant("No.", reasoning="I look."), BYE)),
+        C.REWRITTEN_CALL, "has no such call"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_boolean_written_by_str(family: str) -> None:
-    told = xml("remove", parameter("path", "a.txt") + parameter("dry_run", "false"))
-    made = Rollout(family, told, called("remove", {"path": "a.txt", "dry_run": False}))
-    found = made.explain()
-    assert found.cause is Cause.BOOLEAN_CASE
-    assert found.words == "the stream has `false`, the next prompt `False`: the value went through Python's str()"
-    assert found.region == "completion 1"
-    assert found.stream_range[1] - found.position == 1
-    assert made.renderer.tokenizer.decode(made.stream[slice(*found.stream_range)]) == "false"
-    assert made.renderer.tokenizer.decode(made.next_prompt[slice(*found.prompt_range)]) == "False"
-    report = str(found)
-    ours, theirs = int(made.stream[found.position]), int(made.next_prompt[found.position])
+@pytest.mark.parametrize("name", TURNS)
+def test_the_cause_of_a_turn_that_was_rendered_again(name: str) -> None:
+    turn, cause, words = TURNS[name]
+    broken = turn.explain()
+    assert broken.cause is cause
+    assert words in broken.words
+    if cause in (Cause.JSON_FORMAT, Cause.REWRITTEN_CALL):
+        assert broken.later == ()
+    if words == BASH:
+        assert "[Bash]" in str(broken) or "[B][ash]" in str(broken)
+    if cause is Cause.UNKNOWN:
+        assert "before=" in broken.advice
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [("gpt-oss", f"<|channel|>final<|message|>{HELLO}<|return|>"), ("qwen3", f"{HELLO}<|endoftext|>")],
+)
+def test_stop_token(family: str, text: str) -> None:
+    turn = Rollout(family, text, (assistant(HELLO), BYE))
+    broken = turn.explain()
+    assert broken.cause is Cause.STOP_TOKEN
+    assert text[text.rindex("<") :] in broken.words
+    assert broken.position == len(turn.stream) - 1
+    assert broken.prompt_range == (broken.position, broken.position + 1)
+
+
+def test_boolean_written_by_str() -> None:
+    text = xml("remove", parameter("path", "a.txt") + parameter("dry_run", "false"))
+    turn = Rollout("qwen3.5", text, called("remove", {"path": "a.txt", "dry_run": False}))
+    broken = turn.explain()
+    assert broken.cause is Cause.BOOLEAN_CASE
+    assert broken.words == "the stream has `false`, the next prompt `False`: the value went through Python's str()"
+    assert broken.region == "completion 1"
+    assert broken.stream_range[1] - broken.position == 1
+    assert turn.renderer.tokenizer.decode(turn.stream[slice(*broken.stream_range)]) == "false"
+    assert turn.renderer.tokenizer.decode(turn.next_prompt[slice(*broken.prompt_range)]) == "False"
+    report = str(broken)
+    ours, theirs = int(turn.stream[broken.position]), int(turn.next_prompt[broken.position])
     assert f"{ours} (false) -> {theirs} (False)" in report
     assert "=dry_run>⏎[false]⏎</parameter>" in report
     assert "=dry_run>⏎[False]⏎</parameter>" in report
-    assert found.later == ()
-
-
-@pytest.mark.parametrize("family", HERMES)
-def test_boolean_that_became_a_string(family: str) -> None:
-    told = weather('{"city": "Paris", "now": true}', family=family)
-    found = Rollout(family, told, called("get_weather", {"city": "Paris", "now": "True"})).explain()
-    assert found.cause is Cause.BOOLEAN_CASE
-
-
-def test_a_capital_letter_in_prose_is_no_boolean() -> None:
-    found = Rollout("pocket", "true stories<|end|>", (assistant("True stories"), user("And?"))).explain()
-    assert found.cause is Cause.UNKNOWN
-
-
-# -- b. merges
+    assert broken.later == ()
 
 
 @pytest.mark.parametrize("family", ["pocket", "qwen3.5"])
@@ -91,92 +160,46 @@ def test_remerge(family: str) -> None:
     assert split.tolist() != whole.tolist()
     prompt = renderer.render(GO, add_generation_prompt=True).ids
     stream, after = np.concatenate([prompt, split]), np.concatenate([prompt, whole, whole])
-    found = explain_break(stream, after, renderer, sampled=np.arange(len(stream)) >= len(prompt))
-    assert found is not None
-    consistent(found, stream, after)
-    assert found.cause is Cause.BPE_REMERGE
-    assert "decoded and encoded again" in found.words
+    broken = explain_break(stream, after, renderer, sampled=np.arange(len(stream)) >= len(prompt))
+    assert broken is not None
+    consistent(broken, stream, after)
+    assert broken.cause is Cause.BPE_REMERGE
+    assert "decoded and encoded again" in broken.words
     decode = renderer.tokenizer.decode
-    assert decode(stream[slice(*found.stream_range)]) == decode(after[slice(*found.prompt_range)])
+    assert decode(stream[slice(*broken.stream_range)]) == decode(after[slice(*broken.prompt_range)])
 
 
 def test_control_token_that_became_text() -> None:
     tokenizer = renderer_of("pocket").tokenizer
     stream = tokenizer.encode("Say <tool_call> aloud")
     plain = np.concatenate(tokenizer.encode_plain(["Say <tool_call> aloud"]))
-    found = explain_break(stream, plain, tokenizer)
-    assert found is not None
-    assert found.cause is Cause.BPE_REMERGE
-    assert "<tool_call> is a control token in the stream" in found.words
-
-
-# -- JSON
-
-
-FORMATS = {
-    "spacing": ('{"city":"Paris","unit":"c"}', {"city": "Paris", "unit": "c"}),
-    "order": ('{"unit": "c", "city": "Paris"}', {"city": "Paris", "unit": "c"}),
-    "escapes": ('{"city": "Orl\\u00e9ans"}', {"city": "Orléans"}),
-    "numbers": ('{"city": "Paris", "days": 1.0}', {"city": "Paris", "days": 1}),
-    "string": (json.dumps('{"city": "Paris"}'), {"city": "Paris"}),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("family", HERMES)
-def test_json_format(family: str, name: str) -> None:
-    told, arguments = FORMATS[name]
-    found = Rollout(family, weather(told, family=family), called("get_weather", arguments)).explain()
-    assert found.cause is Cause.JSON_FORMAT
-    assert found.later == ()
+    broken = explain_break(stream, plain, tokenizer)
+    assert broken is not None
+    assert broken.cause is Cause.BPE_REMERGE
+    assert "<tool_call> is a control token in the stream" in broken.words
 
 
 def test_json_of_a_tool_result() -> None:
-    told = weather('{"city": "Paris"}', family="pocket")
-    first = Rollout("pocket", told, called("get_weather", {"city": "Paris"}))
+    text = weather('{"city": "Paris"}', family="pocket")
+    first = Rollout("pocket", text, called("get_weather", {"city": "Paris"}))
     before = [*first.messages, first.replies[0], result('{"sky": "sunny", "temp": 21}')]
     after = [*first.messages, first.replies[0], result('{"sky":"sunny","temp":21}'), user("And?")]
     stream = first.renderer.render(before, tools=TOOLS, add_generation_prompt=True)
     prompt = first.renderer.render(after, tools=TOOLS, add_generation_prompt=True)
-    found = explain_break(stream.ids, prompt.ids, first.renderer, sampled=stream.mask)
-    assert found is not None
-    assert found.cause is Cause.JSON_FORMAT
-    assert found.region == "context after completion 1"
+    broken = explain_break(stream.ids, prompt.ids, first.renderer, sampled=stream.mask)
+    assert broken is not None
+    assert broken.cause is Cause.JSON_FORMAT
+    assert broken.region == "context after completion 1"
 
 
-# -- c. parameters
-
-
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_stray_closing_tag(family: str) -> None:
-    found = Rollout(family, xml("now", "</parameter>\n"), called("now", {})).explain()
-    assert found.cause is Cause.EMPTY_PARAMETER
-    assert "other markup" in found.words
-    assert "parameter" in str(found)
-
-
-@pytest.mark.parametrize("family", ["qwen3.5"])
-def test_empty_parameter_that_vanished(family: str) -> None:
-    told = xml("remove", parameter("path", "a.txt") + "<parameter=dry_run></parameter>\n")
-    found = Rollout(family, told, called("remove", {"path": "a.txt"})).explain()
-    assert found.cause is Cause.EMPTY_PARAMETER
-    assert found.words == "the stream gives `remove` the empty argument `dry_run`, the next prompt does not"
-
-
-def test_arguments_left_out() -> None:
-    told = hermes('{"name": "now"}', family="pocket")
-    found = Rollout("pocket", told, called("now", {})).explain()
-    assert found.cause is Cause.EMPTY_PARAMETER
-
-
-# -- d. reasoning
+# -- reasoning
 
 
 THOUGHT = "They greet me.\n\nI greet them: Hello there, how can I help you today?"
 
 
 @pytest.mark.parametrize(
-    ("family", "told"),
+    ("family", "text"),
     [
         ("pocket", f"<think>\n{THOUGHT}\n</think>\n\n{HELLO}<|end|>"),
         ("qwen3", f"<think>\n{THOUGHT}\n</think>\n\n{HELLO}<|im_end|>"),
@@ -188,26 +211,19 @@ THOUGHT = "They greet me.\n\nI greet them: Hello there, how can I help you today
         ),
     ],
 )
-def test_stripped_reasoning(family: str, told: str) -> None:
+def test_stripped_reasoning(family: str, text: str) -> None:
     kept = {} if family == "pocket" else {"reasoning": THOUGHT}
-    made = Rollout(family, told, (assistant(HELLO, **kept), user("Bye")))
-    found = made.explain()
-    assert found.cause is Cause.STRIPPED_REASONING
-    assert f"reasoning of {len(THOUGHT)} characters" in found.words
-    assert "preserve_all_thinking" in found.advice
+    turn = Rollout(family, text, (assistant(HELLO, **kept), BYE))
+    broken = turn.explain()
+    assert broken.cause is Cause.STRIPPED_REASONING
+    assert f"reasoning of {len(THOUGHT)} characters" in broken.words
+    assert "preserve_all_thinking" in broken.advice
     # the reasoning drafts the answer word for word: all of it is in the range, and nothing of the answer
-    decode = made.renderer.tokenizer.decode
-    assert THOUGHT in decode(made.stream[found.position - 4 : found.stream_range[1]])
-    assert decode(made.stream[found.stream_range[1] :]).count("Hello") == 1
-    assert found.prompt_range == (found.position, found.position)
-    assert "nothing" in str(found)
-
-
-@pytest.mark.parametrize("family", ["glm-4.5"])
-def test_empty_block_that_appeared(family: str) -> None:
-    found = Rollout(family, f"\n{HELLO}<|user|>", (assistant(HELLO), user("Bye"))).explain()
-    assert found.cause is Cause.STRIPPED_REASONING
-    assert "in the next prompt only" in found.words
+    decode = turn.renderer.tokenizer.decode
+    assert THOUGHT in decode(turn.stream[broken.position - 4 : broken.stream_range[1]])
+    assert decode(turn.stream[broken.stream_range[1] :]).count("Hello") == 1
+    assert broken.prompt_range == (broken.position, broken.position)
+    assert "nothing" in str(broken)
 
 
 @pytest.mark.parametrize("tags", REASONING_TAGS, ids=[pair[0].strip() for pair in REASONING_TAGS])
@@ -215,10 +231,10 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
     tokenizer = renderer_of("pocket").tokenizer
     stream = tokenizer.encode(f"<|turn|>assistant\n{tags[0]}{THOUGHT}{tags[1]}{HELLO}<|end|>")
     after = tokenizer.encode(f"<|turn|>assistant\n{HELLO}<|end|><|turn|>user\nBye")
-    found = explain_break(stream, after, tokenizer)
-    assert found is not None
-    consistent(found, stream, after)
-    assert found.cause is Cause.STRIPPED_REASONING
+    broken = explain_break(stream, after, tokenizer)
+    assert broken is not None
+    consistent(broken, stream, after)
+    assert broken.cause is Cause.STRIPPED_REASONING
 
 
 @pytest.mark.parametrize("family", ["qwen3.5"])
@@ -227,88 +243,48 @@ def test_two_turns_of_stripped_reasoning_are_both_reported(family: str) -> None:
     first = [
         *GO,
         assistant(HELLO, reasoning=THOUGHT),
-        user("Bye"),
+        BYE,
         assistant("Goodbye then, friend.", reasoning="Yes."),
     ]
     kept = make_renderer(family, preserve_all_thinking=True).render(first, tools=TOOLS)
     after = renderer.render([*first, user("More")], tools=TOOLS, add_generation_prompt=True)
-    found = explain_break(kept.ids, after.ids, renderer, sampled=kept.mask)
-    assert found is not None
-    assert found.cause is Cause.STRIPPED_REASONING
-    assert found.later == (Cause.STRIPPED_REASONING,)
-    assert "further on: stripped reasoning" in str(found)
+    broken = explain_break(kept.ids, after.ids, renderer, sampled=kept.mask)
+    assert broken is not None
+    assert broken.cause is Cause.STRIPPED_REASONING
+    assert broken.later == (Cause.STRIPPED_REASONING,)
+    assert "further on: stripped reasoning" in str(broken)
 
 
-# -- e. anchors
-
-
-@pytest.mark.parametrize("family", ["pocket", "qwen3.5"])
-def test_missing_completion(family: str) -> None:
-    end = "<|end|>" if family == "pocket" else "<|im_end|>"
-    thought = "" if family == "pocket" else "Hm.\n</think>\n\n"
-    made = Rollout(family, f"{thought}{HELLO}{end}", (assistant(""), user("Bye")))
-    found = made.explain()
-    assert found.cause is Cause.ZEROED_ANCHOR
-    assert "is missing whole" in found.words
+# -- anchors
 
 
 def test_anchor() -> None:
-    told = weather('{"city":"Paris"}', family="pocket")
-    made = Rollout("pocket", told, called("get_weather", {"city": "Paris"}))
-    for lost in ([], made.prompt, np.where(made.sampled, 0, made.stream)):
-        found = made.explain(anchor=lost)
-        assert found.cause is Cause.ZEROED_ANCHOR
-        assert "JSON spacing" in found.words
-    assert made.explain(anchor=made.stream).cause is Cause.JSON_FORMAT
+    text = weather('{"city":"Paris"}', family="pocket")
+    turn = Rollout("pocket", text, called("get_weather", {"city": "Paris"}))
+    for lost in ([], turn.prompt, np.where(turn.sampled, 0, turn.stream)):
+        broken = turn.explain(anchor=lost)
+        assert broken.cause is Cause.ZEROED_ANCHOR
+        assert "JSON spacing" in broken.words
+    assert turn.explain(anchor=turn.stream).cause is Cause.JSON_FORMAT
 
 
 def test_empty_stream() -> None:
     renderer = renderer_of("pocket")
     prompt = renderer.render(GO, add_generation_prompt=True).ids
     assert explain_break([], prompt, renderer) is None
-    found = explain_break([], prompt, renderer, sampled=[])
-    assert found is not None
-    assert (found.cause, found.position) == (Cause.ZEROED_ANCHOR, 0)
-    assert str(found).startswith("break at token 0 of 0")
+    broken = explain_break([], prompt, renderer, sampled=[])
+    assert broken is not None
+    assert (broken.cause, broken.position) == (Cause.ZEROED_ANCHOR, 0)
+    assert str(broken).startswith("break at token 0 of 0")
     assert explain_break([], [], renderer, sampled=[]) is None
 
 
 def test_zeros_in_the_prompt() -> None:
-    made = Rollout("pocket", f"{HELLO}<|end|>", ())
-    zeros = np.concatenate([np.where(made.sampled, 0, made.stream), made.stream[:8]])
-    found = explain_break(made.stream, zeros, made.renderer, sampled=made.sampled)
-    assert found is not None
-    assert found.cause is Cause.ZEROED_ANCHOR
-
-
-# -- f. calls that were rewritten
-
-
-INVALID = {"tool": "Bash", "error": "Model tried to call unavailable tool Bash"}
-
-
-@pytest.mark.parametrize(
-    ("family", "told"),
-    [
-        ("pocket", hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family="pocket")),
-        ("qwen3.5", xml("Bash", parameter("command", "ls"))),
-        ("glm-4.5", glm("Bash\n" + arg("command", "ls"))),
-    ],
-)
-def test_repaired_call(family: str, told: str) -> None:
-    made = Rollout(family, told, called("invalid", INVALID))
-    found = made.explain()
-    assert found.cause is Cause.REWRITTEN_CALL
-    assert found.words == "the model called `Bash`, the next prompt has a call of `invalid`"
-    assert found.later == ()
-    assert "[Bash]" in str(found) or "[B][ash]" in str(found)
-
-
-def test_call_that_was_dropped() -> None:
-    told = weather('{"city": "Paris"}', family="pocket")
-    found = Rollout("pocket", told, (assistant("I cannot.", reasoning="I look."), user("Why?"))).explain()
-    assert found.cause is Cause.REWRITTEN_CALL
-    assert "has no such call" in found.words
+    turn = Rollout("pocket", f"{HELLO}<|end|>", ())
+    zeros = np.concatenate([np.where(turn.sampled, 0, turn.stream), turn.stream[:8]])
+    broken = explain_break(turn.stream, zeros, turn.renderer, sampled=turn.sampled)
+    assert broken is not None
+    assert broken.cause is Cause.ZEROED_ANCHOR
 
 
 def test_call_rewritten_in_the_messages() -> None:
@@ -318,7 +294,7 @@ def test_call_rewritten_in_the_messages() -> None:
     stream = renderer.render(rows, tools=TOOLS, add_generation_prompt=True).ids
     after = renderer.render(changed, tools=TOOLS, add_generation_prompt=True).ids
     pair: dict[str, Any] = {"before": {"messages": rows}, "after": {"messages": changed}}
-    found = explain_break(stream, after, renderer, **pair)
-    assert found is not None
-    assert found.cause is Cause.REWRITTEN_CALL
-    assert "the model called Bash" in found.words
+    broken = explain_break(stream, after, renderer, **pair)
+    assert broken is not None
+    assert broken.cause is Cause.REWRITTEN_CALL
+    assert "the model called Bash" in broken.words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conversations import assistant, user
+from tests.conversations import SYS, assistant, user
 from tests.diagnose.two_requests import (
     HELLO,
-    HERMES,
-    OK,
     Ids,
     Rollout,
     consistent,
@@ -29,46 +28,6 @@ from tokentrace.pocket import POCKET
 # -- white space, stop tokens, unknown
 
 
-@pytest.mark.parametrize(
-    ("family", "told", "content"),
-    [
-        ("pocket", "Hello there. \n<|end|>", "Hello there."),
-        ("pocket", "Hello  there, my friend.<|end|>", "Hello there, my friend."),
-        ("qwen3.5", "Hm.</think>Hello there.<|im_end|>", "Hello there."),
-        ("qwen3", "\n\nHello there.<|im_end|>", "Hello there."),
-    ],
-)
-def test_whitespace(family: str, told: str, content: str) -> None:
-    after = OK if family == "qwen3.5" else user("Bye")
-    reply = assistant(content, reasoning="Hm.") if family == "qwen3.5" else assistant(content)
-    found = Rollout(family, told, (reply, after)).explain()
-    assert found.cause is Cause.WHITESPACE
-    assert "only white space differs" in found.words
-
-
-@pytest.mark.parametrize(
-    ("family", "told"),
-    [("gpt-oss", f"<|channel|>final<|message|>{HELLO}<|return|>"), ("qwen3", f"{HELLO}<|endoftext|>")],
-)
-def test_stop_token(family: str, told: str) -> None:
-    made = Rollout(family, told, (assistant(HELLO), user("Bye")))
-    found = made.explain()
-    assert found.cause is Cause.STOP_TOKEN
-    assert told[told.rindex("<") :] in found.words
-    assert found.position == len(made.stream) - 1
-    assert found.prompt_range == (found.position, found.position + 1)
-
-
-@pytest.mark.parametrize("family", HERMES)
-@pytest.mark.parametrize("kept", ["The answer is five.", "I refuse to say."])
-def test_unknown_is_said(kept: str, family: str) -> None:
-    end = {"qwen3": "<|im_end|>", "pocket": "<|end|>"}[family]
-    found = Rollout(family, f"The answer is four.{end}", (assistant(kept), user("Bye"))).explain()
-    assert found.cause is Cause.UNKNOWN
-    assert "nothing shows why" in found.words
-    assert "before=" in found.advice
-
-
 def test_a_request_that_was_repeated() -> None:
     made = Rollout("pocket", f"{HELLO}<|end|>", ())
     found = explain_break(made.stream, made.prompt, made.renderer, sampled=made.sampled)
@@ -77,6 +36,23 @@ def test_a_request_that_was_repeated() -> None:
     assert found.position == len(made.prompt)
     assert found.prompt_range == (len(made.prompt), len(made.prompt))
     assert "repeated" in found.words
+
+
+@pytest.mark.parametrize(
+    ("cause", "changed"),
+    [
+        (Cause.BOS_MISSING, lambda ids: ids[1:]),
+        (Cause.BOS_ADDED, lambda ids: [ids[0], *ids]),
+        (Cause.NO_TOKEN, lambda ids: [*ids[:3], 999_999, *ids[4:]]),
+    ],
+)
+def test_ids_of_another_encoder_are_named(cause: Cause, changed: Callable[[Any], list[int]]) -> None:
+    renderer = renderer_of("pocket")
+    stream = renderer.render_ids([SYS, user("Go."), assistant("Gone.")])
+    broken = explain_break(stream, changed(stream), renderer)
+    assert broken is not None
+    assert broken.cause is cause
+    assert "None" not in broken.words
 
 
 # -- arguments

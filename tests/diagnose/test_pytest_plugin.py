@@ -63,7 +63,7 @@ def test_a_safe_template_passes_and_an_unsafe_one_fails_with_its_reasons(pyteste
             assert_safe("models/our", "rl-append-only")
 
         def test_no_use(assert_safe):
-            with pytest.raises(pytest.fail.Exception, match="has to be safe for"):
+            with pytest.raises(pytest.fail.Exception, match="name at least one use"):
                 assert_safe("model", [])
         """
     )

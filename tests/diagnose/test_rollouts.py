@@ -1,4 +1,4 @@
-"""Our own records are inspected like any other: trajectories, folders, exported rows, and stores of the gateway."""
+"""Which call continues which; and our own records: trajectories, folders, exported rows, stores."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.diagnose.planted import Told, clean, rollouts
 from tests.diagnose.two_requests import renderer_of
@@ -16,8 +18,9 @@ from tests.gateway.recorded import Recording, user
 from tokentrace import Trajectory, create_renderer, save_trajectory
 from tokentrace.data.tables import write_samples
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.records import Call, Rollout
 from tokentrace.diagnose.rollout_report import check_rollouts, recorded_tokenizer
-from tokentrace.diagnose.rollouts import Relation
+from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.samples import trajectory_samples
@@ -136,3 +139,64 @@ def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
     apart = found(tmp_path / "off.tt", engine=EmbeddedEngine).scores.to_json()
     assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
     assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
+
+
+# -- which call continues which
+
+
+Pair = tuple[list[int], list[int]]
+
+
+def rollout(*pairs: Pair, ordered: bool = True) -> CheckedRollout:
+    """Check calls of these prompts and completions."""
+    streams = [(np.asarray(prompt + completion, np.int32), len(prompt)) for prompt, completion in pairs]
+    calls = [Call(stream, start, f"call {at}") for at, (stream, start) in enumerate(streams)]
+    return check_rollout(Rollout("r", "here", calls, ordered=ordered))
+
+
+FIRST: Pair = ([1, 2], [3, 4])
+SECOND: Pair = ([1, 2, 3, 4, 5], [6, 7])
+LATER = {
+    "a fork": ([1, 2, 3, 4, 8], Relation.EXTENDS),
+    "a fork of the stream alone": ([1, 2, 3, 4], Relation.EXTENDS),
+    "a fork that shares more": ([1, 2, 3, 4, 5, 5], Relation.BREAKS),  # what was sampled after 5 is another token here
+    "the same prompt": ([1, 2, 3, 4, 5], Relation.REPEATS),
+    "the tip": ([1, 2, 3, 4, 5, 6, 7, 8], Relation.EXTENDS),
+    "what was sampled is other tokens": ([1, 2, 3, 4, 5, 6, 9, 8], Relation.BREAKS),
+    "the prompt of an answer was rewritten": ([1, 2, 3, 4, 8, 6, 7, 9], Relation.BREAKS),
+    "the first answer is other tokens": ([1, 2, 3, 9, 5], Relation.BREAKS),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_prompt_that_begins_with_an_earlier_stream_extends_it(name: str) -> None:
+    prompt, step = LATER[name]
+    result = rollout(FIRST, SECOND, (prompt, [9, 9]))
+    assert result.steps == [Relation.FIRST, Relation.EXTENDS, step]
+    assert len(result.tips) == (1 if name == "the tip" else 2)
+    assert len(result.breaks) == (step is Relation.BREAKS)
+
+
+def test_a_fork_counts_shared_tokens_once_and_keeps_what_was_sampled() -> None:
+    result = rollout(FIRST, SECOND, ([1, 2, 3, 4, 8], [9, 9]), ([1, 2, 3, 4, 8, 9, 9, 1], [2]))
+    assert result.steps == [Relation.FIRST, *[Relation.EXTENDS] * 3]
+    assert (result.tokens, [len(tip.stream) for tip in result.tips]) == (7 + 5, [7, 9])
+    assert result.tips[1].sampled.tolist() == [False, False, True, True, False, True, True, False, True]
+
+
+@given(st.permutations(range(6)))
+def test_calls_in_any_order_are_put_into_that_of_their_prompts(order: list[int]) -> None:
+    """A chain of four calls, a fork of its second, and a second answer to its third prompt."""
+    chain = [FIRST, SECOND, ([1, 2, 3, 4, 5, 6, 7, 8], [9]), ([1, 2, 3, 4, 5, 6, 7, 8, 9, 5], [6])]
+    pairs = [*chain, ([1, 2, 3, 4, 5, 6, 7, 5], [5]), ([1, 2, 3, 4, 5, 6, 7, 8], [2])]
+    result = rollout(*(pairs[at] for at in order), ordered=False)
+    assert not result.breaks
+    assert (len(result.tips), result.steps.count(Relation.FIRST)) == (3, 1)
+
+
+def test_a_break_is_the_same_whatever_the_order_of_lines() -> None:
+    other: Pair = ([1, 2, 3, 9, 5], [6, 7])
+    for pairs in ([FIRST, other], [other, FIRST]):
+        (broken,) = rollout(*pairs, ordered=False).breaks
+        assert (broken.position, broken.stream_length) == (3, 4)
+        assert "call 2" in broken.where

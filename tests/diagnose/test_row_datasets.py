@@ -37,9 +37,9 @@ from tokentrace import InputError
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.sources import find_sources
 from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.row_inputs import SourceRows
 from tokentrace.diagnose.row_report import _EXAMPLES as EXAMPLES
 from tokentrace.diagnose.row_report import check_dataset
-from tokentrace.diagnose.row_sources import SourceRows
 from tokentrace.diagnose.rows import Outcome
 from tokentrace.pocket import POCKET
 

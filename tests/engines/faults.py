@@ -1,4 +1,4 @@
-"""What goes wrong with engines, for tests: a scripted engine that fails where it is told to, and a gate for pieces."""
+"""What goes wrong with engines, for tests: a scripted engine that fails on request, and a gate for pieces."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from tokentrace.engines.protocol import (
-    Delta,
-    EngineAnswerError,
-    EngineError,
-    EngineUnavailable,
-    GenerateRequest,
-    SamplingParams,
-)
+from tokentrace.engines.answers import EngineReply
+from tokentrace.engines.errors import EngineAnswerError, EngineError, EngineUnavailable
+from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, collected
 from tokentrace.engines.scripted import Script, ScriptedEngine
 from tokentrace.tokens.tokenizer import Ids
 
@@ -47,8 +43,7 @@ class Breaks(NamedTuple):
 class Gate:
     """Lets the pieces of scripted completions pass one by one: ``ScriptedEngine(script, piece=1, latency=gate)``.
 
-    It is closed at first. A test waits until requests stand before it (`waiting`), and lets pieces pass (`open`): what
-    has arrived in between is then certain, without any clock.
+    It is closed at first. A test waits for requests in front of it (`waiting`), and lets pieces pass (`open`).
     """
 
     def __init__(self) -> None:
@@ -84,36 +79,37 @@ class FaultyEngine(ScriptedEngine):
     def __init__(self, script: Script, **options: Any) -> None:
         super().__init__(script, **options)
         self.faults: deque[Fault | Breaks | None] = deque()
-        self._streamed = False
         self._current: list[Fault | Breaks | None] = []
 
-    async def _pieces(self, request: GenerateRequest, *, streamed: bool) -> AsyncGenerator[Delta]:
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        if self.faults and self.faults[0] is Fault.DIES:  # nothing of the answer has arrived
+            self.faults[0] = Fault.UNAVAILABLE
+        return await collected(self._stream(request))
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         fault: list[Fault | Breaks | None] = []
-        self._streamed, self._current = streamed, fault  # from here to its answer a request runs in one go
+        self._current = fault  # from here to its answer a request runs in one go
         arrived = 0
-        async with aclosing(super()._pieces(request, streamed=streamed)) as pieces:
+        async with aclosing(super()._stream(request)) as pieces:
             async for piece in pieces:
                 error = _error(fault[0], arrived, piece)
                 if error is not None:
-                    left = len(self.left)
-                    await pieces.aclose()
-                    del self.left[left:]  # nobody went away
                     raise error
                 arrived += 1
                 yield piece
 
-    def _answer(self, prompt: Ids, sampling: SamplingParams) -> Any:
+    def _answer(self, prompt: Ids, sampling: SamplingParams) -> EngineReply:
         fault = self.faults.popleft() if self.faults else None
         self._current.append(fault)
-        if fault is Fault.UNAVAILABLE or (fault is Fault.DIES and not self._streamed):
+        if fault is Fault.UNAVAILABLE:
             raise EngineUnavailable("the script says that the engine cannot be reached")
         if fault is Fault.GARBAGE:
             raise EngineAnswerError("the script says that the answer is not JSON")
-        answer = super()._answer(prompt, sampling)
+        reply = super()._answer(prompt, sampling)
         if fault is Fault.WRONG_IDS:
             size = self.capabilities.vocab_size
-            return answer._replace(ids=[-1 if size is None else size, *answer.ids[1:]])
-        return answer._replace(logprobs=[]) if fault is Fault.FEW_LOGPROBS else answer
+            return replace(reply, ids=[-1 if size is None else size, *reply.ids[1:]])
+        return replace(reply, logprobs=[]) if fault is Fault.FEW_LOGPROBS else reply
 
 
 def _error(fault: Fault | Breaks | None, arrived: int, piece: Delta) -> Exception | None:

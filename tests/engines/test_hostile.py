@@ -16,10 +16,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.engines.dialects import LLAMACPP, SGLANG, VLLM, VLLM_COMPLETIONS, Dialect, asked
 from tests.engines.support import Fake, Reply, recording
 from tokentrace.engines import http
 from tokentrace.engines.http import Connection, HTTPSettings
-from tokentrace.engines.llamacpp import COMPLETION, LlamaCppEngine
+from tokentrace.engines.llamacpp import LlamaCppEngine
 from tokentrace.engines.protocol import (
     Capabilities,
     Completion,
@@ -112,13 +113,13 @@ JUNK = ["1" * 400, "-" + "1" * 400, "-1e400", "NaN", "Infinity", "true", "null",
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where anything stands in a JSON value; of lists the first."""
-    found = [path] if path else []
+    paths = [path] if path else []
     if isinstance(value, dict):
         for key in value:
-            found += places(value[key], (*path, key))
+            paths += places(value[key], (*path, key))
     elif isinstance(value, list) and value:
-        found += places(value[0], (*path, 0))
-    return found
+        paths += places(value[0], (*path, 0))
+    return paths
 
 
 def spoilt(value: Any, path: tuple[Any, ...], junk: str) -> bytes:
@@ -131,41 +132,35 @@ def spoilt(value: Any, path: tuple[Any, ...], junk: str) -> bytes:
     return json.dumps(other).replace('"JUNK"', junk).encode()
 
 
-ADAPTERS: list[tuple[str, str, Callable[[Connection], Any]]] = [
-    ("vllm_generate", GENERATE, lambda one: VLLMEngine(one, TINY, check_echo=False)),
-    ("vllm_completions_ids", "/v1/completions", lambda one: VLLMEngine(one, TINY, path="/v1/completions")),
-    ("sglang_generate", "/generate", lambda one: SGLangEngine(one, TINY)),
-    ("llamacpp_completion_eos", COMPLETION, lambda one: LlamaCppEngine(one, TINY)),
-]
+ADAPTERS = {
+    "vllm_generate": VLLM,
+    "vllm_completions_ids": VLLM_COMPLETIONS,
+    "sglang_generate": SGLANG,
+    "llamacpp_completion_eos": LLAMACPP,
+}
 
 
-@pytest.mark.parametrize(("name", "path", "make"), ADAPTERS, ids=[one[0] for one in ADAPTERS])
-def test_junk_anywhere_in_an_answer_is_a_completion_or_a_typed_error(
-    name: str, path: str, make: Callable[[Connection], Any]
-) -> None:
-    recorded = recording(name)
-    body, answer = recorded["request"]["json"], recorded["response"]
-    prompt = next(body[key] for key in ("token_ids", "prompt", "input_ids") if key in body)
-    params = SamplingParams(1000)
+@pytest.mark.parametrize(("name", "dialect"), ADAPTERS.items(), ids=list(ADAPTERS))
+def test_junk_anywhere_in_an_answer_is_a_completion_or_a_typed_error(name: str, dialect: Dialect) -> None:
+    answer = recording(name)["response"]
+    prompt, params = asked(recording(name))[0], SamplingParams(1000)
 
     async def run() -> tuple[int, int]:
+        plain = await dialect.engine(answer)[0].generate(prompt, params)
         whole, errors = 0, list[str]()
         for place in places(answer):
             for junk in JUNK:
-                one = make(Fake().on(path, Reply([spoilt(answer, place, junk)])).connection())
                 try:
-                    done = await one.generate(prompt, params)
+                    done = await dialect.engine(Reply([spoilt(answer, place, junk)]))[0].generate(prompt, params)
                 except EngineError as error:
                     errors.append(str(error))
                 else:
                     whole += 1
-                    assert isinstance(done, Completion)
                     assert done.ids.tolist() == plain.ids.tolist(), (place, junk)
                     assert done.logprobs.tolist() == plain.logprobs.tolist(), (place, junk)
         assert max(map(len, errors)) < 700
         return whole, len(errors)
 
-    plain = asyncio.run(make(Fake().on(path, answer).connection()).generate(prompt, params))
     whole, errors = asyncio.run(run())
     assert errors > 50
     assert whole, "what nobody reads may be anything"
@@ -177,7 +172,7 @@ CANARY = "sk-canary-7f3a"
 ENCODED = base64.b64encode(f"user:{CANARY}".encode()).decode()
 
 
-def told(error: BaseException | None) -> str:
+def everything(error: BaseException | None) -> str:
     """All that an error says, of itself and of what caused it, with tracebacks."""
     text = ""
     while error is not None:
@@ -236,7 +231,7 @@ def test_no_error_shows_a_secret_that_a_server_repeats(
         for ask in asks:
             with pytest.raises(EngineError) as caught:
                 ask()
-            assert no_secret(told(caught.value)), told(caught.value)
+            assert no_secret(everything(caught.value)), everything(caught.value)
     assert no_secret(caplog.text)
 
 
@@ -264,7 +259,7 @@ def test_no_error_shows_a_secret_that_a_server_repeats(
 def test_an_address_that_is_none_is_refused_without_its_secrets(url: Any) -> None:
     with pytest.raises(EngineError) as caught:
         Connection(url)
-    assert no_secret(told(caught.value)), told(caught.value)
+    assert no_secret(everything(caught.value)), everything(caught.value)
 
 
 def test_no_repr_shows_a_secret() -> None:
@@ -276,4 +271,4 @@ def test_no_repr_shows_a_secret() -> None:
         Connection(f"http://user:{CANARY}@engine", HTTPSettings(headers={"authorization": "x"}))
     with pytest.raises(EngineError) as caught:
         HTTPSettings(headers={"Authorization": f"Bearer {CANARY}\n"})
-    assert no_secret(told(caught.value))
+    assert no_secret(everything(caught.value))

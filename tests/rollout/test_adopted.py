@@ -126,7 +126,7 @@ def test_images_are_refused_by_name_and_text_beside_them_is_kept() -> None:
     assert rollout.messages[2]["content"] == (
         "a cat\nerror: look returned 2 images and 1 video, which cannot be shown here"
     )
-    assert rollout.use.failed == 1
+    assert rollout.tool_errors == 1
 
 
 def test_what_tools_return_in_verls_shapes() -> None:
@@ -254,7 +254,7 @@ def test_calls_beyond_the_limit_are_told_that_they_were_not_run() -> None:
     results = [message["content"] for message in rollout.messages if message["role"] == "tool"]
     assert (results[:2], results[2].startswith("error:")) == (["1", "1"], True)
     assert "1 of 3 calls" in rollout.notes[0]
-    assert (rollout.use.calls, rollout.use.failed) == (3, 1)
+    assert (rollout.tool_calls, rollout.tool_errors) == (3, 1)
 
 
 def looking(worth: float | None) -> Any:

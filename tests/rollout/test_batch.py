@@ -63,10 +63,11 @@ def test_seeds_are_the_same_however_many_run_at_once_and_whatever_was_finished_b
 
 def test_cancelling_keeps_what_is_finished(tmp_path: Path) -> None:
     store = RolloutStore(tmp_path)
-    enough = asyncio.Event()
+    enough, started = asyncio.Event(), asyncio.Event()
 
     async def latency(_: int) -> None:
         if len(engine.requests) > 4:
+            started.set()
             await asyncio.Event().wait()  # never
 
     engine = scripted(latency=latency)
@@ -82,6 +83,7 @@ def test_cancelling_keeps_what_is_finished(tmp_path: Path) -> None:
             run_rollouts(Agent(engine, RENDERER), grouped(TASKS, 2), concurrency=2, store=store, done=done)
         )
         await enough.wait()
+        await started.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -87,7 +87,7 @@ async def exits(*_: Any) -> Any:
 )
 def test_a_tool_that_is_cancelled_or_exits_is_a_result_like_any_other(does: Callable[[], Any], said: str) -> None:
     rollout = run(CALL, ANSWER, tools=[Returns(does)])
-    assert (rollout.end, rollout.use.failed) == (End.ANSWER, 1)
+    assert (rollout.end, rollout.tool_errors) == (End.ANSWER, 1)
     assert rollout.messages[2]["content"] == said
 
 

@@ -109,7 +109,7 @@ def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
     assert rollout.messages[1] == {"role": "assistant", "content": written}, "whoever scores it sees what was written"
     assert rollout.messages[2]["role"] == "tool"
     assert rollout.messages[2]["content"].startswith("error: ")
-    assert rollout.use.failed == 1
+    assert rollout.tool_errors == 1
     check_exact(rollout, engine)
 
 

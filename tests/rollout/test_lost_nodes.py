@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokentrace.rollout import Summary, Task, cluster
+from tokentrace.rollout import Task, cluster
 from tokentrace.rollout.patience import EngineDown, Outage
 
 
@@ -29,7 +29,11 @@ def waiting_run(nodes: Any, notices: list[Outage | None], patience: float) -> An
     ray = SimpleNamespace(exceptions=exceptions, kill=lambda _: None, cluster_resources=nodes)
     tasks = [Task([{"role": "user", "content": "?"}], name="one")]
     queue = deque([0])
-    return cluster._Run(ray, Unplaced, tasks, queue, 1, None, None, None, notices.append, Summary(), patience=patience)
+
+    async def finish(rollout: Any) -> None:
+        raise AssertionError("nothing runs")
+
+    return cluster._Run(ray, Unplaced, tasks, queue, 1, None, finish, notices.append, patience)
 
 
 def test_a_cluster_without_a_node_is_reported_and_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

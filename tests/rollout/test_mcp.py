@@ -80,7 +80,7 @@ def test_a_command_serves_the_trajectories_of_a_run_until_it_ends(tmp_path: Path
         "a dot\nerror: picture returned an image (image/png), which cannot be shown here",
     ]
     assert first.notes == ["picture returned an image (image/png), which cannot be shown here"]
-    assert (first.end, first.use.failed) == (End.ANSWER, 2)
+    assert (first.end, first.tool_errors) == (End.ANSWER, 2)
     assert first.schemas is not None
     assert first.schemas[0]["function"]["parameters"]["required"] == ["a", "b"]
     told = "the MCP server python did not answer a call of {}: Connection closed"

@@ -98,7 +98,7 @@ def whole() -> Rollout:
             await engine.close()
 
     rollout = asyncio.run(run())
-    assert (rollout.end, rollout.use.calls > 0) == (End.USER, True)
+    assert (rollout.end, rollout.tool_calls > 0) == (End.USER, True)
     assert sum(message["role"] == "user" for message in rollout.messages) == 2
     return rollout
 

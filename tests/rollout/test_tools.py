@@ -11,6 +11,7 @@ import pytest
 from tokentrace.conversation.functions import function_schema
 from tokentrace.parsing import CallStatus, ParsedToolCall
 from tokentrace.parsing.response import TokenRange
+from tokentrace.rollout.record import TurnMetrics
 from tokentrace.rollout.toolbox import Toolbox
 from tokentrace.rollout.tools import BaseTool, ToolResult, as_tools
 
@@ -22,11 +23,15 @@ def call(
     return ParsedToolCall(index, name, arguments, "", None, status, problem, "", {}, TokenRange(0, 1))
 
 
-def run(tools: list[Any], calls: list[ParsedToolCall], **options: Any) -> tuple[list[ToolResult], Toolbox]:
-    async def go() -> tuple[list[ToolResult], Toolbox]:
-        box = Toolbox(as_tools(tools), "one", **options)
-        async with box:
-            return await box.run(calls), box
+def a_turn() -> TurnMetrics:
+    return TurnMetrics(prompt_tokens=1, sampled=1, finish_reason="stop")
+
+
+def run(tools: list[Any], calls: list[ParsedToolCall], **options: Any) -> tuple[list[ToolResult], TurnMetrics]:
+    async def go() -> tuple[list[ToolResult], TurnMetrics]:
+        turn = a_turn()
+        async with Toolbox(as_tools(tools), "one", **options) as box:
+            return await box.run(calls, turn), turn
 
     return asyncio.run(go())
 
@@ -80,10 +85,10 @@ def test_results_come_in_the_order_of_the_calls_whoever_is_first() -> None:
         gate.set()
         return "quick"
 
-    results, box = run([slow, quick], [call("slow", {}), call("quick", {}, index=1)])
+    results, turn = run([slow, quick], [call("slow", {}), call("quick", {}, index=1)])
     assert order == ["quick", "slow"]
     assert [result.content for result in results] == ["slow", "quick"]
-    assert box.use.calls == 2
+    assert turn.tool_calls == 2
 
 
 class Table(BaseTool):
@@ -115,11 +120,12 @@ def test_a_tool_is_created_and_released_once_for_each_trajectory() -> None:
 
     async def go() -> float | None:
         async with Toolbox([tool], "t1", settings={"table": {"key": "value"}}) as box:
-            results = await box.run(calls)
-            await box.run(calls[:1])
+            turn = a_turn()
+            results = await box.run(calls, turn)
+            await box.run(calls[:1], turn)
             assert results[0].content == "{'key': 'value'}"
-            assert box.use.reward == 1.5
-            assert box.use.metrics[1] == {"tool": "table", "asked": 2}
+            assert turn.reward == 1.5
+            assert turn.metrics[1] == {"tool": "table", "asked": 2}
             return await box.rewards()
 
     assert asyncio.run(go()) == 2.0
@@ -155,10 +161,10 @@ def odd() -> Any:
     ids=["raises", "wrong arguments", "hangs", "unknown", "invalid JSON", "no name"],
 )
 def test_what_goes_wrong_becomes_a_result(tool: Callable[..., Any], made: ParsedToolCall, shown: str) -> None:
-    (result,), box = run([tool], [made], timeout=0.01 if tool is hang else 60.0)
+    (result,), turn = run([tool], [made], timeout=0.01 if tool is hang else 60.0)
     assert result.content == shown
     assert result.failed
-    assert box.use.failed == 1
+    assert turn.tool_errors == 1
 
 
 def test_anything_returned_becomes_text() -> None:

@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.lazy import lazy
 from tests.support import byte_tokenizer_json
 from tokentrace import TemplateError, create_renderer
 from tokentrace.errors import TemplateLimitError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
 from tokentrace.tokens import Tokenizer
+
+chat_template_utils = lazy("transformers.utils.chat_template_utils")
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -188,7 +190,7 @@ def test_deep_arguments_are_a_limit_and_no_recursion_error() -> None:
 
 def same_as_transformers(source: str, messages: list[dict[str, Any]] = MESSAGES, **variables: Any) -> str:
     text = render(source, messages, **variables)
-    expected, _ = render_jinja_template([messages], chat_template=source, **variables)
+    expected, _ = chat_template_utils.render_jinja_template([messages], chat_template=source, **variables)
     assert text == expected[0]
     return text
 
@@ -257,7 +259,9 @@ TAGGED = {
 
 @pytest.mark.parametrize("name", TAGGED)
 def test_generation_tags_enclose_what_they_enclose_in_transformers(name: str) -> None:
-    [text], [ranges] = render_jinja_template([MESSAGES], chat_template=TAGGED[name], return_assistant_tokens_mask=True)
+    [text], [ranges] = chat_template_utils.render_jinja_template(
+        [MESSAGES], chat_template=TAGGED[name], return_assistant_tokens_mask=True
+    )
     rendering = ChatTemplate(TAGGED[name]).render(MESSAGES)
     assert rendering.text == text
     assert rendering.generation == list(map(tuple, ranges))
@@ -267,7 +271,7 @@ def test_generation_tags_enclose_what_they_enclose_in_transformers(name: str) ->
 def test_a_generation_block_cannot_leave_the_loop_around_it(word: str) -> None:
     source = f"{{% for m in messages %}}\n{{% generation %}}{{% {word} %}}{{% endgeneration %}}{{% endfor %}}"
     with pytest.raises(SyntaxError):
-        render_jinja_template([MESSAGES], chat_template=source)
+        chat_template_utils.render_jinja_template([MESSAGES], chat_template=source)
     with pytest.raises(TemplateError, match=r"cannot break off or continue the loop around it.*line 2"):
         ChatTemplate(source)
 

@@ -16,15 +16,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
 
 from tests.assets import family_dir
+from tests.lazy import lazy
 from tests.support import JINJA_FAMILIES, examples, rotating, templates_of_trl
 from tokentrace import TemplateError
 from tokentrace.template import ChatTemplate, wrap_tools, wrap_variables
 from tokentrace.template.chat_template import REASONING_FIELDS
 from tokentrace.template.origin import UNKNOWN
 from tokentrace.template.trace import Rendering
+
+chat_template_utils = lazy("transformers.utils.chat_template_utils")
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 WORDS = [
@@ -77,12 +79,12 @@ def outcome(render: Any) -> Any:
 def by_transformers(source: str, messages: Any, tools: Any, prompt: bool, variables: Any) -> str | None:
     """The text that transformers writes; None if it fails."""
     try:
-        return _compile_jinja_template(source).render(
-            messages=_plain_template_data(with_reasoning(messages)),
-            tools=_plain_template_data(tools),
+        return chat_template_utils._compile_jinja_template(source).render(
+            messages=chat_template_utils._plain_template_data(with_reasoning(messages)),
+            tools=chat_template_utils._plain_template_data(tools),
             documents=None,
             add_generation_prompt=prompt,
-            **_plain_template_data({**SPECIALS, **variables}),
+            **chat_template_utils._plain_template_data({**SPECIALS, **variables}),
         )
     except Exception:  # whatever a template raises is its refusal
         return None

@@ -21,12 +21,14 @@ from jinja2 import nodes
 from jinja2.compiler import operators
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
 from markupsafe import Markup
-from transformers.utils.chat_template_utils import _compile_jinja_template, _plain_template_data
 
+from tests.lazy import lazy
 from tests.support import rotating
 from tokentrace import TemplateError, create_renderer
 from tokentrace.template import ChatTemplate, Rendering
 from tokentrace.template.environment import TracingEnvironment
+
+chat_template_utils = lazy("transformers.utils.chat_template_utils")
 
 SECRETS = ("λόγος Ωμέγα\nψυχή", "слово Омега\nдуша")
 """Of one length and shape, so that counts, orders and truths are the same for both."""
@@ -143,9 +145,9 @@ Case = dict[str, int]
 
 def plain(case: Case, which: int) -> str | None:
     random.seed(0)
-    given = _plain_template_data(messages(which))
+    given = chat_template_utils._plain_template_data(messages(which))
     try:
-        return str(_compile_jinja_template(TEMPLATE).render(messages=given, tools=None, **case))
+        return str(chat_template_utils._compile_jinja_template(TEMPLATE).render(messages=given, tools=None, **case))
     except Exception:
         return None
 

@@ -1,7 +1,8 @@
-"""The checks of `explain_break`: each returns the cause of a difference, or None."""
+"""The checks of `explain_break`: the first that fits gives the cause of a difference, else it is unknown."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -20,10 +21,10 @@ from ..study.turns import common_prefix as shared_text
 from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.visible import counted
 from .finding import Cause
 from .resync import next_hunk, up_to_shared_end
-from .token_text import READ, quoted, spelled_alike, text_of, window
-from .turn_heads import TurnHeads
+from .token_text import READ, TurnHeads, quoted, spelled_alike, text_of, window
 
 _ALIKE: Final = 12
 """Characters that texts must share to go on alike."""
@@ -49,6 +50,7 @@ _TOOL_SECTIONS: Final = (
     ("\n## Tools\n", "<｜User｜>"),
 )
 """Texts between which templates declare tools."""
+_INSTRUCTIONS: Final = frozenset({"system", "developer"})
 
 
 class Match(NamedTuple):
@@ -83,7 +85,10 @@ def find_region(mask: npt.NDArray[np.bool_] | None, position: int) -> Region | N
 
 
 class Case:
-    """One difference between a stream and the next prompt, as tokens and as text."""
+    """One difference between a stream and the next prompt, as tokens and as text.
+
+    `ours` and `theirs` are text around it that begins alike; `at` is the first character that differs.
+    """
 
     def __init__(
         self,
@@ -99,19 +104,27 @@ class Case:
         self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
         self.vocabulary = self.tokenizer.vocabulary
         self.region = find_region(mask, hunk.start)
+        self.completion = None if self.region is None else self.region.completion
         self.lead, ours, theirs = window(self.vocabulary, stream, prompt, hunk, back, forward)
         self.ours, self.theirs = self.lead + ours, self.lead + theirs
         self.at = len(self.lead) + shared_text(ours, theirs)
-        """The first character that differs."""
         self.ended = hunk.start + forward >= len(stream)
+        self.sides = hunk.sides(stream, prompt)
 
-    @property
-    def in_completion(self) -> bool | None:
-        return None if self.region is None else self.region.completion is not None
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of the difference itself on either side, of a long one its beginning."""
+        return [text_of(self.vocabulary, side[:4096]) for side in self.sides]
 
     @cached_property
     def heads(self) -> TurnHeads:
         return TurnHeads.of(self.vocabulary, {tag for pair in self.reasoning for tag in pair})
+
+    @cached_property
+    def roles(self) -> tuple[str | None, str | None]:
+        """The roles of the turns that the difference lies in."""
+        hunk = self.hunk
+        return self.heads.role(self.stream, hunk.start), self.heads.role(self.prompt, hunk.other_start)
 
     @cached_property
     def reasoning(self) -> tuple[tuple[str, str], ...]:
@@ -122,11 +135,6 @@ class Case:
             frame = None
         return (*(((frame.open, frame.close),) if frame is not None and frame.open else ()), *REASONING_TAGS)
 
-    def hunk_texts(self) -> tuple[str, str]:
-        """The text of the difference itself, of a long one its beginning."""
-        ours, theirs = self.hunk.sides(self.stream, self.prompt)
-        return text_of(self.vocabulary, ours[:4096]), text_of(self.vocabulary, theirs[:4096])
-
     def token_at(self, character: int) -> int:
         """The stream's token at a character of `ours`."""
         size, seen, at = len(self.ours[len(self.lead) : character].encode("utf-8", "surrogatepass")), 0, self.hunk.start
@@ -135,19 +143,18 @@ class Case:
             at += 1
         return at
 
-    def parsed_turns(self) -> tuple[ParsedResponse, ParsedResponse] | None:
-        """The completion that the difference lies in, and what the prompt has in its place, parsed."""
-        if self.model is self.tokenizer or self.region is None or self.region.completion is None:
-            return None
-        start, stop = self.region.completion
+    def parsed_turns(self) -> list[ParsedResponse]:
+        """The completion that the difference lies in, and what the prompt has in its place; or nothing."""
+        if self.model is self.tokenizer or self.completion is None:
+            return []
+        start, stop = self.completion
         stops = np.isin(self.prompt[self.hunk.other_start :], [*self.model.get_stop_token_ids()])
         end = self.hunk.other_start + (int(stops.argmax()) + 1 if stops.any() else len(stops))
         try:
             sides = self.stream[start:stop], self.prompt[start:end]
-            ours, theirs = (self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides)
+            return [self.model.parse_response(side, prompt_ids=self.stream[:start]) for side in sides]
         except TokentraceError:
-            return None
-        return ours, theirs
+            return []
 
 
 # -- ids
@@ -156,10 +163,9 @@ class Case:
 def no_token(case: Case) -> Match | None:
     """An id outside the vocabulary."""
     size = case.vocabulary.size
-    for name, ids in zip(("stream", "next prompt"), case.hunk.sides(case.stream, case.prompt), strict=True):
-        outside = ids[ids >= size]
-        if len(outside):
-            return Match(Cause.NO_TOKEN, f"the {name} has id {int(outside[0])}, and the vocabulary {size:,} tokens")
+    for name, ids in zip(("stream", "next prompt"), case.sides, strict=True):
+        for index in ids[ids >= size][:1]:
+            return Match(Cause.NO_TOKEN, f"the {name} has id {index}, and the vocabulary {size:,} tokens")
     return None
 
 
@@ -167,11 +173,10 @@ def first_token(case: Case) -> Match | None:
     """The first control token on one side only, with the same tokens after it."""
     if case.hunk.start > 1 or min(len(case.stream), len(case.prompt)) < 2:
         return None
-    sides = (
+    for one, other, name, cause in (
         (case.stream, case.prompt, "stream", Cause.BOS_MISSING),
         (case.prompt, case.stream, "next prompt", Cause.BOS_ADDED),
-    )
-    for one, other, name, cause in sides:
+    ):
         same = common_prefix(one[1:], other)
         if int(one[0]) in case.vocabulary.added and same >= min(len(one) - 1, len(other), 8):
             text = quoted(text_of(case.vocabulary, one[:1]))
@@ -184,17 +189,17 @@ def remerge(case: Case) -> Match | None:
     hunk = spelled_alike(case.vocabulary, case.stream, case.prompt, case.hunk)
     if hunk is None:
         return None
-    ours, theirs = (side.tolist() for side in hunk.sides(case.stream, case.prompt))
-    sizes = [f"{len(side):,} tokens" if len(side) > 1 else "one token" for side in (ours, theirs)]
+    sides = [side.tolist() for side in hunk.sides(case.stream, case.prompt)]
+    sizes = [f"{len(side):,} tokens" if len(side) > 1 else "one token" for side in sides]
     text = quoted(text_of(case.vocabulary, case.stream[hunk.start : hunk.stop]))
-    words = f"the same text {text} is {sizes[0]} in the stream and {sizes[1]} in the next prompt: "
-    for one, other, where in ((ours, theirs, "stream"), (theirs, ours, "next prompt")):
+    why = "it was decoded and encoded again"
+    for one, other, where in ((*sides[::-1], "next prompt"), (*sides, "stream")):
         control = [index for index in one if index in case.vocabulary.added and index not in other]
         if control:
             name = case.vocabulary.added[control[0]].text
-            words += f"{name} is a control token in the {where} and plain text in the other"
-            return Match(Cause.BPE_REMERGE, words, hunk)
-    return Match(Cause.BPE_REMERGE, f"{words}it was decoded and encoded again", hunk)
+            why = f"{name} is a control token in the {where} and plain text in the other"
+    words = f"the same text {text} is {sizes[0]} in the stream and {sizes[1]} in the next prompt: {why}"
+    return Match(Cause.BPE_REMERGE, words, hunk)
 
 
 # -- reasoning and endings
@@ -266,28 +271,28 @@ def lost_completion(case: Case) -> Match | None:
     """An empty stream, zeros instead of ids, or the last completion missing whole."""
     if not len(case.stream):
         return Match(Cause.ZEROED_ANCHOR, "the stream is empty, though there was a request before")
-    at, region = case.hunk.start, case.region
+    at, last = case.hunk.start, None if case.region is None else case.region.last
     following = case.prompt[case.hunk.other_start : case.hunk.other_start + 8]
     if len(following) >= 4 and not following[:4].any() and case.stream[at : at + 4].all():
         return Match(Cause.ZEROED_ANCHOR, "the next prompt has zeros where the stream has ids")
-    if region is None or region.last is None or region.last[0] < at:
+    if last is None or last[0] < at:
         return None
-    opened = text_of(case.vocabulary, case.stream[at : min(region.last[0], at + 64)]).strip()
+    opened = text_of(case.vocabulary, case.stream[at : min(last[0], at + 64)]).strip()
     if opened and opened not in {opening for opening, _ in case.reasoning}:  # which the prompt may have opened
         return None
-    completion = case.stream[region.last[0] : region.last[1]].tolist()
+    completion = case.stream[slice(*last)].tolist()
     solid = next((index for index in following.tolist() if case.vocabulary.token_bytes(index).strip()), None)
-    if solid is None or solid not in case.heads.structural or solid in completion[:-1] or len(completion) < 2:
+    if solid not in case.heads.structural or solid in completion[:-1] or len(completion) < 2:
         return None
-    name = case.vocabulary.token_bytes(solid).decode("utf-8", "replace")
+    name = case.vocabulary.added[solid].text
     words = f"the last completion, {len(completion):,} tokens, is missing whole: the next prompt has {name} there"
     return Match(Cause.ZEROED_ANCHOR, words)
 
 
 def stop_token(case: Case) -> Match | None:
     """Another control token where a completion ends."""
-    at, other, region = case.hunk.start, case.hunk.other_start, case.region
-    end = len(case.stream) if region is None else region.completion[1] if region.completion is not None else -1
+    at, other = case.hunk.start, case.hunk.other_start
+    end = len(case.stream) if case.region is None else case.completion[1] if case.completion else -1
     if at != end - 1 or other == len(case.prompt):
         return None
     tokens = int(case.stream[at]), int(case.prompt[other])
@@ -309,10 +314,10 @@ def compaction(case: Case) -> Match | None:
     for hunk, least in ((ends[0], 1), (ends[1], 1), (case.hunk, 2)):
         if hunk is not None and (match := _fewer_turns(case, hunk, least)) is not None:
             return match
-    ours, theirs = case.hunk.sides(case.stream, case.prompt)
+    ours, theirs = case.sides
     between = case.region is not None and case.region.name.startswith("context") and case.hunk.stop < len(case.stream)
     if between and not case.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs)):
-        role = case.heads.role(case.stream, case.hunk.start) or "context"
+        role = case.roles[0] or "context"
         words = f"{len(ours):,} tokens became {len(theirs):,}: text of the {role} was cut or cleared"
         return Match(Cause.COMPACTION, words)
     return None
@@ -328,7 +333,7 @@ def _fewer_turns(case: Case, hunk: Hunk, least: int) -> Match | None:
     turns = case.heads.count(ours)
     if turns < least or turns <= case.heads.count(theirs) or len(ours) < 2 * len(theirs):
         return None
-    if turns == 1 and case.heads.role(case.stream, hunk.start) in ("system", "developer"):
+    if turns == 1 and case.heads.role(case.stream, hunk.start) in _INSTRUCTIONS:
         return None
     words = f"{len(ours):,} tokens of history became {len(theirs):,}: messages are missing, or fewer replace them"
     return Match(Cause.COMPACTION, words, hunk)
@@ -336,10 +341,9 @@ def _fewer_turns(case: Case, hunk: Hunk, least: int) -> Match | None:
 
 def changed_tools(case: Case) -> Match | None:
     """Other tools, or none, where a template declares them."""
-    roles = {case.heads.role(case.stream, case.hunk.start), case.heads.role(case.prompt, case.hunk.other_start)}
-    if case.in_completion or not {"system", "developer", None} & roles:  # anybody may write about tools
-        return None
-    ours, theirs = case.hunk_texts()
+    if case.completion or (_INSTRUCTIONS.isdisjoint(case.roles) and None not in case.roles):
+        return None  # anybody may write about tools
+    ours, theirs = case.texts
     for opening, closing in _TOOL_SECTIONS:
         start = case.lead.rfind(opening)
         if start >= 0 and closing not in case.lead[start:]:
@@ -355,15 +359,14 @@ def changed_tools(case: Case) -> Match | None:
 
 def changed_system(case: Case) -> Match | None:
     """A difference in text of the system or the developer."""
-    one, other = case.heads.role(case.stream, case.hunk.start), case.heads.role(case.prompt, case.hunk.other_start)
-    if case.in_completion or not {"system", "developer"} & {one, other}:
+    one, other = case.roles
+    if case.completion or _INSTRUCTIONS.isdisjoint(case.roles):
         return None
     if one != other and one and other:
-        return Match(
-            Cause.CHANGED_SYSTEM, f"the stream has a {one} message where the next prompt has a {other} message"
-        )
-    ours, theirs = case.hunk_texts()
-    words = f"the {one or other} text differs: the stream has {quoted(ours)}, the next prompt {quoted(theirs)}"
+        words = f"the stream has a {one} message where the next prompt has a {other} message"
+    else:
+        ours, theirs = map(quoted, case.texts)
+        words = f"the {one or other} text differs: the stream has {ours}, the next prompt {theirs}"
     return Match(Cause.CHANGED_SYSTEM, words)
 
 
@@ -418,61 +421,43 @@ def _value_at(text: str, start: int) -> tuple[Any, int] | None:
 
 def _same_value(one: Any, other: Any) -> bool:
     """True if two values are equal in JSON, or one is a string that holds the other."""
-    pairs = [(one, other)]
-    while pairs:
-        a, b = pairs.pop()
-        if isinstance(a, str) != isinstance(b, str):
-            text, value = (a, b) if isinstance(a, str) else (b, a)
-            parsed = _value_at(text, 0) if isinstance(value, (dict, list)) else None
-            if parsed is None or parsed[1] != len(text):
-                return False
-            pairs.append((parsed[0], value))
-        elif isinstance(a, dict) and isinstance(b, dict):
-            if a.keys() != b.keys():
-                return False
-            pairs += [(a[key], b[key]) for key in a]
-        elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-            if len(a) != len(b):
-                return False
-            pairs += zip(a, b, strict=True)
-        elif isinstance(a, bool) != isinstance(b, bool) or a != b:
-            return False
-    return True
+    if isinstance(one, str) != isinstance(other, str):
+        text, value = (one, other) if isinstance(one, str) else (other, one)
+        parsed = _value_at(text, 0) if isinstance(value, (dict, list)) else None
+        return parsed is not None and parsed[1] == len(text) and _same_value(parsed[0], value)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(map(_same_value, one.values(), map(other.get, one)))
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same_value, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def changed_call(case: Case) -> Match | None:
     """A call of the completion that the prompt has in another form, or lacks."""
-    turns = case.parsed_turns()
-    if turns is None:
+    calls = [[call for call in turn.tool_calls if call.name] for turn in case.parsed_turns()]
+    if not calls or case.completion is None:
         return None
-    ours, theirs = ([call for call in turn.tool_calls if call.name] for turn in turns)
-    pairs = zip(ours, theirs, strict=False)
-    match = next((match for one, other in pairs if (match := _compare_calls(one, other)) is not None), None)
+    ours, theirs = calls
+    match = next(filter(None, map(_compare_calls, ours, theirs)), None)
     if match is None and len(ours) > len(theirs):
         name = ours[len(theirs)].name
         match = Match(Cause.REWRITTEN_CALL, f"the model called `{name}`, and the next prompt has no such call")
-    completion = case.region.completion if case.region is not None else None
-    return None if match is None else match._replace(covered=completion[1] if completion else 0)
+    return None if match is None else match._replace(covered=case.completion[1])
 
 
 def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
     name = one.name
     if name != other.name:
-        words = f"the model called `{name}`, the next prompt has a call of `{other.name}`"
-        return Match(Cause.REWRITTEN_CALL, words)
+        return Match(Cause.REWRITTEN_CALL, f"the model called `{name}`, the next prompt has a call of `{other.name}`")
     ours, theirs = (dict(call.raw_arguments or call.arguments or {}) for call in (one, other))
     for key in ours.keys() & theirs.keys():
         if not _same_value(ours[key], theirs[key]):
             return _changed_value(f"argument `{key}` of `{name}`", ours[key], theirs[key])
-    for some, other_side, has, lacks in (
-        (ours, theirs, "stream", "next prompt"),
-        (theirs, ours, "next prompt", "stream"),
-    ):
-        for key in some:
-            if key not in other_side:
-                empty = "empty " if _spelled(some[key]).strip() in ("", "null", "None", "{}", "[]") else ""
-                words = f"the {has} gives `{name}` the {empty}argument `{key}`, the {lacks} does not"
-                return Match(Cause.EMPTY_PARAMETER, words)
+    has, lacks = ("stream", "next prompt") if ours.keys() - theirs.keys() else ("next prompt", "stream")
+    for key in [key for key in (*ours, *theirs) if key not in ours or key not in theirs][:1]:
+        empty = "empty " if _spelled({**ours, **theirs}[key]) in ("", "null", "None", "{}", "[]") else ""
+        words = f"the {has} gives `{name}` the {empty}argument `{key}`, the {lacks} does not"
+        return Match(Cause.EMPTY_PARAMETER, words)
     if (one.arguments is None) != (other.arguments is None):
         has = "stream" if other.arguments is None else "next prompt"
         return Match(Cause.EMPTY_PARAMETER, f"only the {has} writes out that `{name}` takes no arguments")
@@ -484,8 +469,7 @@ def _compare_calls(one: ParsedToolCall, other: ParsedToolCall) -> Match | None:
 
 
 def _changed_value(what: str, one: Any, other: Any) -> Match:
-    words = f"{what} is {quoted(_spelled(one).strip())} in the stream and {quoted(_spelled(other).strip())}"
-    words += " in the next prompt"
+    words = f"{what} is {quoted(_spelled(one))} in the stream and {quoted(_spelled(other))} in the next prompt"
     if isinstance(one, bool) != isinstance(other, bool) and str(one).lower() == str(other).lower():
         return Match(Cause.BOOLEAN_CASE, f"{words}: a boolean became a string, or a string a boolean")
     if isinstance(one, str) and isinstance(other, str) and one.split() == other.split():
@@ -494,7 +478,8 @@ def _changed_value(what: str, one: Any, other: Any) -> Match:
 
 
 def _spelled(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text.strip()
 
 
 def whitespace(case: Case) -> Match | None:
@@ -528,3 +513,17 @@ CHECKS: Final[tuple[Callable[[Case], Match | None], ...]] = (
     cut_short,
 )
 """The most specific first."""
+
+
+def explain(case: Case) -> Match:
+    """The cause of one difference, and what shows it."""
+    for check in CHECKS:
+        with contextlib.suppress(RecursionError):  # JSON may be nested as deeply as anybody likes
+            if (match := check(case)) is not None:
+                return match
+    ours, theirs = map(quoted, case.texts)
+    if case.hunk.other_start == len(case.prompt):
+        count = counted(len(case.stream) - case.hunk.start)
+        return Match(Cause.UNKNOWN, f"the prompt ends {count} before the stream: a repeated request, or one taken back")
+    of = f" in text of the {case.roles[0]}" if case.roles[0] else ""
+    return Match(Cause.UNKNOWN, f"the stream has {ours}, the next prompt {theirs}{of}; nothing shows why")

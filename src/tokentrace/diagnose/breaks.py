@@ -1,7 +1,4 @@
-"""Why a prompt does not begin with the stream so far: `explain_break` names the cause and shows the tokens.
-
-The first check of `break_checks` that fits gives the cause; otherwise it is `Cause.UNKNOWN`.
-"""
+"""Why a prompt does not begin with the stream so far: `explain_break` names the cause and shows the tokens."""
 
 from __future__ import annotations
 
@@ -15,25 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
-from ..show.document import Card, Contrasts, Document, Tokens
+from ..show.document import Card, Contrasts, Document
 from ..showing import ShowsItself
-from ..tokens.alignment import Hunk, align
+from ..tokens.alignment import Hunk
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.visible import counted
-from .break_checks import CHECKS, Case, Match, find_region
+from .break_checks import Case, Match, explain, find_region
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain
 from .resync import hunks, next_hunk
-from .token_text import one_line, quoted, token_text
+from .token_text import AROUND, Parts, contrast, one_line
 
 _LATER: Final = 8
 """Further differences that are explained."""
-_AROUND: Final = 12
-"""Equal tokens shown on either side of a difference."""
-_LIMIT: Final = 40
-"""Tokens shown of one side of a difference."""
 _CONTEXT: Final = frozenset(
     {Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION, Cause.REWRITTEN_CALL, Cause.UNKNOWN}
 )
@@ -69,28 +61,13 @@ class Break(ShowsItself):
         names = ("cause", "words", "position", "region", "advice", "stream_range", "prompt_range", "later")
         return {name: getattr(self, name) for name in names}
 
-    def parts(self) -> Iterator[tuple[Tokens, Tokens | None]]:
-        """The tokens of the stream and of the prompt around the difference; None: the same."""
-        (start, stop), (_, other_stop) = self.stream_range, self.prompt_range
-        yield self._tokens(self.stream[max(0, start - _AROUND) : start]), None
-        ours, theirs = self.stream[start:stop], self.prompt[start:other_stop]
-        fine = max(len(ours), len(theirs)) <= 256
-        at = 0
-        for hunk in align(ours, theirs) if fine else [Hunk(0, len(ours), 0, len(theirs))]:
-            yield self._tokens(ours[at : hunk.start]), None
-            left, right = hunk.sides(ours, theirs)
-            yield self._tokens(left), self._tokens(right)
-            at = hunk.stop
-        yield self._tokens(ours[at:]), None
-        same = common_prefix(self.stream[stop : stop + _AROUND], self.prompt[other_stop:])
-        yield self._tokens(self.stream[stop : stop + same]), None
-
-    def _tokens(self, ids: Ids) -> Tokens:
-        tokens = [(index, token_text(self.tokenizer.vocabulary, index)) for index in ids[:_LIMIT].tolist()]
-        return [*tokens, (-1, f" … {counted(len(ids) - _LIMIT)} … ")] if len(ids) > _LIMIT else tokens
+    def parts(self) -> Parts:
+        """The tokens of the stream and of the prompt around the difference."""
+        hunk = Hunk(*self.stream_range, *self.prompt_range)
+        return contrast(self.tokenizer.vocabulary, self.stream, self.prompt, hunk)
 
     def __str__(self) -> str:
-        parts = list(self.parts())
+        parts = self.parts()
         lines = {"stream": "", "next prompt": ""}
         for left, right in parts:
             for name, side in zip(lines, (left, left if right is None else right), strict=True):
@@ -98,7 +75,7 @@ class Break(ShowsItself):
                 lines[name] += "".join(text if right is None else (f"[{one}]" for one in text))
         first = next((pair for pair in parts if pair[1] is not None), ([], []))
         ids = [", ".join(f"{index} ({one_line(text)})" for index, text in (side or [])[:6]) for side in first]
-        ellipsis = "… " if self.position > _AROUND else ""
+        ellipsis = "… " if self.position > AROUND else ""
         out = [f"break at token {self.position:,} of {len(self.stream):,}"]
         out[0] += f"{f' ({self.region})' if self.region else ''}: {self.cause}"
         out += [f"  {one_line(self.words)}", *(f"  {name:<12} {ellipsis}{line}" for name, line in lines.items())]
@@ -110,7 +87,7 @@ class Break(ShowsItself):
 
     def add_to(self, contrasts: Contrasts, name: str) -> str:
         """Add the difference to a document; returns the link to it."""
-        first = max(0, self.position - _AROUND)
+        first = max(0, self.position - AROUND)
         names = ("stream", "next prompt")
         return contrasts.add_parts(name, self.parts(), names, self.words, first, self.tokenizer)
 
@@ -200,21 +177,6 @@ def explain_break(
         theirs,
         case.tokenizer,
     )
-
-
-def explain(case: Case) -> Match:
-    """The cause of one difference, and what shows it."""
-    match = next((match for check in CHECKS if (match := check(case)) is not None), None)
-    if match is not None:
-        return match
-    ours, theirs = case.hunk_texts()
-    if not theirs and case.hunk.other_start == len(case.prompt):
-        count = counted(len(case.stream) - case.hunk.start)
-        return Match(Cause.UNKNOWN, f"the prompt ends {count} before the stream: a repeated request, or one taken back")
-    role = case.heads.role(case.stream, case.hunk.start)
-    of = f" in text of the {role}" if role else ""
-    words = f"the stream has {quoted(ours)}, the next prompt {quoted(theirs)}{of}; nothing shows why"
-    return Match(Cause.UNKNOWN, words)
 
 
 def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Match:

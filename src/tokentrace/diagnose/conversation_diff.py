@@ -1,29 +1,23 @@
 """Why a request does not continue the conversation before it. Pure: two conversations in, a finding out.
 
-No token depends on it. `find_cause` looks at the first message that differs, in this order:
-messages that moved or disappeared, another beginning, a message replaced by one of its role,
-a message replaced by one of another role.
+No token depends on these judgements. Their cost grows with the length of the texts, never with its square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
-from ..conversation.messages import Messages
+from ..conversation.messages import RESULT_ROLES, Messages
+from ..study.turns import common_prefix
 from .finding import Cause, Finding
 from .message_keys import NOISE, Key, Message, message_key, reasoning
-from .wording import (
-    argument_texts,
-    changed_words,
-    is_cut,
-    is_nonce,
-    is_similar,
-    is_summary,
-    retells,
-    tells_of_call,
-)
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
 """Roles of the operator."""
@@ -32,6 +26,45 @@ _FEW_WORDS: Final = 6
 """In a shorter question a number is what it asks about."""
 _DISTINCT: Final = 20
 """Messages of so many characters are hardly ever sent twice by chance."""
+_LONG: Final = 20_000
+"""Only the two ends of a longer text are read."""
+_LONGEST_ID: Final = 100
+_SHORT_NOTE: Final = 300
+
+_INCIDENTAL: Final = re.compile(
+    r".*\d.*|[0-9a-f]{4,}|am|pm|utc|gmt|(?:mon|tues|wednes|thurs|fri|satur|sun)(?:day)?|tue|wed|thu|sat"
+    r"|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A number, a date or an id."""
+
+_SUMMARY: Final = re.compile(
+    r"\A\W*(?:\w+\W+){0,3}summary\W*[:\n]"
+    r"|summar(?:y|ies|i[sz]ation) of (?:the|our|your|this|all|its|what|previous|prior|earlier|past|older)\b"
+    r"|(?:conversation|context|session|history|chat|progress|handoff|compaction) summary"
+    r"|summary (?:so far|to date|until now)"
+    r"|(?:conversation|messages?|history|session|context|turns|steps)[^.\n]{0,60}"
+    r"\b(?:summari[sz]ed|compacted|condensed|compressed)"
+    r"|</?(?:summary|state_snapshot|compressed_chat|conversation_summary|context_summary|compaction)>"
+    r"|continued? from (?:a|the) previous (?:conversation|session)"
+    r"|ran out of context"
+    r"|produced a summary"
+    r"|(?:conversation|discussion|history) (?:so far|to date|up to (?:this|now))"
+    r"|(?:\d+|some|earlier|older|previous|prior|past|old) (?:previous |earlier |older )?"
+    r"(?:conversation history|messages|turns|steps|history)[^.\n]{0,60}"
+    r"\b(?:removed|omitted|dropped|skipped|truncated|trimmed|hidden|deleted|elided)"
+    r"|(?:skipped|omitted|removed|dropped) \d+ (?:earlier |older |previous )?(?:messages|turns|steps)",
+    re.IGNORECASE,
+)
+"""How agents begin a summary, or say that they left something out."""
+
+_BLANK: Final = re.compile(
+    r"\b(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
+    r"|no longer (?:available|shown))\b|^\W*$",
+    re.IGNORECASE,
+)
+"""What is left of a result that an agent blanks."""
 
 
 def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()) -> Finding:
@@ -42,16 +75,17 @@ def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Seque
     """
     if shared == len(sent):
         dropped = len(recorded) - shared
-        if dropped <= 1:
-            return Finding(Cause.RETRY, words="the same messages were sent again: another reply is sampled")
         words = f"it goes back to an earlier point: the last {dropped} messages are left out"
+        words = words if dropped > 1 else "the same messages were sent again: another reply is sampled"
         return Finding(Cause.RETRY, words=words)
     if shared == len(recorded):
         return Finding(Cause.RETRY, message=shared, words="the conversation goes on from an earlier point")
     opening = all(message.get("role") in INSTRUCTIONS for message in sent[:shared])
     if opening:
         recorded, shared = _closest(sent, recorded, shared, recent)
-    return _Divergence(sent, recorded, shared, recent).explain(opening)
+    case = _Divergence(sent, recorded, shared, recent)
+    cause, words = case.moved() or (case.other_beginning() if opening else None) or case.replaced()
+    return Finding(cause, message=shared, words=f"{_place(shared, sent[shared])}: {words}")
 
 
 def changed_tools(
@@ -84,7 +118,7 @@ def changed_message(at: int, new: Message, old: Message) -> Finding:
     if new.get("role") == "assistant" and thought and thought != before:
         words = f"its reasoning changed: {changed_words(thought, before)}"
     else:
-        words = f"the text is the same, but another field is not: {_changed_fields(new, old)}"
+        words = _changed_fields(new, old)
     return Finding(Cause.EDIT, message=at, words=f"{_place(at, new)}: {words}")
 
 
@@ -98,179 +132,148 @@ def text_of(message: Message) -> str:
     return "".join(str(part.get("text") or "") if isinstance(part, Mapping) else str(part) for part in content)
 
 
+Verdict = tuple[Cause, str]
+
+
 class _Divergence:
     """The first message in which two conversations differ, and what follows it."""
 
     def __init__(self, sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> None:
-        self.sent, self.recorded, self.shared, self.recent = sent, recorded, shared, recent
+        self.sent, self.recorded, self.recent = sent[shared:], recorded[shared:], (recorded, *recent)
+        self.before, self.shared = sent[:shared], shared
         self.new, self.old = sent[shared], recorded[shared]
         self.role, self.old_role = str(self.new.get("role")), str(self.old.get("role"))
         self.text, self.old_text = text_of(self.new), text_of(self.old)
-        self.ours = [message_key(message) for message in sent[shared:]]
-        self.theirs = [message_key(message) for message in recorded[shared:]]
+        self.ours, self.theirs = _keys(self.sent), _keys(self.recorded)
+        self.fewer = len(self.ours) < len(self.theirs)
+        self.is_summary = self.fewer and is_summary(self.text) and not is_summary(self.old_text)
+        self.continues_alike = self.ours[1:2] == self.theirs[1:2] != []
+        self.is_nonce = is_nonce(self.text, self.old_text)
 
-    def explain(self, opening: bool) -> Finding:
-        """The first cause that fits."""
-        return (
-            self._moved()
-            or (self._other_beginning() if opening else None)
-            or (self._same_role() if self.role == self.old_role else None)
-            or self._other_role()
-        )
-
-    def _finding(self, cause: Cause, words: str) -> Finding:
-        return Finding(cause, message=self.shared, words=f"{_place(self.shared, self.new)}: {words}")
-
-    def _compacted(self) -> Finding:
+    def _compacted(self) -> Verdict:
         still = len({*self.ours[1:]} & {*self.theirs})
         tail = f", {still} of them kept" if still else ""
-        return self._finding(Cause.COMPACTION, f"{_count(len(self.theirs))} replaced by {len(self.ours)}{tail}")
+        return Cause.COMPACTION, f"{_count(len(self.theirs))} replaced by {len(self.ours)}{tail}"
 
-    def _edit(self, words: str = "") -> Finding:
-        return self._finding(Cause.EDIT, words or self._edit_words())
+    def _nonce(self) -> Verdict:
+        return Cause.NONCE, f"only a number, a date or an id in it changed: {self._changes}"
 
-    def _nonce(self) -> Finding:
-        return self._finding(Cause.NONCE, f"only a number, a date or an id in it changed: {self._changed_words()}")
+    def _changed_system(self) -> Verdict:
+        return Cause.CHANGED_SYSTEM, f"the instructions have changed: {self._changes}"
 
-    def _changed_system(self) -> Finding:
-        return self._finding(Cause.CHANGED_SYSTEM, f"the instructions have changed: {self._changed_words()}")
-
-    def _changed_words(self) -> str:
+    @cached_property
+    def _changes(self) -> str:
         return changed_words(self.text, self.old_text)
 
     # -- messages that are gone, or new, while the remaining ones are the same
 
-    def _moved(self) -> Finding | None:
-        if self.ours[0] in self.theirs[1:] and self._comes_later():
-            return self._edit("messages are in another order")
-        in_place = sum(one == other for one, other in zip(self.ours, self.theirs, strict=False))
-        gone, same = _skipped(self.ours, self.theirs, self.new)
+    def moved(self) -> Verdict | None:
+        ours, theirs = self.ours, self.theirs
+        later = ours.count(theirs[0]) >= theirs.count(theirs[0]) or self._calls_at is not None
+        if ours[0] in theirs[1:] and later:
+            return Cause.EDIT, "messages are in another order"
+        in_place = sum(one == other for one, other in zip(ours, theirs, strict=False))
+        gone, same = _skipped(ours, theirs, self.new)
         if gone and same > in_place:
-            roles = {message.get("role") for message in self.recorded[self.shared : self.shared + gone]}
+            roles = {message.get("role") for message in self.recorded[:gone]}
             if roles <= INSTRUCTIONS:
-                return self._finding(Cause.CHANGED_SYSTEM, "instructions before it were left out")
-            return self._finding(
-                Cause.EDIT if roles == {"user"} else Cause.COMPACTION, f"{_count(gone)} left out before it"
-            )
-        new, same = _skipped(self.theirs, self.ours, self.old)
-        if new and same > in_place and not self._is_summary:
+                return Cause.CHANGED_SYSTEM, "instructions before it were left out"
+            return Cause.EDIT if roles == {"user"} else Cause.COMPACTION, f"{_count(gone)} left out before it"
+        new, same = _skipped(theirs, ours, self.old)
+        if new and same > in_place and not self.is_summary:
             if self.role in INSTRUCTIONS:
-                return self._finding(Cause.CHANGED_SYSTEM, "instructions were put in")
-            return self._edit(f"{_count(new)} put in here")
+                return Cause.CHANGED_SYSTEM, "instructions were put in"
+            return Cause.EDIT, f"{_count(new)} put in here"
         return None
-
-    def _comes_later(self) -> bool:
-        """True if the message that was here, or its calls, come later now."""
-        count = self.theirs.count(self.theirs[0])
-        return self.ours.count(self.theirs[0]) >= count or self._calls_at is not None
 
     # -- another beginning
 
-    def _other_beginning(self) -> Finding | None:
-        if self._is_task():
-            return self._finding(Cause.SUB_AGENT, TASK_OF_A_CALL)
-        if self.role in INSTRUCTIONS or self.old_role in INSTRUCTIONS:
-            return self._other_instructions()
-        if self._continues_alike:
-            return None
-        if self._is_summary or self._keeps_later:
-            return self._compacted()
-        alike = is_nonce(self.text, self.old_text) or is_similar(self.text, self.old_text)
-        return None if self.role == self.old_role and alike else self._sub_agent()
-
-    def _other_instructions(self) -> Finding:
-        """Other instructions, before the same conversation or before another one."""
-        first, old_first = _first_question(self.sent, self.shared), _first_question(self.recorded, self.shared)
+    def other_beginning(self) -> Verdict | None:
+        sub_agent = Cause.SUB_AGENT, "no recorded conversation begins like this"
+        first, old_first = _first_question(self.sent), _first_question(self.recorded)
+        if _is_task(first, self.recent):
+            return Cause.SUB_AGENT, TASK_OF_A_CALL
+        if self.role not in INSTRUCTIONS and self.old_role not in INSTRUCTIONS:
+            alike = self.role == self.old_role and (self.is_nonce or is_similar(self.text, self.old_text))
+            if self.continues_alike:
+                return None
+            return self._compacted() if self.is_summary or self._keeps_later else None if alike else sub_agent
         both = first is not None and old_first is not None
-        same_start = both and message_key(first or {}) == message_key(old_first or {})
-        fewer = len(self.sent) < len(self.recorded)
+        same_start = both and _keys([first or {}]) == _keys([old_first or {}])
         text, old_text = text_of(first or {}), text_of(old_first or {})
         alike = same_start or not both or self._keeps_later or is_nonce(text, old_text)
-        if self.role == self.old_role and is_nonce(self.text, self.old_text) and alike:
+        if self.role == self.old_role and self.is_nonce and alike:
             return self._nonce()
-        if (self._is_summary and fewer) if same_start else (self._keeps_later or self._is_summary):
+        if self.is_summary or (self._keeps_later and not same_start):
             return self._compacted()
         if both and not same_start:
-            if is_summary(text) and fewer:
+            if is_summary(text) and self.fewer:
                 return self._compacted()
             if not (is_similar(self.text, self.old_text) and is_similar(text, old_text)):
-                return self._sub_agent()
+                return sub_agent
         return self._changed_system()
 
-    def _sub_agent(self) -> Finding:
-        return self._finding(Cause.SUB_AGENT, "no recorded conversation begins like this")
+    # -- a message replaced by another
 
-    def _is_task(self) -> bool:
-        """True if the first question is the argument of a recorded call."""
-        first = _first_question(self.sent, self.shared)
-        task = "" if first is None or first.get("role") != "user" else text_of(first).strip()
-        if len(task) < _DISTINCT:
-            return False
-        messages = (message for conversation in (self.recorded, *self.recent) for message in conversation)
-        calls = (call for message in messages for call in message.get("tool_calls") or ())
-        texts = (text.strip() for call in calls for text in argument_texts(_function(call).get("arguments")))
-        return any(text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
-
-    # -- a message replaced by one of its role
-
-    def _same_role(self) -> Finding:
-        if self._is_summary and not self._continues_alike:
+    def replaced(self) -> Verdict:
+        if self.role != self.old_role:
+            return self._other_role()
+        if self.is_summary and not self.continues_alike:
             return self._compacted()
-        if self.role in ("tool", "function"):
+        if self.role in RESULT_ROLES:
             return self._changed_result()
         if self.role == "assistant":
             return self._changed_reply()
-        last = self.shared == len(self.sent) - 1
-        short_question = self.role == "user" and last and len(self.text.split()) < _FEW_WORDS
-        if is_nonce(self.text, self.old_text) and not short_question:
+        short_question = self.role == "user" and len(self.sent) == 1 and len(self.text.split()) < _FEW_WORDS
+        if self.is_nonce and not short_question:
             return self._nonce()
         if self.role in INSTRUCTIONS:
             return self._changed_system()
-        if not self._continues_alike and (self._keeps_later or self._retells):
+        if not self.continues_alike and (self._keeps_later or self._retells):
             return self._compacted()
-        return self._edit()
+        return Cause.EDIT, self._edit_words()
 
-    def _changed_result(self) -> Finding:
-        if is_cut(self.text, self.old_text):
-            later = sum(
-                is_cut(text_of(new), text_of(old))
-                for new, old in zip(self.sent[self.shared + 1 :], self.recorded[self.shared + 1 :], strict=False)
-                if new.get("role") == old.get("role") == self.role
-            )
-            more = f"; and {later} more after it" if later else ""
-            lengths = f"{len(self.old_text)} characters became {len(self.text)}"
-            return self._finding(Cause.TRIMMED_RESULTS, f"the result was cut or blanked, {lengths}{more}")
-        return self._nonce() if is_nonce(self.text, self.old_text) else self._edit()
+    def _changed_result(self) -> Verdict:
+        if not is_cut(self.text, self.old_text):
+            return self._nonce() if self.is_nonce else (Cause.EDIT, self._edit_words())
+        later = sum(
+            is_cut(text_of(new), text_of(old))
+            for new, old in zip(self.sent[1:], self.recorded[1:], strict=False)
+            if new.get("role") == old.get("role") == self.role
+        )
+        more = f"; and {later} more after it" if later else ""
+        lengths = f"{len(self.old_text)} characters became {len(self.text)}"
+        return Cause.TRIMMED_RESULTS, f"the result was cut or blanked, {lengths}{more}"
 
-    def _changed_reply(self) -> Finding:
+    def _changed_reply(self) -> Verdict:
         new, old = _calls(self.new), _calls(self.old)
         if old and not new and self._tells_of_calls():
-            return self._finding(Cause.CALLS_AS_TEXT, "calls of the model are words now")
+            return Cause.CALLS_AS_TEXT, "calls of the model are words now"
         if new and not old:
-            return self._finding(Cause.REWRITTEN_CALL, "the agent turned text of the model into calls")
+            return Cause.REWRITTEN_CALL, "the agent turned text of the model into calls"
         if new and _call_keys(self.new) != _call_keys(self.old):
-            return self._finding(Cause.REWRITTEN_CALL, _changed_calls(new, old))
+            return Cause.REWRITTEN_CALL, _changed_calls([name for name, _ in new], [name for name, _ in old])
         if old and not new and self._calls_at is not None:
-            return self._edit(f"the model's calls are in another message now, in message {self._calls_at}")
+            return Cause.EDIT, f"the model's calls are in another message now, in message {self._calls_at}"
         if old and not new:
-            return self._edit(f"the model's calls were left out ({_listed([name for name, _ in old])})")
-        return self._compacted() if self._retells and not self._continues_alike else self._edit()
+            return Cause.EDIT, f"the model's calls were left out ({_listed([name for name, _ in old])})"
+        return self._compacted() if self._retells and not self.continues_alike else (Cause.EDIT, self._edit_words())
 
     def _edit_words(self) -> str:
         if self.text == self.old_text:
-            return f"the text is the same, but another field is not: {_changed_fields(self.new, self.old)}"
+            return _changed_fields(self.new, self.old)
         if pieces := self._pieces():
             return f"it was split into {pieces} messages"
         if not self.text:
             return "its content was left out"
         if self.role == "assistant" and (thought := reasoning(self.old)) and thought in self.text:
-            return f"its reasoning is part of its text now: {self._changed_words()}"
-        return f"it differs from before: {self._changed_words()}"
+            return f"its reasoning is part of its text now: {self._changes}"
+        return f"it differs from before: {self._changes}"
 
     def _pieces(self) -> int:
         """How many messages of this role have the text of the old one together; 0 if they do not."""
         whole, joined = "".join(self.old_text.split()), ""
-        for count, message in enumerate(self.sent[self.shared :], 1):
+        for count, message in enumerate(self.sent, 1):
             joined += "".join(text_of(message).split())
             if message.get("role") != self.role or not whole.startswith(joined):
                 return 0
@@ -278,32 +281,25 @@ class _Divergence:
                 return count if count > 1 else 0
         return 0
 
-    # -- a message in the place of one of another role
-
-    def _other_role(self) -> Finding:
-        replies = sum(message.get("role") == "assistant" for message in self.recorded[self.shared :])
-        if self._is_summary:
+    def _other_role(self) -> Verdict:
+        last, by_model = len(self.sent) == 1, self.old_role == "assistant"
+        if self.is_summary:
             return self._compacted()
-        if self.old_role == "assistant":
-            if self._tells_of_calls():
-                return self._finding(Cause.CALLS_AS_TEXT, "calls of the model are words now")
-            if replies == 1 and self.theirs[0] in self.ours:
-                return self._edit(f"{_count(self.ours.index(self.theirs[0]))} put in here")
-            if replies == 1:
-                return self._finding(Cause.RETRY, "the reply before it was left out, and another one is sampled")
-        if self._keeps_later or self._retells or self._follows_a_question():
+        if by_model and self._tells_of_calls():
+            return Cause.CALLS_AS_TEXT, "calls of the model are words now"
+        if by_model and sum(message.get("role") == "assistant" for message in self.recorded) == 1:
+            if self.theirs[0] in self.ours:
+                return Cause.EDIT, f"{_count(self.ours.index(self.theirs[0]))} put in here"
+            return Cause.RETRY, "the reply before it was left out, and another one is sampled"
+        asks_again = by_model and self.role == "user" and len(self.theirs) > 3
+        asks_again = asks_again and bool(self.before) and self.before[-1].get("role") == "user"
+        if self._keeps_later or self._retells or asks_again:
             return self._compacted()
-        if self.old_role == "assistant" and self.shared == len(self.sent) - 1:
-            words = f"it goes back to an earlier point: {_count(len(self.theirs))} left out"
-            return self._finding(Cause.RETRY, words)
-        if len(self.ours) < len(self.theirs):
+        if by_model and last:
+            return Cause.RETRY, f"it goes back to an earlier point: {_count(len(self.theirs))} left out"
+        if self.fewer:
             return self._compacted()
-        return self._edit(f"a message of the role {self.old_role[:20]} was here before")
-
-    def _follows_a_question(self) -> bool:
-        """True if a user adds to a question, and several answers are gone."""
-        last = str(self.sent[self.shared - 1].get("role")) if self.shared else ""
-        return self.role == last == "user" and self.old_role == "assistant" and len(self.theirs) > 3
+        return Cause.EDIT, f"a message of the role {self.old_role[:20]} was here before"
 
     # -- signs
 
@@ -311,13 +307,8 @@ class _Divergence:
     def _calls_at(self) -> int | None:
         """The later message that has the calls of the old one now."""
         calls = _call_keys(self.old)
-        later = range(self.shared + 1, len(self.sent))
-        return next((at for at in later if calls and _call_keys(self.sent[at]) == calls), None)
-
-    @cached_property
-    def _continues_alike(self) -> bool:
-        """True if the next message is the same in both."""
-        return len(self.ours) > 1 and len(self.theirs) > 1 and self.ours[1] == self.theirs[1]
+        later = enumerate(self.sent[1:], self.shared + 1)
+        return next((at for at, message in later if calls and _call_keys(message) == calls), None)
 
     @cached_property
     def _keeps_later(self) -> bool:
@@ -326,22 +317,17 @@ class _Divergence:
         opencode asks for a title of the user's question, then asks the question itself.
         """
         places = {key: at for at, key in enumerate(self.theirs)}
-        roles = [message.get("role") for message in self.recorded[self.shared :]]
+        roles = [message.get("role") for message in self.recorded]
         answered = roles.index("assistant") if "assistant" in roles else len(roles)
         return any(
-            places.get(key, 0) > at and places[key] >= answered and _is_distinct(self.sent[self.shared + at])
+            places.get(key, 0) > at and places[key] >= answered and _is_distinct(self.sent[at])
             for at, key in enumerate(self.ours)
             if at
         )
 
     @cached_property
-    def _is_summary(self) -> bool:
-        fewer = len(self.ours) < len(self.theirs)
-        return fewer and is_summary(self.text) and not is_summary(self.old_text)
-
-    @cached_property
     def _retells(self) -> bool:
-        dropped = self.recorded[self.shared + 1 :]
+        dropped = self.recorded[1:]
         return len(dropped) > 2 and retells(self.text, "\n".join(map(text_of, dropped)))
 
     def _tells_of_calls(self) -> bool:
@@ -349,20 +335,24 @@ class _Divergence:
         return any(
             tells_of_call(text_of(message), name, arguments, by_user=message.get("role") != "assistant")
             for name, arguments in _calls(self.old)
-            for message in self.sent[self.shared : self.shared + 2]
+            for message in self.sent[:2]
         )
 
 
-# -- conversations
+# -- messages
+
+
+def _keys(messages: Iterable[Message]) -> list[Key]:
+    return [message_key(message) for message in messages]
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
     """The conversation with most messages of the request, and how many both start with."""
-    ours = [message_key(message) for message in sent]
+    ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
-    candidates = [(recorded, shared, [message_key(message) for message in recorded])]
+    candidates = [(recorded, shared, _keys(recorded))]
     for other in recent:
-        keys = [message_key(message) for message in other]
+        keys = _keys(other)
         same = next((at for at, pair in enumerate(zip(ours, keys, strict=False)) if pair[0] != pair[1]), None)
         if same is not None:  # else one is the beginning of the other: nothing was rewritten
             candidates.append((other, same, keys))
@@ -376,13 +366,12 @@ def _skipped(ours: Sequence[Key], theirs: Sequence[Key], first: Message) -> tupl
     One equal message, `first`, is enough if it is the last of either conversation and distinct.
     """
     for gone in range(1, len(theirs)):
-        if theirs[gone] != ours[0]:
-            continue
-        same, limit = 1, min(len(ours), len(theirs) - gone)
-        while same < limit and ours[same] == theirs[gone + same]:
-            same += 1
-        if same > 1 or (limit == 1 and _is_distinct(first)):
-            return gone, same
+        if theirs[gone] == ours[0]:
+            pairs = zip(ours, theirs[gone:], strict=False)
+            limit = min(len(ours), len(theirs) - gone)
+            same = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), limit)
+            if same > 1 or (limit == 1 and _is_distinct(first)):
+                return gone, same
     return 0, 0
 
 
@@ -390,12 +379,18 @@ def _is_distinct(message: Message) -> bool:
     return len(text_of(message)) >= _DISTINCT or bool(message.get("tool_calls"))
 
 
-def _first_question(conversation: Messages, start: int) -> Message | None:
-    """The first message from `start` on that is not instructions."""
-    return next((message for message in conversation[start:] if message.get("role") not in INSTRUCTIONS), None)
+def _first_question(conversation: Messages) -> Message | None:
+    return next((message for message in conversation if message.get("role") not in INSTRUCTIONS), None)
 
 
-# -- calls and fields
+def _is_task(first: Message | None, conversations: Sequence[Messages]) -> bool:
+    """True if the first question is the argument of a recorded call."""
+    task = "" if first is None or first.get("role") != "user" else text_of(first).strip()
+    if len(task) < _DISTINCT:
+        return False
+    calls = (call for messages in conversations for message in messages for call in _calls(message))
+    texts = (text.strip() for _, arguments in calls for text in _leaves(arguments) if isinstance(text, str))
+    return any(text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
 
 
 def _function(call: Message) -> Message:
@@ -409,11 +404,10 @@ def _calls(message: Message) -> list[tuple[str, Any]]:
 
 
 def _call_keys(message: Message) -> list[Key]:
-    return [message_key({"role": "assistant", "tool_calls": [call]}) for call in message.get("tool_calls") or ()]
+    return _keys({"role": "assistant", "tool_calls": [call]} for call in message.get("tool_calls") or ())
 
 
-def _changed_calls(new: Sequence[tuple[str, Any]], old: Sequence[tuple[str, Any]]) -> str:
-    names, before = [name for name, _ in new], [name for name, _ in old]
+def _changed_calls(names: Sequence[str], before: Sequence[str]) -> str:
     if len(names) != len(before):
         return f"{len(before)} calls of the model became {len(names)}"
     if names != before:
@@ -424,7 +418,7 @@ def _changed_calls(new: Sequence[tuple[str, Any]], old: Sequence[tuple[str, Any]
 def _changed_fields(new: Message, old: Message) -> str:
     names = [name for name in {**old, **new} if name not in NOISE and (new.get(name) or "") != (old.get(name) or "")]
     changes = [f"{name[:60]}: {changed_words(str(new.get(name) or ''), str(old.get(name) or ''))}" for name in names]
-    return "; ".join(changes[:3]) or "an empty one"
+    return f"the text is the same, but another field is not: {'; '.join(changes[:3]) or 'an empty one'}"
 
 
 def _place(at: int, message: Message) -> str:
@@ -438,3 +432,133 @@ def _listed(names: Sequence[str], limit: int = 5) -> str:
 
 def _count(number: int) -> str:
     return f"{number} message was" if number == 1 else f"{number} messages were"
+
+
+# -- texts
+
+
+def changed_words(new: str, old: str) -> str:
+    """The words in which a text differs from its earlier version, quoted.
+
+    >>> changed_words("It is 10:31 in Bern.", "It is 10:30 in Bern.")
+    "'10:31' in place of '10:30'"
+    >>> changed_words("Be brief.", "Be brief. Today is Monday.")
+    "'Today is Monday.' was left out"
+    """
+    head = _shared_words(new, old)
+    tail = _shared_words(new[head:][::-1], old[head:][::-1])
+    one, other = new[head : len(new) - tail], old[head : len(old) - tail]
+    if one.strip() != other.strip():
+        one, other = one.strip(), other.strip()
+    if not other:
+        return f"{_quoted(one)} is new"
+    return f"{_quoted(one)} in place of {_quoted(other)}" if one else f"{_quoted(other)} was left out"
+
+
+def _shared_words(one: str, other: str) -> int:
+    """The length of a shared prefix, without the beginning of a word that differs."""
+    shared = common_prefix(one, other)
+    if not any(text[shared : shared + 1].strip() for text in (one, other)):
+        return shared
+    least = max(0, shared - _LONGEST_ID)
+    while shared > least and not one[shared - 1].isspace():
+        shared -= 1
+    return shared
+
+
+def _quoted(text: str, limit: int = 80) -> str:
+    return repr(text if len(text) <= limit else f"{text[: limit - 20]}…{text[-20:]}")
+
+
+def _ends(text: str, limit: int = _LONG) -> str:
+    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-limit // 2 :]
+
+
+def is_summary(text: str) -> bool:
+    """True if a text says that it stands for messages that are gone."""
+    return _SUMMARY.search(_ends(text)) is not None
+
+
+def retells(text: str, dropped: str) -> bool:
+    """True if most long words of a text come from what was dropped."""
+    pair = _ends(text), _ends(dropped, 5 * _LONG)
+    words, source = ({word.lower() for word in re.findall(r"[\w./-]{6,}", part)} for part in pair)
+    return len(words) >= 8 and len(words & source) >= 0.6 * len(words)
+
+
+def is_similar(one: str, other: str) -> bool:
+    """True if two texts share at least half of their pairs of words."""
+    pairs = []
+    for words in (_ends(text).split() for text in (one, other)):
+        pairs.append(Counter(pairwise(words) if len(words) >= 4 else ((word,) for word in words)))
+    total = pairs[0].total() + pairs[1].total()
+    return total > 0 and 4 * (pairs[0] & pairs[1]).total() >= total
+
+
+def is_nonce(one: str, other: str) -> bool:
+    """True if two texts differ in a few words only, all of them numbers, dates or ids."""
+    ours, theirs = one.split(), other.split()
+    if len(ours) != len(theirs):
+        return False
+    changed = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+    return 0 < len(changed) <= max(4, len(ours) // 5) and all(_incidental(*pair) for pair in changed)
+
+
+def _incidental(one: str, other: str) -> bool:
+    if len(one) > _LONGEST_ID or len(other) > _LONGEST_ID:
+        return False
+    ours, theirs = re.split(r"[\W_]+", one), re.split(r"[\W_]+", other)
+    if len(ours) != len(theirs):
+        ours, theirs = [one], [other]
+    changed = [word for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1] for word in pair]
+    return bool(changed) and all(_INCIDENTAL.fullmatch(word) for word in changed)
+
+
+def is_cut(new: str, old: str) -> bool:
+    """True if a text is a shortened or blanked form of another."""
+    if not old.strip() or new == old:
+        return False
+    noted = len(old) <= _SHORT_NOTE and _BLANK.search(old)
+    if len(new) <= _SHORT_NOTE and _BLANK.search(new) and not noted:
+        return True
+    if len(new) >= len(old):
+        return False
+    head = common_prefix(new, old)
+    tail = common_prefix(new[::-1], old[::-1]) if head < len(new) else 0
+    shared = min(len(new), head + tail)
+    return (len(old) >= 80 and 2 * len(new) <= len(old)) or (shared >= 16 and 2 * shared >= len(new))
+
+
+def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> bool:
+    """True if a text puts a call into words: the name of the tool and most values of its arguments.
+
+    Users talk about tools, so their text must have the form of a call: ``name(`` or ``"name"``.
+    """
+    form = rf"\b{re.escape(name)}\s*\(|[\"'`]{re.escape(name)}[\"'`]"
+    if not name or not re.search(form if by_user else rf"{form}|\b{re.escape(name)}\b", text):
+        return False
+    values = [_unquoted(value)[:200] for value in _leaves(arguments)]
+    if not any(values):
+        return re.search(form if by_user else rf"{form}|\bcall|\btool", text, re.IGNORECASE) is not None
+    bare = _unquoted(text)
+    return sum(value in bare for value in values) * 2 > len(values)
+
+
+def _leaves(arguments: Any) -> Iterator[Any]:
+    """The values in a call's arguments."""
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments, strict=False)
+    pending = [arguments]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, (Mapping, list)):
+            pending += value.values() if isinstance(value, Mapping) else value
+        elif value is not None:
+            yield value
+
+
+def _unquoted(value: Any) -> str:
+    """A text without the characters that quoting changes."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return re.sub(r"\\[nrt]|[\s\\\"']+", "", text)

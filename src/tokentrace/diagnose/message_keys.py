@@ -33,7 +33,7 @@ NOISE: Final = frozenset(
 """Fields that agents add, lose or change, and that no template prints."""
 
 _PART_NOISE: Final = frozenset({"annotations", "cache_control", "citations", "logprobs", "provider_specific_fields"})
-"""The same for a content part. The id of an image or a file says which one it is."""
+"""The same for a content part, whose id says which image or file it is."""
 _REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
 _EXACT_INTEGERS: Final = 2.0**53
 """Below it an integer is the same number in every language."""
@@ -53,10 +53,13 @@ def meaning(message: Message) -> Any:
     """
     content = message.get("content")
     if message.get("role") != "assistant":
-        return [message.get("role"), content if type(content) is str else _content(content, _text_of)]
+        return [message.get("role"), content if type(content) is str else _content(content)]
     extras: list[Any] = []
-    if type(content) is not str:
-        content, extras = _model_content(content)
+    if type(content) is not str:  # a model writes one text, so text parts are joined
+        parts = content if isinstance(content, (list, tuple)) else [content or ""]
+        values = [part if isinstance(part, str) else _part(part, "text") for part in parts if not _is_reasoning(part)]
+        content = "".join(value for value in values if isinstance(value, str))
+        extras = [value for value in values if not isinstance(value, str)]
     calls = message.get("tool_calls")
     value = ["assistant", content.strip(), [_call(call) for call in calls] if calls else ""]
     extras += [[name, _raw(message[name])] for name in ("refusal", "function_call") if _has_value(message.get(name))]
@@ -84,7 +87,7 @@ def same_fields(one: Message, other: Message) -> bool:
 
 def _without_noise(message: Message) -> Any:
     fields = {name: value for name, value in message.items() if name not in NOISE and name != "tool_call_id"}
-    return strict_meaning({**fields, "content": _content(message.get("content"), _only_text_of)})
+    return strict_meaning({**fields, "content": _content(message.get("content"), strict=True)})
 
 
 # -- keys
@@ -123,7 +126,9 @@ def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> l
             value = means(message) if trusted else canonical(means(message))
             role = message.get("role")
             if role == "assistant":
-                results, answered = 0, _call_positions(message)
+                ids = call_ids(message)
+                unique = len(set(ids)) == len(message.get("tool_calls") or ())
+                results, answered = 0, {name: at for at, name in enumerate(ids)} if unique else {}
             elif role in RESULT_ROLES:
                 value = [value, str(answered.get(str(message.get("tool_call_id")), results))]
                 results += 1
@@ -131,12 +136,6 @@ def chain(root: Key, messages: Sequence[Message], means: Meaning = meaning) -> l
         except RecursionError:
             raise InputError("is nested too deeply", message=at) from None
     return keys
-
-
-def _call_positions(message: Message) -> dict[str, int]:
-    """The position of each call by its id; empty if ids are missing or repeated."""
-    ids = call_ids(message)
-    return {name: at for at, name in enumerate(ids)} if len(set(ids)) == len(message.get("tool_calls") or ()) else {}
 
 
 def call_ids(message: Message) -> tuple[str, ...]:
@@ -148,11 +147,9 @@ def reasoning(message: Message) -> str:
     """The reasoning in a message, without surrounding white space."""
     text = next((str(message[field]).strip() for field in THOUGHTS if message.get(field)), "")
     content = message.get("content")
-    if text or not isinstance(content, (list, tuple)):
-        return text
-    parts = [part for part in content if isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS]
+    parts = filter(_is_reasoning, content) if isinstance(content, (list, tuple)) and not text else ()
     texts = (str(part.get("thinking") or part.get("reasoning") or part.get("text") or "") for part in parts)
-    return "".join(texts).strip()
+    return text or "".join(texts).strip()
 
 
 def identical(one: Any, other: Any) -> bool:
@@ -167,104 +164,69 @@ def identical(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# -- calls
+# -- calls and content
 
 
 def _call(call: Message) -> Any:
+    """A call by name and value; invalid JSON counts as text."""
     function = call.get("function") or call.get("custom") or call
     arguments = function.get("arguments")
-    return [str(function.get("name")), *_argument_value(function.get("input") if arguments is None else arguments)]
-
-
-def _argument_value(arguments: Any) -> tuple[str, Any]:
-    """Arguments by value; invalid JSON counts as text."""
+    arguments = function.get("input") if arguments is None else arguments
     try:
-        value = _decoded(arguments)
-        return "json", marshal.dumps(canonical({} if value is None else value), _MARSHAL)
+        return [str(function.get("name")), "json", marshal.dumps(canonical(_decoded(arguments)), _MARSHAL)]
     except (ValueError, RecursionError):
         if not isinstance(arguments, str):
             raise
-        return "text", arguments
+        return [str(function.get("name")), "text", arguments]
 
 
 def _strict_call(call: Message) -> Any:
     function = call.get("function") or call
-    arguments = function.get("arguments")
     try:
-        arguments = _decoded(arguments)
+        arguments = _decoded(function.get("arguments"))
     except (ValueError, RecursionError):
-        arguments = [arguments]  # invalid JSON: unlike any JSON object
+        arguments = [function.get("arguments")]  # invalid JSON: unlike any JSON object
     more = {name: value for name, value in call.items() if name not in ("function", "index", "arguments")}
     return [str(function.get("name")), _raw(arguments or {}), _raw(sorted(more.items(), key=_name))]
 
 
 def _decoded(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    return _JSON.decode(arguments) if arguments.strip() else None
+    if isinstance(arguments, str):
+        arguments = _JSON.decode(arguments) if arguments.strip() else None
+    return {} if arguments is None else arguments
 
 
-# -- content
-
-
-def _model_content(content: Any) -> tuple[str, list[Any]]:
-    """The text of an assistant's content, and its parts that are neither text nor reasoning.
-
-    A model writes one text, so text parts are joined. Only the text of a text part counts: @openai/agents repeats the
-    message's role, reasoning and calls in it.
-    """
-    if isinstance(content, str) or not content:
-        return content or "", []
-    texts: list[str] = []
-    extras: list[Any] = []
-    for part in content if isinstance(content, (list, tuple)) else [content]:
-        text = part if isinstance(part, str) else _text_of(part, "text")
-        if text is not None:
-            texts.append(text)
-        elif not isinstance(part, Mapping) or part.get("type") not in _REASONING_PARTS:
-            extras.append(_part(part))
-    return "".join(texts), extras
-
-
-def _content(content: Any, text_of: Callable[[Any], str | None]) -> Any:
-    """Any other content in one form: a text, or parts. `text_of` reads text parts."""
-    if not content:
-        return ""
-    if isinstance(content, str):
-        return str(content)
+def _content(content: Any, strict: bool = False) -> Any:
+    """Content in one form: a text, or parts."""
+    if not content or isinstance(content, str):
+        return str(content or "")
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         return ["value", _raw(content)]  # a tool's result: templates print it in this order
-    parts: list[Any] = []
-    for part in content:
-        text = text_of(part) if isinstance(part, Mapping) else None
-        parts.append(_part(part) if text is None else text)
+    parts = [_part(part, strict=strict) for part in content]
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else ["parts", parts]
 
 
-def _text_of(part: Any, default_type: str | None = None) -> str | None:
-    """The text of a text part, whatever other fields it has; None for any other part."""
-    if not isinstance(part, Mapping):
-        return None
-    kind = part.get("type") or default_type
-    name = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-    text = part.get(name) if name else None
-    return text if isinstance(text, str) else None
+def _part(part: Any, default_type: str | None = None, strict: bool = False) -> Any:
+    """A text part as its text, any other part by its fields.
 
-
-def _only_text_of(part: Any) -> str | None:
-    """The text of a part without any other field that counts."""
-    text = _text_of(part)
-    if text is None:
-        return None
-    ignored = {"type", TEXT_PARTS[part["type"]], *NOISE}
-    return None if any(_has_value(value) and name not in ignored for name, value in part.items()) else text
-
-
-def _part(part: Any) -> Any:
+    A text part may have other fields, unless `strict`: @openai/agents repeats the message's
+    role, reasoning and calls in it.
+    """
     if not isinstance(part, Mapping):
         return ["value", _raw(part)]
+    kind = part.get("type") or default_type
+    field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    text = part.get(field) if field else None
+    ignored = {"type", field, *NOISE}
+    more = strict and any(_has_value(value) and name not in ignored for name, value in part.items())
+    if isinstance(text, str) and not more:
+        return text
     names = sorted((name for name in part if name not in _PART_NOISE and _has_value(part[name])), key=str)
     return ["part", _raw([(str(name), part[name]) for name in names])]
+
+
+def _is_reasoning(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in _REASONING_PARTS
 
 
 def _name(item: tuple[Any, Any]) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,9 +25,9 @@ from ..samples.trajectories import owned_turns
 from ..trajectory.storage import MAGIC, load_trajectory, replay_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .record_shapes import Shape, complete_prompts, shape_of, unfold
+from .record_shapes import UnknownShapeError, complete_prompts, is_row, line_key, read_line, shape_name
 from .records import IDS, Call, Line, Request, Rollout, Unreadable
-from .row_columns import has_conversation
+from .row_inputs import has_conversation
 
 ROW_BYTES: Final = 1 << 30
 """Longer lines are not read."""
@@ -37,6 +36,7 @@ _FIRST_LINES: Final = 100
 _SQLITE: Final = b"SQLite format 3\0"
 _RUN_STORE: Final = "rollouts.db"
 """The store in the output folder of ``tokentrace rollout``."""
+_MALFORMED: Final = (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 
 Progress = Callable[[float, float], None]
 """Gets how much is done, and of how much."""
@@ -45,11 +45,11 @@ Progress = Callable[[float, float], None]
 def read_rollouts(
     inputs: Sequence[str], *, progress: Progress | None = None, note: Callable[[str], None] | None = None
 ) -> Iterator[Rollout | Unreadable]:
-    """All rollouts in `inputs`, and what could not be read.
+    """All rollouts in `inputs`, and what could not be read. `note` gets what each input is.
 
-    Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``, a store of sessions (a
-    file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet. `note` gets what each of them is. Raises
-    InputError if an input is missing or none of these.
+    Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``,
+    a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
+    Raises InputError if an input is missing or none of these.
     """
     progress, note = progress or (lambda *_: None), note or (lambda _: None)
     for name in inputs:
@@ -71,8 +71,8 @@ def read_rollouts(
 def holds_rollouts(name: str) -> bool:
     """True if a file holds what engines sampled, False if it holds rows made of conversations.
 
-    Trajectories, stores and calls hold rollouts; rows do if they have logprobs, or if their file says that a rollout or
-    a gateway wrote it. Raises InputError for conversations, which are not tokens.
+    Rows hold rollouts if they have logprobs, or if a rollout or a gateway wrote their file.
+    Raises InputError for conversations, which are not tokens.
     """
     path = Path(name).expanduser()
     if _is_store(name, path) or _trajectories(path):
@@ -83,33 +83,31 @@ def holds_rollouts(name: str) -> bool:
     if "store" in metadata or "engine" in metadata.get("settings", {}):
         return True
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
-        for source in find_sources([name], Path(spool)):
-            for row in read_rows(source, row_bytes=ROW_BYTES):
-                if row.problem is None and isinstance(row.value, Mapping):
-                    return _is_sampled(row.value, name)
-    return False
-
-
-def _is_sampled(line: Mapping[str, Any], name: str) -> bool:
+        rows = (row for one in find_sources([name], Path(spool)) for row in read_rows(one, row_bytes=ROW_BYTES))
+        lines = (row.value for row in rows if row.problem is None and isinstance(row.value, Mapping))
+        line = next(lines, {})
+    if is_row(line):
+        return "logprobs" in line
     try:
-        shape = shape_of(line)
-    except InputError:
+        return any(read_line(line, name))
+    except UnknownShapeError:
         if not any(column in line for column in IDS) and has_conversation(line):
             raise InputError(
                 f"{name} holds conversations, not ids: tokentrace render {name} shows one, "
                 "tokentrace tokenize makes rows of them, tokentrace audit --on compares their histories"
             ) from None
         return False
-    return "logprobs" in line or shape.name != "rows of ids"
+    except _MALFORMED:
+        return True
 
 
 def highest_id(inputs: Sequence[str]) -> int:
     """The highest id of the first readable rollout, or -1."""
-    for rollout in read_rollouts(inputs):
-        if isinstance(rollout, Rollout):
-            arrays = [*(call.stream for call in rollout.calls), *(row.ids for row in rollout.rows)]
-            return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
-    return -1
+    rollout = next((one for one in read_rollouts(inputs) if isinstance(one, Rollout)), None)
+    if rollout is None:
+        return -1
+    arrays = [*(call.stream for call in rollout.calls), *(row.ids for row in rollout.rows)]
+    return max((int(ids.max(initial=-1)) for ids in arrays), default=-1)
 
 
 # -- trajectories
@@ -174,38 +172,26 @@ def _is_store(name: str, path: Path) -> bool:
 
 def _read_store(name: str, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
     """The sessions of a store, the newest first."""
-    with asyncio.Runner() as runner:
-        sessions = _sessions(name, note)
-        try:
-            while (session := runner.run(_next(sessions))) is not None:
-                yield session
-        finally:
-            runner.run(sessions.aclose())
-
-
-async def _next(sessions: AsyncGenerator[Any]) -> Any:
-    return await anext(sessions, None)
-
-
-async def _sessions(name: str, note: Callable[[str], None]) -> AsyncGenerator[Rollout | Unreadable]:
     from ..store.opening import open_store
     from ..store.store import State, StoreError
 
     store = open_store(name)
     note(f"{store.where}: a store of sessions")
-    try:
-        async for info in store.sessions():
-            where = f"{store.where}, session {info.id}"
-            if info.state is State.DROPPED:
-                continue
-            try:
-                turns = [turn async for turn in store.turns(info.id)]
-                if turns:
-                    yield _session(info.id, turns, where)
-            except (TrajectoryError, StoreError, KeyError, TypeError, ValueError) as error:
-                yield Unreadable(where, f"its record cannot be read: {error}")
-    finally:
-        await store.close()
+    with asyncio.Runner() as runner:
+        try:
+            for info in runner.run(_listed(store.sessions())):
+                where = f"{store.where}, session {info.id}"
+                try:
+                    turns = [] if info.state is State.DROPPED else runner.run(_listed(store.turns(info.id)))
+                    yield from [_session(info.id, turns, where)] if turns else []
+                except (TrajectoryError, StoreError, KeyError, TypeError, ValueError) as error:
+                    yield Unreadable(where, f"its record cannot be read: {error}")
+        finally:
+            runner.run(store.close())
+
+
+async def _listed(items: AsyncIterable[Any]) -> list[Any]:
+    return [item async for item in items]
 
 
 def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
@@ -234,69 +220,59 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
 
 
 def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
-    shape = _recognise(source)
-    note(f"{source.name}: {shape.name}")
-    for rows in _line_groups(source, shape) if source.format is Format.LINES else _neighbours(source, shape):
-        yield from _read_rows(source, shape, rows)
-        progress(min(rows[-1].end, source.size), source.size)
+    note(f"{source.name}: {_recognise(source)}")
+    for rows in _line_groups(source) if source.format is Format.LINES else _neighbours(source):
+        yield from _read_rows(source, rows)
+        progress(rows[-1].end, source.size)
     progress(source.size, source.size)
 
 
-def _recognise(source: Source) -> Shape:
-    """The shape of the first line that has one."""
+def _recognise(source: Source) -> str:
+    """What the first line with tokens holds. Raises InputError if the first lines have none."""
     problem = ""
-    for at, row in enumerate(read_rows(source, row_bytes=ROW_BYTES), 1):
+    for row in itertools.islice(read_rows(source, row_bytes=ROW_BYTES), _FIRST_LINES):
         try:
             if row.problem is not None:
-                raise InputError(row.problem)
-            parts = unfold(row.value) if isinstance(row.value, Mapping) else [(row.value, "")]
-            if parts:
-                return shape_of(parts[0][0])
-        except InputError as error:
+                raise UnknownShapeError(row.problem)
+            if any(read_line(row.value, "")):
+                return shape_name(row.value)
+        except UnknownShapeError as error:
             problem = problem or f"{_place(source, row)}: {error}"
-        if at == _FIRST_LINES:
-            break
+        except _MALFORMED:
+            return shape_name(row.value)
     raise InputError(problem or f"{source.name} holds no rows")
 
 
-def _neighbours(source: Source, shape: Shape) -> Iterator[list[FileRow]]:
+def _neighbours(source: Source) -> Iterator[list[FileRow]]:
     """The rows of each rollout in a table, where they follow one another."""
     rows = read_rows(source, row_bytes=ROW_BYTES)
-    groups = itertools.groupby(rows, key=lambda row: _key(row, shape) or f"\0{row.number}")
-    yield from (list(group) for _, group in groups)
+    yield from (list(group) for _, group in itertools.groupby(rows, key=_key))
 
 
-def _key(row: FileRow, shape: Shape) -> str | None:
-    return shape.key(row.value) if isinstance(row.value, Mapping) else None
+def _key(row: FileRow) -> str:
+    """The rollout of a row; a row that names none has its own."""
+    name = line_key(row.value)
+    return f"\0{row.number}" if name is None else name
 
 
-def _line_groups(source: Source, shape: Shape) -> Iterator[list[FileRow]]:
+def _line_groups(source: Source) -> Iterator[list[FileRow]]:
     """The lines of each rollout, wherever in the file they are."""
-    places: dict[str, list[tuple[int, int]]] = {}
+    places: dict[str, list[tuple[int, int, int]]] = {}
+    start = 0
+    for row in read_rows(source, row_bytes=ROW_BYTES):
+        places.setdefault(_key(row), []).append((row.number, start, row.end))
+        start = row.end
     with open(source.path, "rb") as file:
-        offset = 0
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                key = _key(_parse(line, number), shape)
-                places.setdefault(f"\0{number}" if key is None else key, []).append((number, offset))
-            offset += len(line)
         for group in places.values():
             rows = []
-            for number, offset in group:
-                file.seek(offset)
-                rows.append(_parse(file.readline(), number))
+            for number, start, end in group:
+                file.seek(start)
+                rows.append(FileRow(number, number, text=file.read(end - start), end=end).parsed())
             yield rows
 
 
-def _parse(line: bytes, number: int) -> FileRow:
-    try:
-        return FileRow(number, number, json.loads(line.removeprefix(b"\xef\xbb\xbf")))
-    except (ValueError, RecursionError) as error:
-        return FileRow(number, number, problem=f"not valid JSON: {error}")
-
-
-def _read_rows(source: Source, shape: Shape, rows: Sequence[FileRow]) -> Iterator[Rollout | Unreadable]:
-    """The rollouts of some rows. One that cannot be read is reported, and the others are read."""
+def _read_rows(source: Source, rows: Sequence[FileRow]) -> Iterator[Rollout | Unreadable]:
+    """The rollouts of some rows. One that cannot be read is reported, and the next ones are read."""
     lines: list[tuple[Line, str]] = []
     for row in rows:
         if row.problem is not None or not isinstance(row.value, Mapping):
@@ -309,19 +285,14 @@ def _read_rows(source: Source, shape: Shape, rows: Sequence[FileRow]) -> Iterato
         if isinstance(one, Unreadable):
             yield one
             continue
-        line, where = one
         try:
-            for part, path in unfold(line):
-                if not shape.fits(part):
-                    raise InputError(f"this is not like the other lines, which are {shape.name}")
-                rollout = shape.rollout(part, f"{where}, {path}" if path else where)
-                parts += [rollout] if shape.key(line) is not None else []
-                yield from [rollout] if shape.key(line) is None else []
-        except (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-            yield Unreadable(where, str(error))
-    if parts:
+            parts += read_line(*one)
+        except _MALFORMED as error:
+            yield Unreadable(one[1], str(error))
+    if lines and line_key(lines[0][0]) is not None and parts:
         calls, table = [call for part in parts for call in part.calls], [row for part in parts for row in part.rows]
-        yield replace(parts[0], calls=calls, rows=table, ordered=len(parts) == 1)
+        parts = [replace(parts[0], calls=calls, rows=table, ordered=len(parts) == 1)]
+    yield from parts
 
 
 def _place(source: Source, row: FileRow) -> str:

@@ -18,7 +18,7 @@ from ..show.document import Card, Cell, Contrasts, Document, Table
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
-from .finding import Cause
+from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
 from .records import Rollout, Unreadable
 from .rollouts import CheckedRollout, Relation, RolloutBreak, Tip, check_rollout
@@ -27,23 +27,28 @@ _EXAMPLES: Final = 3
 """Examples of each cause."""
 _UNREADABLE: Final = 20
 """Unreadable lines that are listed."""
-_GROUPS: Final = ("masks", "logprobs", "ids")
 
 
 @dataclass(slots=True)
 class Tally:
-    """How often something was seen, with the first few examples."""
+    """How often a cause was seen, in how many rollouts, with the first few examples."""
 
     places: int = 0
     tokens: int = 0
     rollouts: int = 0
     examples: list[Any] = field(default_factory=list)
 
-    def add(self, example: Any, tokens: int = 0) -> None:
-        self.places += 1
-        self.tokens += tokens
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(example)
+
+def _count(tallies: dict[Cause, Tally], items: Sequence[Any]) -> None:
+    """Add the findings or breaks of one rollout."""
+    for item in items:
+        tally = tallies.setdefault(item.cause, Tally())
+        tally.places += 1
+        tally.tokens += getattr(item, "tokens", 0)
+        if len(tally.examples) < _EXAMPLES:
+            tally.examples.append(item)
+    for cause in {item.cause for item in items}:
+        tallies[cause].rollouts += 1
 
 
 @dataclass(slots=True)
@@ -67,55 +72,53 @@ class Scores:
                 self.completions += 1
 
     def to_json(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"tokens": len(self.differences)}
-        out |= {"completions": self.completions, "skipped": self.skipped}
-        if self.differences:
-            values = np.asarray(self.differences, np.float64)
-            sizes = np.abs(values)
-            median, p95, p99 = np.percentile(sizes, [50, 95, 99]).tolist()
-            out |= {"mean": float(sizes.mean()), "median": median, "p95": p95, "p99": p99, "most": float(sizes.max())}
-            out["mean_difference"] = float(values.mean())
-            out["mean_ratio"] = float(np.exp(np.clip(values, -60, 60)).mean())
-        return out
+        out = {"tokens": len(self.differences), "completions": self.completions, "skipped": self.skipped}
+        if not self.differences:
+            return out
+        values = np.asarray(self.differences, np.float64)
+        sizes = np.abs(values)
+        median, p95, p99 = np.percentile(sizes, [50, 95, 99]).tolist()
+        return {
+            **out,
+            **{"mean": float(sizes.mean()), "median": median, "p95": p95, "p99": p99, "most": float(sizes.max())},
+            "mean_difference": float(values.mean()),
+            "mean_ratio": float(np.exp(np.clip(values, -60, 60)).mean()),
+        }
 
 
 @dataclass(slots=True)
 class RolloutReport(ShowsItself):
-    """Counts over all rollouts, and the first few examples of each finding."""
+    """Counts over all rollouts, and the first few examples of each finding.
+
+    `causes` are of breaks, `faults` of findings in ids, masks and logprobs; `histories` says what
+    became of messages at breaks, `recorded` why records say that a history was rewritten.
+    `samples` are rows that train each sampled token once, `row_tokens` theirs; `prompted` counts
+    the tokens of all prompts, `masked` rollouts with masks, `unproven` those in which nothing else
+    tells what was sampled. `stopped` is True if a limit left rollouts unchecked.
+    """
 
     notes: list[str] = field(default_factory=list)
     rollouts: int = 0
     broken: int = 0
-    """Rollouts with a break."""
     steps: Counter[Relation] = field(default_factory=Counter)
     causes: dict[Cause, Tally] = field(default_factory=dict)
-    """Breaks."""
     histories: Counter[str] = field(default_factory=Counter)
-    """What became of the messages at breaks."""
     recorded: Counter[str] = field(default_factory=Counter)
-    """Why records say that a history was rewritten."""
     faults: dict[Cause, Tally] = field(default_factory=dict)
-    """Findings in ids, masks and logprobs."""
     samples: int = 0
-    """Rows that train each sampled token once."""
     tokens: int = 0
     sampled: int = 0
     row_tokens: int = 0
     prompted: int = 0
-    """Tokens of all prompts: what an engine without a cache reads."""
     trained: int = 0
     masked: int = 0
-    """Rollouts with masks."""
-    proven: int = 0
-    """Rollouts with masks in which something else tells what was sampled."""
+    unproven: int = 0
     reprefilled: int = 0
     lost: int = 0
     unreadable: int = 0
     unread: list[Unreadable] = field(default_factory=list)
     stopped: bool = False
-    """True if a limit left rollouts unchecked."""
     explained: bool = False
-    """True if there was a tokenizer to find causes with."""
     scores: Scores | None = None
 
     def add(self, one: CheckedRollout | Unreadable) -> None:
@@ -126,29 +129,23 @@ class RolloutReport(ShowsItself):
             return
         self.rollouts += 1
         self.steps.update(one.steps)
-        rows = [len(tip.stream) for tip in one.tips]
-        self.samples += len(rows)
-        self.row_tokens += sum(rows)
+        self.samples += len(one.tips)
+        self.row_tokens += sum(len(tip.stream) for tip in one.tips)
         self.tokens += one.tokens
         self.sampled += one.sampled
-        self.prompted += sum(one.prompts)
+        self.prompted += one.prompted
         if one.trained is not None:
             self.trained += one.trained
             self.masked += 1
-            self.proven += one.proven
+            self.unproven += not one.proven
         self.broken += bool(one.breaks)
         for broken in one.breaks:
-            self.causes.setdefault(broken.cause, Tally()).add(broken)
             self.histories.update([broken.history.cause.value] if broken.history is not None else [])
             self.recorded.update([broken.recorded.partition(":")[0]] if broken.recorded else [])
             self.reprefilled += broken.reprefilled
             self.lost += broken.lost
-        for finding in one.findings:
-            self.faults.setdefault(finding.cause, Tally()).add(finding, finding.tokens)
-        for cause in {broken.cause for broken in one.breaks}:
-            self.causes[cause].rollouts += 1
-        for cause in {finding.cause for finding in one.findings}:
-            self.faults[cause].rollouts += 1
+        _count(self.causes, one.breaks)
+        _count(self.faults, one.findings)
 
     @property
     def calls(self) -> int:
@@ -192,24 +189,20 @@ class RolloutReport(ShowsItself):
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        names = (
-            *("rollouts", "broken", "calls", "compared", "breaks", "samples", "tokens", "sampled", "row_tokens"),
-            *("prompted", "reprefilled", "lost", "unreadable", "stopped", "explained"),
-            *("steps", "histories", "recorded", "notes"),
-        )
+        causes = [
+            {"cause": cause if self.explained else None, "places": tally.places, "rollouts": tally.rollouts}
+            | {"examples": list(map(_plain, tally.examples))}
+            for cause, tally in self.ranked_causes()
+        ]
+        faults = [{"cause": cause, "group": cause.group, **asdict(tally)} for cause, tally in self.faults.items()]
+        names = ("verdict", "calls", "compared", "breaks")
         return {
-            "verdict": self.verdict,
+            **_plain(self),
             **{name: getattr(self, name) for name in names},
-            "causes": [
-                {"cause": cause if self.explained else None, "places": tally.places, "rollouts": tally.rollouts}
-                | {"examples": [_break_json(one) for one in tally.examples]}
-                for cause, tally in self.ranked_causes()
-            ],
+            "unread": list(map(asdict, self.unread)),
             "trained": self.trained if self.masked else None,
-            "unproven": self.masked - self.proven,
-            "faults": [{"cause": cause, "group": cause.group, **asdict(tally)} for cause, tally in self.faults.items()],
-            "scores": None if self.scores is None else self.scores.to_json(),
-            "unread": [asdict(one) for one in self.unread],
+            "causes": causes,
+            "faults": faults,
         }
 
     # -- as a document
@@ -217,40 +210,13 @@ class RolloutReport(ShowsItself):
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         """The document of the report."""
         contrasts = Contrasts()
-        examples: list[list[str | Cell]] = []
-        for broken in (one for _, tally in self.ranked_causes() for one in tally.examples):
-            link, why = "", f"token {broken.position:,} of {broken.stream_length:,}"
-            if broken.explained is not None:
-                why = str(broken.explained).partition("\n")[0]
-                link = broken.explained.add_to(contrasts, f"{broken.where}: {broken.cause}")
-            more = [broken.history.words if broken.history is not None else "", broken.recorded]
-            small = "; ".join(filter(None, more))
-            costs = f"{counted(broken.reprefilled)} read again, {counted(broken.lost, 'sampled token')} gone"
-            examples.append([Cell(broken.where, link=link), Cell(why, small=small), f"costs {costs}"])
-        causes = [
-            [
-                Cell(str(cause), small=cause.advice) if self.explained else "not explained: no tokenizer was given",
-                *(f"{tally.places:,}", f"{tally.rollouts:,}", f"{100 * tally.rollouts / self.rollouts:.1f} %"),
-            ]
-            for cause, tally in self.ranked_causes()
-        ]
-        histories = [[f"messages: {name.replace('_', ' ')}", f"{n:,}"] for name, n in self.histories.most_common()]
-        histories += [[f"recorded: {name}", f"{n:,}"] for name, n in self.recorded.most_common()]
-        faults = [
-            [str(cause), cause.group, f"{tally.places:,}", f"{tally.tokens:,}", f"{tally.rollouts:,}"]
-            for cause, tally in self.faults.items()
-        ]
-        places = [[one.where, str(cause), one.words] for cause, tally in self.faults.items() for one in tally.examples]
+        breaks = [_break_row(one, contrasts) for _, tally in self.ranked_causes() for one in tally.examples]
         unread = [[one.where, one.problem] for one in self.unread]
         tables = [
-            Table("What there is", ["", ""], list(self._figures()) if self.rollouts else [], words=2),
-            Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], causes),
-            Table("What became of the history", ["", "breaks"], histories),
-            Table("What was trained", ["", "tokens"], list(self._training()), words=1),
-            Table("Ids, masks and logprobs", ["", "in", "places", "tokens", "rollouts"], faults, words=2),
-            Table("Where", ["", "fault", "what"], places, words=3),
-            Table("Breaks", ["where", "what", "cost"], examples, words=3),
-            Table("Logprobs beside an engine's", ["", ""], list(self._score_rows()), words=2),
+            Table("What there is", ["", ""], list(self._figures()), words=2),
+            Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], list(self._causes())),
+            Table("Ids, masks and logprobs", ["where", "fault", "what"], list(self._faults()), words=3),
+            Table("Breaks", ["where", "what", "cost"], breaks, words=3),
             Table(f"Could not be read: {self.unreadable:,}", ["where", "why"], unread, words=2),
         ]
         good = self.compared > 0 and not self.problems()
@@ -270,40 +236,65 @@ class RolloutReport(ShowsItself):
         )
 
     def _figures(self) -> Iterator[tuple[str, str]]:
-        steps = ", ".join(f"{step} {self.steps[step]:,}" for step in Relation if self.steps[step])
-        yield "calls", f"{self.calls:,} ({steps})"
-        yield "tokens", f"{self.tokens:,} recorded, {self.sampled:,} sampled, {self.row_tokens:,} in rows"
+        if self.rollouts:
+            yield "calls", f"{self.calls:,} ({_listed(self.steps)})"
+            yield "tokens", f"{self.tokens:,} recorded, {self.sampled:,} sampled, {self.row_tokens:,} in rows"
         if self.breaks:
             repeated = self.row_tokens - self.tokens
             yield "cost of breaks", f"{counted(self.reprefilled)} read again, {repeated:,} repeated in rows"
-
-    def _training(self) -> Iterator[tuple[str, str]]:
+            yield "sampled, and gone from the later prompt", f"{self.lost:,}"
+        if self.histories:
+            yield "what became of messages", _listed(self.histories)
+        if self.recorded:
+            yield "recorded causes", _listed(self.recorded)
         if self.masked:
             yield "trained by the masks", f"{self.trained:,}"
-        for cause in (Cause.TRAINED_UNSAMPLED, Cause.SAMPLED_UNTRAINED) if self.masked else ():
-            proven = cause in self.faults or self.proven == self.masked
-            tokens = self.faults[cause].tokens if cause in self.faults else 0
-            yield str(cause), f"{tokens:,}" if proven else f"not known in {self.masked - self.proven:,} rollouts"
-        if self.breaks:
-            yield "sampled, and gone from the later prompt", f"{self.lost:,}"
+            for cause in (Cause.TRAINED_UNSAMPLED, Cause.SAMPLED_UNTRAINED):
+                tally = self.faults.get(cause, Tally())
+                unknown = self.unproven and not tally.places
+                yield str(cause), f"not known in {self.unproven:,} rollouts" if unknown else f"{tally.tokens:,}"
+        if self.scores is not None:
+            scores = self.scores.to_json()
+            skipped = f", {scores['skipped']:,} sampled at another temperature" if scores["skipped"] else ""
+            sizes = f"{counted(scores['tokens'])} of {counted(scores['completions'], 'completion')}"
+            yield "logprobs beside an engine's", f"{sizes} compared{skipped}"
+            if scores["tokens"]:
+                names = ("mean", "median", "p95", "p99", "most")
+                yield "absolute difference", ", ".join(f"{name} {scores[name]:.4g}" for name in names)
+                yield "engine less record", f"{scores['mean_difference']:+.4g}, ratio {scores['mean_ratio']:.4f}"
 
-    def _score_rows(self) -> Iterator[tuple[str, str]]:
-        if self.scores is None:
-            return
-        scores = self.scores.to_json()
-        skipped = f", {scores['skipped']:,} sampled at another temperature" if scores["skipped"] else ""
-        yield "compared", f"{counted(scores['tokens'])} of {counted(scores['completions'], 'completion')}{skipped}"
-        if scores["tokens"]:
-            names = ("mean", "median", "p95", "p99", "most")
-            yield "absolute", ", ".join(f"{name} {scores[name]:.4g}" for name in names)
-            yield "engine less record", f"{scores['mean_difference']:+.4g}, ratio {scores['mean_ratio']:.4f}"
+    def _causes(self) -> Iterator[list[str | Cell]]:
+        for cause, tally in self.ranked_causes():
+            name = Cell(str(cause), small=cause.advice) if self.explained else "not explained: no tokenizer was given"
+            share = f"{100 * tally.rollouts / self.rollouts:.1f} %"
+            yield [name, f"{tally.places:,}", f"{tally.rollouts:,}", share]
+
+    def _faults(self) -> Iterator[list[str | Cell]]:
+        for cause, tally in self.faults.items():
+            places = f"{counted(tally.places, 'place')}, {counted(tally.tokens)}, {counted(tally.rollouts, 'rollout')}"
+            for at, one in enumerate(tally.examples):
+                yield [one.where, Cell(str(cause), small="" if at else places), one.words]
 
 
-def _break_json(broken: RolloutBreak) -> dict[str, Any]:
-    plain = {one.name: getattr(broken, one.name) for one in fields(broken)}
-    explained, history = broken.explained, broken.history
-    plain["explained"] = None if explained is None else explained.to_json()
-    return plain | {"history": None if history is None else asdict(history)}
+def _listed(counts: Counter[Any]) -> str:
+    return ", ".join(f"{str(name).replace('_', ' ')} {count:,}" for name, count in counts.most_common())
+
+
+def _break_row(broken: RolloutBreak, contrasts: Contrasts) -> list[str | Cell]:
+    link, why = "", f"token {broken.position:,} of {broken.stream_length:,}"
+    if broken.explained is not None:
+        why = str(broken.explained).partition("\n")[0]
+        link = broken.explained.add_to(contrasts, f"{broken.where}: {broken.cause}")
+    more = [broken.history.words if broken.history is not None else "", broken.recorded]
+    costs = f"{counted(broken.reprefilled)} read again, {counted(broken.lost, 'sampled token')} gone"
+    return [Cell(broken.where, link=link), Cell(why, small="; ".join(filter(None, more))), f"costs {costs}"]
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """The fields of a report or a break as plain data."""
+    plain = {one.name: getattr(value, one.name) for one in fields(value)}
+    plain |= {name: one.to_json() for name, one in plain.items() if hasattr(one, "to_json")}
+    return plain | {name: asdict(one) for name, one in plain.items() if isinstance(one, Finding)}
 
 
 def check_rollouts(
@@ -317,7 +308,7 @@ def check_rollouts(
     """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why and at what cost.
 
     - `inputs` are what `read_rollouts` takes.
-    - `model` is the model's tokenizer or, better, a renderer. Without one, breaks are counted and not explained.
+    - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
     - `limit` stops after so many rollouts.
     - `engine` returns an `Engine`, or an awaitable of one, whose logprobs are compared with the recorded ones.
 
@@ -338,8 +329,7 @@ def check_rollouts(
             if isinstance(rollout, Unreadable):
                 report.add(rollout)
                 continue
-            notes = [rollout.note, *_other_tokenizer(rollout, digest)]
-            report.notes += [one for one in notes if one and one not in report.notes]
+            report.notes += [one for one in _notes(rollout, digest) if one not in report.notes]
             checked = check_rollout(rollout, model)
             report.add(checked)
             if runner is not None and report.scores is not None:
@@ -352,7 +342,9 @@ async def _connect(connect: Callable[[], Any]) -> Any:
     return await engine if hasattr(engine, "__await__") else engine
 
 
-def _other_tokenizer(rollout: Rollout, digest: str | None) -> Iterator[str]:
+def _notes(rollout: Rollout, digest: str | None) -> Iterator[str]:
+    if rollout.note:
+        yield rollout.note
     if digest is not None and rollout.tokenizer is not None and not digest.startswith(rollout.tokenizer):
         yield "rollouts were recorded with another tokenizer than the one given: their breaks are misread"
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..data.rows import BATCH_ROWS, ROW_BYTES, read_rows
-from ..data.sources import Format, Source, find_sources
-from ..data.tables import read_metadata
+from ..data.sources import Source, find_sources
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
@@ -21,8 +19,7 @@ from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from ..tokens.visible import counted
 from .finding import Cause
-from .row_columns import RowColumns
-from .row_sources import RecordedSources
+from .row_inputs import RowColumns, RowFile
 from .rows import CheckedRow, Outcome, RowChecker
 
 _EXAMPLES: Final = 5
@@ -37,32 +34,29 @@ Progress = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class CheckReport(ShowsItself):
-    """Counts over all rows, and the first few rows of each outcome."""
+    """Counts over all rows, and the first few rows of each outcome.
+
+    `settings` is what the rows were compared with, `notes` are about the dataset as a whole,
+    `reasons` say why rows are bad or unchecked. `causes` counts rows, `mask` tokens and rows by
+    role, part and cause. `masks` are rows with a mask, `compared` those with a conversation.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
-    """What the rows were compared with: tokenizer, template, settings."""
     notes: list[str] = field(default_factory=list)
-    """About the dataset as a whole: it was made with another template, say."""
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     causes: Counter[Cause] = field(default_factory=Counter)
-    """Rows for each cause; a row may have several."""
     mask: dict[tuple[str, str, Cause], Counter[str]] = field(default_factory=dict)
-    """Tokens and rows with a wrong mask, by role, part, and whether they are trained or not."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why rows are bad or unchecked."""
     examples: dict[Outcome, list[CheckedRow]] = field(default_factory=dict)
     rows: int = 0
     masks: int = 0
-    """Rows with a mask."""
     tokens: int = 0
     trained: int = 0
     expected_tokens: int = 0
     expected_trained: int = 0
     compared: int = 0
-    """Rows that were compared with their conversation."""
     padding: int = 0
     stopped: bool = False
-    """True if a limit left rows unchecked."""
 
     def add(self, row: CheckedRow) -> None:
         """Count a row."""
@@ -108,12 +102,10 @@ class CheckReport(ShowsItself):
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
-        names = (
-            *("verdict", "clean", "rows", "masks", "compared", "tokens", "trained", "expected_tokens"),
-            *("expected_trained", "padding", "stopped", "outcomes", "causes", "notes", "settings"),
-        )
-        return {
-            **{name: getattr(self, name) for name in names},
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
+        return plain | {
+            "verdict": self.verdict,
+            "clean": self.clean,
             "mask": [{"role": role, "part": part, "cause": why, **n} for (role, part, why), n in self.mask.items()],
             "reasons": dict(self.reasons.most_common(20)),
             "examples": {one: [asdict(row) for row in rows] for one, rows in self.examples.items()},
@@ -122,34 +114,23 @@ class CheckReport(ShowsItself):
     def document(self, tokenizer: Tokenizer | None = None) -> Document:
         """The document of the report: counts, and the rows that differ."""
         contrasts = Contrasts()
-        differing: list[list[str | Cell]] = []
-        for one in Outcome:
-            for row in self.examples.get(one, ()) if one not in (Outcome.SAME, Outcome.UNCHECKED) else ():
-                name = f"{row.source}, row {row.row}"
-                links = [
-                    contrasts.add_parts(f"{name}: {finding.cause}", parts, ("expected", "found"), str(finding))
-                    for finding, parts in zip(row.findings, row.contrasts, strict=False)
-                ]
-                mask = (f"token {finding.position:,}: {finding.words}" for finding in row.mask)
-                words = row.reason or "; ".join([*map(str, row.findings[: len(links)]), *mask])
-                differing.append([Cell(name, link=links[0] if links else ""), Cell(str(one), _tone(one)), words])
-        outcomes = [(one, self.outcomes[one]) for one in Outcome if self.outcomes[one]]
-        masks = sorted(self.mask.items(), key=lambda item: -item[1]["tokens"])
+        different = [one for one in Outcome if one not in (Outcome.SAME, Outcome.UNCHECKED)]
+        examples = [_example(row, contrasts) for one in different for row in self.examples.get(one, ())]
+        outcomes: list[list[str | Cell]] = [
+            [Cell(str(one), _tone(one)), f"{self.outcomes[one]:,}", f"{100 * self.outcomes[one] / self.rows:.1f} %"]
+            for one in Outcome
+            if self.outcomes[one]
+        ]
+        masks = [
+            [role, part, str(why), f"{n['tokens']:,}", f"{n['rows']:,}"]
+            for (role, part, why), n in sorted(self.mask.items(), key=lambda item: -item[1]["tokens"])
+        ]
         tables = [
-            Table(
-                "Outcomes",
-                ["outcome", "rows", ""],
-                [[Cell(str(one), _tone(one)), f"{n:,}", f"{100 * n / self.rows:.1f} %"] for one, n in outcomes],
-            ),
+            Table("Outcomes", ["outcome", "rows", ""], outcomes),
             Table("Why", ["", "rows"], [[str(cause), f"{n:,}"] for cause, n in self.causes.most_common()]),
-            Table(
-                "Masks",
-                ["role", "part", "mask", "tokens", "rows"],
-                [[role, part, str(why), f"{n['tokens']:,}", f"{n['rows']:,}"] for (role, part, why), n in masks],
-                words=3,
-            ),
+            Table("Masks", ["role", "part", "mask", "tokens", "rows"], masks, words=3),
             Table("Remarks", ["", "rows"], [[why, f"{n:,}"] for why, n in self.reasons.most_common(20)]),
-            Table("Rows that differ", ["row", "outcome", "what"], differing, "A few of each outcome.", words=3),
+            Table("Rows that differ", ["row", "outcome", "what"], examples, "A few of each outcome.", words=3),
         ]
         expected = [f"{n:,} expected" if self.compared else "" for n in (self.expected_tokens, self.expected_trained)]
         return Document(
@@ -166,6 +147,17 @@ class CheckReport(ShowsItself):
             tables=[table for table in tables if table.rows],
             **contrasts.content(),
         )
+
+
+def _example(row: CheckedRow, contrasts: Contrasts) -> list[str | Cell]:
+    name = f"{row.source}, row {row.row}"
+    links = [
+        contrasts.add_parts(f"{name}: {finding.cause}", parts, ("expected", "found"), str(finding))
+        for finding, parts in zip(row.findings, row.contrasts, strict=False)
+    ]
+    mask = (f"token {finding.position:,}: {finding.words}" for finding in row.mask)
+    words = row.reason or "; ".join([*map(str, row.findings[: len(links)]), *mask])
+    return [Cell(name, link=links[0] if links else ""), Cell(str(row.outcome), _tone(row.outcome)), words]
 
 
 def _tone(outcome: Outcome) -> str:
@@ -202,18 +194,19 @@ def check_dataset(
     limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
         files = find_sources(inputs, Path(spool) / "rows", split=split)
-        described = [(source, metadata) for source in files if (metadata := _metadata(source))]
+        described = [one for one in map(RowFile.of, files) if one.metadata]
         settings = settings or _settings(described, tokenizer, changes or {})
-        recorded = [RecordedSources(source, metadata) for source, metadata in described]
-        origins, missing = _origins(sources, recorded, Path(spool))
+        origins, missing = _origins(sources, described, Path(spool))
         checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
-        warnings = list(_other_digests(described, report.settings))
+        warnings = [words for one in described for words in one.other_digests(report.settings)]
         if assumed and warnings:
             raise InputError(f"{warnings[0]}: name the one they were made with (--tokenizer, -t)")
-        changed = [words for one in recorded for words in one.changed(origins)]
-        report.notes += [*warnings, *_other_settings(described, report.settings), *missing, *changed]
-        complete = len(files) == len(recorded) == 1 and "counts" in described[0][1] and not missing and not changed
+        other = [words for one in described for words in one.other_settings(report.settings)]
+        changed = [words for one in described for words in one.changes(origins)]
+        report.notes += [*warnings, *other, *missing, *changed]
+        complete = len(files) == len(described) == 1 and "counts" in described[0].metadata
+        complete = complete and not missing and not changed
         in_order = _samples_of(checker.tokenizer, origins) if complete else None
         done, total = 0, sum(source.size for source in files)
         for source in files:
@@ -233,35 +226,23 @@ def check_dataset(
     return report
 
 
-_Described = Sequence[tuple[Source, Mapping[str, Any]]]
-
-
-def _metadata(source: Source) -> dict[str, Any]:
-    """What a file of rows says of how it was made."""
-    if source.format is Format.PARQUET:
-        return read_metadata(source.path)
-    return read_metadata(source.origin) if source.format is Format.LINES and source.origin else {}
-
-
-def _settings(described: _Described, tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
+def _settings(described: Sequence[RowFile], tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
     if tokenizer is None:
         raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
-    recorded = described[0][1].get("settings") if described else None
+    recorded = described[0].metadata.get("settings") if described else None
     if not recorded or "engine" in recorded:  # rows of another script, or of rollouts
         recorded = {"lost": "ignore"}
     return TokenizeSettings.read({**recorded, **changes}, tokenizer)
 
 
-def _origins(
-    sources: Sequence[str], recorded: Sequence[RecordedSources], spool: Path
-) -> tuple[list[Source], list[str]]:
+def _origins(sources: Sequence[str], described: Sequence[RowFile], spool: Path) -> tuple[list[Source], list[str]]:
     """The files of conversations, and sentences about those that are missing."""
     origins = find_sources(sources, spool / "sources") if sources else []
-    names = {name for one in recorded for name in one.names}
+    names = {entry["name"] for one in described for entry in one.entries}
     if len(origins) == len(names) == 1:  # the only source, whatever its name is now
         return [replace(origins[0], name=names.pop())], []
     missing: list[str] = []
-    for at, one in enumerate(recorded if not sources else ()):
+    for at, one in enumerate(described if not sources else ()):
         present, gone = one.find(spool / f"recorded-{at}")
         origins += [origin for origin in present if origin not in origins]
         missing += gone
@@ -274,23 +255,3 @@ def _samples_of(tokenizer: RowTokenizer, sources: Sequence[Source]) -> Iterator[
         for row in read_rows(source, row_bytes=ROW_BYTES):
             result = tokenizer.tokenize(row, source.name, source.format)
             yield from (replace(result, samples=(sample,)) for sample in result.samples)
-
-
-def _other_digests(described: _Described, now: Mapping[str, Any]) -> Iterator[str]:
-    for source, metadata in described:
-        for key, what in (("tokenizer_sha256", "tokenizer"), ("template_sha256", "template")):
-            if key in metadata and metadata[key] != now[key]:
-                yield f"{source.name} was made with another {what} ({_digest(metadata[key])}, here {_digest(now[key])})"
-
-
-def _other_settings(described: _Described, now: Mapping[str, Any]) -> Iterator[str]:
-    for source, metadata in described:
-        before, current = metadata.get("settings", {}), now["settings"]
-        other = sorted(name for name in before if name in current and before[name] != current[name])
-        if other:
-            yield f"{source.name} was made with other settings: {', '.join(other)}"
-
-
-def _digest(value: Any) -> str:
-    text = value if isinstance(value, str) else next(iter(value.values()), "") if len(value) == 1 else json.dumps(value)
-    return text[:12]

@@ -1,7 +1,7 @@
 """Compare a row of ids with the one that the template gives for its conversation: ids, and mask.
 
-What the expected rendering knows about its tokens comes first (message, field, stop tokens, declared tools);
-everything else is explained as breaks are.
+What the expected rendering knows about its tokens comes first (message, field, stop tokens,
+declared tools); everything else is explained as breaks are.
 """
 
 from __future__ import annotations
@@ -21,27 +21,21 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
-from ..show.document import Tokens
 from ..study.probes import USER
 from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
-from .break_checks import Case
-from .breaks import explain
+from ..tokens.visible import counted
+from .break_checks import Case, explain
 from .finding import Cause, Finding
 from .records import Mask
 from .resync import hunks, next_hunk
-from .row_columns import IdsRow, RowColumns, has_conversation, read_ids_row
-from .row_sources import SourceRows
-from .token_text import quoted, text_of, token_text
-from .turn_heads import TurnHeads
+from .row_inputs import IdsRow, RowColumns, SourceRows, has_conversation, read_ids_row
+from .token_text import Parts, TurnHeads, contrast, quoted, text_of
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
-_AROUND: Final = 6
-_LIMIT: Final = 24
-"""Tokens shown around a difference, and of it."""
 _PROMPT: Final = len(Part)
 """The code of a generation prompt among parts."""
 _PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
@@ -74,7 +68,7 @@ class CheckedRow:
     outcome: Outcome = Outcome.SAME
     reason: str | None = None
     findings: tuple[Finding, ...] = ()
-    contrasts: tuple[tuple[tuple[Tokens, Tokens | None], ...], ...] = ()
+    contrasts: tuple[Parts, ...] = ()
     tokens: int = 0
     trained: int | None = None
     expected_tokens: int | None = None
@@ -149,13 +143,12 @@ class RowChecker:
         pad_token: str | None = None,
     ) -> None:
         self.tokenizer = RowTokenizer(settings)
-        renderer = self.tokenizer.renderer
-        self._ids = _IdsChecker(renderer)
-        self._columns = columns
+        tokenizer = self.tokenizer.renderer.tokenizer
+        self._ids, self._columns = _IdsChecker(self.tokenizer.renderer), columns
         self._sources = SourceRows(sources, row_bytes=max(settings.row_bytes, ROW_BYTES))
-        self._pad = renderer.tokenizer.token_id(pad_token or renderer.tokenizer.variables.get("pad_token", ""))
+        self._pad = tokenizer.token_id(pad_token or tokenizer.variables.get("pad_token", ""))
         if pad_token and self._pad is None:
-            raise InputError(f"{pad_token!r} is not a control token of {renderer.tokenizer.name or 'the tokenizer'}")
+            raise InputError(f"{pad_token!r} is not a control token of {tokenizer.name or 'the tokenizer'}")
 
     def check(
         self, row: Row, source: str = "rows", form: Format = Format.LINES, result: RowResult | None = None
@@ -185,23 +178,33 @@ class RowChecker:
         if not (columns.keys() >= _OURS and isinstance(columns["source"], str) and isinstance(columns["row"], int)):
             return "the row holds no conversation and does not say where it is"
         origin = self._sources.row(columns["source"], columns["row"])
-        return (
-            origin if isinstance(origin, str) else self.tokenizer.tokenize(origin[1], origin[0].name, origin[0].format)
-        )
+        if isinstance(origin, str):
+            return origin
+        return self.tokenizer.tokenize(origin[1], origin[0].name, origin[0].format)
+
+    def _alone(self, row: IdsRow, reason: str, checked: CheckedRow) -> CheckedRow:
+        """Check a row without its conversation: only its ids can be wrong."""
+        size = self.tokenizer.renderer.tokenizer.vocabulary.size
+        outside = np.flatnonzero(row.ids >= size)
+        if not len(outside):
+            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
+        at = int(outside[0])
+        words = f"token {row.start + at} is {row.ids[at]}, and the vocabulary has {size:,} ids"
+        return replace(checked, outcome=Outcome.BAD, reason=words)
 
     def _compare(self, actual: IdsRow, result: RowResult, checked: CheckedRow) -> CheckedRow:
-        expected, reason = self._best(actual, result)
+        expected, reason = _best(actual, result)
         row = actual.without_padding(self._pad, expected.ids)
         differing = list(hunks(expected.ids, row.ids))
         findings, contrasts = self._ids.check(expected, row.ids, row.start) if differing else ([], [])
         wrong: list[Finding] = []
         if row.mask is not None:
-            wrong = _count(_wrong_mask(expected, row.ids, row.mask, differing), row.start)
-            wrong += _count((("template", "padding", True, at, -1) for at in row.trained_padding), 0)
+            wrong = _mask_findings(_wrong_mask(expected, row.ids, row.mask, differing), row.start)
+            wrong += _mask_findings((("template", "padding", True, at, -1) for at in row.trained_padding), 0)
             if wrong and not differing and (moved := _shift(expected.mask, row.mask)):
                 findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
         cut = {one.cause for one in findings} == {Cause.CUT}
-        ids = Outcome.CUT if cut and not wrong else Outcome.BOTH if wrong else Outcome.IDS
+        ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
         return replace(
             checked,
             outcome=ids if differing else Outcome.MASK if wrong else Outcome.SAME,
@@ -214,27 +217,17 @@ class RowChecker:
             expected_trained=expected.sample.trained,
         )
 
-    @staticmethod
-    def _best(actual: IdsRow, result: RowResult) -> tuple[Expected, str | None]:
-        """The sample that the row names, or the one that it shares most with."""
-        samples, columns = result.samples, actual.columns
-        number = columns.get("sample") if columns.keys() >= _OURS else None
-        if isinstance(number, int) and 0 <= number < len(samples):
-            return Expected(samples[number]), None
-        best = max(samples, key=lambda one: (common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))))
-        count = f"{len(samples)} sample{'s' if len(samples) > 1 else ''}"
-        words = f"it is sample {number} of its conversation, which gives {count} with these settings"
-        return Expected(best), words if isinstance(number, int) else None
 
-    def _alone(self, row: IdsRow, reason: str, checked: CheckedRow) -> CheckedRow:
-        """Check a row without its conversation: only its ids can be wrong."""
-        size = self.tokenizer.renderer.tokenizer.vocabulary.size
-        outside = np.flatnonzero((row.ids < 0) | (row.ids >= size))
-        if not len(outside):
-            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
-        at = int(outside[0])
-        words = f"token {row.start + at} is {row.ids[at]}, and the vocabulary has {size:,} ids"
-        return replace(checked, outcome=Outcome.BAD, reason=words)
+def _best(actual: IdsRow, result: RowResult) -> tuple[Expected, str | None]:
+    """The sample that the row names, or the one that it shares most with."""
+    samples, columns = result.samples, actual.columns
+    number = columns.get("sample") if columns.keys() >= _OURS else None
+    if isinstance(number, int) and 0 <= number < len(samples):
+        return Expected(samples[number]), None
+    best = max(samples, key=lambda one: (common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))))
+    count = counted(len(samples), "sample")
+    words = f"it is sample {number} of its conversation, which gives {count} with these settings"
+    return Expected(best), words if isinstance(number, int) else None
 
 
 # -- masks
@@ -258,14 +251,15 @@ def _wrong_mask(expected: Expected, ids: Ids, mask: Mask, differing: Sequence[Hu
     for hunk in differing:
         theirs, ours = hunk.sides(expected.mask, mask)
         if len(ours) and bool(theirs.any()) != bool(ours.any()):
-            message = int(expected.messages[hunk.start]) if len(theirs) else -1
-            role = expected.role(message) if len(theirs) else "template"
-            part = _PARTS[int(expected.parts[hunk.start])] if len(theirs) else "added tokens"
+            role, part, message = "template", "added tokens", -1
+            if len(theirs):
+                message, part = int(expected.messages[hunk.start]), _PARTS[int(expected.parts[hunk.start])]
+                role = expected.role(message)
             for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
                 yield role, part, bool(ours.any()), hunk.other_start + position, message
 
 
-def _count(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
+def _mask_findings(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
     """One finding for the tokens of each role and part."""
     groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
     for role, part, trained, at, message in wrong:
@@ -274,10 +268,9 @@ def _count(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
     for (role, part, trained), places in groups.items():
         turns = len({message for _, message in places if message >= 0})
         name = {"stop": "stop token", "content": "text"}.get(part, part)
-        of = f" of {turns:,} {role} turn{'' if turns == 1 else 's'}" if turns and role != "template" else ""
-        count = f"{len(places):,} token{'' if len(places) == 1 else 's'}"
+        of = f" of {counted(turns, f'{role} turn')}" if turns and role != "template" else ""
         cause = Cause.MASK_ADDED if trained else Cause.MASK_MISSING
-        words = f"{name}{of} {'trained' if trained else 'not trained'} ({count})"
+        words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(places))})"
         position = start + min(places)[0]
         out.append(Finding(cause, role, field=part, words=words, position=position, tokens=len(places)))
     return sorted(out, key=lambda finding: finding.position or 0)
@@ -303,13 +296,11 @@ class _IdsChecker:
         self._renderer, self._vocabulary = renderer, tokenizer.vocabulary
         prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
         self._prompt = prompted.ids[[field == "generation_prompt" for field in prompted.fields]]
-        self._heads = TurnHeads.of(tokenizer.vocabulary, ())
+        self._heads = TurnHeads.of(tokenizer.vocabulary)
         self._bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
         self._ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
 
-    def check(
-        self, expected: Expected, ids: Ids, start: int
-    ) -> tuple[list[Finding], list[tuple[tuple[Tokens, Tokens | None], ...]]]:
+    def check(self, expected: Expected, ids: Ids, start: int) -> tuple[list[Finding], list[Parts]]:
         """The first few differences as findings and as tokens; `start` tokens came before."""
         whole = self._cut_before(expected, ids)
         differences = [] if whole is None else [whole]
@@ -322,16 +313,24 @@ class _IdsChecker:
             differences.append((cause, hunk))
             at, other = hunk.stop, hunk.other_stop
         findings = [self._finding(cause, hunk, expected, ids, start) for cause, hunk in differences]
-        return findings, [self._contrast(hunk, expected, ids) for _, hunk in differences]
+        return findings, [contrast(self._vocabulary, expected.ids, ids, hunk) for _, hunk in differences]
+
+    def _cut_before(self, expected: Expected, ids: Ids) -> tuple[Cause, Hunk] | None:
+        """A row that is the end of the expected one."""
+        lost = len(expected.ids) - len(ids)
+        if lost <= 0 or not np.array_equal(expected.ids[lost:], ids):
+            return None
+        cause = Cause.BOS_MISSING if expected.ids[:lost].tolist() == [self._bos] else Cause.CUT
+        if cause is Cause.CUT and not (expected.messages[:lost] >= 0).any() and expected.messages[lost] >= 0:
+            cause = Cause.TOOLS_MISSING if (expected.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
+        return cause, Hunk(0, lost, 0, 0)
 
     def _explain(self, expected: Expected, ids: Ids, hunk: Hunk) -> tuple[Cause, Hunk]:
         """The cause of a difference, and its corrected range."""
-        cause = self._known_place(expected, ids, hunk)
-        if cause is not None:
-            return cause, hunk
+        cause = self._by_place(expected, ids, hunk)
         at, other = hunk.start, hunk.other_start
-        if at == len(expected.ids):
-            return Cause.UNKNOWN, hunk
+        if cause is not None or at == len(expected.ids):
+            return cause or Cause.UNKNOWN, hunk
         aligned = np.concatenate((expected.ids[:at], ids[other:]))
         sampled = expected.sample.kinds == Kind.SAMPLED
         case = Case(expected.ids, aligned, self._renderer, next_hunk(expected.ids, aligned, at, at), sampled)
@@ -353,23 +352,26 @@ class _IdsChecker:
             one, other = self._heads.role(expected.ids, hunk.start), self._heads.role(ids, hunk.other_start)
             if one != other and "system" in (one, other):
                 return Cause.SYSTEM_MISSING if one == "system" else Cause.SYSTEM_ADDED
-        if cause is Cause.EMPTY_PARAMETER:
-            return Cause.REWRITTEN_CALL
-        return Cause.UNKNOWN if cause is Cause.ZEROED_ANCHOR else cause
+        names = {Cause.EMPTY_PARAMETER: Cause.REWRITTEN_CALL, Cause.ZEROED_ANCHOR: Cause.UNKNOWN}
+        return names.get(cause, cause)
 
-    def _known_place(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
+    def _by_place(self, expected: Expected, ids: Ids, hunk: Hunk) -> Cause | None:
         """The cause as far as the expected rendering tells what its tokens are for."""
         ours, theirs = hunk.sides(expected.ids, ids)
-        if ((theirs < 0) | (theirs >= self._vocabulary.size)).any():
+        if (theirs >= self._vocabulary.size).any():
             return Cause.NO_TOKEN
         declared = expected.parts == Part.TOOLS
         tools = int(declared[hunk.start : hunk.stop].sum())
         if tools and tools == int(declared.sum()) and 2 * len(theirs) < tools:
             return Cause.TOOLS_MISSING
         last = hunk.stop == len(expected.ids) and hunk.other_stop == len(ids)
-        one = None if len(theirs) else self._removed(expected, ours, hunk)
-        one = one or (None if len(ours) else self._added(expected, ids, hunk, last))
-        return one or self._ending(ours, theirs, last) or (Cause.CHANGED_TOOLS if tools and not len(theirs) else None)
+        cause = None
+        if not len(theirs):
+            cause = self._removed(expected, ours, hunk)
+        elif not len(ours):
+            cause = self._added(expected, ids, hunk, last)
+        cause = cause or self._ending(ours, theirs, last)
+        return cause or (Cause.CHANGED_TOOLS if tools and not len(theirs) else None)
 
     def _removed(self, expected: Expected, ours: Ids, hunk: Hunk) -> Cause | None:
         """A BOS token, reasoning, or the template's own system prompt, with nothing instead."""
@@ -410,53 +412,23 @@ class _IdsChecker:
         texts = [self._vocabulary.token_bytes(index).strip() for index in ids.tolist()]
         return any(ends) if all(end or not text for end, text in zip(ends, texts, strict=True)) else None
 
-    def _cut_before(self, expected: Expected, ids: Ids) -> tuple[Cause, Hunk] | None:
-        """A row that is the end of the expected one."""
-        lost = len(expected.ids) - len(ids)
-        if lost <= 0 or not np.array_equal(expected.ids[lost:], ids):
-            return None
-        hunk = Hunk(0, lost, 0, 0)
-        cause = Cause.BOS_MISSING if expected.ids[:lost].tolist() == [self._bos] else None
-        if cause is None and not (expected.messages[:lost] >= 0).any() and expected.messages[lost] >= 0:
-            cause = Cause.TOOLS_MISSING if (expected.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
-        return cause or Cause.CUT, hunk
-
-    # -- in words and tokens
-
     def _finding(self, cause: Cause, hunk: Hunk, expected: Expected, ids: Ids, start: int) -> Finding:
         message, place = expected.place(hunk.start)
         ours, theirs = hunk.sides(expected.ids, ids)
         if cause is Cause.CUT:
-            words = self._cut_words(expected, hunk)
+            words = _cut_words(expected, hunk)
         else:
             one, other = (quoted(text_of(self._vocabulary, side[:256])) for side in (ours, theirs))
-            if cause is Cause.NO_TOKEN:
-                wrong = (theirs < 0) | (theirs >= self._vocabulary.size)
-                other = f"id {int(theirs[wrong.argmax()])}"
-            words = f"{place}: expected {one}, found {other}"
+            outside = theirs[theirs >= self._vocabulary.size]
+            words = f"{place}: expected {one}, found {f'id {outside[0]}' if len(outside) else other}"
         field = place.rpartition(", ")[2]
         return Finding(cause, "", message, field, words, start + hunk.other_start, len(ours))
 
-    @staticmethod
-    def _cut_words(expected: Expected, hunk: Hunk) -> str:
-        total, lost = len(expected.ids), hunk.stop - hunk.start
-        cut, which = (hunk.stop, "last") if hunk.start == 0 else (hunk.start, "first")
-        words = f"the {which} {total - lost:,} of {total:,} tokens are there, {lost:,} are missing"
-        if not 0 < cut < total or expected.messages[cut - 1] != expected.messages[cut]:
-            return f"{words}; the cut falls between messages"
-        return f"{words}; the cut falls into {expected.place(cut)[1]}"
 
-    def _contrast(self, hunk: Hunk, expected: Expected, ids: Ids) -> tuple[tuple[Tokens, Tokens | None], ...]:
-        after = ids[hunk.other_stop : hunk.other_stop + _AROUND]
-        same = after[: common_prefix(after, expected.ids[hunk.stop :])]
-        ours, theirs = hunk.sides(expected.ids, ids)
-        lead = ids[max(0, hunk.other_start - _AROUND) : hunk.other_start]
-        return (
-            (self._tokens(lead), None),
-            (self._tokens(ours), self._tokens(theirs)),
-            (self._tokens(same), None),
-        )
-
-    def _tokens(self, ids: Ids) -> Tokens:
-        tokens = [(index, token_text(self._vocabulary, index)) for index in ids[:_LIMIT].tolist()]
-        return [*tokens, (-1, f"… {len(ids) - _LIMIT:,} more")] if len(ids) > _LIMIT else tokens
+def _cut_words(expected: Expected, hunk: Hunk) -> str:
+    total, lost = len(expected.ids), hunk.stop - hunk.start
+    cut, which = (hunk.stop, "last") if hunk.start == 0 else (hunk.start, "first")
+    words = f"the {which} {total - lost:,} of {total:,} tokens are there, {lost:,} are missing"
+    if not 0 < cut < total or expected.messages[cut - 1] != expected.messages[cut]:
+        return f"{words}; the cut falls between messages"
+    return f"{words}; the cut falls into {expected.place(cut)[1]}"

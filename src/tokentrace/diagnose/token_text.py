@@ -1,17 +1,46 @@
-"""Tokens as text: for sentences, for lines that people read, and around a difference."""
+"""Tokens as text: for sentences, around a difference, and the turns they lie in."""
 
 from __future__ import annotations
 
 import codecs
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from ..tokens.alignment import Hunk
+import numpy as np
+import numpy.typing as npt
+
+from ..show.document import Tokens
+from ..tokens.alignment import Hunk, align
+from ..tokens.ids import common_prefix
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import visible
+from ..tokens.visible import counted, visible
 from ..tokens.vocabulary import Vocabulary
 
 READ: Final = 65_536
 """Tokens before and after a difference that are read as text."""
+AROUND: Final = 12
+"""Equal tokens shown on either side of a difference."""
+_LIMIT: Final = 40
+"""Tokens shown of one side of a difference."""
+_ROLE: Final = re.compile(
+    r"\s*(system|developer|user|assistant|tool|ipython|model|functions\.)(?![\w.])|\s*(functions)\."
+)
+_HEAD: Final = re.compile(r"(?!.*end)(?:.*start|.*turn|.*header|.*role|\]~b\])")
+_NAMED_HEAD: Final = re.compile(
+    r"[<\[]?[|｜]?(?:im_)?(system|developer|user|assistant|observation)[|｜]?>", re.IGNORECASE
+)
+_OTHER_HEADS: Final = {
+    "[INST]": "user",
+    "[SYSTEM_PROMPT]": "system",
+    "[TOOL_RESULTS]": "tool",
+    "<｜tool▁output▁begin｜>": "tool",
+    "<｜tool▁calls▁begin｜>": "assistant",
+}
+
+Parts = tuple[tuple[Tokens, Tokens | None], ...]
+"""Tokens of two sides, in order; None: the same."""
 
 
 def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
@@ -22,15 +51,6 @@ def spell(vocabulary: Vocabulary, ids: Ids) -> bytes:
 def text_of(vocabulary: Vocabulary, ids: Ids) -> str:
     """The text of tokens; invalid UTF-8 becomes U+FFFD."""
     return spell(vocabulary, ids).decode("utf-8", "replace")
-
-
-def token_text(vocabulary: Vocabulary, index: int) -> str:
-    """A token's own text; its bytes in hexadecimal if they are not whole characters."""
-    raw = vocabulary.token_bytes(index)
-    try:
-        return raw.decode("utf-8") if raw or 0 <= index < vocabulary.size else f"⟨id {index}⟩"
-    except UnicodeDecodeError:
-        return f"⟨{raw.hex(' ')}⟩"
 
 
 def one_line(text: str) -> str:
@@ -44,6 +64,35 @@ def quoted(text: str, limit: int = 48) -> str:
     if not text:
         return "nothing"
     return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
+
+
+def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk) -> Parts:
+    """The tokens of both sides in and around a difference."""
+
+    def tokens(ids: Ids) -> Tokens:
+        pairs = [(index, _token_text(vocabulary, index)) for index in ids[:_LIMIT].tolist()]
+        return [*pairs, (-1, f" … {counted(len(ids) - _LIMIT)} … ")] if len(ids) > _LIMIT else pairs
+
+    ours, theirs = hunk.sides(one, other)
+    fine = max(len(ours), len(theirs)) <= 256
+    at = 0
+    parts: list[tuple[Tokens, Tokens | None]] = [(tokens(one[max(0, hunk.start - AROUND) : hunk.start]), None)]
+    for part in align(ours, theirs) if fine else [Hunk(0, len(ours), 0, len(theirs))]:
+        left, right = part.sides(ours, theirs)
+        parts += [(tokens(ours[at : part.start]), None), (tokens(left), tokens(right))]
+        at = part.stop
+    same = common_prefix(one[hunk.stop : hunk.stop + AROUND], other[hunk.other_stop :])
+    parts += [(tokens(ours[at:]), None), (tokens(one[hunk.stop : hunk.stop + same]), None)]
+    return tuple(pair for pair in parts if any(pair))
+
+
+def _token_text(vocabulary: Vocabulary, index: int) -> str:
+    """A token's own text; its bytes in hexadecimal if they are not whole characters."""
+    raw = vocabulary.token_bytes(index)
+    try:
+        return raw.decode("utf-8") if raw or 0 <= index < vocabulary.size else f"⟨id {index}⟩"
+    except UnicodeDecodeError:
+        return f"⟨{raw.hex(' ')}⟩"
 
 
 def window(
@@ -61,8 +110,8 @@ def window(
 def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
     """The part at the start of a difference in which other tokens spell the same bytes, or None.
 
-    A token that both sides share must follow it, or the end of the stream: next to a change of the text, other merges
-    are only its consequence.
+    A token that both sides share must follow it, or the end of the stream: next to a change of the
+    text, other merges are only its consequence.
     """
     ours, theirs = (side[:READ].tolist() for side in hunk.sides(stream, prompt))
     a = b = 0
@@ -84,3 +133,43 @@ def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) 
         if not raw or left[:size] != right[:size]:
             return None
         left, right = left[size:], right[size:]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnHeads:
+    """The control tokens that begin turns: those that name their role, all of them, and all that are no tags."""
+
+    vocabulary: Vocabulary
+    named: Mapping[int, str]
+    heads: npt.NDArray[np.int32]
+    structural: frozenset[int]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, tags: Collection[str] = ()) -> TurnHeads:
+        """The heads of a vocabulary, by their names; `tags` are control tokens inside turns."""
+        named, heads, structural = {}, [], set()
+        for text, token in vocabulary.control.items():
+            match = _NAMED_HEAD.fullmatch(text)
+            role = _OTHER_HEADS.get(text) or (match[1].lower() if match else None)
+            if role:
+                named[token.id] = role
+            if role or _HEAD.match(text):
+                heads.append(token.id)
+            if token.special and text not in tags:
+                structural.add(token.id)
+        return cls(vocabulary, named, np.asarray(heads, np.int32), frozenset(structural | set(heads)))
+
+    def count(self, ids: Ids) -> int:
+        """The number of turns that begin among the ids."""
+        return int(np.isin(ids, self.heads).sum())
+
+    def role(self, ids: Ids, at: int) -> str | None:
+        """The role of the turn that a token lies in; None if no head tells."""
+        start = max(0, at - READ)
+        for index in reversed((np.flatnonzero(np.isin(ids[start : at + 1], self.heads)) + start).tolist()):
+            match = _ROLE.match(text_of(self.vocabulary, ids[index + 1 : index + 5]))
+            if match:
+                return "tool" if match[2] else match[1]
+            if int(ids[index]) in self.named:
+                return self.named[int(ids[index])]
+        return None

@@ -1,8 +1,12 @@
 """The public names of engines and where each is defined."""
 
-from .callback import CallbackEngine as CallbackEngine
-from .callback import EngineReply as EngineReply
+from .answers import EngineReply as EngineReply
 from .embedded import EmbeddedEngine as EmbeddedEngine
+from .errors import EngineAnswerError as EngineAnswerError
+from .errors import EngineError as EngineError
+from .errors import EngineRefusal as EngineRefusal
+from .errors import EngineUnavailable as EngineUnavailable
+from .errors import LogprobKindError as LogprobKindError
 from .http import Connection as Connection
 from .http import HTTPSettings as HTTPSettings
 from .llamacpp import LlamaCppEngine as LlamaCppEngine
@@ -10,17 +14,13 @@ from .protocol import Capabilities as Capabilities
 from .protocol import Completion as Completion
 from .protocol import Delta as Delta
 from .protocol import Engine as Engine
-from .protocol import EngineAnswerError as EngineAnswerError
-from .protocol import EngineError as EngineError
-from .protocol import EngineRefusal as EngineRefusal
-from .protocol import EngineUnavailable as EngineUnavailable
 from .protocol import FinishReason as FinishReason
 from .protocol import GenerateRequest as GenerateRequest
 from .protocol import LogprobKind as LogprobKind
-from .protocol import LogprobKindError as LogprobKindError
-from .protocol import SamplingParams as SamplingParams
 from .protocol import collected as collected
 from .routing import Router as Router
+from .sampling import SamplingParams as SamplingParams
+from .scripted import CallbackEngine as CallbackEngine
 from .scripted import Sampled as Sampled
 from .scripted import ScriptedEngine as ScriptedEngine
 from .servers import connect as connect

@@ -1,22 +1,44 @@
-"""What the adapters of servers share: sending requests, reading answers, and probing the kind of logprobs.
-
-An adapter adds what differs: the body of a request, the structs of an answer, what the server reports of itself.
-"""
+"""What the adapters of servers share: sending requests, reading answers, and probing the kind of logprobs."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from msgspec import Struct
+
 from ..settings import choose
 from ..trajectory.turns import LogprobKind
-from .answers import AnswerReader, checked_request, json_body, json_prompt
+from .answers import AnswerReader, Count, checked_request, json_body, json_prompt
+from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings
-from .protocol import Capabilities, Completion, Delta, Engine, EngineError, GenerateRequest, SamplingParams, Weights
+from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights, checked_version, joined
+from .sampling import SamplingParams
+
+
+class ModelMeta(Struct):
+    """What llama.cpp adds to a model card."""
+
+    n_vocab: Count | None = None
+
+
+class ModelCard(Struct):
+    """A model in the answer of ``/v1/models``."""
+
+    id: str = ""
+    max_model_len: Count | None = None
+    meta: ModelMeta | None = None
+
+
+class Models(Struct):
+    """The answer of ``/v1/models``."""
+
+    data: list[ModelCard] = []
 
 
 class HTTPEngine(Engine):
@@ -26,6 +48,9 @@ class HTTPEngine(Engine):
     prompt_field: str
     """The name of the prompt in a request."""
     stream_fields: ClassVar[dict[str, Any]] = {"stream": True}
+    version_fields: ClassVar[dict[str, Any]] = {}
+    no_weights: ClassVar[str] = ""
+    """Why it cannot load other weights."""
 
     def __init__(self, connection: Connection, capabilities: Capabilities) -> None:
         super().__init__(capabilities)
@@ -39,11 +64,15 @@ class HTTPEngine(Engine):
         raise NotImplementedError
 
     def _reader(self, request: GenerateRequest, prompt: bytes) -> AnswerReader:
-        """Return the reader of the answer to a request, whose prompt was sent as this JSON text."""
+        """Return the reader of an answer; the prompt was sent as this JSON text."""
+        raise NotImplementedError
+
+    def _likeliest(self, answer: Any) -> Iterable[tuple[int, float | None]]:
+        """Return the likeliest ids that an answer reports at its first place."""
         raise NotImplementedError
 
     async def check(self) -> None:
-        """Request ``/health``, which all servers have. A server that does not know the path is up, too."""
+        """Request ``/health``. A server that does not know the path is up, too."""
         await self._connection.reach("/health")
 
     async def _generate(self, request: GenerateRequest) -> Completion:
@@ -51,7 +80,8 @@ class HTTPEngine(Engine):
         prompt = json_prompt(request)
         reader = self._reader(request, prompt)
         body = json_body(self.prompt_field, prompt, self._fields(request))
-        return reader.whole(await self._connection.post(self.path, body, reader.answer))
+        reader.feed(await self._connection.post(self.path, body, reader.answer))
+        return joined([reader.close()])
 
     def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         """Closing the iterator closes the connection, and the server ends the request."""
@@ -60,11 +90,19 @@ class HTTPEngine(Engine):
         body = json_body(self.prompt_field, prompt, self._fields(request) | self.stream_fields)
         return self._connection.stream(self.path, body, lambda: self._reader(request, prompt))
 
-    async def _sample(self, prompt: int, sampling: SamplingParams, kind: Any, **fields: Any) -> Any:
+    async def _sample(self, prompt: int, sampling: SamplingParams, **fields: Any) -> Any:
         """Return the answer to a request with a prompt of one id."""
-        request = GenerateRequest([prompt], sampling)
-        body = json_body(self.prompt_field, json_prompt(request), self._fields(request) | fields)
-        return await self._connection.post(self.path, body, kind)
+        request = GenerateRequest([prompt], replace(sampling, top_logprobs=1))
+        text = json_prompt(request)
+        body = json_body(self.prompt_field, text, self._fields(request) | fields)
+        return await self._connection.post(self.path, body, self._reader(request, text).answer)
+
+    async def _best_logprob(self, prompt: int, sampling: SamplingParams) -> float:
+        """Return the logprob of the likeliest token after a prompt of one id."""
+        values = [value for _, value in self._likeliest(await self._sample(prompt, sampling)) if value is not None]
+        if not values or max(values) < -1e9:
+            raise EngineAnswerError(f"{self.path} did not report the logprob of the likeliest token")
+        return max(values)
 
     async def _order(self, path: str, value: dict[str, Any] | None = None, kind: Any = None) -> Any:
         """Post JSON. Raises EngineError if the answer reports a failure."""
@@ -73,6 +111,17 @@ class HTTPEngine(Engine):
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(f"{self._connection.base_url}{path} failed: {answer.get('message') or 'no reason'}")
         return answer
+
+    async def set_version(self, version: str | int) -> None:
+        """Name the current weights. Servers name them by text: 3 is ``"3"``."""
+        self._refuse_weights()
+        name = str(checked_version(version))
+        await self._order("/update_weight_version", {"new_version": name, **self.version_fields}, Any)
+        self.version = name
+
+    def _refuse_weights(self) -> None:
+        if not self.capabilities.weights:
+            raise EngineError(self.no_weights)
 
     async def close(self) -> None:
         await self._connection.close()
@@ -89,20 +138,10 @@ def folder_of(weights: Weights, engine: str) -> str:
 
 
 def sampling_fields(sampling: SamplingParams, *, max_tokens: str, seed: str) -> dict[str, Any]:
-    """Return sampling parameters for vLLM and SGLang, with their own names for two of them.
-
-    Sends every setting, since a server may have other defaults.
-    """
-    fields: dict[str, Any] = {
-        max_tokens: sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-    }
+    """Return all sampling parameters for vLLM and SGLang, since a server may have other defaults."""
+    names = ("temperature", "top_p", "top_k", "min_p")
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    fields = {max_tokens: sampling.max_tokens} | {name: getattr(sampling, name) for name in (*names, *penalties)}
     if sampling.seed is not None:
         fields[seed] = sampling.seed
     if sampling.stop_token_ids:
@@ -126,8 +165,8 @@ async def connecting(base_url: str | Connection, settings: HTTPSettings | None) 
 
 # -- which logprobs
 
-COLD: Final = 0.5
-HOT: Final = 2.0
+_COLD: Final = 0.5
+_HOT: Final = 2.0
 """vLLM refuses higher temperatures."""
 _SAME: Final = 0.05
 """How far one logprob of two requests may differ: servers compute in 16 bits, and in other batches."""
@@ -135,31 +174,25 @@ _APART: Final = 0.3
 _PROBES: Final = 6
 
 
-async def probed_kind(
-    best: Callable[[int, SamplingParams], Awaitable[float]],
-    vocab_size: int | None,
-    setting: LogprobKind | str | None,
-) -> LogprobKind:
+async def probed_kind(engine: HTTPEngine, vocab_size: int | None, setting: LogprobKind | str | None) -> LogprobKind:
     """Return which distribution an engine's logprobs describe: the user's `setting`, or what probes show.
 
-    ``best(prompt_id, sampling)`` samples one token after a prompt of one id and returns the logprob of the *likeliest*
-    one, which is the same token at every temperature. Raw logprobs do not move with the temperature; two prompts must
-    show it, since a tie of two tokens moves as little. Those that move also move with `top_k` if they are of the
-    sampled distribution. Tries the next id where the model is nearly certain of what follows.
+    Compares logprobs of the *likeliest* token, the same at every temperature. Raw ones do not move with it; two prompts
+    must show it, since a tie of two tokens moves as little. Processed ones also move with `top_k`.
     """
     if setting is not None:
         return choose(LogprobKind, "logprobs", setting, EngineError)
     unmoved = 0
     for prompt in range(_PROBES if vocab_size is None else min(_PROBES, vocab_size)):
-        cold = await best(prompt, SamplingParams(1, temperature=COLD))
-        hot = await best(prompt, SamplingParams(1, temperature=HOT))
+        cold = await engine._best_logprob(prompt, SamplingParams(1, temperature=_COLD))
+        hot = await engine._best_logprob(prompt, SamplingParams(1, temperature=_HOT))
         if abs(cold - hot) < _SAME and hot < -_APART:  # processed ones would be further apart
             unmoved += 1
             if unmoved == 2:
                 return LogprobKind.RAW
         if cold - hot < _APART:
             continue
-        few = await best(prompt, SamplingParams(1, temperature=HOT, top_k=2))
+        few = await engine._best_logprob(prompt, SamplingParams(1, temperature=_HOT, top_k=2))
         if few - hot > _APART:
             return LogprobKind.PROCESSED
         if abs(few - hot) < _SAME and hot < -math.log(2) - _APART:  # of two ids, the better has at least a half

@@ -1,14 +1,14 @@
 """Requests to engines and their answers, checked. Pure: no I/O.
 
-Refuses a request that an engine is known to clip or to crash on. An answer is used whole or not at all: msgspec
-structs describe it, and `EngineAnswerError` names the field, as in ``$.choices[0].logprobs.content[3].token_id``.
+Refuses a request that an engine is known to clip or to crash on. An answer is used whole or not at all; errors name
+the field, as in ``$.choices[0].logprobs.content[3].token_id``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -20,24 +20,10 @@ from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.inputs import POSITIVE_NOISE, as_ids
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .protocol import (
-    NO_CHANNELS,
-    TOP_LOGPROBS,
-    Capabilities,
-    Channels,
-    Completion,
-    Delta,
-    EngineAnswerError,
-    EngineError,
-    EngineRefusal,
-    FinishReason,
-    GenerateRequest,
-    LogprobKindError,
-    Logprobs,
-    SamplingParams,
-    check_channels,
-    joined,
-)
+from .channels import ROUTED_EXPERTS, TOP_LOGPROBS, Experts, best_ids, experts_of
+from .errors import EngineAnswerError, EngineError, EngineRefusal, LogprobKindError
+from .protocol import Capabilities, Channels, Delta, FinishReason, GenerateRequest, Logprobs, check_channels
+from .sampling import SamplingParams
 
 Answer = TypeVar("Answer")
 
@@ -45,11 +31,7 @@ Answer = TypeVar("Answer")
 
 
 def checked_request(request: GenerateRequest, capabilities: Capabilities) -> GenerateRequest:
-    """Return the request with its prompt as int32.
-
-    Raises EngineRefusal if the prompt is empty, has an id outside the vocabulary or is too long together with
-    `max_tokens`, or if the engine lacks a setting; LogprobKindError as `check_logprobs` does.
-    """
+    """Return the request with its prompt as int32. Raises EngineRefusal for what the engine cannot do."""
     sampling, limit, engine = request.sampling, capabilities.max_length, capabilities.engine
     check_logprobs(sampling, capabilities)
     try:
@@ -81,10 +63,9 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
 
 
 def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None:
-    """Raise LogprobKindError if raw or unknown logprobs would be of another distribution than the sampled one.
+    """Raise LogprobKindError if logprobs would not be of the sampled distribution.
 
-    At temperature 1 without penalties they agree, except for tokens that top-k, top-p and min-p leave out. Greedy
-    completions are never refused: their logprobs are recorded as raw.
+    Raw ones are at temperature 1 without penalties. Greedy completions are recorded as raw.
     """
     kind, temperature = capabilities.logprobs, sampling.temperature
     changes = {**({} if temperature == 1 else {"temperature": temperature}), **sampling.penalties}
@@ -105,8 +86,7 @@ def check_logprobs(sampling: SamplingParams, capabilities: Capabilities) -> None
 def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> LogprobKind:
     """Return which distribution the logprobs of a completion describe.
 
-    Unknown with a structure, since some engines apply it before they compute logprobs and some after; and unknown for
-    a greedy completion with penalties, unless the engine's logprobs are always raw.
+    With a structure, and for greedy decoding with penalties, engines differ: unknown.
     """
     if sampling.structure is not None:
         return LogprobKind.UNKNOWN
@@ -116,7 +96,7 @@ def completion_kind(sampling: SamplingParams, capabilities: Capabilities) -> Log
 
 
 def json_prompt(request: GenerateRequest) -> bytes:
-    """Return the prompt as JSON text. Raises EngineError if the request's wire text has another number of ids."""
+    """Return the prompt as JSON text. Raises EngineError if its wire text has another number of ids."""
     wire, count = request.wire, len(request.prompt_ids)
     if wire is None:
         return repr(np.asarray(request.prompt_ids).tolist()).replace(" ", "").encode("ascii")  # faster than json.dumps
@@ -128,7 +108,7 @@ def json_prompt(request: GenerateRequest) -> bytes:
 
 
 def json_body(field: str, prompt: bytes, fields: Mapping[str, Any]) -> bytes:
-    """Return a JSON object with the prompt's JSON text as `field`, then the other fields."""
+    """Return a JSON object: the prompt as `field`, then the others."""
     tail = json.dumps(fields, separators=(",", ":")).encode("utf-8")
     return b'{"%s":%s,%s' % (field.encode("ascii"), prompt, tail[1:])
 
@@ -138,19 +118,22 @@ def json_body(field: str, prompt: bytes, fields: Mapping[str, Any]) -> bytes:
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Logprob = Annotated[float, Meta(ge=-3e38, le=POSITIVE_NOISE)]
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-VersionName = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class VersionRow(Struct):
     """The weights that sampled a part of a completion, as servers report them."""
 
-    version: VersionName
+    version: str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     start: int
     end: int
 
+    @staticmethod
+    def spans(rows: Sequence[VersionRow] | None) -> list[VersionSpan]:
+        return [VersionSpan(row.version, row.start, row.end) for row in rows or ()]
+
 
 def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) -> Answer:
-    """Decode JSON into a struct. Raises EngineAnswerError naming the field; `hide` removes secrets from quotes."""
+    """Decode JSON into a struct. Raises EngineAnswerError; `hide` removes secrets."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -161,7 +144,7 @@ def decode(data: bytes, kind: type[Answer], hide: Callable[[str], str] = str) ->
 
 
 def answered_ids(values: Any, what: str, vocab_size: int | None) -> Ids:
-    """Return sampled ids as int32. Raises EngineAnswerError naming the entry that is not an id."""
+    """Return ids as int32. Raises EngineAnswerError."""
     try:
         return as_ids(values, what, vocab_size)
     except TrajectoryError as error:
@@ -169,7 +152,7 @@ def answered_ids(values: Any, what: str, vocab_size: int | None) -> Ids:
 
 
 def answered_logprobs(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
-    """Return one logprob per id as float32. Raises EngineAnswerError unless each is finite and at most 0."""
+    """Return one logprob per id. Raises EngineAnswerError unless each is finite and at most 0."""
     if len(values) != len(ids):
         raise EngineAnswerError(f"{what}: {len(values)} logprobs for {len(ids)} ids; every sampled id needs its own")
     try:
@@ -188,7 +171,7 @@ def answered_logprobs(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
 
 
 def scored_ids(values: Sequence[Any], ids: Ids, what: str) -> Logprobs:
-    """Return the logprobs of ids that an engine scored: NaN for the first, `values` for those after it."""
+    """Return the logprobs of scored ids: NaN for the first."""
     return np.concatenate([np.full(1, np.nan, np.float32), answered_logprobs(values, ids[1:], what)])
 
 
@@ -199,25 +182,30 @@ def same_ids(reported: Sequence[Any], ids: Sequence[int], what: str) -> None:
             raise EngineAnswerError(f"{what}[{at}] is of id {brief(one)}, but id {sampled} was sampled there")
 
 
-def answered_versions(rows: Sequence[VersionRow] | None, length: int) -> tuple[VersionSpan, ...]:
-    """Return the spans of weight versions. Raises EngineAnswerError unless they cover the completion once."""
-    if rows is None or not length:
-        return ()
-    end = 0
-    for row in rows:
-        if row.start != end or row.end <= end:
-            raise EngineAnswerError(f"weight_versions: a span from {row.start} to {row.end} does not continue at {end}")
-        end = row.end
-    if end != length:
-        raise EngineAnswerError(f"weight_versions cover {end} of {length} sampled ids")
-    return tuple(VersionSpan(row.version, row.start, row.end) for row in rows)
+@dataclass(frozen=True, slots=True)
+class EngineReply:
+    """A completion, or a part of one, as an engine reports it: unchecked."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[float | None] | None
+    """One per id. None is an error."""
+    finish_reason: str | None = None
+    """``"stop"``, ``"length"`` or ``"abort"``; None if more follows."""
+    versions: Sequence[VersionSpan] = ()
+    cached_tokens: int | None = None
+    stop: int | str | None = None
+    """The stop token or text that ended it."""
+    top: Sequence[Sequence[tuple[int, float | None]]] = ()
+    """The likeliest ids at each place."""
+    channels: Channels = field(default_factory=dict)
+    experts: Experts | None = None
+    """The routed experts of the whole completion, in its last part."""
+    where: str = "logprobs"
+    """The field of the answer that has the logprobs."""
 
 
 class AnswerReader:
-    """Builds one completion from a whole answer, or from the events of a stream.
-
-    Holds back the last piece until everything about it is known.
-    """
+    """Builds one completion from a whole answer, or from the events of a stream."""
 
     answer: ClassVar[Any] = Any
     """The struct of an answer or an event."""
@@ -225,54 +213,52 @@ class AnswerReader:
     def __init__(self, request: GenerateRequest, capabilities: Capabilities) -> None:
         self.count = 0
         """The number of ids so far."""
-        self.finished = False
-        """True if the finish reason has arrived."""
-        self.cached_tokens: int | None = None
         self.last_id: int | None = None
+        self.cached_tokens: int | None = None
         self.prompt: Final[Ids] = np.asarray(request.prompt_ids, np.int32)
         self.sampling: Final = request.sampling
         self.capabilities: Final = capabilities
         self._last: Delta | None = None
 
-    def feed(self, answer: Any) -> Delta | None:
-        """Return the piece in an answer or an event; None if it has no ids, or the last ones."""
+    @property
+    def finished(self) -> bool:
+        """True if the finish reason has arrived."""
+        return self._last is not None
+
+    def read(self, answer: Any) -> EngineReply | None:
+        """Return what an answer or an event has of the completion."""
         raise NotImplementedError
 
-    def add(
-        self, ids: Sequence[int], logprobs: Sequence[float], what: str, channels: Channels = NO_CHANNELS
-    ) -> Delta | None:
-        """Check a piece that others follow; None if it has no ids."""
-        piece = self._piece(ids, logprobs, what, channels)
-        return piece if len(piece.ids) else None
+    def feed(self, answer: Any) -> Delta | None:
+        """Return the piece in an answer; None if it has no ids, or the last ones."""
+        reply = self.read(answer)
+        return None if reply is None else self.add(reply)
 
-    def _piece(self, ids: Sequence[int], logprobs: Sequence[float], what: str, channels: Channels) -> Delta:
-        checked = answered_ids(ids, "ids", self.capabilities.vocab_size)
-        check_channels(channels, len(checked))
-        if self.sampling.top_logprobs and len(checked) and TOP_LOGPROBS not in channels:
-            raise EngineAnswerError(f"{self.capabilities.engine} returned no top_logprobs")
-        self.count += len(checked)
+    def add(self, reply: EngineReply) -> Delta | None:
+        """Check a reply. Returns its piece if others follow."""
+        ids = answered_ids(reply.ids, "ids", self.capabilities.vocab_size)
+        if reply.logprobs is None and len(ids):
+            raise EngineAnswerError(f"{self.capabilities.engine} returned no logprobs: ids without them cannot be used")
+        channels, count = dict(reply.channels), self.sampling.top_logprobs
+        if count and len(ids) and TOP_LOGPROBS not in channels:
+            channels[TOP_LOGPROBS] = best_ids(reply.top, count, self.capabilities.vocab_size, reply.where)
+        check_channels(channels, len(ids))
+        self.count += len(ids)
         if self.count > self.sampling.max_tokens:
             raise EngineAnswerError(f"{self.count} ids were returned, more than max_tokens {self.sampling.max_tokens}")
-        self.last_id = int(checked[-1]) if len(checked) else self.last_id
-        return Delta(checked, answered_logprobs(logprobs, checked, what), channels=channels)
+        self.last_id = int(ids[-1]) if len(ids) else self.last_id
+        self.cached_tokens = self.cached_tokens if reply.cached_tokens is None else reply.cached_tokens
+        delta = Delta(ids, answered_logprobs(reply.logprobs or (), ids, reply.where), channels=channels)
+        if reply.finish_reason is not None:
+            self._last = self._end(delta, reply)
+            return None
+        if reply.experts is not None:
+            raise EngineAnswerError("the engine sent routed experts before the end of the stream")
+        return delta if len(ids) else None
 
-    def end(
-        self,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-        what: str,
-        reason: str,
-        stop: int | str | None = None,
-        versions: Sequence[VersionRow] | None = None,
-        channels: Channels = NO_CHANNELS,
-        whole: Channels = NO_CHANNELS,
-    ) -> None:
-        """Check the last piece: its finish reason, its stop token or text, and the weight versions.
-
-        `whole` holds channels of the whole completion that no earlier piece had.
-        """
-        piece = self._piece(ids, logprobs, what, channels)
-        check_channels(whole, self.count)
+    def _end(self, delta: Delta, reply: EngineReply) -> Delta:
+        """Check what comes with the end of a completion."""
+        reason, stop, channels = reply.finish_reason, reply.stop, dict(delta.channels)
         if reason not in set(FinishReason):
             raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {brief(reason)}")
         stopped = reason == FinishReason.STOP
@@ -281,28 +267,31 @@ class AnswerReader:
         text = stop if stopped and isinstance(stop, str) else None
         if text is not None and text not in self.sampling.stop:
             raise EngineAnswerError(f"it ended with {brief(text)}, which is not one of the stop texts")
-        self._last = replace(
-            piece,
+        if reply.experts is not None:
+            channels[ROUTED_EXPERTS] = experts_of(reply.experts, len(self.prompt), self.count)
+        end = 0
+        for span in reply.versions if self.count else ():
+            if span.start != end or span.stop <= end:
+                raise EngineAnswerError(f"weight_versions: {span.start} to {span.stop} does not continue at {end}")
+            end = span.stop
+        if end not in (0, self.count):
+            raise EngineAnswerError(f"weight_versions cover {end} of {self.count} sampled ids")
+        return replace(
+            delta,
             finish_reason=FinishReason(reason),
-            versions=answered_versions(versions, self.count),
+            versions=tuple(reply.versions) if self.count else (),
             logprobs_kind=completion_kind(self.sampling, self.capabilities),
-            channels={**channels, **whole},
+            channels=channels,
             stopped_by=text,
         )
-        self.finished = True
 
     def close(self) -> Delta:
-        """Return the last piece. Raises EngineAnswerError if no finish reason has arrived."""
+        """Return the last piece. Raises EngineAnswerError if there is none."""
         if self._last is None:
             raise EngineAnswerError(f"{self.capabilities.engine} returned no finish reason")
         return replace(self._last, cached_tokens=self.cached_tokens)
 
-    def whole(self, answer: Any) -> Completion:
-        """Return the completion in one answer."""
-        self.feed(answer)
-        return joined([self.close()])
-
     def check_prompt_count(self, count: int | None) -> None:
-        """Raise EngineAnswerError unless the engine read as many prompt ids as were sent."""
+        """Raise EngineAnswerError unless the engine read as many ids as were sent."""
         if count != len(self.prompt):
             raise EngineAnswerError(f"{len(self.prompt)} ids of prompt were sent, and the engine read {brief(count)}")

@@ -1,7 +1,6 @@
-"""What engines report of each sampled id besides its logprob, checked. Pure: no I/O.
+"""What engines report of each sampled id besides its logprob: the likeliest ids, and routed experts. Pure.
 
-Top logprobs become ``(id, logprob)``, best first. Routed experts become lists of numbers. Engines report experts for
-every position that they read, and the last sampled id is never read: each id gets those of the position before it.
+The last sampled id is never read, so each id gets the experts of the position before it.
 """
 
 from __future__ import annotations
@@ -17,44 +16,43 @@ import numpy.typing as npt
 from ..errors import brief
 from ..tokens.ids import INT32_MAX
 from ..trajectory.inputs import POSITIVE_NOISE
-from .protocol import EngineAnswerError
+from .errors import EngineAnswerError
 
-IMPOSSIBLE: Final = -9999.0
+TOP_LOGPROBS: Final = "top_logprobs"
+"""The channel of the likeliest ids at each token, as ``(id, logprob)``, best first."""
+ROUTED_EXPERTS: Final = "routed_experts"
+"""The channel of the experts that computed the distribution of each token."""
+_IMPOSSIBLE: Final = -9999.0
 """vLLM's logprob of an id that could not have been drawn; JSON has no infinity."""
 _WIRE_TYPES: Final = {"int32": np.int32, "uint16": np.uint16, "uint8": np.uint8}
 _BAD_ARRAY: Final = "routed_experts must be base64 of whole numbers"
 
-Alternatives = tuple[tuple[int, float], ...]
 Experts = npt.NDArray[Any]
 
 
-def answered_top(
+def best_ids(
     rows: Sequence[Iterable[tuple[int, float | None]]], count: int, vocab_size: int | None, what: str
-) -> list[Alternatives]:
-    """Return the `count` likeliest ids at each place, best first, without ids that could not have been drawn.
-
-    Raises EngineAnswerError for an invalid id or logprob.
-    """
-    size = INT32_MAX if vocab_size is None else vocab_size
-    return [_best(list(row), count, size, f"{what}[{at}]") for at, row in enumerate(rows)]
-
-
-def _best(row: list[tuple[int, float | None]], count: int, size: int, what: str) -> Alternatives:
-    if len(dict(row)) < len(row):
-        raise EngineAnswerError(f"{what}: an id is there twice")
-    for one, logprob in row:
-        if not 0 <= one < size:
-            raise EngineAnswerError(f"{what}: {one} is not an id of the vocabulary")
-        if logprob is not None and not logprob <= POSITIVE_NOISE:
-            raise EngineAnswerError(f"{what}: the logprob of id {one} is {brief(logprob)}; logprobs are at most 0")
-    possible = [(one, logprob) for one, logprob in row if logprob is not None and logprob > IMPOSSIBLE]
-    if not possible:
-        raise EngineAnswerError(f"{what}: there is no id")
-    return tuple(sorted(possible, key=lambda pair: -pair[1])[:count])
+) -> list[tuple[tuple[int, float], ...]]:
+    """Return the `count` likeliest ids at each place, best first. Raises EngineAnswerError."""
+    places = []
+    for at, row in enumerate(map(list, rows)):
+        where = f"{what}: the likeliest ids at {at}"
+        if len(dict(row)) < len(row):
+            raise EngineAnswerError(f"{where}: an id is there twice")
+        for one, logprob in row:
+            if not 0 <= one < (INT32_MAX if vocab_size is None else vocab_size):
+                raise EngineAnswerError(f"{where}: {one} is not an id of the vocabulary")
+            if logprob is not None and not logprob <= POSITIVE_NOISE:
+                raise EngineAnswerError(f"{where}: the logprob of id {one} is {brief(logprob)}; it must be at most 0")
+        possible = [(one, logprob) for one, logprob in row if logprob is not None and logprob > _IMPOSSIBLE]
+        if not possible:
+            raise EngineAnswerError(f"{where}: there is none")
+        places.append(tuple(sorted(possible, key=lambda pair: -pair[1])[:count]))
+    return places
 
 
 def npy_experts(text: str) -> Experts:
-    """Read routed experts as vLLM writes them: base64 of an ``.npy`` file, positions × layers × experts."""
+    """Read vLLM's routed experts: base64 of an ``.npy`` file, positions × layers × experts."""
     file = io.BytesIO(_decoded(text))
     try:
         version = np.lib.format.read_magic(file)
@@ -70,7 +68,7 @@ def npy_experts(text: str) -> Experts:
 
 
 def flat_experts(text: str, kind: str | None, width: int | None) -> Experts:
-    """Read routed experts as SGLang writes them: base64 of numbers, `width` per position; None for one position."""
+    """Read SGLang's routed experts: base64 of numbers, `width` per position; None for one position."""
     if kind is not None and kind not in _WIRE_TYPES:
         raise EngineAnswerError(f"routed_experts_dtype must be one of {', '.join(_WIRE_TYPES)}, not {brief(kind)}")
     data, dtype = _decoded(text), np.dtype(_WIRE_TYPES[kind or "int32"])
@@ -81,18 +79,12 @@ def flat_experts(text: str, kind: str | None, width: int | None) -> Experts:
 
 
 def experts_of(experts: Experts, prompt: int, sampled: int) -> list[Any]:
-    """Return the experts of each sampled id.
-
-    Raises EngineAnswerError unless there is one position per read id, or one per sampled id.
-    """
-    if not sampled:
-        return []
-    if len(experts) not in (sampled, prompt + sampled - 1):
+    """Return the experts of each sampled id. Raises EngineAnswerError for another number of positions."""
+    if sampled and len(experts) not in (sampled, prompt + sampled - 1):
         raise EngineAnswerError(
             f"routed_experts has {len(experts)} positions, where {prompt} ids of prompt were read and {sampled} sampled"
         )
-    rows: list[Any] = experts[-sampled:].tolist()
-    return rows
+    return list(experts[-sampled:].tolist()) if sampled else []
 
 
 def _decoded(text: str) -> bytes:

@@ -1,7 +1,6 @@
 """The embedded engine: the pocket model in this process, many requests in one batch, prefixes cached.
 
-Logprobs are those of the distribution that was sampled from: after penalties, temperature, min-p, top-k and top-p.
-Greedy decoding reports the model's own, after penalties. The next request of a session reads only what is new.
+Logprobs are of the sampled distribution; greedy decoding reports the model's own, after penalties.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,36 +24,17 @@ from ..tokens.ids import check_ids, common_prefix
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Ids
 from ..tokens.vocabulary import Vocabulary
-from ..trajectory.turns import VersionSpan
+from ..trajectory.turns import LogprobKind, VersionSpan
 from .answers import checked_request, completion_kind
+from .channels import TOP_LOGPROBS
 from .drawing import likeliest, penalized, sample
-from .protocol import (
-    OPTIONAL,
-    TOP_LOGPROBS,
-    Capabilities,
-    Channels,
-    Delta,
-    Engine,
-    EngineError,
-    FinishReason,
-    GenerateRequest,
-    LogprobKind,
-    Logprobs,
-    add_version,
-    checked_version,
-)
+from .errors import EngineError
+from .protocol import Capabilities, Delta, Engine, FinishReason, GenerateRequest, Logprobs, add_version, checked_version
+from .sampling import OPTIONAL
 from .stopping import StopFinder, TokenBytes
 
 CACHED_TOKENS: Final = 200_000
 """How many tokens of idle sessions stay cached."""
-
-
-class _Draw(NamedTuple):
-    """A token sampled in one step."""
-
-    token: int
-    logprob: float
-    channels: Channels
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +47,7 @@ class _Sequence:
     cache: Cache
     cached: int
     """How many ids of the prompt were cached."""
-    stops: StopFinder | None
+    stops: StopFinder
     pieces: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     ids: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
@@ -84,9 +64,7 @@ class _Sequence:
 class EmbeddedEngine(Engine):
     """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
 
-    A later event loop (another `asyncio.run`) continues with its caches; raises EngineError while another is running.
-    `version` names the weights. Requests with a seed depend on nothing else. `token_bytes` spells each id
-    (``renderer.tokenizer.vocabulary.token_bytes``), for stop texts; pocket's own is known.
+    Requests with a seed depend on nothing else. `token_bytes` spells each id, for stop texts.
     """
 
     version: str | int
@@ -184,7 +162,7 @@ class EmbeddedEngine(Engine):
     async def update_weights(
         self, weights: str | Path | Mapping[str, Any] | PocketModel, *, version: str | int
     ) -> None:
-        """Load a folder of safetensors, a state dict (copied) or a model; the next step samples with it."""
+        """Load a folder, a state dict (copied) or a model; the next step samples with it."""
         self._enter_loop()
         version = checked_version(version)
         try:
@@ -228,7 +206,7 @@ class EmbeddedEngine(Engine):
     # -- the work
 
     def _enter_loop(self) -> None:
-        """Move to the running event loop: waiters of an earlier one would never wake up."""
+        """Move to the running event loop. Raises EngineError while another one runs."""
         earlier, now = self._loop, asyncio.get_running_loop()
         if earlier is now:
             return
@@ -258,20 +236,18 @@ class EmbeddedEngine(Engine):
         """Run one step of the model in a thread."""
         model, version = self._model, self.version
         try:
-            draws = await asyncio.to_thread(_step, model, batch)
+            deltas = await asyncio.to_thread(_step, model, batch)
         except Exception as error:
             self._fail(batch, EngineError(f"the embedded model failed: {error}"))
             return
-        for sequence, draw in zip(batch, draws, strict=True):
-            self._emit(sequence, draw, version)
+        for sequence, delta in zip(batch, deltas, strict=True):
+            self._emit(sequence, delta, version)
 
     def _start(self, request: GenerateRequest) -> _Sequence:
         """Start a request with the cached prefix of its session."""
         prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
         seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
-        stops = None
-        if sampling.stop and self._token_bytes is not None:
-            stops = StopFinder(sampling.stop, self._token_bytes)
+        stops = StopFinder(sampling.stop, self._token_bytes or bytes)
         entry = self._sessions.pop(request.session, None) if request.session is not None else None
         ids, cache = entry or (prompt[:0], self._model.new_cache(len(prompt) + sampling.max_tokens))
         cached = common_prefix(ids, prompt[:-1])  # the last id is always read
@@ -283,22 +259,20 @@ class EmbeddedEngine(Engine):
             sequence.pieces.put_nowait(error)
         self._active = [sequence for sequence in self._active if sequence not in sequences]
 
-    def _emit(self, sequence: _Sequence, draw: _Draw, version: str | int) -> None:
+    def _emit(self, sequence: _Sequence, delta: Delta, version: str | int) -> None:
         """Hand out a sampled token."""
-        sampling = sequence.request.sampling
-        sequence.ids.append(draw.token)
+        sampling, token = sequence.request.sampling, int(delta.ids[0])
+        sequence.ids.append(token)
         add_version(sequence.versions, version, len(sequence.ids))
-        ids, logprobs = np.asarray([draw.token], np.int32), np.asarray([draw.logprob], np.float32)
-        piece = Delta(ids, logprobs, channels=draw.channels)
-        text = None if sequence.stops is None else sequence.stops.feed(draw.token)
-        if draw.token in sampling.stop_token_ids:
-            self._finish(sequence, piece, FinishReason.STOP)
+        text = sequence.stops.feed(token)
+        if token in sampling.stop_token_ids:
+            self._finish(sequence, delta, FinishReason.STOP)
         elif text is not None:
-            self._finish(sequence, replace(piece, stopped_by=text), FinishReason.STOP)
+            self._finish(sequence, replace(delta, stopped_by=text), FinishReason.STOP)
         elif len(sequence.ids) >= sampling.max_tokens:
-            self._finish(sequence, piece, FinishReason.LENGTH)
+            self._finish(sequence, delta, FinishReason.LENGTH)
         else:
-            sequence.pieces.put_nowait(piece)
+            sequence.pieces.put_nowait(delta)
 
     def _finish(self, sequence: _Sequence, last: Delta, reason: FinishReason) -> None:
         self._active = [other for other in self._active if other is not sequence]
@@ -313,22 +287,23 @@ class EmbeddedEngine(Engine):
             self._sessions.popitem(last=False)
 
 
-def _step(model: PocketModel, batch: Sequence[_Sequence]) -> list[_Draw]:
+def _step(model: PocketModel, batch: Sequence[_Sequence]) -> list[Delta]:
     """Read what is new of each request, and sample a token of each."""
     rows = model.extend([one.cache for one in batch], [one.unread() for one in batch])
-    draws = []
+    deltas = []
     for sequence, logits in zip(batch, rows, strict=True):
         sampling = sequence.request.sampling
         logits = penalized(logits, sampling, sequence.prompt, sequence.ids)
         channels = {TOP_LOGPROBS: [likeliest(logits, sampling)]} if sampling.top_logprobs else {}
-        draws.append(_Draw(*sample(logits, sampling, sequence.random), channels))
-    return draws
-
-
-def _pocket_bytes(token: int) -> bytes:
-    return _pocket_vocabulary().token_bytes(token)
+        token, logprob = sample(logits, sampling, sequence.random)
+        deltas.append(Delta(np.array([token], np.int32), np.array([logprob], np.float32), channels=channels))
+    return deltas
 
 
 @functools.cache
 def _pocket_vocabulary() -> Vocabulary:
     return load_tokenizer(POCKET).vocabulary
+
+
+def _pocket_bytes(token: int) -> bytes:
+    return _pocket_vocabulary().token_bytes(token)

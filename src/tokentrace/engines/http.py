@@ -1,16 +1,12 @@
 """What HTTP engines share: a connection pool, timeouts, retries and typed errors.
 
-A request is sent again only while no part of its answer was accepted:
-
-- Lost before a byte of the answer's body arrived, 429 or 5xx: again, after a pause that doubles, or after the
-  server's ``Retry-After``.
+- Lost before a byte of the answer's body arrived, 429 or 5xx: sent again, after a pause that doubles.
 - A whole answer lost after its first byte, a stream lost after its first token: `EngineError`, never again. The engine
   has sampled by then, and a second sample would be another draw.
 - A timeout after connecting: `EngineUnavailable` at once. The same engine would take as long again.
 
-A server's answers are bounded (`HTTPSettings.longest_answer`, `_EVENT_BYTES`, `_ERROR_BYTES`). Compressed answers are
-neither requested nor read: a few kilobytes may unpack to gigabytes. No error, repr or log contains a secret: user and
-password of an address become an ``Authorization`` header, and header values are replaced in a server's messages.
+Answers are bounded. Compressed ones are not read: a few kilobytes may unpack to gigabytes. No error, repr or log
+contains a secret.
 """
 
 from __future__ import annotations
@@ -34,7 +30,8 @@ from ..errors import brief
 from ..settings import limit, whole
 from .answers import AnswerReader, decode
 from .backoff import Backoff
-from .protocol import Delta, EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
+from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
+from .protocol import Delta
 from .sse import EventReader
 
 if TYPE_CHECKING:
@@ -48,15 +45,14 @@ _CONNECT_SECONDS: Final = 10.0
 _BACKOFF: Final = Backoff(0.5, 30.0)
 _LONGEST_RETRY_AFTER: Final = 120.0
 """A server that asks for a longer pause counts as unavailable."""
-_DONE: Final = b"[DONE]"
 _LINGER: Final = 1.0
 """Seconds to wait for the end of a body after the event that ends the stream."""
 _HEALTH_SECONDS: Final = 5.0
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[ -~\t]*")
-_HIDDEN: Final = "[hidden]"
 _SECRET_LENGTH: Final = 4
 """Shorter header values are not hidden: they would match everywhere."""
+_NO_RESEND: Final = "it is not sent again, because that would be another sample"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +64,11 @@ class HTTPSettings:
     total_timeout: float | None = 3600.0
     """For one try, from the wait for a free connection to the last byte."""
     connections: int | None = 1000
-    """How many requests may be under way at once."""
     retries: int = 5
     longest_answer: int | None = 64 << 20
-    """Bytes of a whole answer: about 100 per sampled token, and 7 per id of an echoed prompt."""
+    """Bytes: about 100 per sampled token, and 7 per id of an echoed prompt."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request, such as ``Authorization``. Errors never contain their values."""
+    """Such as ``Authorization``. Errors never contain their values."""
 
     def __post_init__(self) -> None:
         for name in ("read_timeout", "total_timeout"):
@@ -104,7 +99,7 @@ class _Lost(Exception):  # noqa: N818
 
 
 class Connection:
-    """A server and the pool of connections to it. `transport`, `sleep` and `jitter` (0 to 1) are for tests."""
+    """A server and the pool of connections to it. `transport`, `sleep` and `jitter` are for tests."""
 
     def __init__(
         self,
@@ -120,28 +115,22 @@ class Connection:
         except ImportError as error:
             raise EngineError("engines behind HTTP need httpx2: install tokentrace[engines]") from error
         self.settings: Final = settings or HTTPSettings()
-        self.base_url, authorization = _address(base_url)
-        headers = {**self.settings.headers, "Accept-Encoding": "identity"}
-        if authorization is not None:
+        self.base_url, user = _address(base_url)
+        headers = dict(self.settings.headers)
+        if user is not None:
             if any(name.lower() == "authorization" for name in headers):
                 raise EngineError(f"{self.base_url}: give a user in the address or an Authorization header, not both")
-            headers["Authorization"] = authorization
-        self._secrets: Final = _secrets(self.settings.headers, base_url, authorization)
+            headers["Authorization"] = f"Basic {base64.b64encode(unquote(user).encode()).decode('ascii')}"
+        self._secrets: Final = _secrets(headers, user)
         self._sleep: Final = sleep
         self._jitter: Final = jitter
         self._httpx: Final = httpx2
-        limits = httpx2.Limits(max_connections=self.settings.connections, max_keepalive_connections=None)
-        timeout = httpx2.Timeout(
-            connect=_CONNECT_SECONDS,
-            read=self.settings.read_timeout,
-            write=self.settings.read_timeout,
-            pool=None,
-        )
+        silence = self.settings.read_timeout
         try:
             self._client: Final = httpx2.AsyncClient(
-                headers=headers,
-                limits=limits,
-                timeout=timeout,
+                headers={**headers, "Accept-Encoding": "identity"},
+                limits=httpx2.Limits(max_connections=self.settings.connections, max_keepalive_connections=None),
+                timeout=httpx2.Timeout(connect=_CONNECT_SECONDS, read=silence, write=silence, pool=None),
                 transport=transport,
                 trust_env=False,
             )
@@ -161,11 +150,11 @@ class Connection:
             return None
 
     async def post(self, path: str, body: bytes | None = None, kind: Any = None) -> Any:
-        """Return the answer to a JSON body, decoded as `kind`; None ignores the answer's content."""
+        """Return the answer to a JSON body, decoded as `kind`; None ignores it."""
         return await self._request("POST", path, body, kind)
 
     async def reach(self, path: str) -> None:
-        """Request a path once. Raises EngineUnavailable unless the server answers soon with a status below 500."""
+        """Request a path once. Raises EngineUnavailable unless the server answers soon, with less than 500."""
         try:
             async with asyncio.timeout(_HEALTH_SECONDS), self._opened("GET", path, None) as (response, _):
                 if response.status_code >= 500:
@@ -208,7 +197,6 @@ class Connection:
                 async with self._opened(method, path, body) as (response, deadline):
                     async with asyncio.timeout_at(deadline):
                         answer = await self._body(response)
-                    self._check_status(response, answer)
                     return None if kind is None else decode(answer, kind, self._hide)
             except _Lost as lost:
                 if lost.accepted:
@@ -224,7 +212,7 @@ class Connection:
         async with self._opened("POST", path, body) as (response, deadline):
             if not response.is_success:
                 async with asyncio.timeout_at(deadline):
-                    self._check_status(response, await self._body(response))
+                    await self._body(response)
             _check_compression(response)
             arriving = response.aiter_bytes()
             while True:
@@ -234,10 +222,11 @@ class Connection:
                     break
                 started = True
                 for data in reader.feed(chunk):
-                    if data.strip() == _DONE:
+                    if data.strip() == b"[DONE]":
                         await self._drain(arriving)
                         return
-                    yield self._event(data, kind)
+                    self._check_event(data)
+                    yield decode(data, kind, self._hide)
             if not started:
                 raise _Lost("the stream ended before its first byte")
 
@@ -252,29 +241,31 @@ class Connection:
     async def _opened(
         self, method: str, path: str, body: bytes | None
     ) -> AsyncIterator[tuple[httpx2.Response, float | None]]:
-        """Open a response; also yield its deadline. Errors until it is closed name the address."""
-        httpx2 = self._httpx
-        where = f"{self.base_url}{path}"
-        total = self.settings.total_timeout
+        """Open a response; also yield its deadline. Errors name the address."""
+        errors, where, total = self._httpx, f"{self.base_url}{path}", self.settings.total_timeout
         deadline = None if total is None else asyncio.get_running_loop().time() + total
         headers = {} if body is None else {"content-type": "application/json"}
         request = self._client.build_request(method, where, content=body, headers=headers)
-        response = None
+        response: httpx2.Response | None = None
+
+        def accepted() -> bool:
+            return response is not None and response.is_success and response.num_bytes_downloaded > 0
+
         try:
             async with asyncio.timeout_at(deadline):
                 response = await self._client.send(request, stream=True)
             yield response, deadline
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+        except (errors.ConnectError, errors.ConnectTimeout) as error:
             raise _Lost(f"no connection: {self._message(error)}") from error
-        except (httpx2.TimeoutException, TimeoutError) as error:
-            raise _Lost("no whole answer in time", again=False, accepted=_accepted(response)) from error
-        except (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError, httpx2.ProxyError) as error:
+        except (errors.TimeoutException, TimeoutError) as error:
+            raise _Lost("no whole answer in time", again=False, accepted=accepted()) from error
+        except (errors.UnsupportedProtocol, errors.LocalProtocolError, errors.ProxyError) as error:
             raise EngineError(f"{where}: {self._message(error)}") from error
         except EngineError as error:
             error.args = (f"{where}: {error}",)
             raise
-        except httpx2.TransportError as error:
-            raise _Lost(f"the connection broke: {self._message(error)}", accepted=_accepted(response)) from error
+        except errors.TransportError as error:
+            raise _Lost(f"the connection broke: {self._message(error)}", accepted=accepted()) from error
         finally:
             if response is not None:
                 await response.aclose()
@@ -291,47 +282,42 @@ class Connection:
     # -- what the server sends
 
     async def _body(self, response: httpx2.Response) -> bytes:
-        """Return a whole answer, or the beginning of a refusal."""
-        if not response.is_success and (compression := _compression(response)) is not None:
-            return f"a message compressed with {compression}".encode()
-        _check_compression(response)
-        most = self.settings.longest_answer if response.is_success else _ERROR_BYTES
+        """Return a whole answer. Raises EngineRefusal or _Lost for a bad status."""
+        success, status = response.is_success, response.status_code
+        most = self.settings.longest_answer if success else _ERROR_BYTES
         body = bytearray()
-        async for chunk in response.aiter_bytes():
-            body += chunk
-            if most is not None and len(body) > most:
-                if not response.is_success:
-                    break
-                raise EngineAnswerError(f"the answer has more than {most} bytes (longest_answer)")
-        return bytes(body)
-
-    def _hide(self, text: str) -> str:
-        """Replace secrets."""
-        return reduce(lambda hidden, secret: hidden.replace(secret, _HIDDEN), self._secrets, text)
-
-    def _message(self, error: Exception) -> str:
-        return self._hide(str(error) or type(error).__name__)
-
-    def _check_status(self, response: httpx2.Response, answer: bytes) -> None:
-        status = response.status_code
-        if response.is_success:
-            return
-        problem = f"the server answered {status}: {self._error_text(answer)}"
+        if success or _compression(response) is None:
+            _check_compression(response)
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if most is not None and len(body) > most:
+                    if not success:
+                        break
+                    raise EngineAnswerError(f"the answer has more than {most} bytes (longest_answer)")
+        if success:
+            return bytes(body)
+        problem = f"the server answered {status}: {self._error_text(bytes(body))}"
         if status == 429 or status >= 500:
             raise _Lost(problem, wait=_retry_after(response.headers.get("retry-after")))
         raise EngineRefusal(problem, status=status)
 
-    def _event(self, data: bytes, kind: Any) -> Any:
-        if b'"error"' in data:
-            event: Any = decode(data, Any, self._hide)
-            error = event.get("error") if isinstance(event, dict) else None
-            if error is not None:
-                code = error.get("code") if isinstance(error, dict) else None
-                problem = f"the server reported in its stream: {self._error_text(data)}"
-                if isinstance(code, int) and 400 <= code < 500 and code != 429:
-                    raise EngineRefusal(problem, status=code)
-                raise _Lost(problem)
-        return decode(data, kind, self._hide)
+    def _hide(self, text: str) -> str:
+        """Replace secrets."""
+        return reduce(lambda hidden, secret: hidden.replace(secret, "[hidden]"), self._secrets, text)
+
+    def _message(self, error: Exception) -> str:
+        return self._hide(str(error) or type(error).__name__)
+
+    def _check_event(self, data: bytes) -> None:
+        """Raise for an event that reports an error."""
+        event: Any = decode(data, Any, self._hide) if b'"error"' in data else None
+        error = event.get("error") if isinstance(event, dict) else None
+        if error is not None:
+            code = error.get("code") if isinstance(error, dict) else None
+            problem = f"the server reported in its stream: {self._error_text(data)}"
+            if isinstance(code, int) and 400 <= code < 500 and code != 429:
+                raise EngineRefusal(problem, status=code)
+            raise _Lost(problem)
 
     def _error_text(self, answer: bytes) -> str:
         """Return a server's own message about an error."""
@@ -344,14 +330,6 @@ class Connection:
             if isinstance(value, dict) and value.get(name):
                 value = value[name]
         return _short(value if isinstance(value, str) else text)
-
-
-_NO_RESEND: Final = "it is not sent again, because that would be another sample"
-
-
-def _accepted(response: httpx2.Response | None) -> bool:
-    """True if a part of a good answer has arrived."""
-    return response is not None and response.is_success and response.num_bytes_downloaded > 0
 
 
 def _compression(response: httpx2.Response) -> str | None:
@@ -368,7 +346,7 @@ def _check_compression(response: httpx2.Response) -> None:
         )
 
 
-def shown_address(address: str) -> str:
+def public_address(address: str) -> str:
     """Return an address for errors: without user, password, query and fragment."""
     public = re.split(r"[?#]", address.rpartition("@")[2])[0]
     scheme = address.partition("://")[0]
@@ -376,7 +354,7 @@ def shown_address(address: str) -> str:
 
 
 def _address(address: Any) -> tuple[str, str | None]:
-    """Return an address without user and password, and the header that carries them."""
+    """Return an address without user and password, and these (``user:password``)."""
     if not isinstance(address, str):
         raise EngineError(f"the address of a server is a str such as 'http://127.0.0.1:8000', not {brief(address)}")
     try:
@@ -384,27 +362,21 @@ def _address(address: Any) -> tuple[str, str | None]:
         is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:  # its message may contain the password
         is_valid = False
-    public = shown_address(address)
+    public = public_address(address)
     if not is_valid:
         raise EngineError(f"{public!r} is not the address of a server, such as 'http://host:port'")
     if parts.query or parts.fragment:
         raise EngineError(f"{public!r}: an address has no query and no fragment; send keys in HTTPSettings.headers")
     user, at, host = parts.netloc.rpartition("@")
-    authorization = None
-    if at:
-        name, _, password = user.partition(":")
-        both = f"{unquote(name)}:{unquote(password)}"
-        authorization = f"Basic {base64.b64encode(both.encode()).decode('ascii')}"
-    return f"{parts.scheme}://{host}{parts.path}".rstrip("/"), authorization
+    user = user if ":" in user else f"{user}:"
+    return f"{parts.scheme}://{host}{parts.path}".rstrip("/"), user if at else None
 
 
-def _secrets(headers: Mapping[str, str], address: str, authorization: str | None) -> tuple[str, ...]:
-    """Return what to hide, the longest first: header values, with and without ``Bearer`` or the like."""
-    secrets = [*headers.values(), *([authorization] if authorization else [])]
-    secrets += [value.partition(" ")[2] for value in secrets]
-    if authorization:
-        user = urlsplit(address).netloc.rpartition("@")[0]
-        secrets += [user, unquote(user), user.partition(":")[2], unquote(user.partition(":")[2])]
+def _secrets(headers: Mapping[str, str], user: str | None) -> tuple[str, ...]:
+    """Return what to hide, the longest first."""
+    secrets = [*headers.values(), *(value.partition(" ")[2] for value in headers.values())]
+    for text in (user, unquote(user)) if user else ():
+        secrets += [text.rstrip(":"), text.partition(":")[2]]
     return tuple(sorted({one for one in secrets if len(one) >= _SECRET_LENGTH}, key=len, reverse=True))
 
 
@@ -415,10 +387,8 @@ def _short(text: str) -> str:
 
 def _retry_after(value: str | None) -> float:
     """Return the seconds of a ``Retry-After``, a number or a date; 0 if there is none."""
-    if value is None:
-        return 0.0
-    if value.strip().isdecimal():
-        return float(value)
+    if value is None or value.strip().isdecimal():
+        return float(value or 0)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time())
     except (ValueError, OverflowError, OSError):

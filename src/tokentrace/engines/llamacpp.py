@@ -1,11 +1,7 @@
 """The server of llama.cpp: ``/completion``.
 
-What is special about llama.cpp: its logprobs are raw unless probabilities after sampling are requested
-(``post_sampling_probs``), as they are here; its samplers run in the order that the request names; it knows no stop
-tokens but the model's own, so what it samples after another one is cut off here.
-
-It is never streamed: its streams lose ids whose bytes are not a whole character. Whole answers have them, but some
-without a logprob, which is `EngineAnswerError`. For training on text that is not ASCII, use another engine.
+It knows no stop tokens but the model's own: what follows another one is cut off here. It is never streamed: its streams
+lose ids that are not whole characters. Whole answers have them, but some without a logprob: `EngineAnswerError`.
 """
 
 from __future__ import annotations
@@ -17,42 +13,29 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from ..settings import choose
-from .adapter import HTTPEngine, connecting
-from .answers import AnswerReader, Count, Logprob, TokenId, same_ids
-from .channels import answered_top
+from .adapter import HTTPEngine, Models, connecting
+from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, same_ids
+from .errors import EngineAnswerError, EngineError
 from .http import Connection, HTTPSettings
-from .protocol import (
-    NO_CHANNELS,
-    TOP_LOGPROBS,
-    Capabilities,
-    Channels,
-    Delta,
-    EngineAnswerError,
-    EngineError,
-    FinishReason,
-    GenerateRequest,
-    LogprobKind,
-    SamplingParams,
-)
+from .protocol import Capabilities, Delta, FinishReason, GenerateRequest, LogprobKind
+from .sampling import SamplingParams
 
 COMPLETION: Final = "/completion"
 _TOP_LOGPROBS: Final = 20
 """llama.cpp has no limit."""
 _SAMPLING: Final = frozenset({"min_p", "repetition_penalty"})
-"""Its presence and frequency penalties count the prompt too, and it keeps no logprobs of a stop text's tokens."""
+"""Its other penalties count the prompt too, and it drops the logprobs of stop texts."""
 _ALL: Final = 1 << 30
 """How many tokens back repetitions count if the context's size is unknown."""
 _REASONS: Final = {"eos": FinishReason.STOP, "limit": FinishReason.LENGTH}
 
 # -- answers
 
-Probability = Annotated[float, Meta(ge=0, le=1)]
-
 
 class _Alternative(Struct):
     id: TokenId
     logprob: Logprob | None = None
-    prob: Probability | None = None
+    prob: Annotated[float, Meta(ge=0, le=1)] | None = None
 
     def value(self, processed: bool) -> float | None:
         """Return the logprob; None if the token could not have been drawn."""
@@ -90,18 +73,6 @@ class _Props(Struct):
     model_path: str | None = None
 
 
-class _ModelMeta(Struct):
-    n_vocab: Count | None = None
-
-
-class _Card(Struct):
-    meta: _ModelMeta | None = None
-
-
-class _Models(Struct):
-    data: list[_Card] = []
-
-
 class LlamaCppEngine(HTTPEngine):
     """One llama.cpp server. Made by `connect`."""
 
@@ -117,13 +88,13 @@ class LlamaCppEngine(HTTPEngine):
         logprobs: LogprobKind | str = LogprobKind.PROCESSED,
         settings: HTTPSettings | None = None,
     ) -> LlamaCppEngine:
-        """Find out what a server can do. `logprobs` is ``processed`` or ``raw``; at temperature 0 they are raw."""
+        """Find out what a server can do. `logprobs` is ``processed`` or ``raw``."""
         kind = choose(LogprobKind, "logprobs", logprobs, EngineError)
         if kind not in (LogprobKind.PROCESSED, LogprobKind.RAW):
             raise EngineError(f"llama.cpp returns processed or raw logprobs, not {logprobs}")
         async with connecting(base_url, settings) as connection:
             props: _Props = await connection.get("/props", _Props)
-            models: _Models = await connection.find("/v1/models", _Models) or _Models()
+            models: Models = await connection.find("/v1/models", Models) or Models()
             meta = models.data[0].meta if models.data else None
             capabilities = Capabilities(
                 engine="llama.cpp",
@@ -144,13 +115,20 @@ class LlamaCppEngine(HTTPEngine):
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
         sampling = request.sampling
+        samplers = {  # in vLLM's order
+            "penalties": sampling.repetition_penalty != 1,
+            "temperature": True,
+            "min_p": sampling.min_p > 0,
+            "top_k": sampling.top_k > 0,
+            "top_p": sampling.top_p < 1,
+        }
         fields: dict[str, Any] = {
             "n_predict": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
             "min_p": sampling.min_p,
-            "samplers": _samplers(sampling),
+            "samplers": [name for name, is_used in samplers.items() if is_used],
             "return_tokens": True,
             "n_probs": max(1, sampling.top_logprobs),
             "post_sampling_probs": _is_processed(sampling, self.capabilities),
@@ -168,18 +146,6 @@ class LlamaCppEngine(HTTPEngine):
         return _LlamaCppReader(request, self.capabilities)
 
 
-def _samplers(sampling: SamplingParams) -> list[str]:
-    """Return the samplers in use, in vLLM's order."""
-    used = {
-        "penalties": sampling.repetition_penalty != 1,
-        "temperature": True,
-        "min_p": sampling.min_p > 0,
-        "top_k": sampling.top_k > 0,
-        "top_p": sampling.top_p < 1,
-    }
-    return [name for name, is_used in used.items() if is_used]
-
-
 def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:
     """True if logprobs after sampling are requested. At temperature 0 they would all be 0."""
     return capabilities.logprobs is LogprobKind.PROCESSED and sampling.temperature > 0
@@ -188,7 +154,7 @@ def _is_processed(sampling: SamplingParams, capabilities: Capabilities) -> bool:
 class _LlamaCppReader(AnswerReader):
     answer = _Answer
 
-    def feed(self, answer: _Answer) -> None:
+    def read(self, answer: _Answer) -> EngineReply:
         self.check_prompt_count(answer.tokens_evaluated)
         ids, reason = answer.tokens, _REASONS.get(answer.stop_type, answer.stop_type)
         if answer.truncated and len(self.prompt) + len(ids) < (self.capabilities.max_length or 0):
@@ -198,21 +164,13 @@ class _LlamaCppReader(AnswerReader):
             ids, reason = ids[: stops[0] + 1], FinishReason.STOP
         tokens = answer.completion_probabilities[: len(ids)]
         self._check_tokens(tokens, ids, answer.tokens)
+        cached = None if answer.timings is None else answer.timings.cache_n
         processed = _is_processed(self.sampling, self.capabilities)
-        self.cached_tokens = None if answer.timings is None else answer.timings.cache_n
+        tops = [token.top_probs if processed else token.top_logprobs for token in tokens]
+        rows = [[(one.id, one.value(processed)) for one in top] for top in tops]
         logprobs = [token.value(processed) for token in tokens]
         where = "completion_probabilities"
-        self.end(ids, logprobs, where, reason, channels=self._top(tokens, processed))  # type: ignore[arg-type]
-
-    def _top(self, tokens: list[_Token], processed: bool) -> Channels:
-        count = self.sampling.top_logprobs
-        if not count:
-            return NO_CHANNELS
-        rows = [
-            [(one.id, one.value(processed)) for one in (token.top_probs if processed else token.top_logprobs)]
-            for token in tokens
-        ]
-        return {TOP_LOGPROBS: answered_top(rows, count, self.capabilities.vocab_size, "top_logprobs")}
+        return EngineReply(ids, logprobs, reason, cached_tokens=cached, top=rows, where=where)
 
     def _check_tokens(self, tokens: list[_Token], ids: list[int], sampled: list[int]) -> None:
         """Raise EngineAnswerError unless each id has its logprob."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -12,20 +12,12 @@ from time import monotonic
 from typing import Any, Final
 
 from .backoff import Backoff
-from .protocol import (
-    Capabilities,
-    Completion,
-    Delta,
-    Engine,
-    EngineError,
-    EngineUnavailable,
-    GenerateRequest,
-    Weights,
-)
+from .errors import EngineError, EngineUnavailable
+from .protocol import Capabilities, Completion, Delta, Engine, GenerateRequest, Weights
 
 _SHARED: Final = ("streams", "aborts", "pauses", "versions", "structures", "seeds", "weights")
 _COOLDOWN: Final = Backoff(5.0, 300.0)
-_SESSIONS: Final = 100_000
+_REMEMBERED: Final = 100_000
 """How many sessions and groups a router remembers."""
 GROUP_LEAD: Final = 16
 """By how many requests a group may bring its endpoint ahead of the idlest one."""
@@ -51,7 +43,7 @@ class Circuit:
     running: int
     """Requests under way."""
     failed: int
-    """How often it failed; requests that fail together count once."""
+    """Requests that fail together count once."""
     cooldown: float
     """Seconds until it is tried again."""
 
@@ -82,16 +74,12 @@ class _Endpoint:
 class Router(Engine):
     """Engines that serve the same model, as one.
 
-    Requests of a session go where its first went, as long as that endpoint answers; others go where the fewest run. A
-    request of which no token was accepted (`EngineUnavailable`) goes to another endpoint, and its session with it. An
-    endpoint that failed gets no requests for a while, longer with each failure, unless no other answers: before a
-    request fails, all are tried once.
+    Requests of a session go where its first went, others where the fewest run. One of which no token was accepted goes
+    to another endpoint, and its session with it. An endpoint that failed gets no requests for a while, longer with each
+    failure; before a request fails, all are tried once. Requests of a group go together, until `GROUP_LEAD` more run
+    there than at the idlest endpoint.
 
-    Requests of a group share a prompt, which an engine reads once if they come together. They go where the group's
-    first went, until `GROUP_LEAD` more run there than at the idlest endpoint; then the group moves there.
-
-    `names` are the addresses in `circuits`. Raises EngineError if the engines differ in vocabulary or in the kind of
-    their logprobs.
+    Raises EngineError if the engines differ in vocabulary or in the kind of their logprobs.
     """
 
     def __init__(
@@ -100,10 +88,8 @@ class Router(Engine):
         super().__init__(_agreed([engine.capabilities for engine in engines]))
         if names and len(names) != len(engines):
             raise EngineError(f"there are {len(names)} names for {len(engines)} engines")
-        labels = list(names) or [f"endpoint {number}" for number in range(len(engines))]
-        self._endpoints: Final = [
-            _Endpoint(engine, number, label) for number, (engine, label) in enumerate(zip(engines, labels, strict=True))
-        ]
+        labels = names or [f"endpoint {number}" for number in range(len(engines))]
+        self._endpoints: Final = [_Endpoint(one, at, labels[at]) for at, one in enumerate(engines)]
         self._clock: Final = clock
         self._groups: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
         self._homes: Final[OrderedDict[str, _Endpoint]] = OrderedDict()
@@ -151,48 +137,42 @@ class Router(Engine):
             raise _all_failed(failures)
 
     async def abort(self, request_id: str) -> None:
-        """End a request, wherever it runs."""
-        await self._everywhere("abort", lambda engine: engine.abort(request_id), ignore=EngineUnavailable)
+        """End a request, wherever it runs. Ignores endpoints that do not answer."""
+        await self._everywhere("abort", request_id, ignore=EngineUnavailable)
 
     async def pause(self) -> None:
-        await self._everywhere("pause", lambda engine: engine.pause())
+        await self._everywhere("pause")
 
     async def resume(self) -> None:
-        await self._everywhere("resume", lambda engine: engine.resume())
+        await self._everywhere("resume")
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load the same weights everywhere. Raises EngineError naming the endpoints that failed; repeat it then."""
-        await self._everywhere("update_weights", lambda engine: engine.update_weights(weights, version=version))
-        self._update_version()
+        """Load the same weights everywhere. Raises EngineError naming the endpoints that failed."""
+        await self._everywhere("update_weights", weights, version=version)
 
     async def set_version(self, version: str | int) -> None:
-        await self._everywhere("set_version", lambda engine: engine.set_version(version))
-        self._update_version()
+        await self._everywhere("set_version", version)
 
     async def reset_prefix_cache(self) -> None:
-        await self._everywhere("reset_prefix_cache", lambda engine: engine.reset_prefix_cache())
+        await self._everywhere("reset_prefix_cache")
 
     async def close(self) -> None:
-        await self._everywhere("close", lambda engine: engine.close())
-
-    def _update_version(self) -> None:
-        self.version = _common({one.engine.version for one in self._endpoints})
-
-    def forget(self, session: str) -> None:
-        """Drop a session that is over."""
-        home = self._homes.pop(session, None)
-        if home is not None:
-            home.sessions -= 1
+        await self._everywhere("close")
 
     async def _everywhere(
-        self, what: str, act: Callable[[Engine], Awaitable[None]], *, ignore: type[Exception] | tuple[()] = ()
+        self, method: str, *args: Any, ignore: type[Exception] | tuple[()] = (), **options: Any
     ) -> None:
-        """Do it at all endpoints. Raises EngineError naming those that failed."""
-        done = await asyncio.gather(*(act(one.engine) for one in self._endpoints), return_exceptions=True)
+        """Call a method of all engines. Raises EngineError naming the endpoints that failed."""
+        calls = (getattr(one.engine, method)(*args, **options) for one in self._endpoints)
+        done = await asyncio.gather(*calls, return_exceptions=True)
         pairs = zip(self._endpoints, done, strict=True)
         problems = [f"{one.name}: {error}" for one, error in pairs if error and not isinstance(error, ignore)]
         if problems:
-            raise EngineError(f"{what} failed at {len(problems)} of {len(done)}: {'; '.join(problems)}")
+            raise EngineError(f"{method} failed at {len(problems)} of {len(done)}: {'; '.join(problems)}")
+        self._update_version()
+
+    def _update_version(self) -> None:
+        self.version = _common({one.engine.version for one in self._endpoints})
 
     def _candidates(self, request: GenerateRequest) -> Iterator[_Endpoint]:
         """Yield each endpoint once, the best first; each is chosen when it is its turn."""
@@ -218,20 +198,14 @@ class Router(Engine):
         current = self._groups.get(group)
         if current in awake and current is not None and current.running < chosen.running + GROUP_LEAD:
             chosen = current
-        self._groups[group] = chosen
-        self._groups.move_to_end(group)
-        if len(self._groups) > _SESSIONS:
-            self._groups.popitem(last=False)
+        _remember(self._groups, group, chosen)
         return chosen
 
     @contextmanager
     def _attempt(
         self, endpoint: _Endpoint, request: GenerateRequest, failures: list[EngineUnavailable]
     ) -> Iterator[Callable[[], None]]:
-        """Run a request at an endpoint; the body calls the yielded function once it is answered.
-
-        Adds to `failures` if the endpoint is unavailable before that, so that the next is tried.
-        """
+        """Run a request; the body calls the yielded function once it is answered."""
         failed_before, started = endpoint.failed, False
 
         def answered() -> None:
@@ -242,7 +216,12 @@ class Router(Engine):
                 endpoint.open_until = 0.0
 
         if request.session is not None:
-            self._settle(request.session, endpoint)
+            home = self._homes.get(request.session)
+            if home is not None:
+                home.sessions -= 1
+            endpoint.sessions += 1
+            if (dropped := _remember(self._homes, request.session, endpoint)) is not None:
+                dropped.sessions -= 1
         endpoint.running += 1
         try:
             yield answered
@@ -254,21 +233,19 @@ class Router(Engine):
         finally:
             endpoint.running -= 1
 
-    def _settle(self, session: str, endpoint: _Endpoint) -> None:
-        if self._homes.get(session) is not endpoint:
-            self.forget(session)
-            endpoint.sessions += 1
-        self._homes[session] = endpoint
-        self._homes.move_to_end(session)
-        if len(self._homes) > _SESSIONS:
-            self.forget(next(iter(self._homes)))
-
     def _fail(self, endpoint: _Endpoint) -> None:
         if endpoint.open_until > self._clock():  # when it dies, all its requests fail: that is one failure
             return
         endpoint.failures += 1
         endpoint.failed += 1
         endpoint.open_until = self._clock() + _COOLDOWN.after(endpoint.failures)
+
+
+def _remember(homes: OrderedDict[str, _Endpoint], name: str, endpoint: _Endpoint) -> _Endpoint | None:
+    """Note the endpoint of a session or a group. Returns that of the oldest one, if it is dropped."""
+    homes[name] = endpoint
+    homes.move_to_end(name)
+    return homes.popitem(last=False)[1] if len(homes) > _REMEMBERED else None
 
 
 def _agreed(engines: Sequence[Capabilities]) -> Capabilities:

@@ -1,11 +1,12 @@
-"""An engine whose completions come from a function, for tests and benchmarks."""
+"""Engines made of functions: what a trainer samples with, or a script for tests and benchmarks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,30 +14,37 @@ from ..settings import items
 from ..tokens.ids import INT32_MAX
 from ..tokens.tokenizer import Ids
 from ..trajectory.turns import VersionSpan
-from .answers import AnswerReader, VersionRow, answered_ids, checked_request
-from .protocol import (
-    NO_CHANNELS,
-    OPTIONAL,
-    TOP_LOGPROBS,
-    Capabilities,
-    Channels,
-    Completion,
-    Delta,
-    Engine,
-    EngineAnswerError,
-    GenerateRequest,
-    LogprobKind,
-    Logprobs,
-    SamplingParams,
-    Weights,
-    add_version,
-    check_channels,
-    checked_version,
-    collected,
-)
+from . import protocol
+from .answers import AnswerReader, EngineReply, answered_ids, checked_request
+from .channels import TOP_LOGPROBS
+from .errors import EngineAnswerError
+from .protocol import Capabilities, Channels, Delta, Engine, GenerateRequest, LogprobKind, Logprobs, Weights
+from .sampling import OPTIONAL, SamplingParams
 from .stopping import StopFinder, TokenBytes
 
 _TOP_LOGPROBS: Final = 20
+
+
+class CallbackEngine(Engine):
+    """Samples with a function: a request in, an `EngineReply` out, checked as servers are.
+
+    >>> from tokentrace.engines import SamplingParams
+    >>> async def sample(request):
+    ...     return EngineReply([7, 8], [-0.5, -0.25], "stop")
+    >>> engine = CallbackEngine(sample, Capabilities("mine", vocab_size=10))
+    >>> asyncio.run(engine.generate([1, 2], SamplingParams(4))).ids.tolist()
+    [7, 8]
+    """
+
+    def __init__(self, sample: Callable[[GenerateRequest], Awaitable[EngineReply]], capabilities: Capabilities) -> None:
+        super().__init__(capabilities)
+        self._sample = sample
+
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
+        request = checked_request(request, self.capabilities)
+        reader = AnswerReader(request, self.capabilities)
+        reader.add(await self._sample(request))
+        yield reader.close()
 
 
 class Sampled(NamedTuple):
@@ -44,28 +52,19 @@ class Sampled(NamedTuple):
 
     ids: Sequence[int] | Ids
     logprobs: Sequence[float] | Logprobs
-    channels: Channels = NO_CHANNELS
+    channels: Channels = MappingProxyType({})
 
 
 Script: TypeAlias = Callable[[Ids, SamplingParams], Sequence[int] | Ids | Sampled]
 """Returns the ids that follow a prompt, or a `Sampled`."""
 
 
-class _Reply(NamedTuple):
-    ids: list[int]
-    logprobs: list[float]
-    channels: Channels
-    finish_reason: str
-    stop_text: str | None
-
-
 class ScriptedEngine(Engine):
     """Answers with what `script` returns, up to its first stop token or stop text, and at most ``max_tokens``.
 
-    A shorter completion without a stop token ends with ``STOP`` as well. Ids without logprobs get ``-1.0`` each;
-    requested top logprobs that the script does not return are invented. A stream's pieces have `piece` ids, 0 for all
-    in one; `latency` is awaited with the number of ids before each. `version` names the weights and may be set at any
-    time. `token_bytes` spells each id, for stop texts. `requests` holds all requests, unless `record` is off.
+    Ids without logprobs get ``-1.0`` each; missing top logprobs are invented. A stream's pieces have `piece` ids, 0 for
+    all in one; `latency` is awaited before each. `version` names the weights. `token_bytes` spells each id, for stop
+    texts. `requests` holds all requests, unless `record` is off.
 
     >>> engine = ScriptedEngine(lambda prompt, sampling: [7, 8, 9])
     >>> asyncio.run(engine.generate([1, 2], SamplingParams(10, stop_token_ids=(8,)))).ids.tolist()
@@ -101,11 +100,6 @@ class ScriptedEngine(Engine):
             )
         )
         self.requests: Final[list[GenerateRequest]] = []
-        self.left: Final[list[GenerateRequest]] = []
-        """Requests whose reader went away before they ended."""
-        self.updates: Final[list[tuple[Weights, str | int]]] = []
-        self.resets = 0
-        """How often its cache was emptied."""
         self.version = version
         self._token_bytes: Final = token_bytes
         self._script: Final = script
@@ -114,13 +108,12 @@ class ScriptedEngine(Engine):
         self._record: Final = record
         self._resumed: Final = asyncio.Event()
         self._resumed.set()
-        self._running_ids: Final[set[str]] = set()
+        self._running: Final[set[str]] = set()
         self._aborted: Final[set[str]] = set()
 
     async def abort(self, request_id: str) -> None:
         """End a request before its next piece."""
-        if request_id and request_id in self._running_ids:
-            self._aborted.add(request_id)
+        self._aborted.update({request_id} & self._running)
 
     async def pause(self) -> None:
         """Stop all requests before their next piece."""
@@ -131,92 +124,72 @@ class ScriptedEngine(Engine):
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
         await self.set_version(version)
-        self.updates.append((weights, version))
-        await self.reset_prefix_cache()
 
     async def set_version(self, version: str | int) -> None:
         if not self.capabilities.weights:
             await super().set_version(version)
-        self.version = checked_version(version)
+        self.version = protocol.checked_version(version)
 
     async def reset_prefix_cache(self) -> None:
-        self.resets += 1
+        """Do nothing: there is no cache."""
 
-    async def _generate(self, request: GenerateRequest) -> Completion:
-        return await collected(self._pieces(request, streamed=False))
-
-    def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
-        return self._pieces(request, streamed=True)
-
-    async def _pieces(self, request: GenerateRequest, *, streamed: bool) -> AsyncGenerator[Delta]:
+    async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         request = checked_request(request, self.capabilities)
         prompt = np.asarray(request.prompt_ids, np.int32)
         if self._record:
             self.requests.append(replace(request, prompt_ids=prompt.copy(), wire=None))
         name, reply = request.request_id or "", self._answer(prompt, request.sampling)
-        self._running_ids.add(name)
         reader, spans, count = AnswerReader(request, self.capabilities), list[VersionSpan](), len(reply.ids)
         size = self._size or count or 1
+        if name:
+            self._running.add(name)
         try:
             for start in range(0, count or 1, size):
-                stop = min(start + size, count)
+                end = min(start + size, count)
                 if self._latency is not None:
-                    await self._latency(stop - start)
+                    await self._latency(end - start)
                 await self._resumed.wait()
                 if name in self._aborted:
-                    reader.end([], [], "logprobs", "abort", versions=_rows(spans))
+                    reader.add(EngineReply([], [], "abort", spans))
                     break
-                if self.version is not None and stop:
-                    add_version(spans, self.version, stop)
-                ids, logprobs = reply.ids[start:stop], reply.logprobs[start:stop]
-                channels = {channel: entries[start:stop] for channel, entries in reply.channels.items()}
-                if stop == count:
-                    reason, text = reply.finish_reason, reply.stop_text
-                    reader.end(ids, logprobs, "logprobs", reason, text, _rows(spans), channels)
-                    break
-                delta = reader.add(ids, logprobs, "logprobs", channels)
+                if self.version is not None and end:
+                    protocol.add_version(spans, self.version, end)
+                part = _slice(reply, start, end)
+                if end == count:
+                    part = replace(part, finish_reason=reply.finish_reason, stop=reply.stop, versions=spans)
+                delta = reader.add(part)
                 if delta is not None:
                     yield delta
             yield reader.close()
-        except (GeneratorExit, asyncio.CancelledError):
-            if self._record and not reader.finished:
-                self.left.append(replace(request, prompt_ids=prompt.copy(), wire=None))
-            raise
         finally:
-            self._running_ids.discard(name)
+            self._running.discard(name)
             self._aborted.discard(name)
 
-    def _answer(self, prompt: Ids, sampling: SamplingParams) -> _Reply:
+    def _answer(self, prompt: Ids, sampling: SamplingParams) -> EngineReply:
+        """Return the script's whole answer, up to where it ends."""
         result = self._script(prompt, sampling)
         sampled = result if isinstance(result, Sampled) else None
-        ids = answered_ids(
-            items("the script's ids", result if sampled is None else sampled.ids, EngineAnswerError), "ids", None
-        ).tolist()
-        logprobs, channels = [-1.0] * len(ids), dict[str, Sequence[object]]()
+        values = items("the script's ids", result if sampled is None else sampled.ids, EngineAnswerError)
+        ids = answered_ids(values, "ids", None).tolist()
+        logprobs, channels = [-1.0] * len(ids), dict[str, Sequence[Any]]()
         if sampled is not None:
             logprobs = items("the script's logprobs", sampled.logprobs, EngineAnswerError)
             channels = dict(sampled.channels)
         if len(logprobs) != len(ids):
             raise EngineAnswerError(f"the script returned {len(ids)} ids with {len(logprobs)} logprobs")
-        check_channels(channels, len(ids))
-        if sampling.top_logprobs and TOP_LOGPROBS not in channels:
-            channels[TOP_LOGPROBS] = self._invented(ids, logprobs, sampling.top_logprobs)
-        token_end = next((at for at, one in enumerate(ids, 1) if one in sampling.stop_token_ids), None)
-        text, text_end = self._stop_text(ids, sampling)
-        end = min(at for at in (token_end, text_end, len(ids), sampling.max_tokens) if at is not None)
-        text = text if end == text_end and end != token_end else None
-        stops = bool(end) and (end == token_end or text is not None or end < sampling.max_tokens)
-        channels = {name: entries[:end] for name, entries in channels.items()}
-        return _Reply(ids[:end], logprobs[:end], channels, "stop" if stops else "length", text)
-
-    def _stop_text(self, ids: list[int], sampling: SamplingParams) -> tuple[str | None, int | None]:
-        """Return the first stop text, and how many ids there are up to its end."""
-        if sampling.stop and self._token_bytes is not None:
-            finder = StopFinder(sampling.stop, self._token_bytes)
-            for at, one in enumerate(ids, 1):
-                if (text := finder.feed(one)) is not None:
-                    return text, at
-        return None, None
+        protocol.check_channels(channels, len(ids))
+        if sampling.top_logprobs:
+            channels.setdefault(TOP_LOGPROBS, self._invented(ids, logprobs, sampling.top_logprobs))
+        reply = EngineReply(ids, logprobs, channels=channels)
+        finder = StopFinder(sampling.stop, self._token_bytes or bytes)
+        for at, one in enumerate(ids[: sampling.max_tokens], 1):
+            text = finder.feed(one)
+            if one in sampling.stop_token_ids:
+                return replace(_slice(reply, 0, at), finish_reason="stop")
+            if text is not None:
+                return replace(_slice(reply, 0, at), finish_reason="stop", stop=text)
+        reason = "stop" if 0 < len(ids) < sampling.max_tokens else "length"
+        return replace(_slice(reply, 0, sampling.max_tokens), finish_reason=reason)
 
     def _invented(self, ids: list[int], logprobs: list[float], count: int) -> list[tuple[tuple[int, float], ...]]:
         size = self.capabilities.vocab_size or INT32_MAX
@@ -226,5 +199,6 @@ class ScriptedEngine(Engine):
         ]
 
 
-def _rows(spans: list[VersionSpan]) -> list[VersionRow] | None:
-    return [VersionRow(*span) for span in spans] or None
+def _slice(reply: EngineReply, start: int, end: int) -> EngineReply:
+    channels = {name: entries[start:end] for name, entries in reply.channels.items()}
+    return EngineReply(reply.ids[start:end], (reply.logprobs or ())[start:end], channels=channels)

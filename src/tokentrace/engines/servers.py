@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ..errors import brief
-from .http import Connection, HTTPSettings, shown_address
+from .errors import EngineAnswerError, EngineError, EngineRefusal
+from .http import Connection, HTTPSettings, public_address
 from .llamacpp import LlamaCppEngine
-from .protocol import Engine, EngineAnswerError, EngineError, EngineRefusal
+from .protocol import Engine
 from .routing import Router
 from .sglang import SGLangEngine
 from .vllm import VLLMEngine
@@ -21,7 +22,7 @@ _SIGNATURES: Final = {
     "llamacpp": ("/props", "default_generation_settings"),
     "vllm": ("/version", "version"),
 }
-"""What only one engine answers: a path and a field. Some versions of the others know ``/version``, so vLLM is last."""
+"""A path and a field of its answer. Others know ``/version`` too, so vLLM is last."""
 
 
 async def connect(
@@ -29,8 +30,8 @@ async def connect(
 ) -> Engine:
     """Return the engine at an address; for several addresses, a `Router`.
 
-    `kind` is ``"vllm"``, ``"sglang"`` or ``"llamacpp"``; ``"auto"`` finds out. `options` go to the adapter's
-    ``connect``, such as ``vocab_size``. Raises EngineError naming the address and what was tried.
+    `kind` is ``"vllm"``, ``"sglang"``, ``"llamacpp"`` or ``"auto"``. `options` go to the adapter's ``connect``. Raises
+    EngineError naming the address and what was tried.
     """
     addresses = [urls] if isinstance(urls, str) else list(urls)
     if not addresses:
@@ -44,7 +45,7 @@ async def connect(
             engines.append(await _connected(address, name, settings, options))
         if len(engines) == 1:
             return engines[0]
-        return Router(engines, names=[shown_address(address) for address in addresses])
+        return Router(engines, names=[public_address(address) for address in addresses])
     except BaseException:
         for engine in engines:
             await engine.close()

@@ -1,46 +1,28 @@
 """SGLang: ``/generate``.
 
-What is special about SGLang: its streams repeat everything so far, unless it was started with
-``--incremental-streaming-output``; ``max_new_tokens`` has a default of 128 and is always sent; ``top_k`` 0 is an error
-and is sent as -1; an id outside the vocabulary can crash the server, so its size must be known; an abort ends every
-request whose id starts with the aborted one, so ids are sent after their length; ``preferred_sampling_params`` may
-change how it samples, so every setting is sent.
+Its streams repeat everything so far, unless it has ``--incremental-streaming-output``. An id outside the vocabulary can
+crash it, so the size must be known. An abort ends every request whose id starts with the aborted one, so ids are sent
+after their length.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Final, Literal
 
 from msgspec import Struct
 
 from ..errors import brief
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
-from .adapter import HTTPEngine, connecting, folder_of, probed_kind, sampling_fields
-from .answers import AnswerReader, Count, Logprob, TokenId, VersionRow, same_ids, scored_ids
-from .channels import answered_top, experts_of, flat_experts
+from .adapter import HTTPEngine, ModelCard, Models, connecting, folder_of, probed_kind, sampling_fields
+from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, same_ids, scored_ids
+from .channels import Experts, flat_experts
+from .errors import EngineAnswerError, EngineError, EngineRefusal, EngineUnavailable
 from .http import Connection, HTTPSettings
-from .protocol import (
-    NO_CHANNELS,
-    OPTIONAL,
-    ROUTED_EXPERTS,
-    TOP_LOGPROBS,
-    Capabilities,
-    Channels,
-    Delta,
-    EngineAnswerError,
-    EngineError,
-    EngineRefusal,
-    EngineUnavailable,
-    GenerateRequest,
-    LogprobKind,
-    Logprobs,
-    SamplingParams,
-    Weights,
-    checked_version,
-)
+from .protocol import Capabilities, GenerateRequest, LogprobKind, Logprobs, Weights, checked_version
+from .sampling import OPTIONAL, SamplingParams
 
 GENERATE: Final = "/generate"
 _TOP_LOGPROBS: Final = 20
@@ -69,6 +51,20 @@ class _Meta(Struct):
     routed_experts: str | None = None
     routed_experts_dtype: str | None = None
 
+    def rows(self, count: int) -> list[list[tuple[int, float | None]]]:
+        """Return the likeliest ids at the last places."""
+        rows = (self.output_top_logprobs or [])[-count:] if count else []
+        return [[(one, logprob) for logprob, one, _ in row or []] for row in rows]
+
+    def experts(self, width: int | None) -> Experts:
+        """Return the routed experts. Raises EngineAnswerError if there are none."""
+        if self.routed_experts is None:
+            raise EngineAnswerError(
+                "SGLang returned no routed_experts: start it with --enable-return-routed-experts, and with a model "
+                "that has experts"
+            )
+        return flat_experts(self.routed_experts, self.routed_experts_dtype, width)
+
 
 class _Answer(Struct):
     meta_info: _Meta
@@ -87,20 +83,13 @@ class _Server(Struct):
     max_total_num_tokens: Count | None = None
 
 
-class _Card(Struct):
-    id: str | None = None
-    max_model_len: Count | None = None
-
-
-class _Models(Struct):
-    data: list[_Card] = []
-
-
 class SGLangEngine(HTTPEngine):
     """One SGLang server. Made by `connect`."""
 
     path = GENERATE
     prompt_field = "input_ids"
+    version_fields: ClassVar[dict[str, Any]] = {"abort_all_requests": False}
+    no_weights = "this SGLang does not report its weights (weight_version): use a newer one"
 
     def __init__(
         self, connection: Connection, capabilities: Capabilities, *, pause_mode: PauseMode = "in_place"
@@ -108,7 +97,7 @@ class SGLangEngine(HTTPEngine):
         super().__init__(connection, capabilities)
         self._pause_mode: Final = pause_mode
         self._experts = 0
-        """Experts per position, of all layers together; 0 if they are not requested."""
+        """Experts per position, of all layers; 0 if they are not requested."""
 
     @classmethod
     async def connect(
@@ -123,11 +112,9 @@ class SGLangEngine(HTTPEngine):
     ) -> SGLangEngine:
         """Find out what a server can do; some single tokens are sampled for that.
 
-        `vocab_size` (the tokenizer's) is required unless the server reports it, which few do. `logprobs` skips the
-        probe of their kind, which is usually ``SCALED``. `pause_mode` is what `pause` does to requests under way: they
-        wait and keep what they have computed (``"in_place"``), have it computed again by the new weights
-        (``"retract"``), or end with ``ABORT``. `routed_experts` requests the channel of that name; start the server
-        with ``--enable-return-routed-experts``.
+        `vocab_size` is required unless the server reports it, which few do. `logprobs` skips the probe of their kind,
+        usually ``SCALED``. `pause_mode` is what happens to requests under way: they wait and keep what they have
+        computed (``"in_place"``), have it computed again (``"retract"``), or end with ``ABORT``.
         """
         async with connecting(base_url, settings) as connection:
             model: _Model = await connection.get("/get_model_info", _Model)
@@ -138,18 +125,18 @@ class SGLangEngine(HTTPEngine):
                     "SGLang does not report the size of its vocabulary, and may crash on an id outside it: pass "
                     "vocab_size=, the length of the tokenizer"
                 )
-            models: _Models = await connection.find("/v1/models", _Models) or _Models()
-            card = models.data[0] if models.data else _Card()
+            models: Models = await connection.find("/v1/models", Models) or Models()
+            card = models.data[0] if models.data else ModelCard()
             lengths = (card.max_model_len, server.context_length, server.max_total_num_tokens)
             engine = cls(connection, Capabilities("sglang"), pause_mode=pause_mode)
-            sampled: _Answer = await engine._sample(0, SamplingParams(1), _Answer, top_logprobs_num=1)
+            sampled: _Answer = await engine._sample(0, SamplingParams(1))
             engine.capabilities = Capabilities(
                 engine="sglang",
                 version=server.version,
                 model=card.id or model.model_path,
                 max_length=min((length for length in lengths if length), default=None),
                 vocab_size=size,
-                logprobs=await probed_kind(engine._best_logprob, size, logprobs),
+                logprobs=await probed_kind(engine, size, logprobs),
                 streams=True,
                 aborts=True,
                 pauses=True,
@@ -160,26 +147,14 @@ class SGLangEngine(HTTPEngine):
                 weights=model.weight_version is not None,
             )
             engine.version = model.weight_version
-            if routed_experts:
-                engine._experts = await engine._count_experts()
+            if routed_experts:  # of the only position that is read where one id follows one
+                sampled = await engine._sample(0, SamplingParams(1), return_routed_experts=True)
+                engine._experts = sampled.meta_info.experts(None).size
             return engine
 
-    async def _count_experts(self) -> int:
-        """Count the experts of one position: the only one that is read where one id follows one."""
-        meta = (await self._sample(0, SamplingParams(1), _Answer, return_routed_experts=True)).meta_info
-        if meta.routed_experts is None:
-            raise EngineError(
-                "SGLang returned no routed experts: start it with --enable-return-routed-experts, and with a model "
-                "that has experts"
-            )
-        return flat_experts(meta.routed_experts, meta.routed_experts_dtype, None).size
-
-    async def _best_logprob(self, prompt: int, sampling: SamplingParams) -> float:
-        meta = (await self._sample(prompt, sampling, _Answer, top_logprobs_num=1)).meta_info
-        best = ((meta.output_top_logprobs or [None])[0] or [(None, 0, None)])[0][0]
-        if best is None:
-            raise EngineAnswerError("SGLang did not report the logprob of the likeliest token")
-        return float(best)
+    def _likeliest(self, answer: _Answer) -> Iterable[tuple[int, float | None]]:
+        rows = answer.meta_info.rows(1)
+        return rows[0] if rows else []
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
         """Return the logprobs of the prompt, from its beginning on."""
@@ -201,11 +176,9 @@ class SGLangEngine(HTTPEngine):
         await self._order("/continue_generation", {})
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Load from a folder on the server's machine, and empty the cache.
+        """Load from a folder on the server, and empty the cache.
 
-        Unless paused, SGLang finishes requests under way first. Paused ``"in_place"`` with requests under way, it loads
-        the weights and then refuses to empty the cache: pause with ``"retract"`` or ``"abort"``. SGLang names versions
-        by text: 3 is ``"3"``.
+        SGLang finishes requests under way first. If they wait ``"in_place"``, it refuses to empty the cache.
         """
         name, folder = str(checked_version(version)), folder_of(weights, "SGLang")
         self._refuse_weights()
@@ -213,32 +186,24 @@ class SGLangEngine(HTTPEngine):
         await self._order("/update_weights_from_disk", order, Any)
         self.version = name
 
-    async def set_version(self, version: str | int) -> None:
-        self._refuse_weights()
-        name = str(checked_version(version))
-        await self._order("/update_weight_version", {"new_version": name, "abort_all_requests": False}, Any)
-        self.version = name
-
     async def reset_prefix_cache(self) -> None:
         """Empty the cache. SGLang refuses while requests run, or wait in place."""
         await self._order("/flush_cache")
 
-    def _refuse_weights(self) -> None:
-        if not self.capabilities.weights:
-            raise EngineError("this SGLang does not report its weights (weight_version): use a newer one")
-
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
-        params = sampling_fields(request.sampling, max_tokens="max_new_tokens", seed="sampling_seed")
-        params |= {"top_k": request.sampling.top_k or -1, "skip_special_tokens": False}
+        sampling = request.sampling
+        params = sampling_fields(sampling, max_tokens="max_new_tokens", seed="sampling_seed")
+        params |= {"top_k": sampling.top_k or -1, "skip_special_tokens": False}
+        if sampling.structure is not None:
+            params["json_schema"] = json.dumps(sampling.structure.get("schema", {"type": "object"}))
         fields: dict[str, Any] = {
             "sampling_params": params,
             "return_logprob": True,
             "logprob_start_len": -1,  # 0 would compute the whole prompt again, past the prefix cache
             "stream": False,
         }
-        params |= _structure(request.sampling)
-        if request.sampling.top_logprobs:
-            fields["top_logprobs_num"] = request.sampling.top_logprobs
+        if sampling.top_logprobs:
+            fields["top_logprobs_num"] = sampling.top_logprobs
         if self._experts:  # from the last id of the prompt on, which the first sampled id follows
             fields |= {"return_routed_experts": True, "routed_experts_start_len": len(request.prompt_ids) - 1}
         return fields if request.request_id is None else fields | {"rid": _rid(request.request_id)}
@@ -247,20 +212,13 @@ class SGLangEngine(HTTPEngine):
         return _SGLangReader(request, self.capabilities, experts=self._experts)
 
 
-def _structure(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the schema as text; that of any object if there is none."""
-    if sampling.structure is None:
-        return {}
-    return {"json_schema": json.dumps(sampling.structure.get("schema", {"type": "object"}))}
-
-
 def _rid(request_id: str) -> str:
     """Return an id that no other starts with."""
     return f"{len(request_id)}-{request_id}"
 
 
 class _SGLangReader(AnswerReader):
-    """Reads an answer, whole or in the events of a stream, which repeat everything so far or hold what is new."""
+    """Reads events that repeat everything so far, or hold what is new."""
 
     answer = _Answer
 
@@ -268,7 +226,7 @@ class _SGLangReader(AnswerReader):
         super().__init__(request, capabilities)
         self._experts: Final = experts
 
-    def feed(self, answer: _Answer) -> Delta | None:
+    def read(self, answer: _Answer) -> EngineReply:
         meta, reason, ids = answer.meta_info, answer.meta_info.finish_reason, answer.output_ids or []
         aborted = reason is not None and reason.type == "abort"
         if reason is not None and aborted:
@@ -279,35 +237,21 @@ class _SGLangReader(AnswerReader):
             self.check_prompt_count(meta.prompt_tokens)
             total = -1 if meta.completion_tokens is None else meta.completion_tokens
         new = self._new_ids(ids, total)
-        self.cached_tokens = meta.cached_tokens
+        where = "output_token_logprobs"
         triples = (meta.output_token_logprobs or [])[-len(new) :] if new else []
-        logprobs = [logprob for logprob, _, _ in triples]
-        same_ids([one for _, one, _ in triples], new, "output_token_logprobs")
-        channels = self._top(meta, len(new))
-        if reason is None:
-            return self.add(new, logprobs, "output_token_logprobs", channels)
-        # `weight_version` is the server's when it answers; the spans say what sampled each token
-        stop = reason.matched if isinstance(reason.matched, int | str) else None
-        whole = self._routed(meta, len(new))
-        self.end(new, logprobs, "output_token_logprobs", reason.type, stop, meta.weight_versions, channels, whole)
-        return None
-
-    def _top(self, meta: _Meta, new: int) -> Channels:
-        count = self.sampling.top_logprobs
-        if not count or not new:
-            return NO_CHANNELS
-        rows = [[(one, logprob) for logprob, one, _ in row or []] for row in (meta.output_top_logprobs or [])[-new:]]
-        return {TOP_LOGPROBS: answered_top(rows, count, self.capabilities.vocab_size, "output_top_logprobs")}
-
-    def _routed(self, meta: _Meta, new: int) -> Channels:
-        """Return the experts of the whole completion, which come with its end."""
-        sampled = self.count + new
-        if not self._experts or not sampled:
-            return NO_CHANNELS
-        if meta.routed_experts is None:
-            raise EngineAnswerError("SGLang returned no routed_experts")
-        experts = flat_experts(meta.routed_experts, meta.routed_experts_dtype, self._experts)
-        return {ROUTED_EXPERTS: experts_of(experts, len(self.prompt), sampled)}
+        same_ids([one for _, one, _ in triples], new, where)
+        matched = None if reason is None else reason.matched
+        return EngineReply(
+            new,
+            [logprob for logprob, _, _ in triples],
+            None if reason is None else reason.type,
+            VersionRow.spans(meta.weight_versions),  # `weight_version` is the server's when it answers
+            meta.cached_tokens,
+            stop=matched if isinstance(matched, int | str) else None,
+            top=meta.rows(len(new)),
+            experts=meta.experts(self._experts) if self._experts and total and reason is not None else None,
+            where=where,
+        )
 
     def _new_ids(self, ids: list[int], total: int) -> list[int]:
         """Return the ids of an event that no earlier one had."""

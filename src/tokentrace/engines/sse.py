@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .protocol import EngineAnswerError
+from .errors import EngineAnswerError
 
 
 class EventReader:

@@ -1,7 +1,4 @@
-"""Stop texts among ids: which id completes one of them. Pure.
-
-Compares bytes, since an id may be a part of a character. A match of UTF-8 bytes is a match of text.
-"""
+"""Stop texts among ids: which id completes one of them. Compares bytes, since an id may be a part of a character."""
 
 from __future__ import annotations
 

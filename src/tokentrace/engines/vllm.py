@@ -1,57 +1,38 @@
 """vLLM: ``/inference/v1/generate``, or ``/v1/completions`` with ids where that is off.
 
-Start it with ``--enable-scale-out`` (enables the first endpoint), ``--logprobs-mode processed_logprobs`` (the default
-is raw) and ``--enable-prompt-tokens-details`` (for `Completion.cached_tokens`). Pausing needs
-``VLLM_SERVER_DEV_MODE=1``.
-
-What is special about vLLM: it clips a completion that does not fit without a word, so such a request is not sent; ids
-in ``abort_requests`` need a prefix that the request does not have; the model's ``generation_config.json`` may change
-how ``/v1/completions`` samples, so every setting is sent.
+Start it with ``--enable-scale-out``, ``--logprobs-mode processed_logprobs`` and ``--enable-prompt-tokens-details``;
+pausing needs ``VLLM_SERVER_DEV_MODE=1``. It silently clips a completion that does not fit, so such a request is not
+sent.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal
 
+import numpy as np
 from msgspec import Raw, Struct
 
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids
-from .adapter import HTTPEngine, connecting, folder_of, probed_kind, sampling_fields
-from .answers import AnswerReader, Count, Logprob, TokenId, VersionRow, answered_ids, decode, same_ids, scored_ids
-from .channels import answered_top, experts_of, npy_experts
+from .adapter import HTTPEngine, ModelCard, Models, connecting, folder_of, probed_kind, sampling_fields
+from .answers import AnswerReader, Count, EngineReply, Logprob, TokenId, VersionRow, decode, same_ids, scored_ids
+from .channels import npy_experts
+from .errors import EngineAnswerError, EngineError, EngineRefusal
 from .http import Connection, HTTPSettings
-from .protocol import (
-    NO_CHANNELS,
-    OPTIONAL,
-    ROUTED_EXPERTS,
-    TOP_LOGPROBS,
-    Capabilities,
-    Channels,
-    Delta,
-    EngineAnswerError,
-    EngineError,
-    EngineRefusal,
-    GenerateRequest,
-    LogprobKind,
-    Logprobs,
-    SamplingParams,
-    Weights,
-    checked_version,
-)
+from .protocol import Capabilities, GenerateRequest, LogprobKind, Logprobs, Weights, checked_version
+from .sampling import OPTIONAL, SamplingParams
 
 GENERATE: Final = "/inference/v1/generate"
 COMPLETIONS: Final = "/v1/completions"
 _ABORT_PREFIX: Final = "generate-tokens-"
-"""vLLM prepends it to the id of a request; an abort without it is answered 200 and does nothing."""
+"""vLLM prepends it to a request's id; an abort without it does nothing."""
 _TOKEN_ID: Final = "token_id:"
-_PROMPT: Final = {GENERATE: "token_ids", COMPLETIONS: "prompt"}
-MAX_LOGPROBS: Final = 20
+_MAX_LOGPROBS: Final = 20
 """The default of vLLM's ``--max-logprobs``."""
 PauseMode = Literal["keep", "wait", "abort"]
+Row = list[tuple[int, float | None]]
 
 # -- answers
 
@@ -59,7 +40,6 @@ PauseMode = Literal["keep", "wait", "abort"]
 class _Alternative(Struct):
     token_id: TokenId
     logprob: Logprob | None = None
-    rank: int | None = None
 
 
 class _Token(Struct):
@@ -74,6 +54,12 @@ class _Logprobs(Struct):
     token_logprobs: list[Logprob] | None = None
     tokens: list[str] | None = None
     top_logprobs: list[dict[str, Logprob | None]] | None = None
+
+    def rows(self) -> list[Row]:
+        """Return the likeliest ids at each place."""
+        if self.content is not None:
+            return [[(one.token_id, one.logprob) for one in token.top_logprobs or []] for token in self.content]
+        return [[(_token_id(token), value) for token, value in row.items()] for row in self.top_logprobs or []]
 
 
 class _Scored(Struct):
@@ -106,19 +92,11 @@ class _Answer(Struct):
     prompt_token_ids: Raw = Raw(b"null")
 
 
-class _Card(Struct):
-    id: str
-    max_model_len: Count | None = None
-
-
-class _Models(Struct):
-    data: list[_Card]
-
-
 class VLLMEngine(HTTPEngine):
     """One vLLM server. Made by `connect`."""
 
     stream_fields: ClassVar[dict[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
+    no_weights = "vLLM loads other weights only if it was started with VLLM_SERVER_DEV_MODE=1 and has /weight_info"
 
     def __init__(
         self,
@@ -130,7 +108,7 @@ class VLLMEngine(HTTPEngine):
         pause_mode: PauseMode = "keep",
     ) -> None:
         super().__init__(connection, capabilities)
-        self.path, self.prompt_field = path, _PROMPT[path]
+        self.path, self.prompt_field = path, "token_ids" if path == GENERATE else "prompt"
         self._check_echo: Final = check_echo
         self._pause_mode: Final = pause_mode
 
@@ -144,22 +122,16 @@ class VLLMEngine(HTTPEngine):
         logprobs: LogprobKind | str | None = None,
         check_echo: bool = True,
         pause_mode: PauseMode = "keep",
-        max_logprobs: int = MAX_LOGPROBS,
         settings: HTTPSettings | None = None,
     ) -> VLLMEngine:
         """Find out what a server can do; some single tokens are sampled for that.
 
-        `model` is required if several are served. vLLM reports neither its vocabulary's size nor its kind of logprobs:
-        `vocab_size` (the tokenizer's) lets ids be checked, and `logprobs` skips the probe of single tokens at two
-        temperatures, which may end in ``UNKNOWN``. `check_echo` compares each prompt with the one that the server read;
-        without it, only the lengths are compared. `pause_mode` is what `pause` does to requests under way: they wait
-        (``"keep"``), finish first (``"wait"``), or end with ``ABORT``. `max_logprobs` is the server's
-        ``--max-logprobs``; ``/inference/v1/generate`` reports one alternative less.
-
-        A server with ``--enable-return-routed-experts`` fills the channel ``"routed_experts"``.
+        `model` is required if several are served. `vocab_size` lets ids be checked, `logprobs` skips the probe of their
+        kind. Without `check_echo` only the length of the prompt that the server read is compared. `pause_mode` is what
+        happens to requests under way: they wait (``"keep"``), finish first (``"wait"``), or end with ``ABORT``.
         """
         async with connecting(base_url, settings) as connection:
-            card = _card((await connection.get("/v1/models", _Models)).data, model)
+            card = _card((await connection.get("/v1/models", Models)).data, model)
             version = (await connection.find("/version", dict[str, str]) or {}).get("version")
             paused = await connection.find("/is_paused", dict[str, bool])
             weights = await connection.find("/weight_info", dict[str, str | None])
@@ -178,53 +150,35 @@ class VLLMEngine(HTTPEngine):
             )
             engine = cls(connection, capabilities, check_echo=check_echo, pause_mode=pause_mode)
             try:
-                choice = await engine._sample_one(0, SamplingParams(1))
+                answer = await engine._sample(0, SamplingParams(1))
             except EngineRefusal as error:
                 if error.status not in (403, 404, 405):
                     raise
                 engine = cls(connection, capabilities, path=COMPLETIONS, check_echo=check_echo, pause_mode=pause_mode)
-                choice = await engine._sample_one(0, SamplingParams(1))
+                answer = await engine._sample(0, SamplingParams(1))
             engine.capabilities = replace(
                 capabilities,
-                logprobs=await probed_kind(engine._best_logprob, vocab_size, logprobs),
+                logprobs=await probed_kind(engine, vocab_size, logprobs),
                 aborts=engine.path == GENERATE,
-                versions=choice.weight_versions is not None,
+                versions=_choice(answer).weight_versions is not None,
                 # vLLM ignores unknown fields: without a version, it might ignore the request for JSON
                 structures=version is not None,
                 # generate counts the sampled id among them
-                top_logprobs=max(0, max_logprobs - (engine.path == GENERATE)),
+                top_logprobs=_MAX_LOGPROBS - (engine.path == GENERATE),
             )
             engine.version = (weights or {}).get("weight_version")
             return engine
 
-    async def _sample_one(self, prompt: int, sampling: SamplingParams) -> _Choice:
-        request = GenerateRequest([prompt], sampling)
-        fields = self._fields(request, logprobs=2)  # with 1, generate returns only that of the sampled token
-        answer: _Answer = await self._sample(prompt, sampling, _Answer, **fields)
-        if not answer.choices:
-            raise EngineAnswerError("vLLM returned no choices")
-        return answer.choices[0]
-
-    async def _best_logprob(self, prompt: int, sampling: SamplingParams) -> float:
-        """Return the logprob of the likeliest token: one of two, or more, that are reported."""
-        logprobs = (await self._sample_one(prompt, sampling)).logprobs or _Logprobs()
-        if self.path == COMPLETIONS:
-            values = [*(logprobs.top_logprobs or [{}])[0].values()]
-        else:
-            alternatives = (logprobs.content or [_Token(0, 0.0)])[0].top_logprobs or []
-            values = [one.logprob for one in alternatives if one.rank == 1]
-        best = max((value for value in values if value is not None), default=-math.inf)
-        if best < -1e9:
-            raise EngineAnswerError("vLLM did not report the logprob of the likeliest token")
-        return best
+    def _likeliest(self, answer: _Answer) -> Iterable[tuple[int, float | None]]:
+        rows = (_choice(answer).logprobs or _Logprobs()).rows()
+        return rows[0] if rows else []
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
         """Return the ``prompt_logprobs`` of ``/v1/completions``, which are raw."""
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         body = {"model": self.capabilities.model, "prompt": checked.tolist(), "max_tokens": 1, "prompt_logprobs": 0}
         answer = await self._order(COMPLETIONS, body | {"add_special_tokens": False, "temperature": 0}, _Answer)
-        rows = (answer.choices[0].prompt_logprobs if answer.choices else None) or []
-        pairs = zip(rows[1:], checked[1:].tolist(), strict=False)
+        pairs = zip((_choice(answer).prompt_logprobs or [])[1:], checked[1:].tolist(), strict=False)
         scored = [row[str(one)].logprob for row, one in pairs if row is not None and str(one) in row]
         return scored_ids(scored, checked, "prompt_logprobs")
 
@@ -247,10 +201,7 @@ class VLLMEngine(HTTPEngine):
         return bool((await self._connection.get("/is_paused", dict[str, bool])).get("is_paused"))
 
     async def update_weights(self, weights: Weights, *, version: str | int) -> None:
-        """Reload from a folder on the server's machine, paused meanwhile. A failure leaves the server paused.
-
-        vLLM names versions by text: 3 is ``"3"``.
-        """
+        """Reload from a folder on the server. A failure leaves the server paused."""
         version, folder = checked_version(version), folder_of(weights, "vLLM")
         self._refuse_weights()
         was_paused = await self.is_paused()
@@ -268,35 +219,24 @@ class VLLMEngine(HTTPEngine):
         if not was_paused:
             await self.resume()
 
-    async def set_version(self, version: str | int) -> None:
-        self._refuse_weights()
-        name = str(checked_version(version))
-        await self._order("/update_weight_version", {"new_version": name}, Any)
-        self.version = name
-
     async def reset_prefix_cache(self) -> None:
         """Empty the cache. Requests under way are computed again."""
         self._refuse_weights()
         await self._order("/reset_prefix_cache?reset_running_requests=true&reset_external=true", kind=Any)
 
-    def _refuse_weights(self) -> None:
-        if not self.capabilities.weights:
-            raise EngineError(
-                "vLLM loads other weights only if it was started with VLLM_SERVER_DEV_MODE=1 and has /weight_info"
-            )
-
     def _refuse_pausing(self) -> None:
         if not self.capabilities.pauses:
             raise EngineError("vLLM can be paused only if it was started with VLLM_SERVER_DEV_MODE=1")
 
-    def _fields(self, request: GenerateRequest, logprobs: int | None = None) -> dict[str, Any]:
-        if logprobs is None:
-            logprobs = request.sampling.top_logprobs
-            logprobs += 1 if logprobs and self.path == GENERATE else 0
-        params = sampling_fields(request.sampling, max_tokens="max_tokens", seed="seed") | {"logprobs": logprobs}
-        params |= _structure(request.sampling)
+    def _fields(self, request: GenerateRequest) -> dict[str, Any]:
+        sampling, native = request.sampling, self.path == GENERATE
+        params = sampling_fields(sampling, max_tokens="max_tokens", seed="seed")
+        params["logprobs"] = sampling.top_logprobs + bool(sampling.top_logprobs and native)
+        if sampling.structure is not None:
+            schema = sampling.structure.get("schema")
+            params["structured_outputs"] = {"json_object": True} if schema is None else {"json": schema}
         fields: dict[str, Any] = {"model": self.capabilities.model}
-        if self.path == COMPLETIONS:
+        if not native:
             fields |= params
             return fields | {"add_special_tokens": False, "return_token_ids": True, "return_tokens_as_token_ids": True}
         fields |= {"sampling_params": params, "return_token_ids": self._check_echo}
@@ -307,10 +247,7 @@ class VLLMEngine(HTTPEngine):
 
 
 class _VLLMReader(AnswerReader):
-    """Reads an answer, whole or in the chunks of a stream.
-
-    Compares an echoed prompt as the JSON text that was sent, and as ids only if the texts differ.
-    """
+    """Compares an echoed prompt as text, and as ids only if the texts differ."""
 
     answer = _Answer
 
@@ -320,7 +257,7 @@ class _VLLMReader(AnswerReader):
         self._unconfirmed = sent
         """The prompt, until it was echoed."""
 
-    def feed(self, answer: _Answer) -> Delta | None:
+    def read(self, answer: _Answer) -> EngineReply | None:
         if answer.usage is not None:
             self.check_prompt_count(answer.usage.prompt_tokens)
             details = answer.usage.prompt_tokens_details
@@ -331,51 +268,38 @@ class _VLLMReader(AnswerReader):
         if self._unconfirmed is not None:
             self._check_echo((choice if self._path == COMPLETIONS else answer).prompt_token_ids, self._unconfirmed)
             self._unconfirmed = None
-        ids, (logprobs, channels) = choice.token_ids, self._logprobs(choice)
-        if choice.finish_reason is None:
-            if choice.routed_experts is not None:
-                raise EngineAnswerError("vLLM sent routed_experts before the end of the stream")
-            return self.add(ids, logprobs, "logprobs", channels)
-        whole: Channels = NO_CHANNELS
-        if choice.routed_experts is not None:
-            experts = npy_experts(choice.routed_experts)
-            whole = {ROUTED_EXPERTS: experts_of(experts, len(self.prompt), self.count + len(ids))}
-        stop, versions = choice.stop_reason, choice.weight_versions
-        self.end(ids, logprobs, "logprobs", choice.finish_reason, stop, versions, channels, whole)
-        return None
+        ids, logprobs, where = choice.token_ids, choice.logprobs or _Logprobs(), "logprobs.content"
+        if self._path == COMPLETIONS:
+            values, tokens, where = logprobs.token_logprobs or [], logprobs.tokens or [], "logprobs.tokens"
+            reported = [_token_id(token) for token in tokens if token.startswith(_TOKEN_ID)]
+            reported = reported if len(reported) == len(tokens) else []  # otherwise they are text
+        else:
+            values = [token.logprob for token in logprobs.content or []]
+            reported = [token.token_id for token in logprobs.content or []]
+        same_ids(reported, ids, where)
+        return EngineReply(
+            ids,
+            values,
+            choice.finish_reason,
+            VersionRow.spans(choice.weight_versions),
+            stop=choice.stop_reason,
+            top=logprobs.rows(),
+            experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts),
+            where=where,
+        )
 
     def _check_echo(self, echo: Raw, sent: bytes) -> None:
         if bytes(echo) == sent:
             return
         if bytes(echo) == b"null":
             raise EngineAnswerError("vLLM did not echo the prompt (prompt_token_ids)")
-        ids = answered_ids(decode(bytes(echo), list[TokenId]), "prompt_token_ids", None)
+        ids = np.array(decode(bytes(echo), list[TokenId]), np.int32)
         at = common_prefix(ids, self.prompt)
         if not at == len(ids) == len(self.prompt):
             raise EngineAnswerError(
                 f"the engine read another prompt than was sent: {len(ids)} ids of {len(self.prompt)}, different from "
                 f"{at} on"
             )
-
-    def _logprobs(self, choice: _Choice) -> tuple[Sequence[float], Channels]:
-        """Return the logprobs of a choice's ids, and their alternatives if requested."""
-        ids, logprobs = choice.token_ids, choice.logprobs or _Logprobs()
-        rows: list[list[tuple[int, float | None]]]
-        if self._path == COMPLETIONS:
-            values, where = logprobs.token_logprobs or [], "logprobs.top_logprobs"
-            tokens = logprobs.tokens or []
-            if all(token.startswith(_TOKEN_ID) for token in tokens):  # otherwise they are text
-                same_ids([_token_id(token) for token in tokens], ids, "logprobs.tokens")
-            rows = [[(_token_id(token), value) for token, value in row.items()] for row in logprobs.top_logprobs or []]
-        else:
-            content, where = logprobs.content or [], "logprobs.content"
-            values = [token.logprob for token in content]
-            same_ids([token.token_id for token in content], ids, where)
-            rows = [[(one.token_id, one.logprob) for one in token.top_logprobs or []] for token in content]
-        if not self.sampling.top_logprobs or not ids:
-            return values, NO_CHANNELS
-        top = answered_top(rows, self.sampling.top_logprobs, self.capabilities.vocab_size, where)
-        return values, {TOP_LOGPROBS: top}
 
 
 def _token_id(token: str) -> int:
@@ -384,16 +308,14 @@ def _token_id(token: str) -> int:
     return int(digits) if digits.isdecimal() and len(digits) < 12 else -1
 
 
-def _structure(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the fields for structured outputs, as vLLM has them since 0.11."""
-    if sampling.structure is None:
-        return {}
-    schema = sampling.structure.get("schema")
-    return {"structured_outputs": {"json_object": True} if schema is None else {"json": schema}}
+def _choice(answer: _Answer) -> _Choice:
+    if not answer.choices:
+        raise EngineAnswerError("vLLM returned no choices")
+    return answer.choices[0]
 
 
-def _card(cards: list[_Card], model: str | None) -> _Card:
-    """Return what the server reports of a model: of its only one if `model` is None."""
+def _card(cards: list[ModelCard], model: str | None) -> ModelCard:
+    """Return the card of a model, or of the only one."""
     names = [card.id for card in cards]
     if model is None and len(names) != 1:
         raise EngineError(f"the server has {len(names)} models: choose with model= among {names}")

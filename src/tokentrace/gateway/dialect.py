@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from ..engines.protocol import TOP_LOGPROBS, Completion, Delta
+from ..engines.channels import TOP_LOGPROBS
+from ..engines.protocol import Completion, Delta
 from ..parsing.response import CallStatus, Finish, ParsedResponse, PartKind
 from ..tokens.tokenizer import Ids
 from .items import CallId, Change, Item

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from ..engines.protocol import TOP_LOGPROBS, Delta
+from ..engines.channels import TOP_LOGPROBS
+from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
 from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change

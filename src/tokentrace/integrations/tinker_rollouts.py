@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.answers import EngineReply
 from ..engines.protocol import Capabilities, EngineAnswerError, EngineRefusal, EngineUnavailable, GenerateRequest
+from ..engines.scripted import CallbackEngine
 from ..errors import SampleError
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.answers import EngineReply
 from ..engines.protocol import Capabilities, EngineAnswerError, GenerateRequest, add_version
+from ..engines.scripted import CallbackEngine
 from ..errors import InputError, SampleError, brief
 from ..rollout.ends import FAILED_ENDS, End
 from ..rollout.record import Rollout, Task
@@ -169,7 +170,7 @@ def _skyrl_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {
         "tokentrace/mean_turns": sum(rollout.turns for rollout in rollouts) / count,
         "tokentrace/mean_sampled_tokens": sum(rollout.trajectory.num_sampled for rollout in rollouts) / count,
-        "tokentrace/mean_tool_calls": sum(rollout.use.calls for rollout in rollouts) / count,
+        "tokentrace/mean_tool_calls": sum(rollout.tool_calls for rollout in rollouts) / count,
         "tokentrace/mean_failed": sum(rollout.end in FAILED_ENDS for rollout in rollouts) / count,
     }
 
@@ -290,7 +291,7 @@ def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward:
         "truncated": failed is None and rollout.per_turn[-1].finish_reason == "length",
         "reward": reward,
         "scores": reward,
-        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.use.calls, "failed": int(failed is not None)},
+        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(failed is not None)},
     }
 
 

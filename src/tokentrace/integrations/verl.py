@@ -148,7 +148,7 @@ class TokentraceAgentLoop(AgentLoopBase):
             num_turns=2 * rollout.turns,  # a prompt or an answer before each of the model's
             metrics=AgentLoopMetrics(
                 generate_sequences=rollout.engine_seconds,
-                tool_calls=rollout.use.seconds,
+                tool_calls=rollout.tool_seconds,
                 num_preempted=engine.num_preempted,
             ),
             extra_fields={**engine.extra_fields(), **_extra_fields(rollout)},

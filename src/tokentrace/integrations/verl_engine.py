@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..engines.callback import CallbackEngine, EngineReply
+from ..engines.answers import EngineReply
 from ..engines.protocol import Capabilities, EngineAnswerError, FinishReason, GenerateRequest, SamplingParams
+from ..engines.scripted import CallbackEngine
 from ..errors import InputError
 from ..settings import nearest
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan

@@ -55,14 +55,14 @@ class Cache:
 
     def copy(self, length: int | None = None, capacity: int = 0) -> Cache:
         """Another cache that begins with the first `length` tokens of this one; with all of them by default."""
-        kept = self.length if length is None else length
-        if not 0 <= kept <= self.length:
+        count = self.length if length is None else length
+        if not 0 <= count <= self.length:
             raise InputError(f"a cache of {self.length} tokens has no first {length}")
         layers, kv_heads, head_size, _ = self.keys.shape
-        other = Cache(layers, kv_heads, head_size, max(kept, capacity, SMALLEST))
-        other.keys[..., :kept] = self.keys[..., :kept]
-        other.values[:, :, :kept] = self.values[:, :, :kept]
-        other.length = kept
+        other = Cache(layers, kv_heads, head_size, max(count, capacity, SMALLEST))
+        other.keys[..., :count] = self.keys[..., :count]
+        other.values[:, :, :count] = self.values[:, :, :count]
+        other.length = count
         return other
 
     def reserve(self, length: int) -> None:
@@ -129,21 +129,23 @@ class PocketModel:
         return cls(config, read_safetensors(folder / "model.safetensors"))
 
     def with_weights(self, weights: Mapping[str, Floats]) -> PocketModel:
-        """The same model with other weights, all of them. InputError names one that is missing, unknown or of another
-        shape. A head may be among them if it is the embedding, which it is tied to."""
-        given = dict(weights)
-        head = given.pop(_HEAD, None)
-        wanted = {name: shape for name, shape in self._shapes.items() if name != _HEAD}
-        for name in [*wanted, *given]:
-            if name not in given:
+        """Return the model with new weights. Raises InputError for one that is missing, unknown or of another shape.
+
+        They may include a head if it equals the embedding.
+        """
+        arrays = dict(weights)
+        head = arrays.pop(_HEAD, None)
+        shapes = {name: shape for name, shape in self._shapes.items() if name != _HEAD}
+        for name in [*shapes, *arrays]:
+            if name not in arrays:
                 raise InputError(f"the new weights have no {name!r}; they must be all of the model's")
-            if name not in wanted:
+            if name not in shapes:
                 raise InputError(f"the new weights have {name!r}, which the model does not have")
-            if given[name].shape != wanted[name]:
-                raise InputError(f"{name}: the new weights are {given[name].shape}, the model's {wanted[name]}")
-        if head is not None and not np.array_equal(head, given[_EMBEDDING]):
+            if arrays[name].shape != shapes[name]:
+                raise InputError(f"{name}: the new weights are {arrays[name].shape}, the model's {shapes[name]}")
+        if head is not None and not np.array_equal(head, arrays[_EMBEDDING]):
             raise InputError(f"{_HEAD} differs from {_EMBEDDING}: the model has one matrix for both")
-        return PocketModel(self._config, given)
+        return PocketModel(self._config, arrays)
 
     def new_cache(self, capacity: int = SMALLEST) -> Cache:
         """The cache of a sequence that has no token yet."""
@@ -200,8 +202,8 @@ class PocketModel:
         if len({id(cache) for cache in caches}) < len(caches):
             raise InputError("a cache was given twice; make a copy of it")
         rows = []
-        for at, (cache, given) in enumerate(zip(caches, ids, strict=True)):
-            row = np.asarray(given)
+        for at, (cache, new_ids) in enumerate(zip(caches, ids, strict=True)):
+            row = np.asarray(new_ids)
             if row.ndim != 1 or not len(row) or not np.issubdtype(row.dtype, np.integer):
                 raise InputError(f"sequence {at}: the ids are not a list of at least one number")
             if row.min() < 0 or row.max() >= self.vocabulary_size:
@@ -220,12 +222,12 @@ class PocketModel:
         self, layer: _Layer, norms: Floats, x: Floats, cos: Floats, sin: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """Queries [tokens, heads, size], scaled; keys and values [tokens, kv heads, size]."""
-        made = (self._normed(x, layer.before_attention) @ layer.qkv).reshape(len(x), -1, self._head_size)
-        both = self._normed(made[:, : self._heads + self._kv_heads], norms)
+        projected = (self._normed(x, layer.before_attention) @ layer.qkv).reshape(len(x), -1, self._head_size)
+        both = self._normed(projected[:, : self._heads + self._kv_heads], norms)
         half = self._head_size // 2
         first, second = both[..., :half], both[..., half:]
         turned = np.concatenate((first * cos - second * sin, second * cos + first * sin), -1)
-        return turned[:, : self._heads], turned[:, self._heads :], made[:, self._heads + self._kv_heads :]
+        return turned[:, : self._heads], turned[:, self._heads :], projected[:, self._heads + self._kv_heads :]
 
     def _attend_next(self, index: int, caches: Sequence[Cache], counts: Sequence[int], q: Floats) -> Floats:
         """Attention where every sequence has one new token: the softmax of all at once."""
@@ -279,8 +281,8 @@ def log_softmax(logits: Floats) -> Floats:
     """Log-probabilities along the last axis; sums in float64."""
     shifted = logits - logits.max(-1, keepdims=True)
     total = np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64)
-    found: Floats = shifted - np.log(total).astype(np.float32)
-    return found
+    logprobs: Floats = shifted - np.log(total).astype(np.float32)
+    return logprobs
 
 
 def read_safetensors(path: Path) -> dict[str, Floats]:
@@ -295,14 +297,14 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
         raw = memoryview(data)[low:high]
         match row["dtype"]:
             case "F32":
-                found = np.frombuffer(raw, "<f4").astype(np.float32)
+                array = np.frombuffer(raw, "<f4").astype(np.float32)
             case "F16":
-                found = np.frombuffer(raw, "<f2").astype(np.float32)
+                array = np.frombuffer(raw, "<f2").astype(np.float32)
             case "BF16":  # the upper half of a float32
-                found = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+                array = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
             case other:
                 raise InputError(f"{path.name}, {name}: numbers of type {other} are not read here")
-        tensors[name] = found.reshape(row["shape"])
+        tensors[name] = array.reshape(row["shape"])
     return tensors
 
 

@@ -24,10 +24,10 @@ def weights_from(source: str | Path | Mapping[str, Any]) -> dict[str, Floats]:
     files = sorted(Path(source).glob("*.safetensors"))
     if not files:
         raise InputError(f"{source} has no safetensors")
-    found: dict[str, Floats] = {}
+    weights: dict[str, Floats] = {}
     for file in files:
-        found |= read_safetensors(file)
-    return found
+        weights |= read_safetensors(file)
+    return weights
 
 
 def _array(name: Any, value: Any) -> Floats:

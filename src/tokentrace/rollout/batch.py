@@ -28,8 +28,7 @@ _READ: Final = frozenset({*MESSAGES, *COMPLETIONS, "prompt", "system", "tools", 
     {"tools_kwargs", "interaction_kwargs", "tool_selection"}
 )
 _RESERVED: Final = frozenset({"reward", "group", "member", "task"})
-"""Names in a rollout's metadata; a column of that name becomes ``data_reward`` and so on."""
-MAX_SEED: Final = 2**62
+"""A column of such a name becomes ``data_reward`` and so on."""
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class Summary:
     seconds: float = 0.0
     """Of this run alone, without those that an earlier one took."""
     resumed: int = 0
-    """Rollouts that an earlier run finished. They are counted in all of the above."""
+    """Rollouts of an earlier run, counted in all of the above."""
     resumed_sampled: int = 0
 
     @classmethod
@@ -107,9 +106,9 @@ _SUMS: Final = (
 def row_task(row: Any, tools: Sequence[BaseTool] = (), *, name: str = "", from_json: bool = False) -> Task:
     """Return a row of a dataset as a task: its conversation up to the last message that is not the assistant's.
 
-    ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the
-    interaction; ``tools`` or ``tool_selection`` selects tools by name; all other columns go to the metadata. Drops
-    nulls that a table may have filled in (`data.conversations.table_row`), unless the row was read `from_json`.
+    ``tools_kwargs`` and ``interaction_kwargs``, of the row or its ``extra_info``, go to the tools and the interaction;
+    ``tools`` or ``tool_selection`` selects tools by name; other columns go to the metadata. Drops nulls that a table
+    may have filled in, unless the row was read `from_json`.
     """
     row = {"messages": row} if isinstance(row, list) else dict(row) if isinstance(row, Mapping) else row
     columns = row
@@ -179,7 +178,7 @@ def _group(task: Task, number: int, count: int) -> Iterator[Task]:
 
 
 def named(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Yield tasks with names: one without is called by its place, ``task-00007``. Raises InputError for a duplicate."""
+    """Yield tasks, those without a name named by their place. Raises InputError for a duplicate."""
     places: dict[str, int] = {}
     for number, task in enumerate(tasks):
         task = _named(task, number)
@@ -211,11 +210,9 @@ async def run_rollouts(
 ) -> Summary:
     """Run tasks, `concurrency` at a time; skips and counts tasks that the store has finished.
 
-    Each rollout is stored when it ends. Cancelling (Ctrl-C) ends those under way and keeps what is finished. With a
-    `seed`, each rollout's seed depends only on this one and on its place among the tasks. Tasks without names are
-    called by their place. While the engine does not answer, all rollouts wait for as long as `patience` allows (ten
-    minutes); then EngineDown ends the run. Raises InputError for a name that is there twice, and at the end for a
-    rollout that cancelled its own task.
+    Each rollout is stored when it ends; its seed depends on `seed` and its place among the tasks. While the engine does
+    not answer, all rollouts wait for as long as `patience` allows; then EngineDown ends the run. Raises InputError for
+    a name that is there twice, and at the end for a rollout that cancelled its own task.
 
     `continue_aborted` continues rollouts that were aborted, or under way when a run ended. One that cannot be
     continued runs anew, and a note says why.
@@ -227,7 +224,7 @@ async def run_rollouts(
         instance("store", store, RolloutStore, InputError)
     patience = Patience() if patience is None else instance("patience", patience, Patience, InputError)
     concurrency = whole("concurrency", concurrency, least=1, error=InputError)
-    seed = None if seed is None else whole("seed", seed, least=0, most=MAX_SEED, error=InputError)
+    seed = checked_seed(seed)
     if continue_aborted:
         if store is None:
             raise InputError("continue_aborted needs a store with the rollouts to continue")
@@ -294,6 +291,11 @@ async def write_finished(store: RolloutStore, rollout: Rollout) -> None:
     except asyncio.CancelledError:
         await writing
         raise
+
+
+def checked_seed(seed: Any) -> int | None:
+    """Return the seed of a run. Raises InputError for an invalid one."""
+    return None if seed is None else whole("seed", seed, least=0, most=2**62, error=InputError)
 
 
 def rollout_seed(seed: int | None, number: int) -> int | None:

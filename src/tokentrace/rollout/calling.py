@@ -19,10 +19,7 @@ class TooLong(Exception):  # noqa: N818
 
 
 async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Returned:
-    """Await work for at most `limit` seconds, else raise TooLong.
-
-    Work that cancels itself, or tries to end the process, raises RuntimeError like any other failure.
-    """
+    """Await work. Raises TooLong after `limit` seconds, and RuntimeError if it cancels itself or exits."""
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
     try:
@@ -43,7 +40,7 @@ async def within(work: Awaitable[Returned], limit: float | None, who: str) -> Re
 
 
 async def together(work: Iterable[Coroutine[Any, Any, Returned]]) -> list[Returned]:
-    """Run coroutines at once. If one raises, cancels the others and raises that; skips those that cancel themselves."""
+    """Run coroutines at once. If one raises, cancels the others. Skips those that cancel themselves."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]
@@ -76,7 +73,7 @@ async def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own: if it hangs, it blocks neither other calls nor the end of the process."""
+    """Call a function in a thread of its own: if it hangs, it blocks nothing else."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[tuple[Any, Exception | None]] = loop.create_future()
 

@@ -24,13 +24,13 @@ from ..errors import InputError, TokentraceError, brief
 from ..settings import instance, whole
 from ..trajectory.trajectory import Trajectory
 from ..version import __version__
-from .batch import MAX_SEED, Summary, named, rollout_seed, write_finished
+from .batch import Summary, checked_seed, named, rollout_seed, write_finished
 from .calling import describe_error, together
 from .ends import End
 from .loop import Agent, Rollout, Task
 from .patience import EngineDown, Outage, Patience
 from .setup import read_run
-from .store import RolloutStore, differing
+from .store import RolloutStore, as_plain_json, differing
 
 Crew: TypeAlias = tuple[Agent, Sequence[Task]]
 MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
@@ -63,21 +63,17 @@ async def run_rollouts_on_ray(
 ) -> Summary:
     """Run `run_rollouts` on a Ray cluster: the same rollouts, whoever runs them.
 
-    `make` is called on each worker, so it needs what it imports and reads there; its tasks must equal `tasks`.
-    `workers` is the number of actors, each on one CPU; by default all CPUs of the cluster. `concurrency` is for all of
-    them together. `address` is that of a cluster: ``"auto"`` for the one this machine is a node of, ``"local"`` for
-    this machine's cores; None is the default of ``ray.init()``. `patience` is how long a worker waits for an engine
-    that is down, and the run for a node when the cluster has none, which `notice` reports.
-
-    Skips tasks that the store has finished. Raises InputError if a worker cannot be made, or has other tasks or
-    another template than the others.
+    `make` is called on each worker; its tasks must equal `tasks`. `workers` is the number of actors, by default all
+    CPUs. `concurrency` is for all of them together. `address` is ``"auto"`` for the cluster of this machine,
+    ``"local"`` for its cores; None is Ray's default. `patience` is how long a worker waits for an engine, and the run
+    for a node, which `notice` reports. Raises InputError if a worker cannot be made, or differs from the others.
     """
     ray = import_ray()
     chosen = list(named(tasks))
     if store is not None:
         instance("store", store, RolloutStore, InputError)
     concurrency = whole("concurrency", concurrency, least=1, error=InputError)
-    seed = None if seed is None else whole("seed", seed, least=0, most=MAX_SEED, error=InputError)
+    seed = checked_seed(seed)
     summary = Summary() if store is None else Summary.of(store)
     todo = deque(n for n, task in enumerate(chosen) if store is None or not store.is_finished(task.name))
     if not todo:
@@ -87,10 +83,21 @@ async def run_rollouts_on_ray(
         count = cpus if workers is None else whole("workers", workers, least=1, error=InputError)
         seats = max(1, min(count, len(todo), concurrency))
         actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16, max_restarts=0)(RolloutActor)
+
+        async def finish(rollout: Rollout) -> None:
+            if store is not None:
+                await asyncio.to_thread(store.start, rollout.task.name)
+                await write_finished(store, rollout)
+            summary.add(rollout.metrics())
+            if done is not None:
+                done(rollout)
+
         slots = math.ceil(concurrency / seats)
-        run = _Run(ray, lambda: actor.remote(make, patience), chosen, todo, slots, seed, store, done, notice, summary)
-        run.patience = patience
-        return await run.all(seats)
+        run = _Run(ray, lambda: actor.remote(make, patience), chosen, todo, slots, seed, finish, notice, patience)
+        began = time.monotonic()
+        await run.all(seats)
+        summary.seconds = time.monotonic() - began
+        return summary
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -104,21 +111,18 @@ class _Run:
     slots: int
     """How many rollouts a worker runs at once."""
     seed: int | None
-    store: RolloutStore | None
-    done: Callable[[Rollout], None] | None
+    finish: Callable[[Rollout], Awaitable[None]]
     notice: Callable[[Outage | None], None] | None
-    summary: Summary
+    patience: float | None
     deaths: Counter[int] = dataclasses.field(default_factory=Counter)
     """By task, how often a worker died while it was under way."""
     alone: deque[int] = dataclasses.field(default_factory=deque)
     workers: list[Any] = dataclasses.field(default_factory=list)
     first: dict[str, Any] | None = None
     """The report of the first worker."""
-    patience: float | None = 600.0
 
-    async def all(self, seats: int) -> Summary:
+    async def all(self, seats: int) -> None:
         """Run everything."""
-        began = time.monotonic()
         try:
             await together(self._seat() for _ in range(seats))
         finally:
@@ -126,8 +130,6 @@ class _Run:
             await asyncio.gather(*closing, return_exceptions=True)
             for worker in self.workers:
                 self.ray.kill(worker)
-        self.summary.seconds = time.monotonic() - began
-        return self.summary
 
     async def _seat(self) -> None:
         """Run one worker after another until nothing is left: each replaces one that died."""
@@ -149,8 +151,7 @@ class _Run:
             self.ray.kill(worker)
 
     async def _ready(self, worker: Any) -> dict[str, Any]:
-        """Return a worker's report. Ray waits silently for a node to start it on; this reports a cluster without one,
-        and raises EngineDown when patience runs out."""
+        """Return a worker's report. Raises EngineDown if there is no node for it for too long."""
         ready: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(worker.ready.remote())
         began = time.monotonic()
         try:
@@ -187,12 +188,8 @@ class _Run:
         if report["tasks"] != _digest_of(self.tasks):
             raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
         self.first = self.first or report
-        for name, value in report.items():
-            if value != self.first[name]:
-                raise InputError(
-                    f"node {node} has another {name} than the first worker, {brief(value)} instead of "
-                    f"{brief(self.first[name])}: they must be the same everywhere"
-                )
+        if change := differing(self.first, report):
+            raise InputError(f"node {node} differs from the first worker: {change}; they must be the same everywhere")
 
     async def _work_through(self, worker: Any) -> bool:
         """Run what is left on a worker; False if it died."""
@@ -222,7 +219,7 @@ class _Run:
             if self.deaths[number] >= _DEATHS:
                 lost = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
                 lost.notes.append(f"{_DEATHS} workers died while it was under way: {first_line(error)}")
-                await self._finish(lost)
+                await self.finish(lost)
             else:
                 (self.alone if self.deaths[number] >= _ALONE else self.todo).appendleft(number)
             return False
@@ -230,16 +227,8 @@ class _Run:
             raise EngineDown(f"node {report['node']}: {report['down']}")
         if "error" in report:
             raise TokentraceError(f"node {report['node']}, {brief(task.name)}: {report['error']}")
-        await self._finish(Rollout(task=task, tools=task.tools or [], **report))
+        await self.finish(Rollout(task=task, tools=task.tools or [], **report))
         return True
-
-    async def _finish(self, rollout: Rollout) -> None:
-        if self.store is not None:
-            await asyncio.to_thread(self.store.start, rollout.task.name)
-            await write_finished(self.store, rollout)
-        self.summary.add(rollout.metrics())
-        if self.done is not None:
-            self.done(rollout)
 
 
 # -- on the nodes
@@ -279,9 +268,9 @@ class RolloutActor:
             self._agent, tasks = await crew if inspect.isawaitable(crew) else crew
             self._tasks = list(named(tasks))
             self._waiting = Patience(self._patience)
-            first = self._tasks[0]
+            first, renderer = self._tasks[0], self._agent.renderer
             tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
-            prompt = self._agent.renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
+            prompt = renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
         except Exception as error:
             problem = str(error) if isinstance(error, TokentraceError) else describe_error(error)
             return {"node": self._node, "error": problem}
@@ -290,7 +279,7 @@ class RolloutActor:
             "tasks": _digest_of(self._tasks),
             "version of tokentrace": __version__,
             "first prompt": _digest(prompt),
-            "vocabulary": self._agent.renderer.tokenizer.vocabulary.size,
+            "vocabulary": renderer.tokenizer.vocabulary.size,
         }
 
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
@@ -303,20 +292,13 @@ class RolloutActor:
             return {"node": self._node, "error": describe_error(error)}
         names = [one.name for one in dataclasses.fields(rollout) if one.init and one.name not in ("task", "tools")]
         report = {name: getattr(rollout, name) for name in names}
-        use, turns = rollout.use, rollout.per_turn
-        report["use"] = dataclasses.replace(use, metrics=_plain(use.metrics))
-        report["per_turn"] = [dataclasses.replace(turn, metrics=_plain(turn.metrics)) for turn in turns]
-        return report | {"messages": _plain(rollout.messages)}
+        return report | {"messages": as_plain_json(rollout.messages)}  # foreign objects need not be picklable
 
     async def close(self) -> None:
         """Close the tools and the engine."""
         for tool in self._agent.tools:
             await tool.close()
         await self._agent.engine.close()
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))
 
 
 def _digest_of(tasks: Sequence[Task]) -> str:

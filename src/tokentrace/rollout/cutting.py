@@ -21,9 +21,7 @@ class Keep(StrEnum):
 
 
 def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Keep.MIDDLE) -> str:
-    """Return a text, cut to about `limit` tokens, with a marker that says how many characters are gone.
-
-    Encodes only what is near the part that stays. Replaces lone surrogates.
+    """Return a text, cut to about `limit` tokens, with a marker. Encodes only what is near the part that stays.
 
     >>> from tokentrace import load_tokenizer
     >>> from tokentrace.pocket import POCKET

@@ -26,9 +26,7 @@ class Reply:
 
 
 class BaseInteraction:
-    """A simulated user: `start_interaction` once for each trajectory, `generate_response` after each answer of the
-    model, at the end `calculate_score` and `finalize_interaction`. One object serves all trajectories.
-    """
+    """A simulated user: `generate_response` after each answer of the model. One object serves all trajectories."""
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         self.config = dict(config or {})
@@ -55,8 +53,8 @@ class BaseInteraction:
 class AdoptedInteraction(BaseInteraction):
     """An object of another library as a simulated user: anything with `generate_response`, such as verl's.
 
-    As in verl, `generate_response` gets the settings of `start_interaction`. verl's `calculate_score` is the score of a
-    turn, which `generate_response` has returned already: it is not called.
+    As in verl, `generate_response` gets the settings of `start_interaction`, and `calculate_score` is not called: its
+    score has been returned already.
     """
 
     def __init__(self, user: Any) -> None:

@@ -55,9 +55,9 @@ class _UserFile(Struct, forbid_unknown_fields=True):
 
 
 def load_object(name: str, folder: Path) -> Any:
-    """Return what ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` names.
+    """Return what ``package.module.Name``, ``package.module:name`` or ``./file.py:name`` names. Raises InputError.
 
-    Looks in `folder` for files, and for modules that are not installed. Raises InputError if there is no such thing.
+    Looks in `folder` for files, and for modules that are not installed.
     """
     module_name, _, attribute = name.rpartition(":") if ":" in name else name.rpartition(".")
     if not module_name or not attribute:
@@ -115,8 +115,7 @@ def errors_at(document: Document, *path: str | int) -> Iterator[None]:
 
 
 def load_tools(path: str | Path) -> list[BaseTool]:
-    """Return the tools of a YAML file: a list under ``tools`` of ``class_name``, ``config`` and ``tool_schema`` each,
-    as verl has it, ``function`` for a plain function, or ``mcp`` for the tools of a server."""
+    """Return the tools of a YAML file, under ``tools``: classes as verl has them, functions, or MCP servers."""
     document = read_config(path)
     return make_tools(document, document.convert(_ToolFile, document.values).tools, Path(path).parent)
 
@@ -209,8 +208,7 @@ def _check_placeholders(value: Any) -> None:
 
 
 def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
-    """Return the simulated users of a YAML file by name: ``name``, ``class_name`` and ``config`` each, one or a list
-    under ``interaction``, as verl has it. One without a name serves every task, and is called ""."""
+    """Return the simulated users of a YAML file by name; one without a name serves every task, and is called ""."""
     document = read_config(path)
     return make_interactions(document, document.convert(_UserFile, document.values).interaction, Path(path).parent)
 

@@ -1,7 +1,6 @@
 """The agent loop: render once, then sample, parse, run tools and bridge, until it is done or a budget ends it.
 
-The trajectory is the only history that the engine ever sees: each prompt is its stream, id for id. Sampled tokens are
-parsed to find out what to do next, and never rendered again.
+Each prompt is the trajectory's stream, id for id. Sampled tokens are parsed, and never rendered again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..engines.answers import check_logprobs
 from ..engines.backoff import Backoff
 from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
 from ..errors import InputError, brief
-from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..parsing.response import ParsedResponse
 from ..rendering.lost import LostPolicy
 from ..rendering.renderer import Renderer
 from ..settings import instance
@@ -34,38 +33,27 @@ from .cutting import cut_text
 from .ends import FAILED_ENDS, End
 from .interactions import BaseInteraction, as_interactions, as_reply, choose_interaction
 from .patience import EngineDown, Patience
-from .record import (
-    Budget,
-    Rollout,
-    Task,
-    TurnMetrics,
-    call_id,
-    checked_metrics,
-    checked_reward,
-    instance_name,
-    result_message,
-)
+from .record import Budget, Rollout, Task, TurnMetrics, call_id, checked_reward, instance_name, result_message
 from .resuming import OpenTurn, check_continues, check_resumable, cut_at_stop, resume
 from .toolbox import Toolbox
-from .tools import BaseTool, ToolResult, as_tools
+from .tools import BaseTool, as_tools
 
 __all__ = ["Agent", "Budget", "End", "Messages", "Reward", "Rollout", "Task"]
 
 Reward = Callable[[Rollout], float | Awaitable[float | None] | None]
-"""The reward of a finished rollout, instead of what tools and interaction return. A plain function runs in a thread of
-its own; a coroutine function is awaited."""
+"""The reward of a finished rollout. A plain function runs in a thread of its own."""
 
 _ABORTS: Final = 100
-"""A turn that is aborted this often without a token in between is not continued."""
+"""How often a turn may be aborted without a token in between."""
 _BACKOFF: Final = Backoff(0.1, 5.0)
 _PART_SEED: Final = 10_007
-"""How far the seeds of parts of a turn are apart, per token before."""
+"""How far the seeds of a turn's parts are apart, per token before."""
 _FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What belongs to a rollout while it is under way."""
+    """The state of a rollout while it is under way."""
 
     box: Toolbox
     user: BaseInteraction | None
@@ -96,8 +84,7 @@ class _Progress:
 class Agent:
     """Runs rollouts of one model with one set of tools. Safe to run many at once in one event loop.
 
-    An aborted request (a pause before new weights) ends its rollout with `End.ABORT`; with `resume_aborted` the same
-    turn is sampled on as soon as the engine accepts requests again.
+    An aborted request ends its rollout; with `resume_aborted` the same turn is sampled on.
     """
 
     def __init__(
@@ -113,7 +100,15 @@ class Agent:
         resume_aborted: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_settings(engine, renderer, sampling, reward, budget)
+        if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
+            raise InputError(f"engine must be an Engine, not {brief(engine)}")
+        if not hasattr(renderer, "bridge"):
+            raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {brief(renderer)}")
+        if reward is not None and not callable(reward):
+            raise InputError(f"reward must be a function of a rollout, not {brief(reward)}")
+        for name, value, kind in (("sampling", sampling, SamplingParams), ("budget", budget, Budget)):
+            if value is not None:
+                instance(name, value, kind, InputError)
         self.engine = engine
         self.renderer = renderer
         self.tools = as_tools(tools)
@@ -149,15 +144,11 @@ class Agent:
     ) -> Rollout:
         """Run one rollout, from its first prompt to its reward.
 
-        Calls `grown` after every write to the trajectory. Engine failures, refused bridges, failing tools and rewards
-        end a rollout and keep what was sampled; it raises only cancellation, and EngineDown where `patience` waits for
-        an engine that does not answer. `seed` overrides that of the sampling parameters. A task without a name is
-        called by its number among this agent's.
+        Calls `grown` after every write to the trajectory. Failures end a rollout and keep what was sampled; it raises
+        only cancellation, and EngineDown where `patience` waits for an engine that does not answer.
 
-        `resumed` continues an earlier rollout of the task (`RolloutStore.recorded`), whose trajectory grows: an
-        aborted turn is sampled on, a finished one is answered, a prompt is sampled from. Tools and simulated user are
-        created anew; answered calls do not run again. Raises ContinuationError if the task renders to another prompt
-        than the recorded one, the last turn ran out of tokens, or the history was rewritten.
+        `resumed` continues an earlier rollout of the task, whose trajectory grows. Tools and simulated user are created
+        anew; answered calls do not run again. Raises ContinuationError if that cannot be done.
         """
         if not isinstance(task, Task):
             raise InputError(f"{brief(task)} is not a Task; row_task makes one of a row of a dataset")
@@ -205,13 +196,10 @@ class Agent:
                 settings=rollout.task.tool_settings,
                 parallel=self.budget.parallel_calls,
                 messages=rollout.messages,
+                notes=rollout.notes,
             )
-            box.use = rollout.use
-            try:
-                async with box:
-                    await self._lead(rollout, _Progress(box, user, grown, seed, patience, open_turn))
-            finally:
-                rollout.notes += box.use.notes
+            async with box:
+                await self._lead(rollout, _Progress(box, user, grown, seed, patience, open_turn))
         except EngineDown:
             raise
         except Exception as error:
@@ -297,10 +285,7 @@ class Agent:
         return reason
 
     async def _sample_turn(self, rollout: Rollout, start: int, progress: _Progress, *, continues: bool) -> End | None:
-        """Sample a turn from `start` of the stream on, in several parts if it is aborted and resumed.
-
-        Returns why the rollout ends with it, if it does.
-        """
+        """Sample a turn, in several parts if it is aborted and resumed. Returns why the rollout ends, if it does."""
         aborts = 0
         while True:
             room, limit = self._room(rollout, start, continues=continues)
@@ -347,10 +332,7 @@ class Agent:
         rollout.per_turn.append(metrics)
 
     def go_on(self, rollout: Rollout, prompt: Ids, completion: Ids, new: list[Mapping[str, Any]]) -> End | None:
-        """Append new messages after a turn: bridge the stream to the next one. Returns why not, if it cannot.
-
-        Ways of keeping history differ here; `demo.paths` has those of other libraries.
-        """
+        """Append new messages after a turn: bridge the stream to the next one. Returns why not, if it cannot."""
         bridged = self.renderer.bridge(prompt, completion, new, tools=rollout.schemas)
         if isinstance(bridged, BridgeRefusal):  # the whole conversation may help, but the cost grows with its length
             bridged = self.renderer.bridge(
@@ -375,7 +357,7 @@ class Agent:
         budget = self.budget
         if rollout.turns - continues >= budget.turns:
             return 0, End.TURNS
-        if budget.tool_seconds is not None and rollout.use.seconds > budget.tool_seconds:
+        if budget.tool_seconds is not None and rollout.tool_seconds > budget.tool_seconds:
             return 0, End.TOOL_TIME
         limits = [(self._sampling.max_tokens - len(rollout.trajectory) + start, End.LENGTH)]
         if budget.tokens is not None:
@@ -425,32 +407,18 @@ class Agent:
         if (has_calls or user is not None) and most is not None and rollout.turns > most:
             return [], End.TURNS
         if has_calls:
-            results = await self._run_calls(parsed.tool_calls, turn, progress.box)
+            results = await progress.box.run(parsed.tool_calls, turn)
             pairs = zip(parsed.tool_calls, results, strict=True)
             return [result_message(call, rollout.turns, self._cut(one.content)) for call, one in pairs], None
         if user is None:
             return [], End.ANSWER
         response = user.generate_response(rollout.instance, [dict(message) for message in rollout.messages])
         reply = as_reply(await within(response, self.budget.interaction_timeout, "generate_response"))
-        turn.reward = rollout.use.add_reward(checked_reward(reply.reward, "the reward of a reply"))
-        if reply.metrics:
-            metrics, note = checked_metrics(reply.metrics, user.name)
-            turn.metrics.append({"interaction": user.name, **metrics})
-            rollout.notes += [note] if note else []
+        turn.add_reward(checked_reward(reply.reward, "the reward of a reply"))
+        rollout.notes += turn.add_metrics("interaction", user.name, reply.metrics)
         if reply.done:
             return [], End.USER
         return [{"role": "user", "content": self._cut(reply.content)}], None
-
-    async def _run_calls(self, calls: Sequence[ParsedToolCall], turn: TurnMetrics, box: Toolbox) -> list[ToolResult]:
-        """Run a turn's calls, and count them among the turn's metrics."""
-        seconds, count = box.use.seconds, len(box.use.metrics)
-        results = await box.run(calls)
-        turn.tool_calls = len(results)
-        turn.tool_errors = sum(result.failed for result in results)
-        turn.tool_seconds = box.use.seconds - seconds
-        turn.reward = checked_reward(sum(result.reward or 0.0 for result in results), "the reward of a turn") or 0.0
-        turn.metrics += box.use.metrics[count:]
-        return results
 
     def _cut(self, text: str) -> str:
         return cut_text(text, self.budget.result_tokens, self.renderer.tokenizer, self.budget.result_keep)
@@ -461,23 +429,9 @@ class Agent:
             reward = await within(called(self.reward, rollout), limit, "the reward")
             rollout.reward = checked_reward(reward, "the reward")
             return
-        scores = [await progress.box.rewards()]
+        scores = [*(turn.reward for turn in rollout.per_turn), await progress.box.rewards()]
         if progress.user is not None:
             score = await within(progress.user.calculate_score(rollout.instance), limit, "calculate_score")
             scores.append(checked_reward(score, "calculate_score"))
         present = [score for score in scores if score is not None]
-        total = sum(present) + rollout.use.reward if present or rollout.use.is_rewarded else None
-        rollout.reward = checked_reward(total, "the sum of all rewards")
-
-
-def _check_settings(engine: Any, renderer: Any, sampling: Any, reward: Any, budget: Any) -> None:
-    """Raise InputError for the first invalid setting of an agent."""
-    if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
-        raise InputError(f"engine must be an Engine, not {brief(engine)}")
-    if not hasattr(renderer, "bridge"):
-        raise InputError(f"renderer must be a Renderer: create_renderer makes one, not {brief(renderer)}")
-    if reward is not None and not callable(reward):
-        raise InputError(f"reward must be a function of a rollout, not {brief(reward)}")
-    for name, value, kind in (("sampling", sampling, SamplingParams), ("budget", budget, Budget)):
-        if value is not None:
-            instance(name, value, kind, InputError)
+        rollout.reward = checked_reward(sum(present) if present else None, "the sum of all rewards")

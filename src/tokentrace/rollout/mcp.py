@@ -1,6 +1,6 @@
 """Tools of MCP servers: listed once, then called in a session of the whole run or of one trajectory.
 
-If a server ends or cannot be reached, the model sees an error. New trajectories get a new session.
+If a server cannot be reached, the model sees an error. New trajectories get a new session.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MCPConfig:
 
 
 async def mcp_tools(server: MCPConfig) -> list[BaseTool]:
-    """Return the tools of a server. Sessions begin with a rollout; `close` of any tool ends the shared one."""
+    """Return the tools of a server. `close` of any tool ends the session that trajectories share."""
     session = await _Session.open(server)
     try:
         listed, cursor = [], None
@@ -231,7 +231,7 @@ class _Link:
             await session.close()
 
     async def call(self, instance_id: str, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Return the result of a call. After a call without an answer, no new trajectory uses the session."""
+        """Return the result of a call. A session that does not answer gets no new trajectory."""
         session = self._by_trajectory[instance_id]
         try:
             answer = await session.client.call_tool(tool, arguments)
@@ -276,7 +276,7 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Return an error's message; of a group, that of its first, since task groups wrap errors."""
+    """Return an error's message; task groups wrap errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(getattr(error, "message", "") or error) or type(error).__name__

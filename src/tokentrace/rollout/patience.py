@@ -1,8 +1,7 @@
 """What a run does while its engine does not answer: it waits, asks again, and continues or gives up.
 
-A request that failed with `EngineUnavailable` has sampled nothing, so it can be sent again. All rollouts of a run share
-one `Patience`: one of them asks the engine for a single token now and then, and the others wait for the result. If the
-engine answers that, but not the request, the request is at fault, and its rollout ends after a few tries.
+One of the rollouts asks the engine for a single token now and then, and the others wait for the result. If the engine
+answers that, but not a request, the request is at fault, and its rollout ends after a few tries.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ..engines.backoff import Backoff
-from ..engines.protocol import EngineError, EngineUnavailable
+from ..engines.errors import EngineError, EngineUnavailable
 from ..errors import InputError
 from ..settings import limit
 
@@ -34,15 +33,14 @@ class EngineDown(EngineError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """An engine that does not answer."""
+    """An engine that does not answer. Times are seconds."""
 
     reason: str
     waited: float
-    """Seconds so far."""
     pause: float
-    """Seconds until it is asked again."""
+    """Until it is asked again."""
     remaining: float | None
-    """Seconds until the run stops; None is never."""
+    """Until the run stops; None is never."""
     problem: str = "the engine does not answer"
 
     def __str__(self) -> str:
@@ -51,10 +49,9 @@ class Outage:
 
 
 class Patience:
-    """How long a run waits for its engine. One for each run.
+    """How long a run waits for its engine: `seconds`, then `EngineDown` stops it; None is forever.
 
-    `seconds` is how long an engine may be down before `EngineDown` stops the run; None is forever. `notice` is called
-    with an `Outage` before each pause, and with None when the engine answers again.
+    `notice` is called with an `Outage` before each pause, and with None when the engine answers again.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class Patience:
         self._rounds = 0
         """How many times the engine was probed until it answered."""
         self._was_down = False
-        self._gave_up: EngineDown | None = None
+        self._gave_up = ""
         self.waited: float = 0.0
         """Seconds that the run has waited in all."""
 
@@ -86,8 +83,8 @@ class Patience:
     ) -> Answer:
         """Return the engine's answer to a request, however long it is down before.
 
-        `probe` asks it for as little as possible; `waiting` is entered while the request is not under way. Raises
-        EngineUnavailable if the engine answers probes but not the request, EngineDown if it is down for too long.
+        `waiting` is entered while the request is not under way. Raises EngineUnavailable if the engine answers probes
+        but not the request, EngineDown if it is down for too long.
         """
         refused = outages = 0
         while True:
@@ -107,8 +104,8 @@ class Patience:
     async def _outlast(self, rounds: int, error: EngineUnavailable | None, probe: Callable[[], Awaitable[Any]]) -> bool:
         """Wait until the engine answers; the first caller probes. Returns whether it was down."""
         async with self._asking:
-            if self._gave_up is not None:
-                raise EngineDown(str(self._gave_up))
+            if self._gave_up:
+                raise EngineDown(self._gave_up)
             if error is not None and rounds == self._rounds:
                 began = self._clock()
                 try:
@@ -130,12 +127,11 @@ class Patience:
             except EngineError:  # it answers
                 break
             failures += 1
-            waited = self._clock() - began
+            waited, pause = self._clock() - began, _BACKOFF.after(failures)
             remaining = None if self.seconds is None else self.seconds - waited
             if remaining is not None and remaining <= 0:
-                self._gave_up = EngineDown(f"the engine did not answer for {waited:.0f} s: {error}")
-                raise self._gave_up from error
-            pause = _BACKOFF.after(failures)
+                self._gave_up = f"the engine did not answer for {waited:.0f} s: {error}"
+                raise EngineDown(self._gave_up) from error
             pause = pause if remaining is None else min(pause, remaining)
             self._notice(Outage(str(error), waited, pause, remaining))
             await self._sleep(pause)

@@ -29,7 +29,7 @@ class Budget:
 
     turns: int = 16
     user_turns: int | None = None
-    """How often tools or the simulated user answer. The next turn ends the rollout; its calls do not run."""
+    """How often tools or the simulated user answer; the calls of the next turn do not run."""
     parallel_calls: int | None = None
     """How many calls of one turn run; the others get an error as result."""
     turn_tokens: int = 1024
@@ -38,7 +38,7 @@ class Budget:
     context: int | None = None
     """Tokens of a stream; the engine's limit applies as well."""
     seconds: float | None = None
-    """Of the rollout without its reward, and without waiting for an engine that is down."""
+    """Of the rollout without its reward, and without engine outages."""
     tool_timeout: float | None = 60.0
     tool_seconds: float | None = None
     """Of all calls."""
@@ -74,8 +74,7 @@ class Task:
     tools: Sequence[BaseTool] | None = None
     """Replace the agent's tools."""
     tool_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By tool, the arguments of `create`; or ``create_kwargs``, ``execute_kwargs``, ``calc_reward_kwargs`` and
-    ``release_kwargs``."""
+    """By tool, the arguments of `create`, or ``create_kwargs``, ``execute_kwargs`` and so on."""
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `start_interaction`; ``name`` selects a simulated user."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +109,7 @@ _LARGEST: Final = 3.4028234663852886e38
 
 
 def checked_reward(value: Any, what: str) -> float | None:
-    """Return a reward as a float; None stays None. Raises InputError unless it is a finite float32."""
+    """Return a reward as a float, or None. Raises InputError unless it is a finite float32."""
     number = None if isinstance(value, str | bytes) else as_float(value)
     if value is not None and (number is None or abs(number) > _LARGEST):
         raise InputError(f"{what} is {brief(value)}: it must be a finite number (float32), or None")
@@ -145,26 +144,6 @@ def result_message(call: ParsedToolCall, turn: int, content: str) -> dict[str, A
 
 
 @dataclass(slots=True)
-class ToolUse:
-    """How the tools of one trajectory were used."""
-
-    calls: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    reward: float = 0.0
-    is_rewarded: bool = False
-    """True if a tool or the simulated user returned a reward, be it 0."""
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def add_reward(self, reward: float | None) -> float:
-        """Add the reward of a call or a reply, and return it as a number."""
-        self.is_rewarded = self.is_rewarded or reward is not None
-        self.reward += reward or 0.0
-        return reward or 0.0
-
-
-@dataclass(slots=True)
 class TurnMetrics:
     """The metrics of one completion: a turn, or a part of one that was aborted and resumed."""
 
@@ -177,12 +156,22 @@ class TurnMetrics:
     tool_calls: int = 0
     tool_errors: int = 0
     tool_seconds: float = 0.0
-    reward: float = 0.0
-    """Of this turn's calls, or of the reply to it."""
+    reward: float | None = None
+    """Of this turn's calls, or of the reply to it; None if there is none, which is not the same as 0."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Those of tools (``tool``) and of the simulated user (``interaction``)."""
     continues: bool = False
     """True if it continues the turn before."""
+
+    def add_reward(self, reward: float | None) -> None:
+        if reward is not None:
+            self.reward = checked_reward((self.reward or 0.0) + reward, "the reward of a turn")
+
+    def add_metrics(self, kind: str, name: str, value: Any) -> list[str]:
+        """Add the metrics of a tool or a user. Returns a note if something in them had to become text."""
+        metrics, note = checked_metrics(value, name) if value else ({}, "")
+        self.metrics += [{kind: name, **metrics}] if value else []
+        return [note] if note else []
 
 
 @dataclass(slots=True)
@@ -197,15 +186,14 @@ class Rollout:
     end: End | None = None
     reward: float | None = None
     """None if there is none, and for failed rollouts."""
-    use: ToolUse = field(default_factory=ToolUse)
     seconds: float = 0.0
     engine_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     per_turn: list[TurnMetrics] = field(default_factory=list)
     pending: list[Mapping[str, Any]] = field(default_factory=list)
-    """Messages that answer the last turn of a recorded rollout, and that the trajectory does not have yet."""
+    """Messages that answer the last turn and that the trajectory does not have yet."""
     instance: str = ""
-    """Its name for tools, the simulated user and the engine; numbered while another one of its name is under way."""
+    """Its name for tools, user and engine, numbered while another of its name is under way."""
     _schemas: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -221,6 +209,18 @@ class Rollout:
     def malformed(self) -> int:
         """The number of turns with an unreadable call."""
         return sum(turn.malformed for turn in self.per_turn)
+
+    @property
+    def tool_calls(self) -> int:
+        return sum(turn.tool_calls for turn in self.per_turn)
+
+    @property
+    def tool_errors(self) -> int:
+        return sum(turn.tool_errors for turn in self.per_turn)
+
+    @property
+    def tool_seconds(self) -> float:
+        return sum(turn.tool_seconds for turn in self.per_turn)
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
@@ -253,9 +253,9 @@ class Rollout:
             "breaks": max(0, self.trajectory.num_branches - 1),
             "prompt_tokens": sum(turn.prompt_tokens for turn in self.per_turn),
             "cached_tokens": sum(cached) if cached else None,
-            "tool_calls": self.use.calls,
-            "tool_errors": self.use.failed,
-            "tool_seconds": self.use.seconds,
+            "tool_calls": self.tool_calls,
+            "tool_errors": self.tool_errors,
+            "tool_seconds": self.tool_seconds,
             "malformed_turns": self.malformed,
             "seconds": self.seconds,
             "engine_seconds": self.engine_seconds,
@@ -268,7 +268,7 @@ _NAMING: Final = threading.Lock()
 
 @contextlib.contextmanager
 def instance_name(name: str) -> Iterator[str]:
-    """Reserve a name that no other rollout of this process has: those that shared one would share their state."""
+    """Reserve a name that no other rollout of this process has."""
     with _NAMING:
         names = itertools.chain([name], (f"{name}~{number}" for number in itertools.count(2)))
         unique = next(one for one in names if one not in _RUNNING)

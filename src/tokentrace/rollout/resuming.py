@@ -1,7 +1,4 @@
-"""Continuing a recorded rollout: whether that can be done, and from which turn.
-
-Nothing is rendered again: the stream stays as it is, and the next tokens follow it.
-"""
+"""Continuing a recorded rollout: the stream stays as it is, and the next tokens follow it."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ class OpenTurn(NamedTuple):
 
 
 def check_resumable(sampling: SamplingParams) -> None:
-    """Raise ContinuationError for settings with which a turn cannot be sampled in parts.
-
-    An engine counts these from the first token of a request, and would forget the earlier parts.
-    """
+    """Raise ContinuationError for settings that an engine counts from the first token of a request."""
     used = {**sampling.penalties, **({} if sampling.structure is None else {"structure": True})}
     counted = [name for name in ("presence_penalty", "frequency_penalty", "structure") if name in used]
     if counted:
@@ -62,7 +56,7 @@ def cut_at_stop(part: Completion, before: Ids, texts: Sequence[str], renderer: R
 
 
 def check_continues(rollout: Rollout, renderer: Renderer, prompt: Ids) -> None:
-    """Raise ContinuationError if the loop cannot continue a rollout; `prompt` is what its task renders to."""
+    """Raise ContinuationError if a rollout cannot be continued; `prompt` is what its task renders to."""
     trajectory, problem = rollout.trajectory, ""
     size, turns = renderer.tokenizer.vocabulary.size, trajectory.turns()
     first = trajectory.writes()[0].tokens.ids
@@ -87,11 +81,8 @@ def check_continues(rollout: Rollout, renderer: Renderer, prompt: Ids) -> None:
 
 
 def resume(rollout: Rollout, sampling: SamplingParams) -> OpenTurn | None:
-    """Prepare a recorded rollout to be continued; return the turn that its stream ends with.
-
-    Removes that turn's message, which is parsed again, and the rewards that are computed again.
-    """
-    trajectory, use = rollout.trajectory, rollout.use
+    """Prepare a recorded rollout to be continued; return the turn that its stream ends with."""
+    trajectory = rollout.trajectory
     rollout.end, rollout.reward = None, None
     parts = trajectory.turns()
     open_turn = None
@@ -105,10 +96,7 @@ def resume(rollout: Rollout, sampling: SamplingParams) -> OpenTurn | None:
         if parts[-1].reward is not None:
             trajectory.set_reward(None, parts[-1])
         last = rollout.per_turn[-1]
-        last.reward, last.tool_calls, last.malformed = 0.0, 0, False
-    use.calls = sum(turn.tool_calls for turn in rollout.per_turn)
-    use.reward = sum(turn.reward for turn in rollout.per_turn)
-    use.is_rewarded = any(turn.reward for turn in rollout.per_turn)
+        last.reward, last.tool_calls, last.malformed = None, 0, False
     if trajectory.reward is not None:
         trajectory.set_reward(None)
     return open_turn

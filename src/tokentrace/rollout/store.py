@@ -1,7 +1,6 @@
 """A run's folder: each rollout is a session of one store (``rollouts.db``), and the rows lie beside it.
 
-A rollout counts as finished once its session says how it ended. One without was under way when the process ended. All
-files are for their owner alone: they hold whole conversations.
+A rollout is finished once its session says how it ended. All files are for their owner alone.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ROWS: Final = "rows.parquet"
 METRICS: Final = "metrics.json"
 _LOCK: Final = "run.lock"
 _PENDING: Final = "next"
-"""The request under whose name a session keeps messages that no turn has answered."""
+"""The request with the messages that no turn has answered."""
 
 
 class RolloutStore:
@@ -68,7 +67,7 @@ class RolloutStore:
             raise
 
     def _wait(self, work: Coroutine[Any, Any, Returned]) -> Returned:
-        """Run store operations in the store's own event loop, so that this class can be used from any thread."""
+        """Run store operations in the store's event loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     @property
@@ -163,16 +162,16 @@ class RolloutStore:
         turns = [Label("reward", turn.reward, at) for at, turn in enumerate(rollout.per_turn) if turn.reward]
         await self._open.label(info.id, [*rewards, *turns])
         result = {"metrics": rollout.metrics(), "notes": rollout.notes}
-        info = await self._open.update(info.id, metadata=_plain({**rollout.task.metadata, "rollout": result}))
+        info = await self._open.update(info.id, metadata=as_plain_json({**rollout.task.metadata, "rollout": result}))
         if rollout.end is not End.ABORT:  # that can be continued
             await self._open.set_state(info.id, State.SEALED)
         self._sessions[rollout.task.name] = info
 
     async def _save(self, rollout: Rollout) -> SessionInfo:
-        """Append the turns that the session does not have yet, and the messages that no turn has answered."""
+        """Append new turns, and the messages that no turn has answered."""
         info, trajectory = self._sessions[rollout.task.name], rollout.trajectory
         settings = {**info.settings, "vocab_size": trajectory.vocab_size}
-        info = await self._open.update(info.id, metadata=_plain(rollout.task.metadata), settings=settings)
+        info = await self._open.update(info.id, metadata=as_plain_json(rollout.task.metadata), settings=settings)
         writes = write_records(trajectory, info.records)
         for turn in _turn_infos(rollout)[info.turns :]:
             records = tuple(itertools.islice(writes, turn.pop("write") + 1 - info.records))
@@ -180,7 +179,7 @@ class RolloutStore:
             record = TurnRecord(turn["number"], info.records, records, turn, b"", *sizes)
             await self._open.append(info.id, record, request=str(turn["number"]))
             info = info.grown(record)
-        pending = _plain(list(rollout.messages[_answered(rollout) :]))
+        pending = as_plain_json(list(rollout.messages[_answered(rollout) :]))
         if pending:
             await self._open.begin(info.id, _PENDING, {"messages": pending})
         else:
@@ -201,11 +200,7 @@ class RolloutStore:
     # -- rows
 
     def samples(self, *, advantages: str | None = None) -> Iterator[Sample]:
-        """Yield the training rows of all finished rollouts.
-
-        With ``advantages="group"`` the rows of rollouts with a reward carry advantages: see `group_advantages`. Rows of
-        failed rollouts have neither.
-        """
+        """Yield the training rows of all finished rollouts; with ``advantages="group"`` see `group_advantages`."""
         if advantages not in (None, "group"):
             raise InputError(f"advantages are 'group' or None, not {brief(advantages)}")
         values = group_advantages(self.finished) if advantages == "group" else {}
@@ -246,7 +241,8 @@ def _metadata(info: SessionInfo) -> dict[str, Any]:
     return {key: value for key, value in info.metadata.items() if key != "rollout"}
 
 
-def _plain(value: Any) -> Any:
+def as_plain_json(value: Any) -> Any:
+    """Return a copy of a value as JSON; what is not JSON becomes text."""
     return json.loads(json.dumps(value, default=str))
 
 
@@ -275,8 +271,8 @@ def _turn_infos(rollout: Rollout) -> list[dict[str, Any]]:
                 "number": len(turns),
                 "base": len(turns) - 1 if turns else None,
                 "shared": shared + (len(turns[-1]["messages"]) if metrics.continues else 0),
-                "messages": _plain(list(new)),
-                "reply": _plain(dict(reply)),
+                "messages": as_plain_json(list(new)),
+                "reply": as_plain_json(dict(reply)),
                 "root": "",
                 "keys": [],
                 "matcher": "",
@@ -286,7 +282,7 @@ def _turn_infos(rollout: Rollout) -> list[dict[str, Any]]:
                 "finish_reason": completion.finish_reason,
                 "tools": None if turns else rollout.schemas,
                 "dialect": "rollout",
-                "metrics": _plain(asdict(metrics)),
+                "metrics": as_plain_json(asdict(metrics)),
                 "write": completion.write,
             }
         )
@@ -296,8 +292,7 @@ def _turn_infos(rollout: Rollout) -> list[dict[str, Any]]:
 def group_advantages(rows: Collection[Mapping[str, Any]]) -> dict[str, float]:
     """Return the advantage of each finished rollout by name: its reward less its group's mean, by the deviation.
 
-    The deviation is that of a sample (n - 1), plus 1e-6. Rollouts that failed or have no reward are in no group. A
-    group of one has advantage 0.
+    Rollouts that failed or have no reward are in no group. A group of one has advantage 0.
     """
     return dict(compared(rows).values)
 
@@ -323,10 +318,7 @@ def _reward(row: Mapping[str, Any]) -> float | None:
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Write the settings of a run, or compare them with those of the run in the folder.
-
-    Raises InputError naming the first setting that differs.
-    """
+    """Write the settings of a run, or raise InputError naming the first that differs."""
     path = folder / RUN
     if not path.is_file():
         text = json.dumps(settings, indent=2, ensure_ascii=False, default=str) + "\n"
@@ -342,7 +334,7 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return the first setting that changed, in words."""
-    old, new = (flat(_plain(settings)) for settings in (before, now))
+    old, new = (flat(as_plain_json(settings)) for settings in (before, now))
     for key in [*new, *old]:
         if new.get(key) != old.get(key):
             was, is_now = (json.dumps(one.get(key), ensure_ascii=False) for one in (old, new))
@@ -351,7 +343,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def discard_run(folder: Path) -> None:
-    """Remove what a run wrote into a folder, and nothing else. Raises InputError while another process writes there."""
+    """Remove what a run wrote into a folder. Raises InputError while another process writes there."""
     if not (folder / STORE).is_file():
         return
     with open(folder / _LOCK, "ab", opener=owned) as file:

@@ -14,7 +14,7 @@ from ..errors import InputError, brief
 from .calling import called, takes
 
 STEPS: Final = ("create", "execute", "calc_reward", "release")
-"""The steps of a tool's life. A task has arguments for each as ``create_kwargs``, ``execute_kwargs`` and so on."""
+"""A task has arguments for each as ``create_kwargs``, ``execute_kwargs`` and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ToolResult:
     """None if the call has no reward, which is not the same as 0."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
-    """True if the call was malformed, or the tool raised, took too long or returned something that is not text."""
+    """True if the call was malformed, or the tool raised, took too long or returned no text."""
     note: str = ""
     """Added to the rollout's notes."""
 
@@ -38,8 +38,7 @@ class ToolResult:
 class BaseTool:
     """A tool with state: `create` once for each trajectory, then `execute`, at its end `calc_reward` and `release`.
 
-    One object serves all trajectories, which `instance_id` tells apart. Override what is needed. `config` and
-    `tool_schema` come from the YAML file.
+    One object serves all trajectories, which `instance_id` tells apart.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, tool_schema: Mapping[str, Any] | None = None) -> None:
@@ -75,19 +74,13 @@ class BaseTool:
 
 
 class FunctionTool(BaseTool):
-    """A plain function as a tool. Its schema is read off its signature and docstring.
-
-    A plain function runs in a thread. If it takes too long, the rollout continues without it.
+    """A plain function as a tool, which runs in a thread. Its schema is read off its signature and docstring.
 
     >>> def add(a: int, b: int = 0) -> int:
-    ...     '''Add two numbers.
-    ...
-    ...     Args:
-    ...         a: The first one.
-    ...     '''
+    ...     '''Add two numbers.'''
     ...     return a + b
     >>> FunctionTool(add).tool_schema["function"]["parameters"]["properties"]["a"]
-    {'type': 'integer', 'description': 'The first one.'}
+    {'type': 'integer'}
     """
 
     def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
@@ -110,11 +103,10 @@ class AgentData:
 
 
 class AdoptedTool(BaseTool):
-    """An object of another library as a tool: anything with a schema and `execute`, or `call` as in verl's function
-    tools. `create`, `calc_reward` and `release` are optional.
+    """An object of another library as a tool: anything with a schema and `execute` or `call`, such as verl's.
 
-    `create` may return its own id for the trajectory, alone or first in a tuple. It gets its arguments by name, and as
-    ``create_kwargs`` if it has that parameter, as in verl since 0.6.
+    `create` may return its own id for the trajectory. It gets its arguments by name, and as ``create_kwargs`` if it has
+    that parameter, as in verl since 0.6.
     """
 
     def __init__(self, tool: Any, tool_schema: Mapping[str, Any] | None = None) -> None:
@@ -181,8 +173,7 @@ def is_tool(thing: Any) -> bool:
 
 
 def as_tools(tools: Sequence[BaseTool | Callable[..., Any] | Any]) -> list[BaseTool]:
-    """Return tools, functions and objects with a tool's methods as tools. Raises InputError for anything else, and for
-    two of one name."""
+    """Return tools, functions and objects with a tool's methods as tools. Raises InputError."""
     if not is_list(tools):
         raise InputError(f"tools must be a list of tools and functions, not {brief(tools)}")
     converted = [_as_tool(tool) for tool in tools]
@@ -206,8 +197,7 @@ def _as_tool(tool: Any) -> BaseTool:
 
 
 def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Split a task's settings for a tool by step: ``create_kwargs``, ``execute_kwargs`` and so on; otherwise all are
-    for `create`.
+    """Split a task's settings for a tool by step: ``create_kwargs`` and so on; otherwise all are for `create`.
 
     >>> step_settings("look", {"release_kwargs": {"keep": True}})["release"]
     {'keep': True}
@@ -226,10 +216,10 @@ def step_settings(tool: str, settings: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def as_result(answer: Any, tool: str) -> ToolResult:
-    """Return a tool's answer as a result.
+    """Return a tool's answer as a result. Any other value becomes JSON.
 
     Three values are text, reward and metrics if their types fit; a tuple that begins with verl's ``ToolResponse``
-    may be shorter. Any other value becomes JSON. Images and videos cannot be shown, and the result says so.
+    may be shorter. Images and videos cannot be shown, and the result says so.
     """
     if isinstance(answer, ToolResult):
         return answer

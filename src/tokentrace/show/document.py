@@ -174,7 +174,7 @@ class Track:
 class Contrast:
     """Two tracks side by side: the first `stop` tokens of `base`, and `hunks` where `other` differs.
 
-    `names` label the removed and the added side; with `flipped`, `base` is the added side.
+    `names` label the two sides: removed from `base`, added by `other`.
     """
 
     name: str
@@ -183,7 +183,6 @@ class Contrast:
     other: int
     hunks: Sequence[Hunk]
     names: tuple[str, str]
-    flipped: bool = False
     about: str = ""
 
 

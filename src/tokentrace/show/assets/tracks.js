@@ -76,9 +76,7 @@ export class Archive {
     for (const [start, stop, otherStart, otherStop] of this.hunks(told)) {
       equal(start, !begun, false);
       begun = true;
-      const ours = [base, start, stop, told.flipped ? "new" : "out", 0];
-      const theirs = [other, otherStart, otherStop, told.flipped ? "out" : "new", start + moved - otherStart - other.first];
-      parts.push(...(told.flipped ? [theirs, ours] : [ours, theirs]));
+      parts.push([base, start, stop, "out", 0], [other, otherStart, otherStop, "new", start + moved - otherStart - other.first]);
       moved += otherStop - otherStart - (stop - start);
       at = stop;
     }

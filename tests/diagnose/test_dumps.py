@@ -1,0 +1,360 @@
+"""Dumps of every shape: planted breaks are named, faults and malformed lines are listed with line and field."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.diagnose.planted import SHAPES, Told, clean, rollouts
+from tests.diagnose.two_requests import renderer_of
+from tokentrace.diagnose.finding import Cause
+from tokentrace.diagnose.record_files import read_rollouts
+from tokentrace.diagnose.records import Rollout
+from tokentrace.diagnose.rollout_report import RolloutReport, check_rollouts
+from tokentrace.diagnose.rollouts import CheckedRollout, Relation, check_rollout
+from tokentrace.errors import InputError, TokentraceError
+from tokentrace.show.terminal import plain_view
+
+Line = dict[str, Any]
+
+
+def dump(folder: Path, lines: list[Line] | str) -> str:
+    text = lines if isinstance(lines, str) else "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "dump.jsonl").write_text(text, encoding="utf-8")
+    return str(folder / "dump.jsonl")
+
+
+def report_of(folder: Path, lines: list[Line] | str, model: Any = None) -> RolloutReport:
+    return check_rollouts([dump(folder, lines)], model)
+
+
+def lines_of(shape: str, told: list[Told] | None = None, messages: bool = False) -> list[Line]:
+    return json.loads(json.dumps(list(SHAPES[shape](told or clean("pocket")[:1], messages))))  # type: ignore[no-any-return]
+
+
+def checked(file: str, family: str) -> dict[str, CheckedRollout]:
+    results = {}
+    for one in read_rollouts([file]):
+        assert isinstance(one, Rollout), one
+        results[one.name] = check_rollout(one, renderer_of(family))
+    return results
+
+
+# -- breaks
+
+
+FAMILIES = [
+    *(("pocket", shape, messages) for shape in SHAPES for messages in (False, True)),
+    *(("qwen3", shape, False) for shape in list(SHAPES)[::6]),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "messages"), FAMILIES)
+def test_planted_breaks_are_found_and_named(tmp_path: Path, shape: str, family: str, messages: bool) -> None:
+    told = rollouts(family)
+    results = checked(dump(tmp_path, lines_of(shape, told, messages)), family)
+    assert list(results) == [one.name for one in told]
+    causes = {name: [str(one.cause) for one in rollout.breaks] for name, rollout in results.items()}
+    assert causes == {one.name: [] if one.cause is None else [str(one.cause)] for one in told}
+    assert not any(rollout.findings for rollout in results.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_clean_dumps_have_no_break(tmp_path: Path, shape: str) -> None:
+    told = clean("pocket")
+    results = checked(dump(tmp_path, lines_of(shape, told)), "pocket")
+    for one in told:
+        rollout, repeated = results[one.name], one.name == "retried"
+        extensions = [Relation.EXTENDS] * (len(one.calls) - 1 - repeated)
+        assert rollout.steps == [Relation.FIRST, *extensions, *[Relation.REPEATS] * repeated]
+        assert not rollout.breaks
+        assert not rollout.findings
+        assert rollout.sampled == sum(len(call.completion) for call in one.calls)
+        assert len(rollout.tips) == 1 + repeated
+        last = sum(len(call.completion) for call in one.calls[-1 - repeated :])
+        assert rollout.tokens == len(one.calls[-1].prompt) + last
+
+
+def test_counts_are_those_of_the_planted_breaks(tmp_path: Path) -> None:
+    told = rollouts("pocket")
+    report = report_of(tmp_path, lines_of("calls lines", told), renderer_of("pocket"))
+    broken = [one for one in told if one.cause is not None]
+    assert (report.rollouts, report.broken, report.breaks) == (len(told), len(broken), len(broken))
+    assert report.samples == len(told) + len(broken) + 1  # one was asked twice
+    assert report.sampled == report.trained == sum(len(call.completion) for one in told for call in one.calls)
+    again = repeated = 0
+    for one in told:
+        stream: list[int] = []
+        for call in one.calls:
+            pairs = enumerate(zip(stream, call.prompt, strict=False))
+            shared = next((at for at, pair in pairs if pair[0] != pair[1]), min(len(stream), len(call.prompt)))
+            if one.cause is not None and stream:
+                again += min(len(stream), len(call.prompt)) - shared
+            if stream and shared < len(stream):
+                repeated += shared
+            stream = call.prompt + call.completion
+    assert (report.reprefilled, report.row_tokens - report.tokens) == (again, repeated)
+    assert report.lost > 0
+    assert {one["cause"]: one["places"] for one in report.to_json()["causes"]} == {one.cause: 1 for one in broken}
+
+
+def test_breaks_without_a_tokenizer_have_a_place_and_no_cause(tmp_path: Path) -> None:
+    told = [one for one in rollouts("pocket") if one.name == "json_format"]
+    (row,) = report_of(tmp_path, lines_of("calls lines", told)).to_json()["causes"]
+    assert row["cause"] is None
+    assert row["examples"][0]["position"] > len(told[0].calls[0].prompt)
+    assert row["examples"][0]["explained"] is None
+
+
+@pytest.mark.parametrize(("name", "compared"), [("conversation_id", 1), ("uid", 1), ("episode_id", 1), ("mine", 0)])
+def test_calls_of_no_rollout_are_not_called_fine(tmp_path: Path, name: str, compared: int) -> None:
+    calls = [{"prompt_ids": [1, 2], "completion_ids": [3]}, {"prompt_ids": [1, 2, 9, 4], "completion_ids": [5]}]
+    report = report_of(tmp_path, [{name: "a", **call} for call in calls])
+    assert (report.compared, report.breaks) == (compared, compared)
+    assert ("no prompt was compared" in report.verdict) == (not compared)
+    assert "✓" not in plain_view(report)
+
+
+def test_a_line_that_is_there_twice_is_said_and_makes_no_sample(tmp_path: Path) -> None:
+    lines = lines_of("calls lines")
+    once, twice = report_of(tmp_path, lines), report_of(tmp_path, [line for line in lines for _ in range(2)])
+    for name in ("samples", "tokens", "sampled", "prompted", "breaks", "trained"):
+        assert getattr(twice, name) == getattr(once, name)
+    count = twice.faults[Cause.DUPLICATE_CALL]
+    example = count.examples[0]
+    assert (count.places, example.where.rpartition(", ")[2]) == (once.calls, "line 2")
+    assert example.words == f"the same as {tmp_path / 'dump.jsonl'}, line 1"
+    assert "ids" in twice.problems()
+    again = [line | {"logprobs": [one - 1 for one in line["logprobs"]]} for line in lines]
+    assert Cause.DUPLICATE_CALL not in report_of(tmp_path, [*lines, *again]).faults  # sampled again
+
+
+# -- masks, logprobs and lengths
+
+
+def change(path: str, edit: Callable[[Any], Any]) -> Callable[[list[Line]], None]:
+    """Change what is at a path such as ``0.turns.1.output_ids``."""
+
+    def changed(lines: list[Line]) -> None:
+        at: Any = lines
+        *names, last = [int(name) if name.isdigit() else name for name in path.split(".")]
+        for name in names:
+            at = at[name]
+        at[last] = edit(at[last])
+
+    return changed
+
+
+def first(value: Any) -> Callable[[list[Any]], list[Any]]:
+    return lambda values: [value, *values[1:]]
+
+
+EMPTY = {"completion_ids": [], "logprobs": [], "loss_mask": None}
+WRONG = {
+    "no logprobs": ("calls lines", change("1.logprobs", lambda _: None), Cause.NO_LOGPROBS, "line 2"),
+    "one too few": ("trl rollout", change("0.turns.1.output_log_probs", lambda one: one[1:]), Cause.BAD_LOGPROBS,
+                    "turns[1].output_log_probs"),
+    "above 0": ("calls lines", change("2.logprobs", first(0.5)), Cause.BAD_LOGPROBS, "line 3, logprobs"),
+    "a hole": ("verifiers steps", change("0.trajectory.0.tokens.completion_logprobs", first(None)),
+               Cause.BAD_LOGPROBS, "trajectory[0].tokens.completion_logprobs"),
+    "padded": ("nemo-gym rollout", change("0.response.output.0.generation_log_probs", lambda one: [0.0] * len(one)),
+               Cause.ZERO_LOGPROBS, "response.output[0].generation_log_probs"),
+    "short mask": ("calls lines", change("0.loss_mask", lambda one: one[1:]), Cause.BAD_MASK, "loss_mask"),
+    "odd mask": ("openenv training", change("0.turns.0.loss_mask", first(2)), Cause.BAD_MASK, "turns[0].loss_mask"),
+    "prompt trained": ("calls lines", change("0.loss_mask", first(1)), Cause.TRAINED_UNSAMPLED, "line 1"),
+    "node trained": ("verifiers trace", change("0.nodes.1.mask", first(True)), Cause.TRAINED_UNSAMPLED, "nodes[2]"),
+    "row trained": ("trl rollout", change("0.samples.0.completion_mask", first(1)), Cause.TRAINED_UNSAMPLED,
+                    "samples[0]"),
+    "not trained": ("calls lines", change("0.loss_mask", lambda one: [*one[:-2], 0, 0]), Cause.SAMPLED_UNTRAINED,
+                    "line 1"),
+    "nothing sampled": ("calls lines", change("3", lambda one: one | EMPTY), Cause.NOTHING_SAMPLED, "line 4"),
+    "no token": ("calls lines", change("0.prompt_ids", first(1 << 30)), Cause.NO_TOKEN, "line 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found_and_named(tmp_path: Path, name: str) -> None:
+    shape, edit, fault, where = WRONG[name]
+    lines = lines_of(shape)
+    assert not report_of(tmp_path, lines, renderer_of("pocket")).faults
+    edit(lines)
+    report = report_of(tmp_path, lines, renderer_of("pocket"))
+    assert where in report.faults[fault].examples[0].where
+    assert (fault.group in report.problems()) == (fault is not Cause.NO_LOGPROBS)
+    assert str(fault) in plain_view(report)
+
+
+CALL: Line = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-1, -1]}
+ROW: Line = {"input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 1, 1], "logprobs": [0, 0, -1, -1]}
+
+
+def trace(**more: Any) -> Line:
+    message = {"role": "user", "content": "x"}
+    nodes = [{"message": message, "parent": None, "token_ids": [1, 2], "mask": [False, False]}]
+    nodes.append({"message": message, "parent": 0, "sampled": True, "token_ids": [3, 4], "mask": [True, True]})
+    return {"id": "t", "nodes": [nodes[0], nodes[1] | {"logprobs": [-1, -1]} | more], "calls": []}
+
+
+def captured(name: str | None, prompt: list[int], **more: Any) -> Line:
+    tokens = {"prompt_token_ids": prompt, "generation_token_ids": [3, 4], "generation_log_probs": [-1, -1]}
+    return {"rollout_id": "r", "model_call_id": name, **tokens, **more}
+
+
+CONTRADICTIONS = {
+    "labels too few": ({"input_ids": [1, 2, 3], "labels": [-100, 3]}, Cause.BAD_LABELS, "2 labels for 3 tokens"),
+    "labels shifted": ({"input_ids": [1, 2, 3, 4], "labels": [-100, 3, 4, -100]}, Cause.BAD_LABELS,
+                       "label 1 is 3, which is not the id there"),
+    "nine logprobs": (trace(mask=None, logprobs=[-1] * 9), Cause.BAD_LOGPROBS, "9 logprobs for 2 sampled tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_what_does_not_fit_is_said(tmp_path: Path, name: str) -> None:
+    line, fault, words = CONTRADICTIONS[name]
+    report = report_of(tmp_path, [line])
+    assert words in report.faults[fault].examples[0].words
+    assert fault.group in report.problems()
+
+
+def test_labels_that_fit_are_no_fault(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [{"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "logprobs": [0, -1, -1]}])
+    assert (report.trained, report.faults) == (2, {})
+
+
+def test_a_node_without_a_mask_has_as_many_sampled_tokens_as_logprobs(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [trace(mask=None, logprobs=[-1])])
+    assert (report.sampled, report.prompted) == (1, 3)
+
+
+def test_what_no_engine_sampled_is_not_known_by_a_mask_alone(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [ROW | {"loss_mask": [1, 1, 1, 1], "labels": [1, 2, 3, 4]}])
+    assert report.to_json()["unproven"] == 1
+    assert "not known" in plain_view(report)
+
+
+# -- lines that cannot be read
+
+
+UNREADABLE = {
+    "not JSON": ("calls lines", lambda some: json.dumps(some[0]) + '\n{"prompt_ids": [1,\n', "line 2: not valid JSON"),
+    "a text": ("calls lines", change("1.prompt_ids", lambda _: "1 2 3"), "line 2: prompt_ids: must be a list of token"),
+    "a float": ("calls lines", change("1.completion_ids", first(1.5)), "line 2: completion_ids: entry 0 is 1.5"),
+    "missing": ("trl rollout", change("0.turns.1", lambda one: {"prompt_ids": one["prompt_ids"]}),
+                "line 1: turns[1].completion_ids: is missing"),
+    "no parent": ("verifiers trace", change("0.nodes.2.parent", lambda _: 77), "nodes[2].parent: is 77"),
+    "other line": ("calls lines", change("1", lambda _: {"score": 1}), "line 2: this is an object with score"),
+    "lost delta": ("nemo-gym captured", lambda lines: "".join(json.dumps(one) + "\n" for one in lines[1:]),
+                   "parent_call_id: call 'clean-1' is stored as what it adds to call 'clean-0', which is not there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_is_said_with_line_and_field(tmp_path: Path, name: str) -> None:
+    shape, edit, words = UNREADABLE[name]
+    lines = lines_of(shape)
+    text = edit(lines)  # type: ignore[operator]
+    report = report_of(tmp_path, text if isinstance(text, str) else lines)
+    assert report.unreadable == (3 if name == "lost delta" else 1)
+    assert words in f"{report.unread[0].where}: {report.unread[0].problem}"
+
+
+HUGE = 10**400
+ONE_LIST = "logprobs: must be one list of numbers"
+MALFORMED = {
+    "logprobs in lists": (ROW, ROW | {"logprobs": [[0], [0], [0], [0]]}, ONE_LIST),
+    "a huge logprob of a row": (ROW, ROW | {"logprobs": [0, 0, HUGE, -1]}, ONE_LIST),
+    "a huge logprob of a call": (CALL, CALL | {"logprobs": [HUGE, -1]}, ONE_LIST),
+    "a huge temperature": (CALL, CALL | {"temperature": HUGE}, "too large"),
+    "ragged kinds": (ROW, ROW | {"kinds": [[1], [1, 2], 3, 4]}, "kinds: entry 0 is [1]"),
+    "kinds of text": (ROW, ROW | {"kinds": "abcd"}, "kinds: must be a list"),
+    "labels of text": (ROW, {"input_ids": [1, 2, 3], "labels": [1, "b", 3]}, "labels: entry 1 is 'b'"),
+    "logprobs that are a number": (trace(), trace(logprobs=3, mask=None), "no len()"),
+    "a huge time": (captured("a", [1]), captured("b", [1], created_at=HUGE), "too large"),
+    "a delta of two": (captured("a", [1]), captured("b", [1], parent_call_id="c", prompt_is_delta=True),
+                       "call 'b' is stored as what it adds to call 'c', which is not there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_line_is_listed_and_the_next_ones_are_read(tmp_path: Path, name: str) -> None:
+    good, bad, words = MALFORMED[name]
+    report = report_of(tmp_path, [good, bad, good | ({"model_call_id": "z"} if "model_call_id" in good else {})])
+    assert (report.unreadable, report.calls) == (1, 2)
+    assert words in report.unread[0].problem
+    assert report.unread[0].where.endswith("line 2")
+
+
+@pytest.mark.parametrize("name", ["a", None])
+def test_captured_calls_that_have_one_name_keep_their_own_prompts(tmp_path: Path, name: str | None) -> None:
+    report = report_of(tmp_path, [captured(name, [1, 2]), captured(name, [9, 2, 3, 4, 5])])
+    assert (report.calls, report.prompted, report.breaks) == (2, 7, 1)
+    delta = captured("b", [5], parent_call_id=name, prompt_is_delta=True)
+    report = report_of(tmp_path, [captured(name, [1, 2]), captured(name, [1, 9]), delta])
+    assert (report.calls, report.unreadable) == (2, 1)
+    assert report.unread[0].problem.endswith(f"what it adds to call {name!r}, of which there are 2")
+
+
+def test_lines_without_a_name_are_rollouts_of_their_own(tmp_path: Path) -> None:
+    named, bad = CALL | {"rollout_id": "r"}, CALL | {"logprobs": "x"}
+    report = report_of(tmp_path, [CALL, bad, named, CALL, named, bad])
+    assert (report.rollouts, report.calls) == (3, 4)
+    assert [one.where.rpartition(" ")[2] for one in report.unread] == ["2", "6"]
+
+
+def test_a_first_line_that_cannot_be_read_is_listed_like_any_other(tmp_path: Path) -> None:
+    half = {"rollout_id": "r", "completion_ids": [3, 4]}
+    report = report_of(tmp_path, [half, CALL, CALL])
+    assert (report.calls, report.unreadable) == (2, 1)
+    assert "line 1" in report.unread[0].where
+
+
+def test_files_that_hold_no_rollouts_are_refused(tmp_path: Path) -> None:
+    for lines in ([{"a": 1}], [{"rollout_id": "r", "completion_ids": [3, 4]}]):
+        with pytest.raises(InputError, match=r"line 1: this is an object with .*, which has no known shape"):
+            report_of(tmp_path, lines)
+    with pytest.raises(InputError, match="holds no rows"):
+        report_of(tmp_path, "")
+    with pytest.raises(InputError, match=r"dmp.jsonl"):
+        check_rollouts([str(tmp_path / "dmp.jsonl")])
+    (tmp_path / "model.bin").write_bytes(b"\xff\xfe\x00\n1\n")
+    with pytest.raises(InputError, match=r"model.bin, line 1: not UTF-8"):
+        check_rollouts([str(tmp_path / "model.bin")])
+
+
+JUNK = [None, True, -1, 2**40, 1.5, "x", [], {}, [[]], [None], ["a"], {"a": 1}, [{}], [{"role": 1}], float("nan")]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where a dump can be damaged: everything but the far ends of lists."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_damaged_dump_is_read_or_refused_and_nothing_else(tmp_path: Path, shape: str) -> None:
+    told = [one for one in rollouts("pocket") if one.name in ("clean", "json_format")]
+    for seed in range(6):
+        chance, lines = random.Random(f"{shape} {seed}"), lines_of(shape, told, True)
+        *path, last = chance.choice(places(lines)[1:])
+        at: Any = lines
+        for key in path:
+            at = at[key]
+        if chance.random() < 0.3:
+            del at[last]
+        else:
+            at[last] = chance.choice(JUNK)
+        report, refused = None, ""
+        try:
+            report = report_of(tmp_path, lines, renderer_of("pocket"))
+        except TokentraceError as error:
+            refused = str(error)
+        if report is None:
+            assert "dump.jsonl" in refused
+            continue
+        assert report.rollouts + report.unreadable > 0
+        assert json.loads(json.dumps(report.to_json()))["calls"] == report.calls

@@ -1,0 +1,185 @@
+"""Connecting: what a server can do, of which distribution its logprobs are, and which server it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from tests.engines.dialects import FLAT, llamacpp_server, sglang_server, vllm_server
+from tests.engines.support import Fake, http_head, recording, serving
+from tokentrace.engines import Engine, EngineAnswerError, EngineError, HTTPSettings, Router, connect
+from tokentrace.engines.llamacpp import LlamaCppEngine
+from tokentrace.engines.protocol import OPTIONAL, Capabilities, LogprobKind
+from tokentrace.engines.sglang import SGLangEngine
+from tokentrace.engines.vllm import VLLMEngine
+
+SERVERS: dict[str, tuple[Callable[[], Fake], Any]] = {
+    "vllm": (vllm_server, VLLMEngine),
+    "sglang": (sglang_server, SGLangEngine),
+    "llamacpp": (llamacpp_server, LlamaCppEngine),
+}
+QUICK = HTTPSettings(retries=0)
+KINDS = ["processed", "scaled", "raw"]
+
+
+def connected(kind: str, fake: Fake, **options: Any) -> Capabilities:
+    async def run() -> Capabilities:
+        engine: Engine = await SERVERS[kind][1].connect(fake.connection(), **options)
+        await engine.close()
+        return engine.capabilities
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("mode", KINDS)
+def test_what_a_vllm_can_do(mode: str, native: bool) -> None:
+    assert connected("vllm", vllm_server(mode=mode, native=native), vocab_size=1024) == Capabilities(
+        "vllm",
+        version="0.32.0",
+        model="tiny",
+        max_length=4096,
+        vocab_size=1024,
+        logprobs=LogprobKind(mode),
+        streams=True,
+        aborts=native,
+        pauses=native,
+        versions=native,
+        top_logprobs=19 if native else 20,
+        structures=True,
+        sampling=frozenset(OPTIONAL),
+        weights=native,
+    )
+
+
+@pytest.mark.parametrize("mode", KINDS)
+def test_what_an_sglang_can_do(mode: str) -> None:
+    assert connected("sglang", sglang_server(mode=mode), vocab_size=1024) == Capabilities(
+        "sglang",
+        version="0.5.23",
+        model="tiny",
+        max_length=4096,
+        vocab_size=1024,
+        logprobs=LogprobKind(mode),
+        streams=True,
+        aborts=True,
+        pauses=True,
+        versions=True,
+        top_logprobs=20,
+        structures=True,
+        sampling=frozenset(OPTIONAL),
+        weights=True,
+    )
+
+
+def test_what_a_llamacpp_can_do() -> None:
+    assert connected("llamacpp", llamacpp_server()) == Capabilities(
+        "llama.cpp",
+        version="b0-unknown",
+        model="tiny.gguf",
+        max_length=4096,
+        vocab_size=1024,
+        logprobs=LogprobKind.PROCESSED,
+        top_logprobs=20,
+        structures=True,
+        sampling=frozenset({"min_p", "repetition_penalty"}),
+    )
+    props = Fake().on("/props", recording("llamacpp_props")["response"])
+    assert connected("llamacpp", props).vocab_size is None
+    assert connected("llamacpp", props, logprobs="raw", vocab_size=9).logprobs is LogprobKind.RAW
+    with pytest.raises(EngineAnswerError):
+        connected("llamacpp", Fake().on("/props", []))
+
+
+def test_sglangs_vocabulary_must_be_known() -> None:
+    with pytest.raises(EngineError):
+        connected("sglang", sglang_server())
+    assert connected("sglang", sglang_server(vocab_size=77)).vocab_size == 77
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("mode", KINDS)
+def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, native: bool) -> None:
+    """The logprob of a sampled token moves from draw to draw, with any kind."""
+    for seed in range(30):
+        for logits in (FLAT, FLAT * 4, np.log(np.r_[0.6, 0.3, np.full(98, 0.1 / 98)])):
+            fake = vllm_server(mode=mode, native=native, logits=logits, seed=seed)
+            assert connected("vllm", fake, vocab_size=1024).logprobs is LogprobKind(mode)
+
+
+# -- by address
+
+
+def on_a_socket(fake: Fake) -> Callable[[bytes], Awaitable[list[bytes]]]:
+    """A fake server's answers, over HTTP."""
+
+    async def answer(request: bytes) -> list[bytes]:
+        head, _, body = request.partition(b"\r\n\r\n")
+        method, path, _ = head.decode().split(" ", 2)
+        response = await fake(httpx2.Request(method, f"http://engine{path}", content=body))
+        data = await response.aread()
+        length = f"content-length: {len(data)}"
+        return [http_head(length, "connection: close", status=f"{response.status_code} X"), data]
+
+    return answer
+
+
+def with_server(fake: Fake, work: Callable[[str], Awaitable[Any]]) -> None:
+    async def run() -> None:
+        async with serving(on_a_socket(fake)) as url:
+            await work(url)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("named", [True, False])
+def test_a_server_is_recognised_by_what_only_it_answers(kind: str, named: bool) -> None:
+    async def work(url: str) -> None:
+        engine = await connect(url, kind if named else "auto", vocab_size=1024, settings=QUICK)
+        assert type(engine) is SERVERS[kind][1]
+        assert engine.capabilities.vocab_size == 1024
+        await engine.close()
+
+    with_server(SERVERS[kind][0](), work)
+
+
+def test_several_addresses_are_a_router_without_their_passwords() -> None:
+    async def work(url: str) -> None:
+        with_user = url.replace("http://", "http://me:secret@")
+        router = await connect([with_user, url], vocab_size=1024, settings=QUICK)
+        assert isinstance(router, Router)
+        assert [one.name for one in router.circuits] == [url, url]
+        await router.close()
+
+    with_server(vllm_server(), work)
+
+
+def test_an_unknown_server_is_an_error_with_what_was_tried() -> None:
+    proxy = Fake().on("/v1/models", {"data": [{"id": "gpt"}]}).on("/props", {"a": 1}).on("/version", [1])
+
+    async def work(url: str) -> None:
+        with pytest.raises(EngineError) as caught:
+            await connect(url, settings=QUICK)
+        message = str(caught.value)
+        assert message.startswith(url)
+        for name in ("SGLang", "/get_model_info", "404", "llama.cpp", "/props", "vLLM", "/version", "without /v1"):
+            assert name in message
+
+    with_server(proxy, work)
+
+
+def test_settings_that_an_engine_has_not_are_refused() -> None:
+    async def work(url: str) -> None:
+        with pytest.raises(EngineError):
+            await connect(url, model="x", check_echo=True, settings=QUICK)
+
+    with_server(llamacpp_server(), work)
+    for urls, kind in (([], "auto"), ("http://x", "tgi")):
+        with pytest.raises(EngineError):
+            asyncio.run(connect(urls, kind))
