@@ -16,7 +16,7 @@ from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import TemplateError
 from tokentrace.gateway.session import SessionRecord
-from tokentrace.gateway.turns import Conversation, PreparedTurn, RecordedTurn, TurnDetails
+from tokentrace.gateway.turns import Conversation, PreparedTurn, RecordedTurn
 from tokentrace.parsing.messages import openai_message
 from tokentrace.store.store import SessionInfo, State, Store, TurnRecord
 from tokentrace.tokens.ids import common_prefix
@@ -96,7 +96,7 @@ class Recorder:
         )
         response = self.renderer.parse_response(list(ids), tools=tools, prompt_ids=placed.ids)
         reply = openai_message(response, call_id=lambda index: f"call{number:03}{index:02}")
-        about = TurnDetails(**{"response": f"r{number}", "dialect": "chat", "model": "pocket", **details})
+        about = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
         prepared = self.session.prepare(placed, completion, reply, about, {"temperature": 1.0})
         assert (len(self.session.turns), self.session.trajectory.num_writes) == (number, before), "nothing has changed"
         self.prompts.append(placed.ids.tolist())

@@ -25,7 +25,6 @@ from tokentrace.gateway.answering import finish_reply, item_stream
 from tokentrace.gateway.dialect import call_ids_of
 from tokentrace.gateway.items import openai_message
 from tokentrace.gateway.requests import AnswerOptions
-from tokentrace.gateway.turns import TurnDetails
 from tokentrace.pocket import POCKET
 
 anthropic = lazy("anthropic")
@@ -258,7 +257,7 @@ def test_results_name_the_call_as_the_model_did() -> None:
     late_ids = dict(finish_reply(parser, stream, completion)[0].late_ids)
     reply = openai_message(stream.items)
     assert reply["tool_calls"][0]["id"] == call_id(0) != "Qwertyui9"
-    bench.session.apply(bench.session.prepare(placed, completion, reply, TurnDetails(late_ids=late_ids), {}))
+    bench.session.apply(bench.session.prepare(placed, completion, reply, {"late_ids": late_ids}, {}))
     result = {"role": "tool", "tool_call_id": call_id(0), "name": "read_file", "content": "x"}
     after = bench.session.place(bench.asked([*ask, reply, result]))
     assert after.reused == len(placed.ids) + len(ids)

@@ -22,7 +22,7 @@ from .items import Change, ItemStream, changes_of, openai_message
 from .problems import request_error
 from .requests import AnswerOptions, Request
 from .sessions import Live
-from .turns import Message, Placement, RecordedTurn, TurnDetails
+from .turns import Message, Placement, RecordedTurn
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -50,7 +50,6 @@ class Answer:
     placed: Placement | None = None
     sampling: SamplingParams | None = None
     live: Live | None = None
-    """The session as it was when the request came."""
     name: str = ""
     """Identifies the request if it is sent again."""
     replies: Sequence[Reply] | None = None
@@ -213,27 +212,27 @@ class Answer:
         assert self.placed is not None
         conversation = self.placed.conversation
         for choice, reply in enumerate(replies):
-            details = TurnDetails(
-                response=self.head.id,
-                choice=choice,
-                dialect=self.dialect.name,
-                model=self.head.model,
-                tokenizer=conversation.renderer.tokenizer.digest[:16],
-                template=conversation.template,
-                created=self.head.created,
-                time=time.time(),
-                seconds=round(seconds, 4),
-                instructions=self.request.instructions,
-                stopped_by=reply.stopped_by,
-                calls=[str(status) for status in reply.statuses],
-                ignored=list(self.request.ignored),
-                wishes=list(self.request.wishes),
-                late_ids=dict(reply.late_ids),
-                options=self.request.answer,
-            )
+            details = {
+                "response": self.head.id,
+                "choice": choice,
+                "dialect": self.dialect.name,
+                "model": self.head.model,
+                "tokenizer": conversation.renderer.tokenizer.digest[:16],
+                "template": conversation.template,
+                "created": self.head.created,
+                "time": time.time(),
+                "seconds": round(seconds, 4),
+                "instructions": self.request.instructions,
+                "stopped_by": reply.stopped_by,
+                "calls": [str(status) for status in reply.statuses],
+                "ignored": list(self.request.ignored),
+                "wishes": list(self.request.wishes),
+                "late_ids": dict(reply.late_ids),
+                "options": self.request.answer,
+            }
             await self._store_turn(replace(self.placed, choice=choice), reply, details)
 
-    async def _store_turn(self, placed: Placement, reply: Reply, details: TurnDetails) -> None:
+    async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
         """Store a turn, and add it to the session. If another gateway was first, read its turns and try again."""
         gateway, choice = self.gateway, placed.choice
         assert self.sampling is not None

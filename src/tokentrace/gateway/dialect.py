@@ -42,7 +42,6 @@ class Usage:
     cached: int
     """Tokens of the prompt that the engine had in its cache. 0 if it does not report them."""
     reasoning: int
-    """Tokens of the completion that are reasoning."""
 
     def openai(self) -> dict[str, Any]:
         """As chat completions report it."""
@@ -63,11 +62,9 @@ class Reply:
     completion: Completion
     response: ParsedResponse
     stopped_by: str | None = None
-    """The stop text that ended it."""
     statuses: Sequence[CallStatus] = ()
     """What became of each attempt at a call."""
     late_ids: Mapping[str, str] = field(default_factory=dict)
-    """See `ItemStream.late_ids`."""
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"]:
@@ -85,11 +82,9 @@ class Head:
     id: str
     """Unique letters and digits. Dialects add a prefix (``chatcmpl-``, ``resp_``, ``msg_``)."""
     created: int
-    """Seconds since 1970."""
     model: str
     prompt_ids: Ids
     token_bytes: Callable[[int], bytes]
-    """The bytes of a token."""
 
     @property
     def options(self) -> AnswerOptions:
@@ -170,13 +165,11 @@ class Dialect:
     """An API that agents speak."""
 
     name: str
-    """``chat``, ``responses``, ``messages`` or ``tokens``."""
     read: Callable[..., Request]
     """Reads a body and headers, and perhaps how many messages were read before.
 
     Raises RequestError that names the field which cannot be served."""
     answer: Callable[[Head, Sequence[Reply]], dict[str, Any]]
-    """Writes the whole answer."""
     stream: Callable[[Head], Encoder]
     error: Callable[[RequestError], dict[str, Any]]
     """Writes the body of an error as the dialect's own clients read it."""

@@ -130,11 +130,8 @@ class Gateway:
             problem = f"the prompt has {length} tokens, and the session allows {settings.max_prompt_tokens}"
             raise RequestError(problem, code="context_length_exceeded")
         if room is not None and length >= room:
-            raise RequestError(
-                f"This model's maximum context length is {room} tokens, and the messages come to {length} tokens.",
-                field="messages",
-                code="context_length_exceeded",
-            )
+            problem = f"This model's maximum context length is {room} tokens, and the messages come to {length} tokens."
+            raise RequestError(problem, field="messages", code="context_length_exceeded")
         values = {**request.sampling, **settings.sampling}
         limits = [self.admission.limits.max_tokens, request.max_tokens, values.pop("max_tokens", None)]
         limits.append(None if room is None else room - length)
@@ -202,12 +199,8 @@ class Gateway:
             return request
         number = await self.store.turn_named(live.info.id, response_name(request.previous))
         if number is None:
-            raise RequestError(
-                f"there is no stored response {request.previous!r} in this session",
-                field="previous_response_id",
-                status=404,
-                code="previous_response_not_found",
-            )
+            problem, code = f"there is no stored response {request.previous!r} in this session", "previous_response"
+            raise RequestError(problem, field=f"{code}_id", status=404, code=f"{code}_not_found")
         async with self.sessions.locked(live.info.id) as now:
             past = now.session.conversation(number)[now.session.turns[number].instructions :]
         instructions, new = request.messages[: request.instructions], request.messages[request.instructions :]

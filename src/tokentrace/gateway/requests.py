@@ -95,7 +95,6 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
     namespaces: dict[str, list[str]] = {}
     """For a function's name as the model knows it: its namespace, and its name there."""
     repeated: dict[str, Any] = {}
-    """Settings that the answer repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,6 @@ class Request:
     """A conversation, and how to sample its next turn."""
 
     messages: Sequence[Mapping[str, Any]]
-    """In OpenAI's shape, checked."""
     tools: Sequence[Mapping[str, Any]] | None = None
     model: str = ""
     max_tokens: int | None = None
@@ -211,9 +209,8 @@ def requested_token_fields(
                 raise RequestError(f"must be true, or some of {choices}", field=TOKEN_IDS_HEADER)
     if unserved := ways.difference(served):
         names, choices = ", ".join(unserved), ", ".join(served)
-        raise RequestError(
-            f"{names} is for another API", field=TOKEN_IDS_HEADER, fix=f"use {choices}", code="unsupported_parameter"
-        )
+        problem, code = f"{names} is for another API", "unsupported_parameter"
+        raise RequestError(problem, field=TOKEN_IDS_HEADER, fix=f"use {choices}", code=code)
     return tuple(way for way in TokenFields if way in ways)
 
 

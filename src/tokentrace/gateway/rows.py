@@ -148,18 +148,9 @@ class SessionRows:
 
 
 _TURN_FIELDS: Final = {
-    "number": "int32",
-    "start": "int32",
-    "stop": "int32",
-    "finish_reason": "string",
-    "dialect": "string",
-    "model": "string",
-    "response": "string",
-    "choice": "int32",
-    "stopped_by": "string",
-    "reused": "int32",
-    "time": "float64",
-    "seconds": "float64",
+    **dict.fromkeys(("number", "start", "stop"), "int32"),
+    **dict.fromkeys(("finish_reason", "dialect", "model", "response"), "string"),
+    **{"choice": "int32", "stopped_by": "string", "reused": "int32", "time": "float64", "seconds": "float64"},
 }
 _TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
 """The fields of a `RecordedTurn` that a row has: single values, and lists of texts."""

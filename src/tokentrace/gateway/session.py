@@ -35,18 +35,10 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
+from . import turns
 from .adapting import readable_calls, render_readably
 from .matching import Matcher
-from .turns import (
-    Conversation,
-    Message,
-    Placement,
-    PreparedTurn,
-    RecordedTurn,
-    SentMessages,
-    TurnDetails,
-    shared_prefix,
-)
+from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn, SentMessages
 
 _UNFINISHED: Final = ("length", "abort")
 _RECENT: Final = 3
@@ -75,7 +67,6 @@ class SessionRecord:
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that came again with other fields: whether they have the same tokens."""
     _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
-    """What the last requests sent."""
 
     # -- a request becomes a prompt
 
@@ -123,7 +114,7 @@ class SessionRecord:
         same, known = 0, None
         for sent in reversed(self._latest):
             if sent.keys[0] == conversation.root and sent.matcher == self.matcher:
-                if (shared := shared_prefix(originals, sent.originals)) > same:
+                if (shared := turns.shared_prefix(originals, sent.originals)) > same:
                     same, known = shared, sent
                 if same == len(sent.originals):
                     break
@@ -426,10 +417,10 @@ class SessionRecord:
         placed: Placement,
         completion: Completion,
         reply: Message,
-        details: TurnDetails,
+        details: Mapping[str, Any],
         sampling: Mapping[str, Any],
     ) -> PreparedTurn:
-        """Make a turn, and what a store keeps of it. The record stays as it is until `apply`."""
+        """Make a turn with these details, and what a store keeps of it. The record stays as it is until `apply`."""
         if placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None:  # it was changed since
             placed = replace(placed, sent=self._received(placed.conversation)[0])
         conversation, first = placed.conversation, self.trajectory.num_writes
@@ -474,7 +465,7 @@ class SessionRecord:
             repairs=list(placed.repairs),
             notes=list(placed.notes),
             reused=placed.reused,
-            **{name: getattr(details, name) for name in TurnDetails.__struct_fields__},
+            **details,
         )
         record = TurnRecord(
             turn.number,

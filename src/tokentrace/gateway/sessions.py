@@ -40,9 +40,7 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     sampling: dict[str, Any] = {}
     max_turns: Budget | None = None
     max_sampled_tokens: Budget | None = None
-    """Of all turns together."""
     max_prompt_tokens: Budget | None = None
-    """Of one prompt."""
     version: Version | None = None
     """Which weights sample, if the engine does not say so."""
 

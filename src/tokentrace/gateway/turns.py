@@ -37,16 +37,12 @@ class Conversation:
     messages: Messages
     tools: Sequence[Mapping[str, Any]] | None
     renderer: Renderer
-    """Has the template variables of the request."""
     root: Key
     """The key of tools, template variables and template. Conversations with different roots share no turn."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
-    """True if the last message is an assistant's, to be continued."""
     prompt_ids: Ids | None = None
-    """The prompt itself, instead of messages."""
     template: str = ""
-    """Digests of the template."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,9 +55,7 @@ class SentMessages:
     keys: list[Key] = field(default_factory=list)
     """The key after each message, the first for none."""
     matcher: str = ""
-    """What made the keys."""
     answers: set[int] = field(default_factory=set)
-    """The turns that answered it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +72,6 @@ class Placement:
     spans: list[tuple[int, int, int]]
     """Tokens of messages within `new_ids`: start, end and number of the message."""
     wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
-    """The prompt as JSON text in pieces."""
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a matching turn was refused."""
@@ -95,31 +88,7 @@ class Placement:
         return len(self.ids) - len(self.new_ids)
 
 
-class TurnDetails(Struct, frozen=True, kw_only=True):
-    """What a recorded turn says about its request and answer."""
-
-    response: str = ""
-    """The id of the answer, without a dialect's prefix."""
-    choice: int = 0
-    dialect: str = ""
-    model: str = ""
-    tokenizer: str = ""
-    template: str = ""
-    created: int = 0
-    time: float = 0.0
-    seconds: float = 0.0
-    instructions: int = 0
-    stopped_by: str | None = None
-    calls: list[str] = []
-    """The status of each attempt at a call."""
-    ignored: list[str] = []
-    wishes: list[str] = []
-    late_ids: dict[str, str] = {}
-    """By the id that the agent knows: the id that the model wrote after a call's arguments."""
-    options: AnswerOptions = AnswerOptions()
-
-
-class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
+class RecordedTurn(Struct, frozen=True, kw_only=True):
     """A turn of a session: what it answered, where its tokens are, and what else is recorded of it.
 
     This is what a store keeps beside tokens, what the state and the page show, and what rows say about a turn.
@@ -127,7 +96,6 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
 
     number: int
     base: int | None
-    """The turn that it extends."""
     shared: int
     """How many messages of the base's conversation come before its own."""
     messages: list[Mapping[str, Any]]
@@ -143,13 +111,30 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
     """Where the reply's tokens are in the stream of the branch."""
     finish_reason: str
     cause: Finding | None = None
-    """Why it begins a branch."""
     tools: list[Any] | None = None
     variables: dict[str, Any] = {}
     """Those of its root, in the first turn that has it."""
     repairs: list[str] = []
     notes: list[str] = []
     reused: int = 0
+    response: str = ""
+    """The id of the answer, without a dialect's prefix."""
+    choice: int = 0
+    dialect: str = ""
+    model: str = ""
+    tokenizer: str = ""
+    template: str = ""
+    created: int = 0
+    time: float = 0.0
+    seconds: float = 0.0
+    instructions: int = 0
+    stopped_by: str | None = None
+    calls: list[str] = []
+    ignored: list[str] = []
+    wishes: list[str] = []
+    late_ids: dict[str, str] = {}
+    """By the id that the agent knows: the id that the model wrote after a call's arguments."""
+    options: AnswerOptions = AnswerOptions()
 
     @property
     def key(self) -> Key:
@@ -176,7 +161,6 @@ class PreparedTurn:
 
     turn: RecordedTurn
     record: TurnRecord
-    """What a store keeps of it."""
     trajectory: Trajectory
     """The session's trajectory with the turn."""
     sent: SentMessages
