@@ -101,7 +101,7 @@ def _vocabulary(family: str) -> Tokenizer:
     if _vocabulary not in held:
         held[_vocabulary] = load_tokenizer(family_dir(family))
         held[_vocabulary].warm_up()
-        held[_vocabulary].encode_plain(["x"])
+        held[_vocabulary].encode_plain("x")
     loaded: Tokenizer = held[_vocabulary]
     return loaded
 

@@ -1,8 +1,8 @@
-"""Messages as they come: whatever form they are in, the template is given the one that it reads.
+"""Whatever form messages are in, the template receives the one that it reads.
 
 - Content as text parts gives the ids of the same text as a string; so do JSON-string arguments and None for no content.
 - What is in a form that the template reads passes through untouched.
-- What was changed is said; what has no text form is refused by name.
+- Changes are reported; what has no text form is refused by name.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import pytest
 from tests.conversations import ASK, CONVERSATIONS, HI, SIMPLE, SUNNY, SYS, assistant, call, result, system, text, user
 from tests.support import make_renderer
 from tokentrace import InputError, Renderer, TokentraceError
-from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt, reads_unchanged
-from tokentrace.conversation.messages import check_messages
+from tokentrace.conversation.forms import MEDIA_PARTS, Silence, adapt
 
 STRING_ONLY = ["qwen2.5", "qwen3", "llama-3.1", "nemotron-3-nano", "gpt-oss", "deepseek-v3", "deepseek-v3.1"]
 """Templates that empty a list of parts, print it as Python does, or fail on it."""
 
 
-OWN_WAY = ("minimax-m2", "tool")
+MINIMAX = ("minimax-m2", "tool")
 """A template that reads parts, and writes a newline after each."""
 
 
@@ -83,7 +82,7 @@ def test_media_is_refused_by_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "said"),
+    ("part", "words"),
     [
         ({"type": "tool_use", "name": "f", "input": {}}, "openai_messages"),
         ({"type": "thinking", "thinking": "hm"}, "reasoning_content"),
@@ -92,15 +91,15 @@ def test_media_is_refused_by_name(kind: str) -> None:
         ({"type": "text"}, "is missing"),
     ],
 )
-def test_parts_of_no_known_type_are_refused_by_name(part: dict[str, Any], said: str) -> None:
+def test_parts_of_another_type_are_refused_by_name(part: dict[str, Any], words: str) -> None:
     for forms in (STRINGS, PARTS):
-        with pytest.raises(InputError, match=said) as caught:
+        with pytest.raises(InputError, match=words) as caught:
             adapt([user([part])], forms)
         assert caught.value.message == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         ("{", "not valid JSON"),
         ("[1]", "JSON of a list"),
@@ -112,16 +111,16 @@ def test_parts_of_no_known_type_are_refused_by_name(part: dict[str, Any], said: 
         ('{"a":' * 300 + "1" + "}" * 300, "nested"),
     ],
 )
-def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+def test_json_text_that_is_no_object_is_refused_with_what_to_do(arguments: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
         adapt([ASK, assistant("", call("add", arguments))], MAPPINGS)
     assert (caught.value.message, caught.value.field) == (1, "tool_calls.0.function.arguments")
     assert adapt([ASK, assistant("", call("add", arguments))], JSON_TEXT).changes == []
 
 
-@pytest.mark.parametrize("given", [{"content": ""}, {"content": None}, {}], ids=["empty", "null", "absent"])
+@pytest.mark.parametrize("content", [{"content": ""}, {"content": None}, {}], ids=["empty", "null", "absent"])
 @pytest.mark.parametrize("way", list(Silence))
-def test_no_content_is_said_as_the_template_reads_it(given: dict[str, Any], way: Silence) -> None:
+def test_no_content_is_written_as_the_template_reads_it(content: dict[str, Any], way: Silence) -> None:
     expected: dict[Silence, dict[str, Any]] = {
         Silence.EMPTY: {"content": ""},
         Silence.NULL: {"content": None},
@@ -131,9 +130,9 @@ def test_no_content_is_said_as_the_template_reads_it(given: dict[str, Any], way:
         ({"tool_calls": [call("now", {})]}, Reads(calls=CallForm(silence=(way,)))),
         ({}, Reads(alone=(way,))),
     ):
-        adapted = adapt([{"role": "assistant", **given, **extra}], forms)
+        adapted = adapt([{"role": "assistant", **content, **extra}], forms)
         assert adapted.messages == [{"role": "assistant", **expected[way], **extra}]
-        assert len(adapted.changes) == (given != expected[way])
+        assert len(adapted.changes) == (content != expected[way])
 
 
 # -- with templates
@@ -162,7 +161,7 @@ def test_one_text_part_gives_the_ids_of_the_text(any_family: str) -> None:
         [ASK, assistant("", call("get_weather", {"city": "Paris"})), SUNNY, assistant("Sunny.")],
     ):
         parts = [
-            row | {"content": text(row["content"])} if row["content"] and (any_family, row["role"]) != OWN_WAY else row
+            row | {"content": text(row["content"])} if row["content"] and (any_family, row["role"]) != MINIMAX else row
             for row in messages
         ]
         assert ids(renderer, parts, SIMPLE) == ids(renderer, messages, SIMPLE)
@@ -183,33 +182,25 @@ def test_json_arguments_give_the_ids_of_the_mapping(any_family: str) -> None:
     renderer = make_renderer(any_family)
     arguments = {"city": "Paris", "n": 2.5, "deep": {"k": [1, None]}, "ok": True}
     both = [[ASK, assistant("", call("get_weather", form)), SUNNY] for form in (arguments, json.dumps(arguments))]
-    mapping, written = (ids(renderer, messages, SIMPLE) for messages in both)
-    assert mapping == written
+    mapping, as_text = (ids(renderer, messages, SIMPLE) for messages in both)
+    assert mapping == as_text
     if any_family not in ("gemma-3",):
         assert isinstance(mapping, list)
 
 
-def test_no_content_beside_calls_is_never_a_word(any_family: str) -> None:
+def test_no_content_is_never_a_word(any_family: str) -> None:
     renderer = make_renderer(any_family)
-    made = {"tool_calls": [call("get_weather", {"city": "Paris"})]}
-    found = [
-        ids(renderer, [ASK, {"role": "assistant", **content, **made}, SUNNY], SIMPLE)
-        for content in ({"content": ""}, {"content": None}, {}, {"content": []})
+    silences: list[dict[str, Any]] = [{"content": ""}, {"content": None}, {}]
+    calls = {"tool_calls": [call("get_weather", {"city": "Paris"})]}
+    beside = [
+        ids(renderer, [ASK, {"role": "assistant", **silence, **calls}, SUNNY], SIMPLE)
+        for silence in (*silences, {"content": []})
     ]
-    assert all(one == found[0] for one in found)
-    if isinstance(found[0], list):
-        assert "None" not in renderer.tokenizer.decode(found[0])
-
-
-def test_no_content_and_no_calls_is_never_a_word(any_family: str) -> None:
-    renderer = make_renderer(any_family)
-    found = [
-        ids(renderer, [HI, {"role": "assistant", **content}, user("Are you there?")])
-        for content in ({"content": ""}, {"content": None}, {})
-    ]
-    assert all(one == found[0] for one in found)
-    assert isinstance(found[0], list)
-    assert "None" not in renderer.tokenizer.decode(found[0])
+    alone = [ids(renderer, [HI, {"role": "assistant", **silence}, user("Are you there?")]) for silence in silences]
+    for results in (beside, alone):
+        assert all(result == results[0] for result in results)
+        if results is alone or isinstance(results[0], list):
+            assert "None" not in renderer.tokenizer.decode(results[0])
 
 
 def test_what_the_template_reads_passes_untouched(any_family: str) -> None:
@@ -227,15 +218,14 @@ def test_what_the_template_reads_passes_untouched(any_family: str) -> None:
             assert adapted.messages == row.messages
 
 
-def test_media_is_refused_unless_messages_stay_as_given(any_family: str) -> None:
+def test_media_is_refused_unless_messages_stay_as_they_are(any_family: str) -> None:
     picture = [user([{"type": "image"}, *text("What is this?")])]
     with pytest.raises(InputError, match=r"'image'.*not supported yet"):
         make_renderer(any_family).render(picture)
-    as_given = make_renderer(any_family, messages="as_given")
-    assert as_given.adapt_messages(picture).changes == []
+    assert make_renderer(any_family, messages="as_given").adapt_messages(picture).changes == []
 
 
-def test_a_role_that_the_template_prints_is_taken(any_family: str) -> None:
+def test_a_role_that_the_template_prints_is_accepted(any_family: str) -> None:
     renderer = make_renderer(any_family)
     messages = [HI, {"role": "critic-2", "content": "Too long."}]
     if ids(renderer, messages) is InputError:
@@ -245,27 +235,9 @@ def test_a_role_that_the_template_prints_is_taken(any_family: str) -> None:
     assert "Too long." in rendered.decode(rendered.select(message=1, field="content"))
 
 
-# -- what real clients and templates brought up
-
-
 @pytest.mark.parametrize("calls", [None, []])
 def test_no_calls_are_no_calls(family: str, calls: Any) -> None:
-    """OpenAI's own messages say ``tool_calls: None``, inference servers ``[]``."""
-    made = make_renderer(family)
-    plain = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "hello"},
-        {"role": "user", "content": "z"},
-    ]
-    assert made.render_ids([plain[0], {**plain[1], "tool_calls": calls}, plain[2]]) == made.render_ids(plain)
-
-
-@pytest.mark.parametrize("family", ["qwen3", "glm-4.5", "gpt-oss", "mistral-nemo", "deepseek-v3.1"])
-def test_messages_that_are_read_unchanged_need_no_check_and_no_change(family: str) -> None:
-    forms = make_renderer(family).study().forms
-    talks = [conversation.messages for conversation in CONVERSATIONS.values()]
-    unchanged = [talk for talk in talks if reads_unchanged(talk, forms)]
-    assert unchanged
-    for talk in unchanged:
-        assert check_messages(talk) == talk
-        assert adapt(talk, forms).messages is talk
+    """OpenAI's messages have ``tool_calls: None``, those of inference servers ``[]``."""
+    renderer = make_renderer(family)
+    plain = [user("q"), assistant("hello"), user("z")]
+    assert renderer.render_ids([plain[0], {**plain[1], "tool_calls": calls}, plain[2]]) == renderer.render_ids(plain)

@@ -1,12 +1,12 @@
 """Conversations in other shapes become OpenAI's: what each rule makes of them, and what is refused and where.
 
-Anthropic's messages here are held against the types of its own client.
+Anthropic's messages here are validated with the types of its own client.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -14,22 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from tests.conversation.blocks import (
-    CACHED,
-    CALL,
-    USER,
-    assistant,
-    call,
-    exhaust,
-    text,
-    think,
-    turn,
-    use,
-    user,
-)
 from tests.support import examples
 from tokentrace import InputError
 from tokentrace.conversation.messages import check_messages, check_tools
+from tokentrace.conversation.responses import from_responses
 from tokentrace.conversation.shapes import (
     Shape,
     from_anthropic,
@@ -41,7 +29,78 @@ from tokentrace.conversation.shapes import (
     with_system,
 )
 
+USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hi"}}
+REDACTED = {"type": "redacted_thinking", "data": "ZW5jcnlwdGVk"}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+CALL = json.dumps({"name": "f", "arguments": {}})
+
+
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": words, **more}
+
+
+def think(words: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": words, "signature": "c2lnbmVk"}
+
+
+def use(id: str, name: str, **arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name, "input": arguments}
+
+
+def result(id: str, content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": id, **({} if content is None else {"content": content}), **more}
+
+
+def call(name: str, arguments: Any, id: str | None = None) -> dict[str, Any]:
+    """A call in OpenAI's shape."""
+    function = {"name": name, "arguments": arguments}
+    return {**({} if id is None else {"id": id}), "type": "function", "function": function}
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def turn(speaker: Any, value: Any, **more: Any) -> dict[str, Any]:
+    return {"from": speaker, "value": value, **more}
+
+
+def validate(kind: Any, value: Any) -> None:
+    """Check a value against a client's type, all of it: pydantic looks into an Iterable only as it is read."""
+
+    def exhaust(part: Any) -> None:
+        if isinstance(part, Mapping):
+            part = part.values()
+        if isinstance(part, Iterable) and not isinstance(part, str):
+            for inner in part:
+                exhaust(inner)
+
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)  # lives as long as what it validates
+    exhaust(adapter.validate_python(value, strict=True))
+
+
+def attempt(convert: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """The result, or the InputError; anything else that is raised is a failure."""
+    try:
+        return convert(*arguments, **settings)
+    except InputError as error:
+        return error
+
+
+def place(convert: Callable[..., Any], *arguments: Any) -> tuple[int | None, str | None]:
+    """The message and the field that the InputError of a conversion names."""
+    error = attempt(convert, *arguments)
+    assert isinstance(error, InputError)
+    return error.message, error.field
+
+
 # -- OpenAI
 
 
@@ -53,9 +112,9 @@ def test_openais_messages_stay_the_very_same() -> None:
         {"role": "function", "name": "f", "content": "r"},
         {"role": "critic", "content": 3, "function_call": "not an assistant's"},
     ]
-    made = from_openai(messages)
-    assert len(made) == len(messages)
-    assert all(mine is theirs for mine, theirs in zip(made, messages, strict=True))
+    converted = from_openai(messages)
+    assert len(converted) == len(messages)
+    assert all(ours is theirs for ours, theirs in zip(converted, messages, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +127,225 @@ def test_openais_messages_stay_the_very_same() -> None:
     ],
 )
 def test_a_function_call_that_is_none(message: dict[str, Any], field: str) -> None:
-    with pytest.raises(InputError) as caught:
-        from_openai([USER, {"role": "assistant", "content": "x", **message}])
-    assert (caught.value.message, caught.value.field) == (1, field)
+    assert place(from_openai, [USER, {"role": "assistant", "content": "x", **message}]) == (1, field)
+
+
+# -- Anthropic
+
+
+ANTHROPIC: dict[str, tuple[list[Any], list[dict[str, Any]]]] = {
+    "text blocks are one text with nothing in between": (
+        [user(text("a "), text("b")), assistant(text("c"), text("d"))],
+        [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "cd"}],
+    ),
+    "redacted thinking is left out": (
+        [USER, assistant(REDACTED, think("a"), text("x")), USER, assistant(REDACTED, text("y"))],
+        [
+            USER,
+            {"role": "assistant", "content": "x", "reasoning_content": "a"},
+            USER,
+            {"role": "assistant", "content": "y"},
+        ],
+    ),
+    "calls and their results": (
+        [
+            USER,
+            assistant(think("t"), text("see"), use("toolu_1", "f", city="Bern"), use("toolu_2", "g")),
+            user(result("toolu_1", "rain"), result("toolu_2", [text("o"), text("k")])),
+            assistant(text("done")),
+        ],
+        [
+            USER,
+            {
+                "role": "assistant",
+                "content": "see",
+                "reasoning_content": "t",
+                "tool_calls": [call("f", {"city": "Bern"}, "toolu_1"), call("g", {}, "toolu_2")],
+            },
+            {"role": "tool", "tool_call_id": "toolu_1", "name": "f", "content": "rain"},
+            {"role": "tool", "tool_call_id": "toolu_2", "name": "g", "content": "ok"},
+            {"role": "assistant", "content": "done"},
+        ],
+    ),
+    "results, then text": (
+        [user(result("a", "1"), result("b", "2"), text("go on"))],
+        [
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+            {"role": "tool", "tool_call_id": "b", "content": "2"},
+            {"role": "user", "content": "go on"},
+        ],
+    ),
+    "results: none, empty, failed, and not failed": (
+        [user(result("a"), result("b", []), result("c", "no", is_error=True), result("d", "ok", is_error=False))],
+        [
+            {"role": "tool", "tool_call_id": "a", "content": ""},
+            {"role": "tool", "tool_call_id": "b", "content": ""},
+            {"role": "tool", "tool_call_id": "c", "content": "no", "is_error": True},
+            {"role": "tool", "tool_call_id": "d", "content": "ok"},
+        ],
+    ),
+    "images and documents stay": (
+        [user(text("see", **CACHED), {**IMAGE, **CACHED}, text("?")), user(result("a", [IMAGE]), DOCUMENT)],
+        [
+            {"role": "user", "content": [text("see"), IMAGE, text("?")]},
+            {"role": "tool", "tool_call_id": "a", "content": [IMAGE]},
+            {"role": "user", "content": [DOCUMENT]},
+        ],
+    ),
+    "cache control, citations and signatures are left out": (
+        [user(text("a", **CACHED)), assistant(text("b", citations=None), use("c", "f") | CACHED)],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "tool_calls": [call("f", {}, "c")]},
+        ],
+    ),
+}
+"""By rule: Anthropic's messages, and OpenAI's."""
+
+
+@pytest.mark.parametrize("name", ANTHROPIC)
+def test_anthropics_blocks_become_messages(name: str) -> None:
+    from anthropic.types import MessageParam
+
+    messages, expected = ANTHROPIC[name]
+    validate(list[MessageParam], messages)
+    before = json.dumps(messages)
+    assert from_anthropic(messages) == expected
+    assert json.dumps(messages) == before, "the input is not changed"
+    assert check_messages(expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "index", "field"),
+    [
+        ([USER, {"role": "tool", "content": "x"}], 1, "role"),
+        ([{"role": "user", "content": 3}], 0, "content"),
+        ([user("text")], 0, "content.0"),
+        ([user({"text": "x"})], 0, "content.0.type"),
+        ([user(text("a"), {"type": "text"})], 0, "content.1.text"),
+        ([user(think("x"))], 0, "content.0"),
+        ([assistant({"type": "thinking", "thinking": [text("x")]})], 0, "content.0.thinking"),
+        ([assistant({"type": "tool_use", "id": "a", "name": "f"})], 0, "content.0.input"),
+        ([assistant({"type": "tool_use", "id": "a", "input": {}})], 0, "content.0.name"),
+        ([user(result("a", [use("b", "f")]))], 0, "content.0.content.0"),
+        ([user(result("a", "x", is_error="yes"))], 0, "content.0.is_error"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [call("f", {})]}], 0, "tool_calls"),
+        ([USER, None], 1, None),
+        ("hi", None, "messages"),
+    ],
+)
+def test_anthropics_errors_name_the_message_and_the_field(messages: Any, index: int | None, field: str | None) -> None:
+    assert place(from_anthropic, messages) == (index, field)
+
+
+# -- the system prompt
+
+
+@pytest.mark.parametrize("system", ["be nice", [text("be "), text("nice", **CACHED)]])
+def test_the_system_prompt_goes_first(system: Any) -> None:
+    from anthropic.types import TextBlockParam
+
+    validate(str | list[TextBlockParam], system)
+    first = {"role": "system", "content": "be nice"}
+    assert from_anthropic([USER], system) == [first, USER]
+    assert from_sharegpt([{"from": "human", "value": "hi"}], system) == [first, USER]
+    assert with_system([USER], system) == [first, USER]
+
+
+@pytest.mark.parametrize("content", ["be nice", [text("be "), "nice"]])
+def test_equal_system_prompts_are_one(content: Any) -> None:
+    messages = [{"role": "system", "content": content}, USER]
+    assert with_system(messages, "be nice") == messages
+
+
+@pytest.mark.parametrize("content", ["be nasty", None, [text("be"), {"type": "image"}], [{"text": 3}]])
+def test_two_system_prompts_that_differ_are_refused(content: Any) -> None:
+    with pytest.raises(InputError, match=r"^system: differs"):
+        with_system([{"role": "system", "content": content}, USER], "be nice")
+
+
+# -- ShareGPT
+
+
+@pytest.mark.parametrize(
+    ("role", "speakers"),
+    {
+        "system": ["system"],
+        "user": ["human", "user"],
+        "assistant": ["gpt", "assistant", "chatgpt", "bing", "bard", "model"],
+        "tool": ["observation", "tool", "function_response", "tool_response", "function"],
+    }.items(),
+)
+def test_who_speaks(role: str, speakers: list[str]) -> None:
+    for speaker in speakers:
+        assert from_sharegpt([turn(speaker, "x")]) == [{"role": role, "content": "x"}]
+
+
+@pytest.mark.parametrize("speaker", ["function_call", "tool_call"])
+@pytest.mark.parametrize(
+    ("value", "calls"),
+    [
+        ('{"name": "f", "arguments": {"a": null}}', [call("f", {"a": None})]),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', [call("f", '{"a": 1}')]),
+        ('[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', [call("f", {}), call("g", {})]),
+        ('{"id": "c1", "type": "function", "name": "f", "arguments": {}}', [call("f", {}, "c1")]),
+        ('{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {}}}', [call("f", {}, "c1")]),
+        ({"name": "f", "arguments": {}}, [call("f", {})]),
+        ([{"name": "f", "arguments": {}}], [call("f", {})]),
+    ],
+)
+def test_a_turn_of_calls(speaker: str, value: Any, calls: list[Any]) -> None:
+    converted = from_sharegpt([turn("human", "hi"), turn(speaker, value), turn("observation", "r")])
+    assert converted == [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "r"},
+    ]
+
+
+def test_calls_after_calls_and_after_results_are_new_messages() -> None:
+    speakers = {"gpt": "see", "function_call": CALL, "observation": "r"}
+    order = ("gpt", "function_call", "function_call", "observation", "function_call", "gpt", "gpt")
+    alone = {"role": "assistant", "content": "", "tool_calls": [call("f", {})]}
+    answer = {"role": "assistant", "content": "see"}
+    assert from_sharegpt([turn(speaker, speakers[speaker]) for speaker in order]) == [
+        {**alone, "content": "see"},
+        *(alone, {"role": "tool", "content": "r"}, alone, answer, answer),
+    ]
+
+
+def test_turns_that_are_one_message_have_to_agree_on_what_is_trained() -> None:
+    both = from_sharegpt([turn("gpt", "see", weight=0), turn("function_call", CALL, weight=0)])
+    assert both == [{"role": "assistant", "content": "see", "weight": 0, "tool_calls": [call("f", {})]}]
+    for first, second in [
+        *(({"weight": 0}, {"weight": 1}), ({"train": False}, {}), ({}, {"train": True})),
+        ({"reasoning_content": "a"}, {"reasoning_content": "b"}),
+    ]:
+        turns = [turn("gpt", "see", **first), turn("function_call", CALL, **second)]
+        assert place(from_sharegpt, turns) == (1, next(iter(first | second)))
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (turn("narrator", "x"), "from"),
+        ({"value": "x"}, "from"),
+        ({"from": "human"}, "value"),
+        (turn("human", {"a": 1}), "value"),
+        (turn("gpt", [3]), "value.0"),
+        (turn("human", None, tool_calls=[call("f", {})]), "value"),
+        (turn("gpt", "x", tool_calls=[{}]), "tool_calls.0.name"),
+        (turn("function_call", "f()"), "value"),
+        (turn("function_call", '{"arguments": {}}'), "value.0.name"),
+        (turn("function_call", '[{"name": "f", "arguments": {}}, {"name": "f"}]'), "value.1.arguments"),
+        (turn("function_call", '{"name": "f", "arguments": [1]}'), "value.0.arguments"),
+        (turn("function_call", '{"name": "f", "arguments": {}, "parameters": {"a": 1}}'), "value.0"),
+        (turn("function_call", CALL, tool_calls=[call("f", {})]), "tool_calls"),
+        (None, None),
+    ],
+)
+def test_sharegpts_errors_name_the_message_and_the_field(bad: Any, field: str | None) -> None:
+    assert place(from_sharegpt, [turn("human", "hi"), bad]) == (1, field)
 
 
 # -- tools
@@ -81,20 +356,19 @@ OPENAI_TOOL = {"type": "function", "function": BARE}
 
 
 @pytest.mark.parametrize(
-    ("tool", "made"),
+    ("tool", "expected"),
     [
         ({"name": "f", "description": "d", "input_schema": SCHEMA}, OPENAI_TOOL),
         ({"type": "custom", "name": "f", "description": "d", "input_schema": SCHEMA, **CACHED}, OPENAI_TOOL),
         ({"name": "f", "input_schema": SCHEMA}, {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}),
     ],
 )
-def test_anthropics_tools_become_openais(tool: dict[str, Any], made: dict[str, Any]) -> None:
+def test_anthropics_tools_become_openais(tool: dict[str, Any], expected: dict[str, Any]) -> None:
     from anthropic.types import ToolParam
 
-    adapter = TypeAdapter(ToolParam)
-    exhaust(adapter.validate_python(tool, strict=True))
-    assert openai_tools([tool]) == openai_tools(json.dumps([tool])) == openai_tools([tool], wrap=True) == [made]
-    assert check_tools([made]) == [made]
+    validate(ToolParam, tool)
+    assert openai_tools([tool]) == openai_tools(json.dumps([tool])) == openai_tools([tool], wrap=True) == [expected]
+    assert check_tools([expected]) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -108,9 +382,7 @@ def test_anthropics_tools_become_openais(tool: dict[str, Any], made: dict[str, A
     ],
 )
 def test_what_is_no_tools(tools: Any, field: str) -> None:
-    with pytest.raises(InputError) as caught:
-        openai_tools(tools)
-    assert (caught.value.message, caught.value.field) == (None, field)
+    assert place(openai_tools, tools) == (None, field)
 
 
 # -- which shape it is
@@ -149,28 +421,26 @@ def test_messages_of_any_shape_become_openais() -> None:
 
 # -- hostile input
 
-
 WORDS = [
     *("role", "content", "from", "value", "type", "text", "thinking", "id", "name", "input", "tool_use_id", "is_error"),
-    *("user", "assistant", "system", "tool", "human", "gpt", "function_call", "observation", "tool_use", "tool_result"),
-    *("redacted_thinking", "image", "tool_calls", "function", "arguments", "weight", "reasoning_content", "{}", "[]"),
-    *('{"name": "f", "arguments": {}}', "input_schema", "parameters", "custom"),
+    *("user", "assistant", "system", "tool", "human", "gpt", "observation", "tool_use", "tool_result", "image"),
+    *("redacted_thinking", "tool_calls", "function", "arguments", "weight", "reasoning_content", "{}", "[]"),
+    *(CALL, "input_schema", "parameters", "custom", "message", "reasoning", "function_call", "function_call_output"),
+    *("item_reference", "input_text", "output_text", "refusal", "input_image", "c1", "msg_a_1", "rs_b_0"),
+    *("tokentrace-x", "call_id", "output", "summary", "encrypted_content"),
 ]
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(WORDS)
-KEYS = st.sampled_from(WORDS) | st.text(max_size=5)
+SHORT = st.text(max_size=5) | st.sampled_from(WORDS)
 JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=25
+    st.none() | st.booleans() | st.integers() | st.floats() | SHORT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(SHORT, inner, max_size=5),
+    max_leaves=25,
 )
 BLOCK = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image"])},
     optional={
-        "text": st.text(max_size=3) | JSON,
-        "thinking": st.text(max_size=3) | JSON,
-        "id": st.text(max_size=3) | JSON,
-        "tool_use_id": st.text(max_size=3) | JSON,
-        "name": st.text(max_size=3) | JSON,
-        "input": st.dictionaries(st.text(max_size=3), JSON, max_size=2) | JSON,
-        "content": JSON | st.lists(st.builds(text, st.text(max_size=3)), max_size=2),
+        **dict.fromkeys(("text", "thinking", "id", "tool_use_id", "name"), SHORT | JSON),
+        "input": st.dictionaries(SHORT, JSON, max_size=2) | JSON,
+        "content": JSON | st.lists(st.builds(text, SHORT), max_size=2),
         "is_error": st.booleans() | JSON,
     },
 )
@@ -178,47 +448,41 @@ NEARLY = st.fixed_dictionaries(
     {},
     optional={
         "role": st.sampled_from(["user", "assistant", "system"]) | JSON,
-        "content": st.text(max_size=3) | st.lists(BLOCK, max_size=4) | JSON,
+        "content": SHORT | st.lists(BLOCK, max_size=4) | JSON,
         "from": st.sampled_from(["human", "gpt", "function_call", "observation", "system"]) | JSON,
         "value": st.sampled_from(["x", CALL, f"[{CALL}]"]) | JSON,
-        "weight": JSON,
-        "tool_calls": JSON,
-        "function_call": JSON,
+        "type": st.sampled_from(["message", "reasoning", "function_call", "function_call_output", "item_reference"]),
+        **dict.fromkeys(("weight", "tool_calls", "function_call", "id", "call_id", "output", "summary"), JSON | SHORT),
     },
 )
 HOSTILE = JSON | st.lists(JSON, max_size=4) | st.lists(NEARLY, max_size=4)
 
 
-def attempt(convert: Callable[..., Any], *given: Any, **settings: Any) -> Any:
-    """What is made of the input, or the InputError; anything else that is raised is a failure."""
-    try:
-        return convert(*given, **settings)
-    except InputError as error:
-        return error
-
-
-@given(messages=HOSTILE, system=st.none() | st.lists(BLOCK, max_size=2) | JSON)
-@settings(deadline=None, max_examples=examples(400))
-def test_any_json_becomes_messages_or_an_input_error(messages: Any, system: Any) -> None:
-    for convert in (from_anthropic, from_sharegpt):
-        made = attempt(convert, messages, system)
-        if isinstance(made, InputError):
-            assert made.message is None or 0 <= made.message < len(messages)
+@given(messages=HOSTILE, system=st.none() | st.lists(BLOCK, max_size=2) | JSON, open_calls=st.booleans())
+@settings(deadline=None, max_examples=examples(500))
+def test_any_json_becomes_messages_or_an_input_error(messages: Any, system: Any, open_calls: bool) -> None:
+    for converted in (
+        attempt(from_anthropic, messages, system),
+        attempt(from_sharegpt, messages, system),
+        attempt(from_responses, messages, open_calls=open_calls),
+    ):
+        if isinstance(converted, InputError):
+            assert converted.message is None or 0 <= converted.message < len(messages)
         else:
-            assert check_messages(made) == made
-    made = attempt(from_openai, messages)
-    if not isinstance(made, InputError):
-        assert len(made) == len(messages)
-        attempt(with_system, made, system)
+            assert check_messages(converted) == converted
+    converted = attempt(from_openai, messages)
+    if not isinstance(converted, InputError):
+        assert len(converted) == len(messages)
+        attempt(with_system, converted, system)
     attempt(openai_messages, messages, shape_of(messages))
 
 
 @given(tools=JSON | st.lists(NEARLY, max_size=3), wrap=st.booleans())
 @settings(deadline=None, max_examples=examples(400))
 def test_any_json_becomes_tools_or_an_input_error(tools: Any, wrap: bool) -> None:
-    for given_as in (tools, json.dumps(tools)):
-        made = attempt(openai_tools, given_as, wrap=wrap)
-        if isinstance(made, InputError):
-            assert (made.field or "").startswith("tools")
+    for source in (tools, json.dumps(tools)):
+        converted = attempt(openai_tools, source, wrap=wrap)
+        if isinstance(converted, InputError):
+            assert (converted.field or "").startswith("tools")
         else:
-            assert check_tools(made) == made
+            assert check_tools(converted) == converted

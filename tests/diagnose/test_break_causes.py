@@ -172,7 +172,7 @@ def test_remerge(family: str) -> None:
 def test_control_token_that_became_text() -> None:
     tokenizer = renderer_of("pocket").tokenizer
     stream = tokenizer.encode("Say <tool_call> aloud")
-    plain = np.concatenate(tokenizer.encode_plain(["Say <tool_call> aloud"]))
+    plain = tokenizer.encode_plain("Say <tool_call> aloud")
     broken = explain_break(stream, plain, tokenizer)
     assert broken is not None
     assert broken.cause is Cause.BPE_REMERGE
@@ -240,12 +240,7 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
 @pytest.mark.parametrize("family", ["qwen3.5"])
 def test_two_turns_of_stripped_reasoning_are_both_reported(family: str) -> None:
     renderer = renderer_of(family)
-    first = [
-        *GO,
-        assistant(HELLO, reasoning=THOUGHT),
-        BYE,
-        assistant("Goodbye then, friend.", reasoning="Yes."),
-    ]
+    first = [*GO, assistant(HELLO, reasoning=THOUGHT), BYE, assistant("Goodbye then, friend.", reasoning="Yes.")]
     kept = make_renderer(family, preserve_all_thinking=True).render(first, tools=TOOLS)
     after = renderer.render([*first, user("More")], tools=TOOLS, add_generation_prompt=True)
     broken = explain_break(kept.ids, after.ids, renderer, sampled=kept.mask)

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conversations import SYS, assistant, user
-from tests.diagnose.two_requests import (
-    HELLO,
-    Ids,
-    Rollout,
-    consistent,
-    renderer_of,
-)
+from tests.diagnose.two_requests import HELLO, Ids, Rollout, consistent, renderer_of
 from tests.support import examples
 from tokentrace import create_renderer
 from tokentrace.diagnose.breaks import Break, explain_break
@@ -155,13 +149,13 @@ def test_edited_text(pieces: list[str], data: st.DataObject) -> None:
 @settings(deadline=None, max_examples=examples(200))
 def test_any_other_way_to_spell_the_same_text_is_a_remerge(text: str, data: st.DataObject) -> None:
     tokenizer = renderer_of("pocket").tokenizer
-    whole = tokenizer.encode_plain([text])[0]
+    whole = tokenizer.encode_plain(text)
     cut = data.draw(st.integers(0, len(text)))
     if data.draw(st.booleans()):
         parts = [text[:cut], text[cut:]]
-        split = np.concatenate(tokenizer.encode_plain([part for part in parts if part]))
+        split = np.concatenate([tokenizer.encode_plain(part) for part in parts if part])
     else:
-        split = np.asarray([i for char in text for i in tokenizer.encode_plain([char])[0]], np.int32)
+        split = np.asarray([i for char in text for i in tokenizer.encode_plain(char)], np.int32)
     found = explain_break(split, np.concatenate([whole, tokenizer.encode("<|end|>")]), tokenizer)
     if split.tolist() == whole.tolist():
         assert found is None

@@ -17,7 +17,6 @@ from tokentrace.engines.protocol import Completion, FinishReason
 from tokentrace.errors import TemplateError
 from tokentrace.gateway.session import SessionRecord
 from tokentrace.gateway.turns import Conversation, PreparedTurn, RecordedTurn
-from tokentrace.parsing.messages import openai_message
 from tokentrace.store.store import SessionInfo, State, Store, TurnRecord
 from tokentrace.tokens.ids import common_prefix
 from tokentrace.trajectory import Trajectory
@@ -95,7 +94,7 @@ class Recorder:
             np.array(ids, np.int32), logprobs, reason, spans, number, LogprobKind.PROCESSED, channels or {}
         )
         response = self.renderer.parse_response(list(ids), tools=tools, prompt_ids=placed.ids)
-        reply = openai_message(response, call_id=lambda index: f"call{number:03}{index:02}")
+        reply = response.to_message(call_id=lambda index: f"call{number:03}{index:02}")
         about = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
         prepared = self.session.prepare(placed, completion, reply, about, {"temperature": 1.0})
         assert (len(self.session.turns), self.session.trajectory.num_writes) == (number, before), "nothing has changed"

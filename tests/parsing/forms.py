@@ -139,7 +139,7 @@ def ids_of(made: Renderer, pieces: tuple[str, ...]) -> list[int]:
     ids: list[int] = []
     for piece in pieces:
         plain = isinstance(piece, Plain)
-        ids += (made.tokenizer.encode_plain([piece])[0] if plain else made.tokenizer.encode(piece)).tolist()
+        ids += (made.tokenizer.encode_plain(piece) if plain else made.tokenizer.encode(piece)).tolist()
     return ids
 
 

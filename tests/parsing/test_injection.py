@@ -78,7 +78,7 @@ def test_no_text_ends_an_argument_of_any_family(name: str) -> None:
 def test_only_the_quote_token_ends_a_string(value: str) -> None:
     tokenizer = (renderer := made_up_renderer(CASES["braces with quotes of their own"].source, *CONTROLS)).tokenizer
     around = [tokenizer.encode(text) for text in ("<|call|>call:look{a:<|q|>", "<|q|>}<|done|><|end|>")]
-    ids = [*around[0], *tokenizer.encode_plain([value])[0], *around[1]]
+    ids = [*around[0], *tokenizer.encode_plain(value), *around[1]]
     [parsed] = renderer.parse_response(ids).tool_calls
     assert (parsed.status, parsed.arguments) == (CallStatus.OK, {"a": value})
 

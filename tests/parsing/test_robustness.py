@@ -215,7 +215,7 @@ def adverse(family: str) -> Iterator[tuple[list[int], list[int]]]:
     control = made.tokenizer.vocabulary.is_control
     cuts = {0, len(ids) - 1} | {at + 1 for at, index in enumerate(ids) if control[index]} | set(range(0, len(ids), 4))
     units = {tuple(made.tokenizer.encode(text).tolist()) for text in [*UNITS, *delimiters(family)]}
-    units |= {tuple(made.tokenizer.encode_plain([text])[0].tolist()) for text in delimiters(family)}
+    units |= {tuple(made.tokenizer.encode_plain(text).tolist()) for text in delimiters(family)}
     found = [(ids[:cut], list(unit)) for unit in sorted(units) for cut in sorted(cuts)]
     yield from found[:: max(1, len(found) // CASES)]
 

@@ -375,7 +375,7 @@ def mutated(draw: st.DrawFn, family: str, ids: list[int]) -> list[int]:
         elif kind == "put":
             out[at:at] = draw(st.lists(st.sampled_from(telling_ids(family)), min_size=1, max_size=3))
         elif kind == "spell":
-            plain = renderer(family).tokenizer.encode_plain([draw(st.sampled_from(delimiters(family)))])[0]
+            plain = renderer(family).tokenizer.encode_plain(draw(st.sampled_from(delimiters(family))))
             out[at:at] = plain.tolist()
     return out
 
@@ -436,7 +436,7 @@ def test_a_character_of_several_tokens_is_told_once_and_whole(any_family: str) -
     assert whole.content in (text, "")
     assert [one.arguments for one in whole.calls] in ([], [{"place": text, "where": {text: [text]}}])
     assert whole.content or whole.calls
-    ids = made.tokenizer.encode_plain([text])[0].tolist()
+    ids = made.tokenizer.encode_plain(text).tolist()
     assert splits_a_character(made, ids)
     only = check(made, ids, [[2] * len(ids), [3] * len(ids)], prompt_ids=prompt)
     assert (only.content, only.reasoning_content) in ((text, None), ("", text))

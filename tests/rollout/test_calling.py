@@ -9,26 +9,13 @@ from typing import Any
 
 import pytest
 
-from tokentrace import create_renderer
-from tokentrace.engines.protocol import Completion, SamplingParams
-from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
+from tests.rollout.support import ANSWER, CALL, TASK, agent, look, run
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.interactions import BaseInteraction
-from tokentrace.rollout.loop import Agent, End, Rollout, Task
+from tokentrace.rollout.loop import End
 from tokentrace.rollout.record import checked_metrics
 from tokentrace.rollout.store import RolloutStore
 from tokentrace.rollout.tools import BaseTool, ToolResult, function_schema
-
-RENDERER = create_renderer(POCKET)
-QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
-ANSWER = "It is 42.<|end|>"
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-
-
-def look() -> str:
-    """Look."""
-    return "42"
 
 
 class Returns(BaseTool):
@@ -45,23 +32,6 @@ class Returns(BaseTool):
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         self.released = True
-
-
-def agent(*turns: str, **options: Any) -> Agent:
-    """Says these turns of each rollout; those of several rollouts alike."""
-    said = [RENDERER.tokenizer.encode(f"{turn.removesuffix('<|end|>')}<|end|>") for turn in turns or (ANSWER,)]
-
-    class Engine(ScriptedEngine):
-        async def generate(self, prompt_ids: Any, sampling: SamplingParams, **about: Any) -> Completion:
-            turn = int(str(about["request_id"]).rpartition("-")[2])
-            self._script = lambda *_: said[min(turn, len(said) - 1)]
-            return await super().generate(prompt_ids, sampling, **about)
-
-    return Agent(Engine(lambda *_: (), vocab_size=RENDERER.tokenizer.vocabulary.size), RENDERER, **options)
-
-
-def run(*turns: str, **options: Any) -> Rollout:
-    return asyncio.run(agent(*turns, **options).run(Task(QUESTION, name="one")))
 
 
 async def cancelled(*_: Any) -> Any:
@@ -141,7 +111,7 @@ def test_a_reward_that_no_row_can_hold_fails_its_rollout_and_the_rows_are_writte
     calls = CALL * len(rewards)
     made = agent(calls, ANSWER, tools=[Returns(*(ToolResult("42", one) for one in rewards))])
     store = RolloutStore(tmp_path)
-    summary = asyncio.run(run_rollouts(made, [Task(QUESTION, name="one")], store=store))
+    summary = asyncio.run(run_rollouts(made, [TASK], store=store))
     assert summary.ends == {"failed": 1}
     assert "float32" in store.finished[0]["notes"][-1]
     assert store.write_rows(advantages="group").is_file()

@@ -34,8 +34,8 @@ def buffered(source: str, buffer: str) -> str:
 
 def spans(template: ChatTemplate, messages: Any, tools: Any, prompt: bool) -> Any:
     try:
-        shown = None if tools is None else wrap_tools(tools)
-        rendering = template.render(messages, shown, add_generation_prompt=prompt, variables=SPECIAL)
+        wrapped = None if tools is None else wrap_tools(tools)
+        rendering = template.render(messages, wrapped, add_generation_prompt=prompt, variables=SPECIAL)
     except TemplateError as error:
         return str(error).partition(" (line")[0]
     return rendering.spans(), rendering.tail
@@ -50,8 +50,8 @@ def test_a_buffer_changes_no_span(family: str) -> None:
         buffer = list(BUFFERS)[number % len(BUFFERS)]
         through = ChatTemplate(buffered(source, buffer))
         for prompt in (False, True):
-            given = conversation.messages, conversation.tools, prompt
-            assert spans(through, *given) == spans(direct, *given), (name, buffer)
+            arguments = conversation.messages, conversation.tools, prompt
+            assert spans(through, *arguments) == spans(direct, *arguments), (name, buffer)
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
@@ -81,21 +81,28 @@ def test_a_buffer_changes_no_mask_and_no_bridge(buffer: str) -> None:
         assert seen[0] == seen[1]
 
 
-def test_turns_of_a_text_that_is_collected_in_a_namespace() -> None:
-    """The template does not show whose turn it writes: turns are found by rendering the conversation up to them."""
-    turn = "'<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n'"
+TURN = "'<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n'"
+COLLECTED = {
+    "text": "{% set ns.s = ns.s ~ TURN %}{% endfor %}{{ ns.s }}",
+    "list": "{% set ns.l = ns.l + [TURN] %}{% endfor %}{{ ns.l | join }}",
+    "list in the last turn": "{% set ns.l = ns.l + [TURN] %}{% if loop.last %}{{ ns.l | join }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("way", COLLECTED)
+def test_text_that_a_namespace_collects_belongs_to_the_turn_that_it_was_put_together_in(way: str) -> None:
     ask = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    collected = (
-        "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s ~ TURN %}{% endfor %}{{ ns.s }}"
-    )
-    sources = [collected.replace("TURN", turn) + ask, "{% for m in messages %}{{ " + turn + " }}{% endfor %}" + ask]
+    loop = "{% set ns = namespace(s='', l=[]) %}{% for m in messages %}"
+    bodies = [COLLECTED[way], "{{ TURN }}{% endfor %}"]
     tokenizer = Tokenizer(byte_tokenizer_json(["<|im_start|>", "<|im_end|>"]), fast=False)
     messages = [user("hi"), assistant("yes"), user("q"), assistant("no")]
     seen: list[Any] = []
-    for source in sources:
+    for body in bodies:
+        source = f"{loop}{body.replace('TURN', TURN)}{ask}"
         renderer = create_renderer(tokenizer, "default", chat_template=source, lost="ignore")
         prompt = renderer.render(messages[:3], add_generation_prompt=True).ids
         bridges = [renderer.bridge_to_next_turn(prompt, list(text), [user("next")]) for text in (b"no", b"")]
-        masks = [renderer.render(messages, add_generation_prompt=prompt).mask.tolist() for prompt in (False, True)]
-        seen.append((masks, [None if bridge is None else bridge.token_ids for bridge in bridges]))
+        rendered = [renderer.render(messages, add_generation_prompt=prompt) for prompt in (False, True)]
+        facts = [(one.mask.tolist(), one.message_indices, one.rendering.spans()) for one in rendered]
+        seen.append((facts, [None if bridge is None else bridge.token_ids for bridge in bridges]))
     assert seen[0] == seen[1]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tokentrace.demo.calculator import calculate
-from tokentrace.tokens.visible import listed
+from tokentrace.show.visible import listed
 from training.pocket.purpose import Purpose
 from training.pocket.script import GIVES, LOOKING, Script, spread
 from training.pocket.words import TOPICS, WORDS, Topic, plural, words

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tokentrace.demo.calculator import calculate
-from tokentrace.tokens.visible import listed
+from tokentrace.show.visible import listed
 from training.pocket.purpose import Purpose
 from training.pocket.words import Topic, names
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,11 @@ from .options import (
     together,
     tools_option,
 )
-from .output import ProgressBars, note, print_result, working, write_page
+from .output import ProgressBars, note, print_report, working, write_page
 
 if TYPE_CHECKING:
     from ..diagnose.audit_report import AuditReport
     from ..rendering.renderer import Renderer
-    from ..show.document import Document
 
 _ON = ("index", "step", "past")
 _PARSERS = ("tool_parser", "reasoning_parser")
@@ -148,9 +146,9 @@ def audit(
     if other is not None:
         rows = [{"what": what, "before": before, "now": now} for what, before, now in changed]
         both = {"audit": data[0], "against": other.to_json(), "differences": rows}
-        _print(differences_document(other, reports[0]), both, as_json)
+        print_report(differences_document(other, reports[0]), both, as_json)
     elif as_json or not quiet:
-        _print(document, data, as_json)
+        print_report(document, data, as_json)
     unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=allow_partly)]
     for report, one in unmet if uses or quiet else ():
         click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
@@ -166,15 +164,8 @@ def _show_grammar(options: dict[str, Any], as_json: bool) -> int:
     renderer = make_renderer(options, **{name: options[name] for name in _PARSERS})
     with working("reading the template"):
         report = GrammarReport.of(renderer, read_tools(options["tools"]))
-    _print(report.document(), report.to_json(), as_json)
+    print_report(report.document(), report.to_json(), as_json)
     return 0
-
-
-def _print(document: Document, data: Any, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(data, ensure_ascii=False))
-    else:
-        print_result(document, fold=True)
 
 
 def _show_conversation(options: dict[str, Any], html: Path | None, as_json: bool) -> int:
@@ -190,7 +181,7 @@ def _show_conversation(options: dict[str, Any], html: Path | None, as_json: bool
     if step is not None and step >= len(report.steps):
         raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
     document = report.document(step=step)
-    _print(document, report.to_json(), as_json)
+    print_report(document, report.to_json(), as_json)
     if html is not None:
         write_page(html, document, title=conversation_title(options["on"]))
     return 0 if report.equal else 1

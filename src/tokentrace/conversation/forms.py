@@ -1,24 +1,25 @@
 """The form in which a template reads messages, and messages brought into it.
 
-The same thing can be written in several forms: text as a string or as a list of parts, a call's arguments as a mapping
-or as JSON text, no content beside calls as ``""``, None or a missing field. Most templates read one of them, and print
-the others as Python would, drop them, or fail. `adapt` brings messages into the form that the template reads
-(`study.forms` finds it by tracing), as inference servers do. What the template reads already stays as it is, and
-nothing is dropped: content without a text form (an image) raises InputError.
+The same thing has several forms: text as a string or as a list of parts, a call's arguments as a mapping or as JSON
+text, no content beside calls as ``""``, None or a missing field. Most templates read one of them, and print the others
+as Python would, drop them, or fail. `adapt` brings messages into the form that the template reads (`study.forms` finds
+it by tracing), as inference servers do. What the template reads already stays as it is, and nothing is dropped: content
+without a text form (an image) raises InputError.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 from ..errors import kind_of
-from .messages import RESULT_ROLES, ROLES, THOUGHTS, Messages
+from .messages import RESULT_ROLES, Messages, usual_arguments
 from .place import Place
-from .values import check_depth, is_plain, plain_json, strict_json
+from .values import check_depth, plain_json, strict_json
 
 TEXT_PARTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
@@ -42,6 +43,10 @@ BLOCKS: Final = frozenset(
 SEPARATOR: Final = "\n"
 """Joins text parts for a template that reads strings: as vLLM and TensorRT-LLM join them (SGLang: a space)."""
 
+_WRAPPED: Final = "wrapped as a text part"
+_SILENT: Final = "no content, in the form that the template reads"
+_ABSENT: Final = object()
+
 
 class MessageForm(StrEnum):
     """What happens to messages before the template sees them."""
@@ -59,6 +64,9 @@ class Silence(StrEnum):
     NULL = "null"
     ABSENT = "absent"
 
+
+_NO_CONTENT: Final = {Silence.EMPTY: ("", '""'), Silence.NULL: (None, "null"), Silence.ABSENT: (_ABSENT, "")}
+"""The content that each way of having none writes, and how a change shows it."""
 
 Forms: TypeAlias = Any
 """What a template reads (`study.forms.TemplateForms`).
@@ -97,8 +105,11 @@ class Adapted:
 
     messages: Messages
     changes: list[Change] = field(default_factory=list)
-    wrapped: frozenset[int] = frozenset()
-    """Messages whose text became a part: its origin is the content all the same."""
+
+    @property
+    def wrapped(self) -> set[int]:
+        """Messages whose text became a part: its origin is the content all the same."""
+        return {change.message for change in self.changes if change.what == _WRAPPED}
 
 
 def adapt(messages: Messages, forms: Forms) -> Adapted:
@@ -108,190 +119,108 @@ def adapt(messages: Messages, forms: Forms) -> Adapted:
     object.
     """
     changes: list[Change] = []
-    adapted: dict[int, Mapping[str, Any]] = {}
-    wrapped: set[int] = set()
-    reads_text: dict[str, bool] = {}
+    adapted: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
         role, content = message["role"], message.get("content")
-        if type(content) is str and (content or role != "assistant") and "tool_calls" not in message:
-            if role not in reads_text:
-                reads_text[role] = forms.content(role).text
-            if reads_text[role]:
-                continue
-        adapter = _Adapter(index, message, forms, changes)
-        adapter.content()
-        if role == "assistant":
-            adapter.calls()
-        if adapter.message is not message:
-            adapted[index] = adapter.message
-        if adapter.wrapped:
-            wrapped.add(index)
-    if not adapted:
-        return Adapted(messages)
-    return Adapted([adapted.get(at, message) for at, message in enumerate(messages)], changes, frozenset(wrapped))
-
-
-def reads_unchanged(messages: Any, forms: Forms) -> bool:
-    """True if all messages have the usual form and the template reads it: `check_messages` and `adapt` return them.
-
-    The one quick path: checking and adapting 60 messages takes a fifth of the time of their render.
-    """
-    if type(messages) is not list or not messages:
-        return False
-    roles: set[str] = set()
-    for message in messages:
-        role = message.get("role") if type(message) is dict else None
-        if type(role) is not str:
-            return False
-        if role not in roles:
-            if role not in ROLES or not forms.content(role).text:
-                return False
-            roles.add(role)
-        content = message.get("content")
-        if role == "assistant":
-            if not _reads_turn(message, content, forms):
-                return False
-        elif type(content) is not str:
-            return False
-    return True
-
-
-def _reads_turn(message: dict[str, Any], content: Any, forms: Forms) -> bool:
-    for name in THOUGHTS:
-        if name in message and type(message[name]) not in _TEXT_OR_NONE:
-            return False
-    if "tool_calls" not in message:
-        return type(content) is str and bool(content)
-    calls, form = message["tool_calls"], forms.calls
-    if type(calls) is not list or not calls:
-        return False
-    for call in calls:
-        function = call.get("function") if type(call) is dict else None
-        if type(function) is not dict or type(function.get("name")) is not str:
-            return False
-        arguments = function.get("arguments")
-        if type(arguments) is str:
-            if not form.text or not arguments.strip():
-                return False
-        elif not form.mapping or type(arguments) is not dict or not is_plain(arguments):
-            return False
-    if content is None:
-        return (Silence.NULL if "content" in message else Silence.ABSENT) in form.silence
-    return type(content) is str and (bool(content) or Silence.EMPTY in form.silence)
-
-
-_TEXT_OR_NONE: Final = frozenset({str, type(None)})
-_ABSENT: Final = object()
-_SILENT: Final = {Silence.EMPTY: ("", '""'), Silence.NULL: (None, "null"), Silence.ABSENT: (_ABSENT, "")}
-"""The content that each way of having none writes, and how a change shows it."""
+        is_text = type(content) is str and (content or role != "assistant") and "tool_calls" not in message
+        if not is_text or not forms.content(role).text:
+            message = _Adapter(index, message, forms, changes).adapt()
+        adapted.append(message)
+    return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
 
 
 class _Adapter:
     """One message on its way into the template's form."""
 
     def __init__(self, index: int, message: Mapping[str, Any], forms: Forms, changes: list[Change]) -> None:
-        self.place = Place(index)
-        self.message = message
-        self.wrapped = False
+        self._place = Place(index)
+        self._message = message
         self._forms = forms
         self._changes = changes
 
+    def adapt(self) -> Mapping[str, Any]:
+        content, role = self._message.get("content"), self._message["role"]
+        if content is not None:
+            self._content(role, content, self._forms.content(role))
+        if role == "assistant":
+            self._calls()
+            self._silence()
+        return self._message
+
     def _set(self, field: str, value: Any) -> None:
-        self.message = {key: item for key, item in {**self.message, field: value}.items() if item is not _ABSENT}
+        self._message = {key: item for key, item in {**self._message, field: value}.items() if item is not _ABSENT}
 
     def _note(self, field: str, what: str, before: Any, after: Any) -> None:
         old, new = (value if isinstance(value, str) else _json_text(value, default=str) for value in (before, after))
-        self._changes.append(Change(self.place.message or 0, what, old, new, field))
+        self._changes.append(Change(self._place.message or 0, what, old, new, field))
 
-    def _change(self, field: str, value: Any, what: str) -> None:
-        self._note(field, what, self.message[field], value)
-        self._set(field, value)
-
-    # -- content
-
-    def content(self) -> None:
-        content, role = self.message.get("content"), self.message["role"]
-        if content is None:
-            return  # `calls` writes no content in the template's form
-        form = self._forms.content(role)
+    def _content(self, role: str, content: Any, form: Any) -> None:
+        place = self._place.at("content")
+        what, after = "", content
         if isinstance(content, str):
             if not form.text and (content or role != "assistant"):
-                self._note("content", "wrapped as a text part", content, content)
-                self._set("content", [{"type": "text", "text": content}])
-                self.wrapped = True
-        elif isinstance(content, Mapping):
-            if not form.mapping:
-                self._change("content", self._json(content, "content"), "written as JSON")
-            elif (plain := plain_json(content, self.place.at("content"))) is not content:
-                self._set("content", plain)
-        elif role in RESULT_ROLES and content and not any(map(_is_part, content)):
-            self._change("content", self._json(list(content), "content"), "written as JSON")
+                self._note("content", _WRAPPED, content, content)
+                after = [{"type": "text", "text": content}]
+        elif isinstance(content, Mapping) and form.mapping:
+            after = plain_json(content, place)
+        elif isinstance(content, Mapping) or (role in RESULT_ROLES and content and not any(map(_is_part, content))):
+            value = content if isinstance(content, Mapping) else list(content)
+            what, after = "written as JSON", _json_text(plain_json(value, place))
         else:
-            self._parts(content, form)
+            texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
+            if not form.parts:
+                what, after = "text parts joined", SEPARATOR.join(texts)
+            elif not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+                what, after = "as text parts", [{"type": "text", "text": text} for text in texts]
+        if what:
+            self._note("content", what, content, after)
+        if after is not content:
+            self._set("content", after)
 
-    def _parts(self, content: Sequence[Any], form: Any) -> None:
-        place = self.place.at("content")
-        texts = [_text_of(part, place.at(at)) for at, part in enumerate(content)]
-        if not form.parts:
-            self._change("content", SEPARATOR.join(texts), "text parts joined")
-        elif not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-            self._change("content", [{"type": "text", "text": text} for text in texts], "as text parts")
-
-    # -- calls
-
-    def calls(self) -> None:
-        calls, forms = self.message.get("tool_calls"), self._forms
-        if "tool_calls" in self.message and not calls:
-            self._note("tool_calls", "left out, as there are none", "null" if calls is None else "[]", "")
+    def _calls(self) -> None:
+        calls = self._message.get("tool_calls", _ABSENT)
+        if not calls:
+            self._note("tool_calls", "left out, as there are none", _json_text(calls), "")
             self._set("tool_calls", _ABSENT)
-        if calls:
-            adapted = [self._call(f"tool_calls.{at}", call) for at, call in enumerate(calls)]
-            if any(new is not old for new, old in zip(adapted, calls, strict=True)):
+        elif calls is not _ABSENT and not all(map(self._reads, calls)):
+            adapted = _with_arguments(calls, self._place.at("tool_calls"), self._arguments)
+            if not all(map(operator.is_, adapted, calls)):
                 self._set("tool_calls", adapted)
-        content = self.message.get("content", _ABSENT)
-        if content is None or content is _ABSENT or content == "":
-            silence = Silence.NULL if content is None else Silence.ABSENT if content is _ABSENT else Silence.EMPTY
-            accepted = (forms.calls.silence if calls else forms.alone) or (Silence.EMPTY,)
-            if silence not in accepted:
-                content, after = _SILENT[accepted[0]]
-                what = "no content, in the form that the template reads"
-                self._note("content", what, _SILENT[silence][1], after)
-                self._set("content", content)
-            if content == "" and not forms.content("assistant").text:
-                self._set("content", [{"type": "text", "text": ""}])
 
-    def _call(self, field: str, call: Any) -> Mapping[str, Any]:
-        call = self.place.at(field).mapping(call)
-        function = call.get("function")
-        if isinstance(function, Mapping):
-            adapted = self._function(f"{field}.function", function)
-            return call if adapted is function else {**call, "function": adapted}
-        return self._function(field, call)
+    def _reads(self, call: Any) -> bool:
+        """True for a call in the usual shape, in the form that the template reads: nothing has to change."""
+        arguments, form = usual_arguments(call), self._forms.calls
+        return form.mapping if type(arguments) is dict else bool(arguments and form.text and arguments.strip())
 
-    def _function(self, field: str, function: Mapping[str, Any]) -> Mapping[str, Any]:
-        arguments = self._arguments(f"{field}.arguments", function)
-        return function if arguments is function.get("arguments") else {**function, "arguments": arguments}
-
-    def _arguments(self, field: str, function: Mapping[str, Any]) -> Any:
+    def _arguments(self, place: Place, function: Mapping[str, Any]) -> Any:
         arguments, form = function.get("arguments"), self._forms.calls
-        if arguments is None or (form.text and isinstance(arguments, str) and not arguments.strip()):
+        is_text = isinstance(arguments, str)
+        if arguments is None or (is_text and form.text and not arguments.strip()):
             before = "null" if arguments is None and "arguments" in function else arguments or ""
-            self._note(field, "no arguments, in the form that the template reads", before, "{}")
-            return {} if arguments is None and form.mapping else "{}"
-        if isinstance(arguments, str):
-            if form.text:
-                return arguments
-            parsed = parse_arguments(arguments, self.place.at(field))
-            self._note(field, "JSON text read as a mapping", arguments, parsed)
-            return parsed
-        if form.mapping:
-            return plain_json(arguments, self.place.at(field))
-        text = self._json(arguments, field)
-        self._note(field, "mapping written as JSON text", arguments, text)
-        return text
+            after: Any = {} if arguments is None and form.mapping else "{}"
+            what = "no arguments, in the form that the template reads"
+        elif form.text if is_text else form.mapping:
+            return arguments if is_text else plain_json(arguments, place)
+        elif is_text:
+            before, after, what = arguments, parse_arguments(arguments, place), "JSON text read as a mapping"
+        else:
+            before, after, what = arguments, _json_text(plain_json(arguments, place)), "mapping written as JSON text"
+        self._note(str(place.field), what, before, after)
+        return after
 
-    def _json(self, value: Any, field: str) -> str:
-        return _json_text(plain_json(value, self.place.at(field)))
+    def _silence(self) -> None:
+        """Write no content in the template's way."""
+        content, forms = self._message.get("content", _ABSENT), self._forms
+        if content is not _ABSENT and content is not None and content != "":
+            return
+        silence = Silence.ABSENT if content is _ABSENT else Silence.NULL if content is None else Silence.EMPTY
+        accepted = (forms.calls.silence if self._message.get("tool_calls") else forms.alone) or (Silence.EMPTY,)
+        if silence not in accepted:
+            content, after = _NO_CONTENT[accepted[0]]
+            self._note("content", _SILENT, _NO_CONTENT[silence][1], after)
+            self._set("content", content)
+        if content == "" and not forms.content("assistant").text:
+            self._set("content", [{"type": "text", "text": ""}])
 
 
 def _json_text(value: Any, **options: Any) -> str:
@@ -321,8 +250,7 @@ def _text_of(part: Any, place: Place) -> str:
         problem = f"is a block of type {kind!r}, for which OpenAI's messages have {fields}"
         raise place.error(f"{problem}; tokentrace.conversation.openai_messages converts them")
     if kind not in TEXT_PARTS:
-        problem = f"is a part of the unknown type {kind[:80]!r}; parts of text are {', '.join(TEXT_PARTS)}"
-        raise place.error(problem)
+        raise place.error(f"is a part of the unknown type {kind[:80]!r}; parts of text are {', '.join(TEXT_PARTS)}")
     return place.string(part, TEXT_PARTS[kind])
 
 
@@ -347,20 +275,34 @@ def parse_arguments(text: str, place: Place) -> dict[str, Any]:
 def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
     """Checked messages with the arguments of calls parsed where they are text. Raises InputError if it is not JSON."""
 
-    def parsed(place: Place, call: Any) -> Mapping[str, Any]:
-        fields = dict(place.mapping(call))
-        if isinstance(fields.get("function"), Mapping):
-            fields["function"] = parsed(place.at("function"), fields["function"])
-        elif isinstance(fields.get("arguments"), str):
-            fields["arguments"] = parse_arguments(fields["arguments"], place.at("arguments"))
-        return fields
+    def parse(place: Place, function: Mapping[str, Any]) -> Any:
+        arguments = function.get("arguments")
+        return parse_arguments(arguments, place) if isinstance(arguments, str) else arguments
 
     return [
-        {**message, "tool_calls": [parsed(Place(index, f"tool_calls.{at}"), call) for at, call in enumerate(calls)]}
+        {**message, "tool_calls": _with_arguments(calls, Place(index, "tool_calls"), parse)}
         if (calls := message.get("tool_calls"))
         else message
         for index, message in enumerate(messages)
     ]
+
+
+def _with_arguments(
+    calls: Sequence[Any], place: Place, convert: Callable[[Place, Mapping[str, Any]], Any]
+) -> list[Mapping[str, Any]]:
+    """Calls with converted arguments; a call whose arguments stay is the same object."""
+    converted: list[Mapping[str, Any]] = []
+    for at, call in enumerate(calls):
+        fields = place.at(at).mapping(call)
+        function: Any = fields.get("function")
+        is_nested = isinstance(function, Mapping)
+        inner: Mapping[str, Any] = function if is_nested else fields
+        arguments = convert(place.at(f"{at}.function.arguments" if is_nested else f"{at}.arguments"), inner)
+        if arguments is not inner.get("arguments"):
+            inner = {**inner, "arguments": arguments}
+            fields = {**fields, "function": inner} if is_nested else inner
+        converted.append(fields)
+    return converted
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:

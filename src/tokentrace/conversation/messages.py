@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 from ..errors import InputError, kind_of
 from .functions import cached_schema
 from .place import Place, is_list
-from .values import check_depth
+from .values import check_depth, is_flat
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation as functions accept it: any mappings, including a ``list[Message]``."""
@@ -90,30 +90,30 @@ def check_messages(
         raise InputError("the conversation is empty; give at least one message")
 
     def is_role(role: str) -> bool:
-        named = _ROLE_NAME.fullmatch(role) is not None
-        return named and (role in more_roles or (any_role is not None and any_role(role)))
+        is_name = _ROLE_NAME.fullmatch(role) is not None
+        return is_name and (role in more_roles or (any_role is not None and any_role(role)))
 
-    return [_check_message(Place(index), message, is_role) for index, message in enumerate(messages)]
+    return [_check_message(index, message, is_role) for index, message in enumerate(messages)]
 
 
-def _check_message(place: Place, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
+def _check_message(index: int, message: Any, is_role: RoleTest) -> Mapping[str, Any]:
     if type(message) is not dict:
-        message = _as_mapping(place, message)
+        message = _as_mapping(Place(index), message)
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         problem = "is missing" if "role" not in message else f"must be a string, not {kind_of(role)}"
-        raise place.at("role").error(problem)
+        raise Place(index, "role").error(problem)
     if role not in ROLES and not is_role(role):
         advice = f"use one of {', '.join(sorted(ROLES))}, or a template that reads it"
-        raise place.at("role").error(f"{role[:80]!r} is not a known role; {advice}")
-    if type(content) is not str:
-        _check_content(place.at("content"), role, message, content)
+        raise Place(index, "role").error(f"{role[:80]!r} is not a known role; {advice}")
+    if not isinstance(content, str):
+        _check_content(Place(index, "content"), role, message, content)
     if role == "assistant":
         for name in THOUGHTS:
-            if name in message and not isinstance(message[name], (str, type(None))):
-                raise place.at(name).wrong(message[name], "a string")
-        if (calls := message.get("tool_calls")) is not None:
-            _check_calls(place.at("tool_calls"), calls)
+            if not isinstance(message.get(name), (str, type(None))):
+                raise Place(index, name).wrong(message[name], "a string")
+        if message.get("tool_calls") is not None:
+            _check_calls(Place(index, "tool_calls"), message["tool_calls"])
     return message  # type: ignore[no-any-return]
 
 
@@ -127,49 +127,54 @@ def _as_mapping(place: Place, message: Any) -> Mapping[str, Any]:
 
 def _check_content(place: Place, role: str, message: Mapping[str, Any], content: Any) -> None:
     if content is None:
-        if role == "assistant":
-            return
-        problem = "is None" if "content" in message else "is missing"
-        raise place.error(f"{problem}; a {role} message needs content")
-    if isinstance(content, str):
-        return
-    if role in RESULT_ROLES and isinstance(content, Mapping):
+        if role != "assistant":
+            problem = "is None" if "content" in message else "is missing"
+            raise place.error(f"{problem}; a {role} message needs content")
+    elif role in RESULT_ROLES and isinstance(content, Mapping):
         check_depth(content, place)
-        return
-    if not is_list(content):
+    elif not is_list(content):
         raise place.error(f"must be a string or a list of parts, not {kind_of(content)}")
-    for at, part in enumerate(content):
-        if isinstance(part, Mapping):
-            if not isinstance(text := part.get("text", ""), str):
-                raise place.at(at).at("text").error(f"must be a string, not {kind_of(text)}")
-            check_depth(part, place.at(at))
-        elif not isinstance(part, str):
-            raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
+    else:
+        for at, part in enumerate(content):
+            if isinstance(part, Mapping):
+                if not isinstance(text := part.get("text", ""), str):
+                    raise place.at(at).at("text").error(f"must be a string, not {kind_of(text)}")
+                check_depth(part, place.at(at))
+            elif not isinstance(part, str):
+                raise place.at(at).error(f"must be a string or a mapping, not {kind_of(part)}")
+
+
+def usual_arguments(call: Any) -> Any:
+    """The arguments of a call in the usual shape: JSON text, or a dict of scalars. None for all other calls."""
+    function = call.get("function") if type(call) is dict else None
+    if type(function) is not dict or type(function.get("name")) is not str:
+        return None
+    arguments = function.get("arguments")
+    return arguments if is_flat(arguments) else None
 
 
 def _check_calls(place: Place, calls: Any) -> None:
     if not is_list(calls):
         raise place.wrong(calls, "a list of calls")
     for at, call in enumerate(calls):
-        if not isinstance(call, Mapping):
-            if callable(getattr(call, "model_dump", None)):
-                continue
+        if usual_arguments(call) is not None:
+            continue
+        if isinstance(call, Mapping):
+            is_nested = call.get("function") is not None
+            _check_function(place.at(f"{at}.function" if is_nested else at), call["function"] if is_nested else call)
+        elif not callable(getattr(call, "model_dump", None)):
             raise place.at(at).error(f"must be a mapping, not {kind_of(call)}")
-        function = call.get("function")
-        if function is None:
-            _check_function(place.at(at), call)
-        else:
-            _check_function(place.at(at).at("function"), function)
 
 
 def _check_function(place: Place, function: Any) -> None:
     if not isinstance(function, Mapping):
         raise place.wrong(function, "a mapping")
     place.string(function, "name")
-    arguments, place = function.get("arguments"), place.at("arguments")
-    if arguments is not None and not isinstance(arguments, (str, Mapping)):
-        raise place.wrong(arguments, "a mapping or a JSON string")
-    check_depth(arguments, place)
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):
+        check_depth(arguments, place.at("arguments"))
+    elif arguments is not None and not isinstance(arguments, str):
+        raise place.at("arguments").wrong(arguments, "a mapping or a JSON string")
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import InputError, kind_of
@@ -37,6 +37,18 @@ class Place(NamedTuple):
         if callable(getattr(value, "model_dump", None)):
             return dict(value.model_dump(exclude_none=True))
         raise self.wrong(value, "a mapping")
+
+    def parts(self, content: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+        """The parts of a content, which all have a type, with their places; a string is one part of text."""
+        if isinstance(content, str):
+            yield self, {"type": "text", "text": content}
+            return
+        if not is_list(content):
+            raise self.wrong(content, "a string or a list of parts")
+        for at, part in enumerate(content):
+            fields = self.at(at).mapping(part)
+            self.at(at).string(fields, "type")
+            yield self.at(at), fields
 
 
 def is_list(value: Any) -> bool:

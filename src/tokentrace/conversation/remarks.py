@@ -1,7 +1,7 @@
 """What cannot be right in a conversation, though a template renders it.
 
-None of it is an error: a recorded conversation is what it is. The result of a render reports it, so that nobody
-trains on it unawares. The sentences contain no values, so that a summary can count equal ones.
+None of it is an error: a recorded conversation is what it is. The result of a render reports it, in sentences without
+values, so that a summary can count equal ones.
 """
 
 from __future__ import annotations

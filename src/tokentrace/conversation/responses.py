@@ -83,12 +83,11 @@ def from_responses(
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
       ``encrypted_content``, else its summary. Encrypted content of other servers is dropped: it cannot be read.
     - Texts of a turn are one content if their ids name one response; otherwise they stay parts, for the template to
-      separate. Several parts of other messages stay parts.
+      separate. Several parts of other messages stay parts, and so do images, files and audio.
     - The result of a function is a tool message. It must answer an earlier call, unless `open_calls`: then the
       conversation began before these items.
     - A reference to an item of `item_id` is part of a turn, like the item itself. `references` collects its id by the
       number of the turn's message; without `references` it is an error.
-    - Images, files and audio stay parts; the renderer refuses them.
     - Ids, status, phase, annotations and logprobs mean nothing to a model and are dropped.
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
@@ -160,9 +159,8 @@ class _Reader:
             if part["type"] != "text":
                 raise place.at("content").at(at).error(f"{part['type']} has no place in an assistant's message")
         turn, has_id = self._turn_of(item), response_of_item(item.get("id")) is not None
-        turn["content"] = _joined(
-            turn["content"], "".join(part["text"] for part in parts), has_id and self._text_has_id
-        )
+        text = "".join(part["text"] for part in parts)
+        turn["content"] = _joined(turn["content"], text, has_id and self._text_has_id)
         self._text_has_id = has_id
 
     def _result(self, place: Place, item: Mapping[str, Any]) -> None:
@@ -191,9 +189,9 @@ class _Reader:
         next call of the same turn, and its result.
         """
         response = response_of_item(item.get("id"))
-        differs = None not in (response, self._response) and response != self._response
-        same = response is not None and response == self._response
-        if self._turn is None or differs or (self._answered and not same):
+        is_same = response is not None and response == self._response
+        is_other = not is_same and None not in (response, self._response)
+        if self._turn is None or is_other or (self._answered and not is_same):
             self._turn, self._response, self._answered = {"role": "assistant", "content": ""}, None, False
             self._turn_index = len(self.messages)
             self.messages.append(self._turn)
@@ -231,11 +229,25 @@ def _call(place: Place, item: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": place.string(item, "call_id"), "type": "function", "function": function}
 
 
+def _parts(place: Place, content: Any) -> list[Mapping[str, Any]]:
+    """The parts of a content: of text, or media as they are."""
+    parts: list[Mapping[str, Any]] = []
+    for at, part in place.parts(content):
+        kind = part["type"]
+        if kind in TEXT_PARTS:
+            part = {"type": "text", "text": at.string(part, TEXT_PARTS[kind])}
+        elif kind not in MEDIA_PARTS:
+            raise at.at("type").error(f"parts of type {brief(kind)} are not known; use input_text")
+        check_depth(part, at)
+        parts.append(part)
+    return parts
+
+
 def _content(parts: list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
     """One text as a string, several parts as a list."""
-    if not parts:
-        return ""
-    return str(parts[0]["text"]) if len(parts) == 1 and parts[0]["type"] == "text" else parts
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return str(parts[0]["text"])
+    return parts or ""
 
 
 def _joined(before: str | list[Mapping[str, Any]], text: str, directly: bool) -> str | list[Mapping[str, Any]]:
@@ -245,21 +257,3 @@ def _joined(before: str | list[Mapping[str, Any]], text: str, directly: bool) ->
     texts = [before] if isinstance(before, str) else [part["text"] for part in before]
     texts = [*texts[:-1], texts[-1] + text] if directly else [*texts, text]
     return texts[0] if len(texts) == 1 else [{"type": "text", "text": each} for each in texts]
-
-
-def _parts(place: Place, content: Any) -> list[Mapping[str, Any]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not is_list(content):
-        raise place.wrong(content, "a string or a list of parts")
-    return [_part(place.at(at), place.at(at).mapping(part)) for at, part in enumerate(content)]
-
-
-def _part(place: Place, part: Mapping[str, Any]) -> Mapping[str, Any]:
-    kind = place.string(part, "type")
-    if kind in TEXT_PARTS:
-        return {"type": "text", "text": place.string(part, TEXT_PARTS[kind])}
-    if kind not in MEDIA_PARTS:
-        raise place.at("type").error(f"parts of type {brief(kind)} are not known; use input_text")
-    check_depth(part, place)
-    return part

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import InputError, brief
@@ -75,13 +75,32 @@ def shape_of(messages: Any) -> Shape:
 
 def openai_messages(messages: Any, shape: Shape | None = None) -> list[Mapping[str, Any]]:
     """`messages` in OpenAI's shape, whatever `shape` they are in (None: `shape_of`)."""
-    match shape_of(messages) if shape is None else choose(Shape, "shape", shape, InputError):
-        case Shape.ANTHROPIC:
-            return from_anthropic(messages)
-        case Shape.SHAREGPT:
-            return from_sharegpt(messages)
-        case _:
-            return from_openai(messages)
+    shape = shape_of(messages) if shape is None else choose(Shape, "shape", shape, InputError)
+    if shape is Shape.OPENAI:
+        return from_openai(messages)
+    return from_anthropic(messages) if shape is Shape.ANTHROPIC else from_sharegpt(messages)
+
+
+def _placed(messages: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """The messages as mappings, with their places."""
+    if not is_list(messages):
+        raise Place(field="messages").wrong(messages, "a list of messages")
+    if not messages:
+        raise InputError("the conversation is empty; give at least one message")
+    return ((Place(index), Place(index).mapping(message)) for index, message in enumerate(messages))
+
+
+def _checked(place: Place, message: Mapping[str, Any], sources: Mapping[str, str]) -> Mapping[str, Any]:
+    """A message that passes `check_messages`; errors name the source of each field."""
+    try:
+        check_messages([message])
+    except InputError as error:
+        field = error.field or ""
+        for name, source in sources.items():
+            if field == name or field.startswith(f"{name}."):
+                field = source + field.removeprefix(name)
+        raise InputError(error.problem, message=place.message, field=field) from error
+    return message
 
 
 # -- OpenAI
@@ -93,19 +112,18 @@ def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``. Use
     `check_messages` to check roles and contents.
     """
-    return [_without_function_call(place, place.mapping(message)) for place, message in _placed(messages)]
+    return [_without_function_call(place, message) for place, message in _placed(messages)]
 
 
 def _without_function_call(place: Place, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    call = message.get("function_call")
+    call, field = message.get("function_call"), place.at("function_call")
     if call is None or message.get("role") != "assistant":
         return message
     if message.get("tool_calls"):
-        raise place.at("function_call").error("is beside tool_calls; give one of them")
-    call = place.at("function_call").mapping(call)
-    fields = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
-    fields["tool_calls"] = [{"type": "function", "function": call}]
-    return _checked(place, fields, {"tool_calls.0.function": "function_call"})
+        raise field.error("is beside tool_calls; give one of them")
+    converted = {key: value for key, value in message.items() if key not in ("function_call", "tool_calls")}
+    converted["tool_calls"] = [{"type": "function", "function": field.mapping(call)}]
+    return _checked(place, converted, {"tool_calls.0.function": "function_call"})
 
 
 def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
@@ -113,7 +131,7 @@ def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
 
     None, ``""`` and no blocks add nothing. Raises InputError if there is a system message with another text.
     """
-    text = "" if system is None else _content(_blocks(Place(field="system"), system), "a system prompt")
+    text = "" if system is None else _content(Place(field="system").parts(system), "a system prompt")
     if not text:
         return list(messages)
     if not isinstance(text, str):
@@ -150,12 +168,11 @@ def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]
     converted: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
     for place, message in _placed(messages):
-        message = place.mapping(message)
         for field in _FOREIGN:
             if message.get(field) is not None:
                 problem = "is OpenAI's, but the conversation is in Anthropic's shape; use content blocks"
                 raise place.at(field).error(problem)
-        blocks = list(_blocks(place.at("content"), message.get("content")))
+        blocks = list(place.at("content").parts(message.get("content")))
         loss = {key: message[key] for key in _LOSS if message.get(key) is not None}
         role = message.get("role")
         if role == "assistant":
@@ -176,12 +193,8 @@ def _from_assistant_blocks(blocks: list[PlacedBlock], names: dict[str, str]) -> 
     calls = [_call(place, block, "input", Mapping) for place, block in blocks if block["type"] == "tool_use"]
     names.update((call["id"], call["function"]["name"]) for call in calls if "id" in call)
     texts = [block for block in blocks if block[1]["type"] not in ("tool_use", *_THINKING_BLOCKS)]
-    message: dict[str, Any] = {"role": "assistant", "content": _content(texts, "an assistant message")}
-    if thinking:
-        message["reasoning_content"] = thinking
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    message = {"role": "assistant", "content": _content(texts, "an assistant message")}
+    return message | ({"reasoning_content": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
 
 
 def _call(place: Place, fields: Part, key: str, kinds: Any) -> dict[str, Any]:
@@ -206,44 +219,28 @@ def _from_user_blocks(blocks: list[PlacedBlock], names: Mapping[str, str]) -> li
 def _from_result(place: Place, block: Part, names: Mapping[str, str]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "tool"}
     if block.get("tool_use_id") is not None:
-        message["tool_call_id"] = place.string(block, "tool_use_id")
-        if message["tool_call_id"] in names:
-            message["name"] = names[message["tool_call_id"]]
+        message["tool_call_id"] = id = place.string(block, "tool_use_id")
+        message |= {"name": names[id]} if id in names else {}
     content = block.get("content")
-    message["content"] = _content(_blocks(place.at("content"), "" if content is None else content), "a tool result")
+    parts = place.at("content").parts("" if content is None else content)
     failed = block.get("is_error")
     if failed is not None and not isinstance(failed, bool):
         raise place.at("is_error").wrong(failed, "true or false")
-    return {**message, "is_error": True} if failed else message
+    return {**message, "content": _content(parts, "a tool result"), **({"is_error": True} if failed else {})}
 
 
-def _blocks(place: Place, content: Any) -> Iterator[PlacedBlock]:
-    """The blocks of a content; a string is one block of text."""
-    if isinstance(content, str):
-        yield place, {"type": "text", "text": content}
-        return
-    if not is_list(content):
-        raise place.wrong(content, "a string or a list of blocks")
-    for at, block in enumerate(content):
-        block = place.at(at).mapping(block)
-        place.at(at).string(block, "type")
-        yield place.at(at), block
-
-
-def _content(blocks: Iterator[PlacedBlock] | list[PlacedBlock], where: str) -> str | list[Part]:
+def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:
     """Blocks as one text, or as parts if one of them is not text."""
-    parts = []
+    parts: list[Part] = []
     for place, block in blocks:
         if block["type"] in (*_TOOL_BLOCKS, *_THINKING_BLOCKS):
             raise place.error(f"a {block['type']} block has no place in {where}")
-        if block["type"] == "text" or block.get("text") is not None:
+        is_text = block["type"] == "text"
+        if is_text or block.get("text") is not None:
             place.string(block, "text")
-        parts.append(
-            {key: block[key] for key in block if key != "cache_control" and (key, block[key]) != ("text", None)}
-        )
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return [{"type": "text", "text": part["text"]} if part["type"] == "text" else part for part in parts]
+        names = ("type", "text") if is_text else [key for key in block if key != "cache_control"]
+        parts.append({key: block[key] for key in names if (key, block[key]) != ("text", None)})
+    return parts if any(part["type"] != "text" for part in parts) else "".join(part["text"] for part in parts)
 
 
 # -- ShareGPT
@@ -262,7 +259,6 @@ def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """
     messages: list[Mapping[str, Any]] = []
     for place, turn in _placed(turns):
-        turn = place.mapping(turn)
         message = _from_turn(place, turn)
         last = messages[-1] if messages else {}
         if turn["from"] in _CALLERS and last.get("role") == "assistant" and not last.get("tool_calls"):
@@ -281,12 +277,11 @@ def _from_turn(place: Place, turn: Mapping[str, Any]) -> Mapping[str, Any]:
     if speaker in _CALLERS:
         if "tool_calls" in carried:
             raise place.at("tool_calls").error("repeats the calls of value; give one of them")
-        carried["tool_calls"] = _calls_of_value(place.at("value"), value)
+        carried["tool_calls"], value = _calls_of_value(place.at("value"), value), ""
+    elif value is None and carried.get("tool_calls") and _SPEAKERS[speaker] == "assistant":
         value = ""
-    if value is None:
-        if not (carried.get("tool_calls") and _SPEAKERS[speaker] == "assistant"):
-            raise place.at("value").error("is missing")
-        value = ""
+    elif value is None:
+        raise place.at("value").error("is missing")
     return _checked(place, {"role": _SPEAKERS[speaker], "content": value, **carried}, {"content": "value"})
 
 
@@ -295,13 +290,11 @@ def _calls_of_value(place: Place, value: Any) -> list[dict[str, Any]]:
     calls = calls if is_list(calls) else [calls]
     if not calls:
         raise place.error("has no call")
-    return [_call_of_value(place.at(at), call) for at, call in enumerate(calls)]
+    return [_call_of_value(place.at(at), place.at(at).mapping(call)) for at, call in enumerate(calls)]
 
 
-def _call_of_value(place: Place, call: Any) -> dict[str, Any]:
-    call = place.mapping(call)
-    function = call.get("function")
-    if function is not None:
+def _call_of_value(place: Place, call: Mapping[str, Any]) -> dict[str, Any]:
+    if (function := call.get("function")) is not None:
         call = {**{key: value for key, value in call.items() if key != "function"}, **place.mapping(function)}
     if more := [str(key)[:80] for key in call if key not in _CALL_FIELDS]:
         raise place.error(f"a call is name and arguments; {', '.join(more)} is neither")
@@ -338,9 +331,9 @@ def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | No
 
 
 def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
+    schema = tool.get("input_schema")
     if "function" in tool:
         return tool
-    schema = tool.get("input_schema")
     if schema is not None:
         if not isinstance(schema, Mapping):
             raise place.at("input_schema").wrong(schema, "a JSON schema")
@@ -349,27 +342,5 @@ def _tool(place: Place, tool: dict[str, Any], wrap: bool) -> dict[str, Any]:
     if tool.get("type") not in (None, "function"):
         problem = f"is missing; a server tool ({brief(tool['type'])}) has no schema that a template could show"
         raise place.at("input_schema").error(problem)
-    if not wrap:
-        return tool
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-
-
-def _placed(messages: Any) -> Iterator[tuple[Place, Any]]:
-    if not is_list(messages):
-        raise Place(field="messages").wrong(messages, "a list of messages")
-    if not messages:
-        raise InputError("the conversation is empty; give at least one message")
-    return ((Place(index), message) for index, message in enumerate(messages))
-
-
-def _checked(place: Place, message: Mapping[str, Any], sources: Mapping[str, str]) -> Mapping[str, Any]:
-    """A message that passes `check_messages`; errors name the source of each field."""
-    try:
-        check_messages([message])
-    except InputError as error:
-        field = error.field or ""
-        for name, source in sources.items():
-            if field == name or field.startswith(f"{name}."):
-                field = source + field.removeprefix(name)
-        raise InputError(error.problem, message=place.message, field=field) from error
-    return message
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function} if wrap else tool

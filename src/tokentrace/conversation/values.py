@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from ..errors import InputError, kind_of
@@ -38,6 +39,36 @@ def json_like(value: Any, default: Any) -> Any:
     return default
 
 
+def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
+    """`value` as dicts, lists, strings and numbers; the same object if it already consists of them.
+
+    Raises InputError for a value that contains itself, or is too deep or too large to print. If `strict`, raises it
+    also for what JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings.
+    """
+    return value if is_flat(value) else _Walker(place, strict).walk(value, ())
+
+
+def is_plain(value: Any) -> bool:
+    """True for dicts, lists and scalars of JSON, without subclasses, of a depth and size that can be printed."""
+    try:
+        return plain_json(value, Place()) is value
+    except InputError:
+        return False
+
+
+def check_depth(value: Any, place: Place) -> None:
+    """Raise InputError for a value that contains itself, or is too deep or too large to print."""
+    plain_json(value, place, strict=False)
+
+
+def is_flat(value: Any) -> bool:
+    """True for a text, and for a dict of scalars: most values are no more than that."""
+    if type(value) is not dict:
+        return type(value) is str
+    is_plain = _SCALARS.issuperset(map(type, value.values())) or all(map(_is_scalar, value.values()))
+    return is_plain and _TEXT.issuperset(map(type, value)) and len(value) < 1000
+
+
 def _is_scalar(value: Any) -> bool:
     kind = type(value)
     if kind is int:
@@ -45,41 +76,7 @@ def _is_scalar(value: Any) -> bool:
     return kind in _SCALARS or (kind is float and math.isfinite(value))
 
 
-def is_plain(value: Any) -> bool:
-    """True for dicts, lists and scalars of JSON, without subclasses, of a depth and size that can be printed."""
-    budget = MAX_VALUES
-    level: list[Any] = [] if _is_scalar(value) else [value]
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for container in level:
-            if type(container) is dict:
-                if not _TEXT.issuperset(map(type, container)):
-                    return False
-                items: Iterable[Any] = container.values()
-            elif type(container) is list:
-                items = container
-            else:
-                return False
-            inner += [item for item in items if type(item) not in _SCALARS and not _is_scalar(item)]
-            budget -= len(container)
-            if budget < 0:
-                return False
-        if not inner:
-            return True
-        level = inner
-    return False
-
-
-def plain_json(value: Any, place: Place, *, strict: bool = True) -> Any:
-    """`value` as dicts, lists, strings and numbers; the same object if it already consists of them.
-
-    Raises InputError for a value that contains itself or is nested too deeply. If `strict`, raises it also for what
-    JSON cannot express: sets, arrays, bytes, NaN, keys that are not strings. Otherwise such values stay as they are.
-    """
-    return value if is_plain(value) else _Normalizer(place, strict).value(value, ())
-
-
-class _Normalizer:
+class _Walker:
     """One value on its way to plain JSON."""
 
     def __init__(self, place: Place, strict: bool) -> None:
@@ -88,50 +85,50 @@ class _Normalizer:
         self._parents: set[int] = set()
         self._budget = MAX_VALUES
 
-    def _error(self, problem: str, path: tuple[Any, ...]) -> InputError:
+    def _error(self, problem: str, path: tuple[Any, ...] = ()) -> InputError:
         place = self._place
         for key in path[:4]:
             place = place.at(str(key)[:40])
         return place.error(problem)
 
-    def value(self, value: Any, path: tuple[Any, ...]) -> Any:
+    def walk(self, value: Any, path: tuple[Any, ...]) -> Any:
         self._budget -= 1
         if self._budget < 0:
-            raise self._error(f"holds more than {MAX_VALUES} values", ())
+            raise self._error(f"holds more than {MAX_VALUES} values")
         if _is_scalar(value):
             return value
         if id(value) in self._parents or len(path) > MAX_DEPTH:
-            raise self._error(f"contains itself, or is nested more than {MAX_DEPTH} deep", ())
+            raise self._error(f"contains itself, or is nested more than {MAX_DEPTH} deep")
         self._parents.add(id(value))
-        try:
-            return self._container(value, path)
-        finally:
-            self._parents.discard(id(value))
-
-    def _container(self, value: Any, path: tuple[Any, ...]) -> Any:
+        plain: Any = value
         if isinstance(value, Mapping):
-            if self._strict and (keys := [key for key in value if not isinstance(key, str)]):
-                problem = f"has a key that is {kind_of(keys[0])}, which is not valid JSON; keys are strings"
-                raise self._error(problem, path)
-            return {key: self.value(item, (*path, key)) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.value(item, (*path, at)) for at, item in enumerate(value)]
-        if not self._strict:
-            return value
+            plain = self._mapping(value, path)
+        elif isinstance(value, (list, tuple)):
+            items = [self.walk(item, (*path, at)) for at, item in enumerate(value)]
+            plain = value if type(value) is list and all(map(operator.is_, items, value)) else items
+        elif self._strict:
+            plain = self._other(value, path)
+        self._parents.discard(id(value))
+        return plain
+
+    def _mapping(self, value: Mapping[Any, Any], path: tuple[Any, ...]) -> Mapping[Any, Any]:
+        if self._strict and (keys := [key for key in value if not isinstance(key, str)]):
+            raise self._error(f"has a key that is {kind_of(keys[0])}, which is not valid JSON; keys are strings", path)
+        items = {key: self.walk(item, (*path, key)) for key, item in value.items()}
+        is_plain = type(value) is dict and _TEXT.issuperset(map(type, value))
+        return value if is_plain and all(map(operator.is_, items.values(), value.values())) else items
+
+    def _other(self, value: Any, path: tuple[Any, ...]) -> Any:
+        """A value that is neither a container nor a scalar of JSON."""
         if isinstance(value, float) and not math.isfinite(value):
             raise self._error(f"contains {'NaN' if math.isnan(value) else 'Infinity'}, which is not valid JSON", path)
         if type(value) is int:
             raise self._error("contains an integer of more than 4,300 digits, which Python does not print", path)
         plain = json_like(value, self)
         if plain is not self:
-            return self.value(plain, path)
+            return self.walk(plain, path)
         hint = "; pass its tolist()" if callable(getattr(value, "tolist", None)) else ""
         raise self._error(f"contains {kind_of(value)}, which is not valid JSON{hint}", path)
-
-
-def check_depth(value: Any, place: Place) -> None:
-    """Raise InputError for a value that contains itself, or is too deep or too large to print."""
-    plain_json(value, place, strict=False)
 
 
 def parse_json(text: str, place: Place) -> Any:

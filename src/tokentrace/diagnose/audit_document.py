@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ..show.document import Cell, Document, Table
-from ..tokens.visible import counted, listed
+from ..show.visible import counted, listed
 from .appends import AppendBreak, AppendCell
 from .audit_report import AppendFinding, AuditReport
 from .cases import Append, Style

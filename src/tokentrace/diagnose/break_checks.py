@@ -17,11 +17,11 @@ from ..errors import TokentraceError
 from ..formats.dialects import REASONING
 from ..formats.grammar import Channels
 from ..parsing.response import ParsedResponse, ParsedToolCall
+from ..show.alignment import Hunk
+from ..show.visible import counted
 from ..study.turns import common_prefix as shared_text
-from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.visible import counted
 from .finding import Cause
 from .resync import next_hunk, up_to_shared_end
 from .token_text import READ, TurnHeads, quoted, spelled_alike, text_of, window
@@ -372,10 +372,9 @@ def changed_system(case: Case) -> Match | None:
 
 # -- values
 
-_NAMES_OF_VALUES: Final = {frozenset(pair) for pair in (("true", "True"), ("false", "False"), ("null", "None"))}
-_WORD: Final = re.compile(r"[A-Za-z]*")
-_VALUE_FOLLOWS: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)\Z")
-_VALUE_ENDS: Final = re.compile(r"\s*(?:[<,\]})]|\Z)|[ \t]*\n")
+_LITERAL: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
+"""A word of JSON or Python in the place of a value."""
+_PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
 _DECODER: Final = json.JSONDecoder()
 _OPENERS: Final = 64
 """Braces and brackets before a difference that are tried as the start of a JSON value."""
@@ -383,17 +382,15 @@ _OPENERS: Final = 64
 
 def boolean(case: Case) -> Match | None:
     """A word of JSON on one side and one of Python on the other, in the place of a value."""
-    start = case.at
-    while start > max(0, case.at - 16) and case.ours[start - 1].isascii() and case.ours[start - 1].isalpha():
-        start -= 1
-    one, other = (_WORD.match(text, start) for text in (case.ours, case.theirs))
-    if one is None or other is None or frozenset((one[0], other[0])) not in _NAMES_OF_VALUES:
+    near = (_LITERAL.finditer(text, max(0, case.at - 80)) for text in (case.ours, case.theirs))
+    one, other = (next((match for match in matches if match.end(1) >= case.at), None) for matches in near)
+    if one is None or other is None or not one.start(1) == other.start(1) <= case.at:
         return None
-    ends = _VALUE_ENDS.match(case.ours, one.end()) and _VALUE_ENDS.match(case.theirs, other.end())
-    if not ends or not _VALUE_FOLLOWS.search(case.ours[max(0, start - 64) : start]):
+    if other[1] != _PYTHON.get(one[1]) and one[1] != _PYTHON.get(other[1]):
         return None
-    how = "the value went through Python's str()" if other[0][0].isupper() else "the value went through JSON"
-    return Match(Cause.BOOLEAN_CASE, f"the stream has `{one[0]}`, the next prompt `{other[0]}`: {how}")
+    how = "Python's str()" if other[1] in _PYTHON.values() else "JSON"
+    words = f"the stream has `{one[1]}`, the next prompt `{other[1]}`: the value went through {how}"
+    return Match(Cause.BOOLEAN_CASE, words)
 
 
 def json_format(case: Case) -> Match | None:
@@ -401,12 +398,12 @@ def json_format(case: Case) -> Match | None:
     places = (at for at in range(min(case.at, len(case.ours) - 1), -1, -1) if case.ours[at] in "{[")
     for start in islice(places, _OPENERS):
         one, other = _value_at(case.ours, start), _value_at(case.theirs, start)
-        if one is None or other is None or one[1] <= case.at or other[1] <= case.at:
+        if one is None or other is None or min(one[1], other[1]) <= case.at:
             continue
         if not _same_value(one[0], other[0]):
             return None
-        ours, theirs = case.ours[start : one[1]], case.theirs[start : other[1]]
-        words = f"the same JSON value is {quoted(ours)} in the stream and {quoted(theirs)} in the next prompt"
+        ours, theirs = quoted(case.ours[start : one[1]]), quoted(case.theirs[start : other[1]])
+        words = f"the same JSON value is {ours} in the stream and {theirs} in the next prompt"
         return Match(Cause.JSON_FORMAT, words, covered=case.token_at(one[1]))
     return None
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import TrajectoryError, kind_of
+from ..show.alignment import Hunk
 from ..show.document import Card, Contrasts, Document
 from ..showing import ShowsItself
-from ..tokens.alignment import Hunk
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
 from .break_checks import Case, Match, explain, find_region
@@ -64,7 +64,7 @@ class Break(ShowsItself):
     def parts(self) -> Parts:
         """The tokens of the stream and of the prompt around the difference."""
         hunk = Hunk(*self.stream_range, *self.prompt_range)
-        return contrast(self.tokenizer.vocabulary, self.stream, self.prompt, hunk)
+        return contrast(self.tokenizer.vocabulary, self.stream, self.prompt, hunk, fine=True)
 
     def __str__(self) -> str:
         parts = self.parts()

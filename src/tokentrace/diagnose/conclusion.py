@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from ..tokens.visible import listed
+from ..show.visible import listed
 from .appends import AppendOutcome
 from .cases import Append
 from .verdicts import Grade, Use, verdicts_of

@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from ..conversation.forms import adapt
 from ..errors import TokentraceError
+from ..show.visible import listed
 from ..study.probes import ANSWER as REPLY
 from ..study.probes import SYSTEM, USER, call, calling, result
 from ..study.study import TemplateStudy
 from ..template.chat_template import REASONING_FIELDS, wrap_tools
 from ..template.origin import UNKNOWN, Origin
-from ..tokens.visible import listed
 from .cases import ANSWER, TOOLS
 from .lines import EventKind, LineTracer
 

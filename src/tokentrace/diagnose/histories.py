@@ -265,7 +265,7 @@ class _Walk:
         for count in range(1, min(4, len(tokens)) + 1):
             text = decode(tokens.ids[:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and same:
-                (ids,) = self.renderer.tokenizer.encode_plain([text[len(missing) :]])
+                ids = self.renderer.tokenizer.encode_plain(text[len(missing) :])
                 first = ViewTokens.of(ids, turn.message, tokens.fields[count - 1])
                 return first.followed_by(tokens.cut(count, len(tokens)))
         self._note(

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..show.alignment import Hunk, align
 from ..study.seams import BridgeRefusal
-from ..tokens.alignment import Hunk, align
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids, Tokenizer
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ..show.alignment import Hunk
 from ..show.document import Cell, Contrast, Document, Table, Track, token_columns
 from ..show.results import hue_of, template_name
-from ..tokens.alignment import Hunk
-from ..tokens.visible import counted
+from ..show.visible import counted
 from .histories import HistoryReport
 from .history_differences import PAIRS, Comparison, DifferenceSide, Step, View, ViewTokens
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from ..show.visible import counted, listed
 from ..template.chat_template import REASONING_FIELDS
-from ..tokens.visible import counted, listed
 from .history_differences import Difference, Step, View
 
 _SCAFFOLD: Final = ("scaffold", "generation prompt")

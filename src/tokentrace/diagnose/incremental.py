@@ -25,9 +25,9 @@ from ..errors import TemplateError, TemplateLimitError
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
 from ..settings import choose
+from ..show.alignment import Hunk, align
 from ..template.origin import Origin
 from ..template.trace import Rendering
-from ..tokens.alignment import Hunk, align
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 from .finding import Cause, Finding

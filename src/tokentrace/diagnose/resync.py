@@ -1,6 +1,6 @@
 """Where two sequences of ids agree again after a difference.
 
-`tokens.alignment.align` is exact, token by token. `next_hunk` takes one difference and finds where
+`show.alignment.align` is exact, token by token. `next_hunk` takes one difference and finds where
 both sides agree for a while, not where single tokens happen to be the same.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.alignment import Hunk, run_hashes
+from ..show.alignment import Hunk, run_hashes
 from ..tokens.ids import common_prefix, common_suffix
 from ..tokens.tokenizer import Ids
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..show.document import Card, Cell, Contrasts, Document, Table
+from ..show.visible import counted
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
 from .records import Rollout, Unreadable
@@ -72,18 +72,16 @@ class Scores:
                 self.completions += 1
 
     def to_json(self) -> dict[str, Any]:
-        out = {"tokens": len(self.differences), "completions": self.completions, "skipped": self.skipped}
+        out: dict[str, Any] = {"tokens": len(self.differences)}
+        out |= {"completions": self.completions, "skipped": self.skipped}
         if not self.differences:
             return out
         values = np.asarray(self.differences, np.float64)
         sizes = np.abs(values)
-        median, p95, p99 = np.percentile(sizes, [50, 95, 99]).tolist()
-        return {
-            **out,
-            **{"mean": float(sizes.mean()), "median": median, "p95": p95, "p99": p99, "most": float(sizes.max())},
-            "mean_difference": float(values.mean()),
-            "mean_ratio": float(np.exp(np.clip(values, -60, 60)).mean()),
-        }
+        shares = np.percentile(sizes, [50, 95, 99, 100]).tolist()
+        out |= {"mean": float(sizes.mean()), **dict(zip(("median", "p95", "p99", "most"), shares, strict=True))}
+        ratio = float(np.exp(np.clip(values, -60, 60)).mean())
+        return out | {"mean_difference": float(values.mean()), "mean_ratio": ratio}
 
 
 @dataclass(slots=True)
@@ -241,8 +239,8 @@ class RolloutReport(ShowsItself):
             yield "tokens", f"{self.tokens:,} recorded, {self.sampled:,} sampled, {self.row_tokens:,} in rows"
         if self.breaks:
             repeated = self.row_tokens - self.tokens
-            yield "cost of breaks", f"{counted(self.reprefilled)} read again, {repeated:,} repeated in rows"
-            yield "sampled, and gone from the later prompt", f"{self.lost:,}"
+            again = f"{counted(self.reprefilled)} read again, {repeated:,} repeated in rows"
+            yield "cost of breaks", f"{again}, {counted(self.lost, 'sampled token')} gone"
         if self.histories:
             yield "what became of messages", _listed(self.histories)
         if self.recorded:
@@ -269,11 +267,11 @@ class RolloutReport(ShowsItself):
             share = f"{100 * tally.rollouts / self.rollouts:.1f} %"
             yield [name, f"{tally.places:,}", f"{tally.rollouts:,}", share]
 
-    def _faults(self) -> Iterator[list[str | Cell]]:
+    def _faults(self) -> Iterator[list[str]]:
         for cause, tally in self.faults.items():
-            places = f"{counted(tally.places, 'place')}, {counted(tally.tokens)}, {counted(tally.rollouts, 'rollout')}"
+            places = f": {counted(tally.places, 'place')}, {counted(tally.tokens)}" if tally.places > 1 else ""
             for at, one in enumerate(tally.examples):
-                yield [one.where, Cell(str(cause), small="" if at else places), one.words]
+                yield [one.where, f"{cause}{'' if at else places}", one.words]
 
 
 def _listed(counts: Counter[Any]) -> str:

@@ -15,9 +15,9 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
 from ..show.document import Card, Cell, Contrasts, Document, Table
+from ..show.visible import counted
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
-from ..tokens.visible import counted
 from .finding import Cause
 from .row_inputs import RowColumns, RowFile
 from .rows import CheckedRow, Outcome, RowChecker

@@ -21,12 +21,12 @@ from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..samples.sample import Sample
+from ..show.alignment import Hunk
+from ..show.visible import counted
 from ..study.probes import USER
-from ..tokens.alignment import Hunk
 from ..tokens.ids import common_prefix
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import counted
 from .break_checks import Case, explain
 from .finding import Cause, Finding
 from .records import Mask
@@ -313,7 +313,7 @@ class _IdsChecker:
             differences.append((cause, hunk))
             at, other = hunk.stop, hunk.other_stop
         findings = [self._finding(cause, hunk, expected, ids, start) for cause, hunk in differences]
-        return findings, [contrast(self._vocabulary, expected.ids, ids, hunk) for _, hunk in differences]
+        return findings, [contrast(self._vocabulary, expected.ids, ids, hunk, fine=False) for _, hunk in differences]
 
     def _cut_before(self, expected: Expected, ids: Ids) -> tuple[Cause, Hunk] | None:
         """A row that is the end of the expected one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from ..tokens.visible import listed
+from ..show.visible import listed
 from .appends import ALTERED, AppendBreak, AppendCell, AppendOutcome, Where
 from .cases import Append, Arguments, Style, TurnForm
 from .facts import Changes, Prompting, Reading, Stops

@@ -1,9 +1,7 @@
 """Grammars: what an assistant writes in its turn, as data.
 
-A grammar is text as the template writes it, control tokens by their names. It is compiled for a vocabulary when it is
-used (`parsing.compiled`): a delimiter that is a control token there is matched by its id, any other by its letters.
-White space next to what the assistant says is part of the grammar and exact; between delimiters any is accepted.
-
+A grammar is text as the template writes it. A delimiter that is a control token of the vocabulary is matched by its id,
+any other by its letters. White space next to what the assistant says is exact; between delimiters any is accepted.
 `study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
 """
 
@@ -117,14 +115,15 @@ class CallGrammar:
     @property
     def outline(self) -> str:
         """One call with holes for its fields, as a person would write it down."""
+        return self.call_outline("[{}]…")
+
+    def call_outline(self, repeated: str) -> str:
+        """One call with holes for its fields. `repeated` formats the arguments that are written one by one."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:
-                named = (
-                    (".".join(path), f"⟨{field}⟩" if field == "arguments" else f'"⟨{field}⟩"')
-                    for field, path in self.keys
-                )
-                members = ", ".join(f'"{key}": {hole}' for key, hole in named)
+                holes = ((".".join(path), f"⟨{field}⟩", field == "arguments") for field, path in self.keys)
+                members = ", ".join(f'"{key}": ' + (hole if is_json else f'"{hole}"') for key, hole, is_json in holes)
                 body = '{"⟨name⟩": ⟨arguments⟩}' if self.named_key else f"{{{members}}}"
             case Style.PYTHON:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
@@ -137,7 +136,8 @@ class CallGrammar:
                 ways = [self.string_open, self.value_open, *(text for _, text in self.typed_opens)]
                 opened = f"{{{' | '.join(ways)}}}" if self.string_open else self.value_open
                 closed = "⟨key⟩>" if self.style is Style.TREE else ""
-                body = f"{head}{self.begin}[{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{closed}]…{self.end}"
+                argument = f"{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{closed}"
+                body = f"{head}{self.begin}{repeated.format(argument)}{self.end}"
         return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"
 
 

@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from ..data.channel_columns import channel_columns, channel_fields
+from ..data.channel_columns import channel_fields, channel_values
 from ..data.sources import pyarrow
-from ..data.tables import Layout, SampleOrigin, file_schema, samples_table
-from ..data.writers import table_writer
+from ..data.tables import Layout, SampleOrigin, TableWriter, file_schema, samples_table
 from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
@@ -87,22 +86,11 @@ class SessionRows:
             yield self._table(samples, count)
 
     def _table(self, samples: Sequence[Sample], count: int) -> Any:
-        id = self.info.id
-        places = [
-            SampleOrigin(id, 1, count + at, int(sample.messages.max(initial=-1)) + 1)
-            for at, sample in enumerate(samples)
-        ]
+        places = [SampleOrigin(self.info.id, 1, count + at) for at in range(len(samples))]
         table = samples_table(samples, places, LAYOUT)
         rows = [self._row(sample) for sample in samples]
-        along = (self.session.trajectory.turns(sample.branch) for sample in samples)
-        channels = channel_columns(
-            [(len(sample), self._channels_of(turns, len(sample))) for sample, turns in zip(samples, along, strict=True)]
-        )
         for each in session_fields():
-            column = channels.get(each.name)
-            if column is None:
-                column = pyarrow().array([row[each.name] for row in rows], each.type)
-            table = table.append_column(each, column)
+            table = table.append_column(each, pyarrow().array([row[each.name] for row in rows], each.type))
         return table
 
     def _row(self, sample: Sample) -> dict[str, Any]:
@@ -126,6 +114,7 @@ class SessionRows:
             "tools": None if tools is None else _text(tools),
             "tokenizer": last.tokenizer,
             "template": last.template,
+            **channel_values(self._channels_of(along, len(sample))),
         }
 
     def _turn(self, recorded: RecordedTurn) -> dict[str, Any]:
@@ -267,7 +256,7 @@ async def export_rows(
     """
     export, pipe = Export(store, sessions), _Pipe()
     schema = file_schema(LAYOUT, {}, session_fields())
-    writer = await asyncio.to_thread(table_writer, f".{format}", pipe, schema)
+    writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, schema)
     try:
         async with aclosing(export.tables()) as tables:
             async for table in tables:

@@ -1,8 +1,7 @@
 """Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, and the engines of two of them.
 
-In all of them every sampled token carries loss exactly once, next to the logprob that the engine returned. What a
-trainer cannot take is a `SampleError`. Nothing of a trainer is imported but where its types are made. How each trainer
-is given these: docs/guides/rows-for-trainers.md.
+Every sampled token carries loss exactly once, with the engine's logprob. What a trainer cannot take raises SampleError.
+docs/guides/rows-for-trainers.md has a recipe for each.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from .rows import (
 
 
 def _row(sample: Sample) -> PromptResponse:
-    """A row as prompt and response; `SampleError` where a token that carries loss has no logprob."""
+    """A row as prompt and response. Raises SampleError if a token that carries loss has no logprob."""
     filled_logprobs(sample)
     return prompt_response(sample)
 
@@ -47,12 +46,10 @@ def _row(sample: Sample) -> PromptResponse:
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """A rollout as copies of the sample that slime gave: one for each branch that has sampled tokens.
+    """A rollout as copies of slime's sample `like`: one for each branch, with one ``rollout_id``.
 
-    What `like` says of the prompt, the group and the label is kept; the copies share its ``rollout_id``. The response
-    is what the model said last, for reward models and logs. A rollout that failed, or where nothing was sampled, is a
-    `SampleError`, unless `failed_reward` says what to count it as: it is then one sample that trains nothing
-    (``remove_sample``). Its reward still counts in the mean of its group, unless `slime_whole_groups` drops the group.
+    A rollout that failed or sampled nothing raises SampleError, or with `failed_reward` is one sample that trains
+    nothing (``remove_sample``). Its reward counts in the mean of its group, unless `slime_whole_groups` drops that.
     """
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
@@ -89,17 +86,13 @@ def _slime_status(end: End | None) -> str:
 
 
 def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
-    """For ``--dynamic-sampling-filter-path``: False for a group with a rollout that failed, so that slime samples
-    another. Without it that rollout counts in the mean reward of its group."""
+    """For ``--dynamic-sampling-filter-path``: False for a group with a failed rollout; slime then samples another."""
     rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
     return not any(one.remove_sample for one in rows)
 
 
 def slime_task(sample: Any) -> Task:
-    """The task of a slime sample: its prompt, text or messages, with its label and metadata for rewards.
-
-    `SampleError` if it has a response already: partial rollouts are not continued.
-    """
+    """The task of a slime sample, with its label and metadata for rewards. Raises SampleError for partial rollouts."""
     if sample.response_length:
         raise SampleError("the sample has a response already: partial rollouts of slime are not continued here")
     prompt = sample.prompt
@@ -119,10 +112,9 @@ def skyrl_output(
 ) -> dict[str, Any]:
     """Rollouts as a `GeneratorOutput`, in their order.
 
-    One row a rollout; a rollout whose history was rewritten has several, which SkyRL takes with ``step_wise`` (its
-    ``generator.step_wise_trajectories``): neighbours with one trajectory id, the last of them marked. A rollout that
-    failed, or where nothing was sampled, is a `SampleError`, unless `failed_reward` says what to count it as: it is
-    then one row whose loss mask is 0.
+    A rollout is one row; with ``step_wise`` (SkyRL's ``generator.step_wise_trajectories``) one whose history was
+    rewritten is several, with one trajectory id. A rollout that failed or sampled nothing raises SampleError, or with
+    `failed_reward` is a row whose loss mask is 0.
     """
     if trajectory_ids is not None and len(trajectory_ids) != len(rollouts):
         raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
@@ -179,18 +171,17 @@ def _skyrl_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
-    """A rollout as the tensors of an episode; None, which AReaL rejects, where it failed or nothing was sampled."""
+    """A rollout as the tensors of an episode; None, which AReaL rejects, if it failed or sampled nothing."""
     if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
         return None
     return areal_tensors(rollout.trajectory, reward_of(rollout))
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """The rows of a trajectory, one for each branch that has sampled tokens, as AReaL takes an episode.
+    """The rows of a trajectory as an episode, padded after the last token with loss: AReaL puts the reward on it.
 
-    Each ends with its last token that carries loss, and is padded after it: AReaL puts the reward on the last token,
-    and counts it only where the loss mask is 1. ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled.
-    `SampleError` where a token that carries loss has no logprob, or weights that are not numbered.
+    ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled. Raises SampleError if a token with loss has no
+    logprob, or weights that are not numbered.
     """
     import torch
 
@@ -224,10 +215,7 @@ def _areal_versions(sample: Sample) -> Any:
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
-    """AReaL's inference engine, which tells the version of the weights for each token and takes no seed.
-
-    `settings` are its `GenerationHyperparameters`; what a turn samples with is the agent's.
-    """
+    """AReaL's inference engine with its `GenerationHyperparameters`; the agent's sampling parameters replace them."""
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
@@ -243,7 +231,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         )
         answer = await engine.agenerate(ModelRequest(input_ids=prompt, gconfig=config))
         if list(answer.input_tokens) != prompt:
-            raise EngineAnswerError("AReaL's engine read another prompt than it was given")
+            raise EngineAnswerError("AReaL's engine read another prompt than the one sent")
         if len(answer.output_versions) != len(answer.output_tokens):
             raise EngineAnswerError(f"{len(answer.output_versions)} versions for {len(answer.output_tokens)} ids")
         versions: list[VersionSpan] = []
@@ -265,12 +253,10 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 
 
 def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None) -> dict[str, Any]:
-    """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs, which
-    are 0.0 where nothing was sampled.
+    """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs.
 
-    One row a rollout: `SampleError` where its history was rewritten, and where it has no reward. So is one that failed
-    or where nothing was sampled, unless `failed_reward` says what to count it as; it is then its prompt, with no range
-    that carries loss.
+    Raises SampleError if its history was rewritten or it has no reward; also if it failed or sampled nothing, unless
+    `failed_reward` is set: then it is its prompt, without a range that carries loss.
     """
     failed = failed_row(rollout, failed_reward, "OpenRLHF")
     reward: float | None
@@ -296,8 +282,7 @@ def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward:
 
 
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
-    """The vLLM engine that OpenRLHF hands to an executor, with its parameters. It samples with what the agent asks for;
-    of the trainer's parameters only what is not about sampling is kept."""
+    """The vLLM engine that OpenRLHF hands to an executor. The agent's sampling parameters replace the trainer's."""
     if getattr(params, "logprobs", None) is None:
         raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
 
@@ -324,12 +309,10 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
 def prime_rl_samples(
     trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
 ) -> list[dict[str, Any]]:
-    """The fields of prime-rl's `TrainingSample` for each row of a trajectory. prime-rl is not on the index; its class
-    is in ``prime_rl.transports.rollouts.types`` (as of 21 August 2026).
+    """The fields of a `TrainingSample` (``prime_rl.transports.rollouts.types``, 21 August 2026) for each row.
 
-    Logprobs are 0.0 and temperatures 1.0 where nothing was sampled. `SampleError` where logprobs or temperatures were
-    not recorded, a warning where tokens were sampled with settings that prime-rl does not know (top-p, penalties).
-    `advantage` is that of `trajectory_samples`; without it prime-rl has to assign credit itself.
+    Logprobs are 0.0 and temperatures 1.0 where nothing was sampled. Raises SampleError if one is missing, warns of
+    settings that prime-rl does not know (top-p, penalties). Without `advantage` prime-rl assigns credit itself.
     """
     return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
 
@@ -341,10 +324,8 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
     for completion in sample.completions:
         if not completion.temperature:
             problem = "was not recorded" if completion.temperature is None else "is 0"
-            raise SampleError(
-                f"{sample!r}: the temperature of tokens {completion.start} to {completion.stop} {problem}; prime-rl "
-                "divides by the temperature that each token was sampled with"
-            )
+            where = f"{sample!r}, tokens {completion.start} to {completion.stop}"
+            raise SampleError(f"{where}: the temperature {problem}, and prime-rl divides by it")
         temperatures[completion.start : completion.stop] = completion.temperature
     fields = {
         "token_ids": sample.token_ids,

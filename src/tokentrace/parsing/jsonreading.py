@@ -1,7 +1,6 @@
 """Reading calls and arguments that are JSON, before all of it has arrived.
 
-Follows brackets and strings as they come; whether it is JSON is decided at its end. A control token that ends calls
-ends JSON too; so does anything JSON cannot contain: a line break in a string, a symbol outside of one.
+Follows brackets and strings; whether it is JSON is decided at its end. What JSON cannot contain ends it too.
 """
 
 from __future__ import annotations
@@ -10,39 +9,31 @@ import re
 from typing import Any, Final
 
 from .compiled import CompiledCalls
-from .output import ArgumentsText, OpenCall, Output
-from .reader import Notation, Reader, Reading, Report
+from .output import ArgumentsText, CallReader, OpenCall, Output
+from .reader import Notation, Reading, Report
 from .response import CallStatus
 from .values import read_json
 
-_NOTATION: Final = Notation(
-    opening=b"{[",
-    closing=b"}]",
-    outside=re.compile(rb"[^\s\w,:.+-]"),
-    strings={0x22: re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')},
-    in_string=re.compile(b'["\\\\\n\r\xff]'),
-    strict=True,
+_STRINGS: Final = {0x22: re.compile(b'[^"\\\\\n\r\xff]*(?:\\\\[^\xff][^"\\\\\n\r\xff]*)*')}
+_JSON: Final = Notation(
+    b"{[", b"}]", re.compile(rb"[^\s\w,:.+-]"), _STRINGS, re.compile(b'["\\\\\n\r\xff]'), strict=True
 )
 _WORD: Final = re.compile(rb"[-+.\w]*")
 _ARGUMENT_KEYS: Final = (("arguments",), ("parameters",))
 """The keys under which servers look for arguments."""
 
 
-class JsonReader:
+class JsonReader(CallReader):
     """Reads JSON for calls. A `lenient` one takes a bare call with either key for its arguments."""
 
-    def __init__(self, calls: CompiledCalls, reader: Reader, output: Output, *, lenient: bool) -> None:
-        self.calls = calls
-        self.reader = reader
-        self.output = output
+    def __init__(self, calls: CompiledCalls, output: Output, *, lenient: bool) -> None:
+        super().__init__(calls, output)
         self._fields = {path: field for field, path in calls.grammar.keys}
         self._inner = {path[:length] for path in self._fields for length in range(1, len(path))}
         usual = any(len(path) == 1 for path, field in self._fields.items() if field == "arguments")
         self._alternatives = _ARGUMENT_KEYS if usual else ()
         self._keys = {path[0] for path in self._fields} | {"type"}
         self._keys |= {key for (key,) in self._alternatives if lenient}
-
-    # -- the name, then arguments as one JSON
 
     def arguments(self, call: OpenCall) -> Reading[None]:
         """Arguments as one JSON, up to the end of the call."""
@@ -54,7 +45,7 @@ class JsonReader:
             match = yield from reader.find(self.calls.to_end)
             text = reader.data[start : reader.at]
             report(start, start + len(text.rstrip() if match is not None else text))
-            call.break_off(CallStatus.INVALID_JSON, "the arguments are not JSON")
+            call.fail(CallStatus.INVALID_JSON, "the arguments are not JSON", ragged=True)
         report.done()
 
     # -- name and arguments in one JSON
@@ -65,43 +56,37 @@ class JsonReader:
         start = yield from reader.past_space()
         if (yield from reader.sees(b"{", start)):
             reader.at = start
-            yield from self._object(call, bare=False)
+            yield from self.bare_call(call)
         else:
-            call.break_off(CallStatus.INVALID_JSON, "the call is not a JSON object")
+            call.fail(CallStatus.INVALID_JSON, "the call is not a JSON object", ragged=True)
 
     def bare_call(self, call: OpenCall) -> Reading[bool]:
-        """An object without delimiters; True if it is a call. It is announced once that is certain."""
-        yield from self._object(call, bare=True)
-        return call.announced
-
-    def _object(self, call: OpenCall, *, bare: bool) -> Reading[None]:
-        reader, output = self.reader, self.output
-        start = reader.at
+        """An object; True if it is a call. It is announced once that is certain, if it was not before."""
+        start, tools = self.reader.at, self.output.tools
         seen: set[str] = set()
-        whole = yield from self._members(call, (), seen, bare=bare)
-        if bare and not call.announced:
-            named = not whole and reader.ended and call.name is not None and output.tools.declared_any
-            if not (named and call.name is not None and output.tools.knows(call.name)):
-                return
+        whole = yield from self._members(call, (), seen)
+        if not call.announced:
+            if whole or not self.reader.ended or not (call.name and tools.declared_any and tools.knows(call.name)):
+                return False
             call.announce()
         if not whole:
-            call.break_off(CallStatus.INVALID_JSON, "the call is not JSON")
-            return
+            call.fail(CallStatus.INVALID_JSON, "the call is not JSON", ragged=True)
+            return True
         try:
-            read_json(output.text(start, reader.at))
+            read_json(self.output.text(start, self.reader.at))
         except ValueError as error:
             call.fail(CallStatus.INVALID_JSON, f"the call is not JSON: {error}")
         if "arguments" not in seen and "arguments" in self._fields.values():
             call.fail(CallStatus.MALFORMED, "the call has no arguments")
+        return True
 
-    def _members(self, call: OpenCall, path: tuple[str, ...], seen: set[str], *, bare: bool) -> Reading[bool]:
+    def _members(self, call: OpenCall, path: tuple[str, ...], seen: set[str]) -> Reading[bool]:
         """The members of an object, noting those that are fields of a call; True if the object is whole."""
         reader = self.reader
         reader.at += 1
         while True:
             reader.at = yield from reader.past_space()
-            if not path and not seen and (yield from reader.sees(b"}")):
-                reader.at += 1
+            if not path and not seen and (yield from reader.skip(b"}")):
                 return True
             start = reader.at
             if not (yield from reader.sees(b'"')) or not (yield from self.value()):
@@ -112,17 +97,15 @@ class JsonReader:
                 return False
             reader.at = yield from reader.past_space(colon + 1)
             here = (*path, key)
-            if bare and not call.announced and not self._may_be_call(call, here, seen):
+            if not call.announced and not self._may_be_call(call, here, seen):
                 return False
-            if not (yield from self._member(call, here, seen, bare=bare)):
+            if not (yield from self._member(call, here, seen)):
                 return False
-            at = yield from reader.past_space()
-            if (yield from reader.sees(b"}", at)):
-                reader.at = at + 1
+            reader.at = yield from reader.past_space()
+            if (yield from reader.skip(b"}")):
                 return True
-            if not (yield from reader.sees(b",", at)):
+            if not (yield from reader.skip(b",")):
                 return False
-            reader.at = at + 1
 
     def _field(self, here: tuple[str, ...]) -> str | None:
         return self._fields.get(here) or ("arguments" if here in self._alternatives else None)
@@ -136,14 +119,12 @@ class JsonReader:
             call.announce()
         return True
 
-    def _member(self, call: OpenCall, here: tuple[str, ...], seen: set[str], *, bare: bool) -> Reading[bool]:
-        reader = self.reader
-        field = self._field(here)
-        start = reader.at
+    def _member(self, call: OpenCall, here: tuple[str, ...], seen: set[str]) -> Reading[bool]:
+        reader, field, start = self.reader, self._field(here), self.reader.at
         if self.calls.grammar.named_key and len(here) == 1 and not seen:
             call.set_name(here[0])
             field = "arguments"
-        if field is not None and here not in self._fields and here in self._alternatives:
+        elif field is not None and here not in self._fields:
             field = None if field in seen else field
             if field is not None:
                 call.fail(CallStatus.MALFORMED, f"its arguments are under {here[0]!r}", lenient=True)
@@ -151,7 +132,7 @@ class JsonReader:
             if field is not None:
                 call.fail(CallStatus.MALFORMED, f"{here[-1]!r} is given twice")
             if here in self._inner and (yield from reader.sees(b"{")):
-                return (yield from self._members(call, here, seen, bare=bare))
+                return (yield from self._members(call, here, seen))
             return (yield from self.value())
         seen.add(field)
         if field == "arguments" and not (yield from reader.sees(b'"')):
@@ -180,15 +161,12 @@ class JsonReader:
             return None
         return value if isinstance(value, str) else None
 
-    # -- values
-
     def value(self, report: Report | None = None) -> Reading[bool]:
         """One JSON value; True if it is whole. Stops where it cannot be JSON any more, or at a control token."""
         reader = self.reader
-        while len(reader.data) <= reader.at and not reader.ended:
-            yield
+        yield from reader.past_space()
         if bytes(reader.data[reader.at : reader.at + 1]) in (b"{", b"[", b'"'):
-            return (yield from reader.enclosed(_NOTATION, self.calls.hard_ends, report))
+            return (yield from reader.enclosed(_JSON, self.calls.hard_ends, report))
         start = at = reader.at  # a number, or true, false, null
         while True:
             match = _WORD.match(reader.data, at)

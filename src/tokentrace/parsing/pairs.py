@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from ..formats.grammar import Value
-from .compiled import CompiledCalls, ValueOpening
+from .compiled import ValueOpening
 from .marked import unforgeable
-from .output import ArgumentsText, OpenCall, Output
-from .reader import Match, Reader, Reading, Report
+from .output import ArgumentsText, CallReader, OpenCall
+from .reader import Match, Reading, Report
 from .response import CallStatus
 from .values import Schema, read_json, read_value
 
@@ -17,32 +16,23 @@ _SPACES: Final = " \t\r\n"
 _CDATA: Final = ("<![CDATA[", "]]>")
 
 
-class PairReader:
+class PairReader(CallReader):
     """Reads pairs of key and value."""
-
-    def __init__(self, calls: CompiledCalls, reader: Reader, output: Output) -> None:
-        self.calls = calls
-        self.reader = reader
-        self.output = output
 
     def read(self, call: OpenCall) -> Reading[None]:
         """Arguments, until something else comes."""
-        call.values = {}
         more = True
         while more:
             if (yield from self.reader.skip_all(self.calls.key_open)):
                 more = yield from self._pair(call)
             else:
                 more = yield from self._skip_junk(call)
-        if not self.reader.exhausted:
-            call.add_arguments("}" if call.has_arguments else "{}")
+        call.end_values()
 
     def _skip_junk(self, call: OpenCall) -> Reading[bool]:
         """Go past anything between arguments that does not belong there; True if an argument follows."""
         calls, reader = self.calls, self.reader
-        if (yield from reader.sees_all(calls.finish[:1])) is not None:
-            return False
-        if calls.another and (yield from reader.sees_all(calls.another)) is not None:
+        if (yield from reader.sees_one([one for one in (calls.finish[:1], calls.another) if one])):
             return False
         start = reader.at
         while True:
@@ -59,14 +49,11 @@ class PairReader:
         """One argument, after its opening; True if the call goes on."""
         calls, reader, output = self.calls, self.reader, self.output
         key = yield from self._key(call)
-        if key is None:
-            return False
-        opening = yield from self._open_value(call, key)
-        if opening is None:
+        opening = (yield from self._open_value(call, key)) if key is not None else None
+        if key is None or opening is None:
             return False
         schema = output.tools.parameter(call.name, key)
-        lead = ", " if call.has_arguments else "{"
-        call.add_arguments(f"{lead}{json.dumps(key, ensure_ascii=False)}: ")
+        call.add_key(key)
         start = reader.at
         is_text = schema is not None and schema.only_text and calls.grammar.strings is Value.BARE
         if opening.is_string if opening.is_string is not None else is_text:
@@ -113,27 +100,25 @@ class PairReader:
 
     def _string(self, call: OpenCall, key: str) -> Reading[Match | None]:
         """A value that can only be a string: reported as it comes."""
-        start = self.reader.at
-        report = ArgumentsText(call, quoted=True)
+        start, report = self.reader.at, ArgumentsText(call, quoted=True)
         call.add_arguments('"')
         match = yield from self._value_end(call, report)
         report.done()
         if match is not None:
             call.add_arguments('"')
-            self._add(call, key, self.output.text(start, match.text))
+            call.add_value(key, self.output.text(start, match.text), reported=True)
         return match
 
     def _typed(self, call: OpenCall, key: str, schema: Schema | None, is_string: bool | None) -> Reading[Match | None]:
         """A value of any type: reported when it is whole."""
-        grammar, start = self.calls.grammar, self.reader.at
+        strings, start = self.calls.grammar.strings, self.reader.at
         match = yield from self._value_end(call, None)
         if match is None:
             return None
         text, certain = self.output.text(start, match.text), True
-        quoted = grammar.strings is Value.JSON and text.startswith('"')
-        if grammar.strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
+        if strings is Value.CDATA and text.startswith(_CDATA[0]) and text.endswith(_CDATA[1]):
             value: Any = text[len(_CDATA[0]) : -len(_CDATA[1])]
-        elif quoted or is_string is False:
+        elif is_string is False or (strings is Value.JSON and text.startswith('"')):
             try:
                 value = read_json(text)
             except ValueError:
@@ -142,15 +127,8 @@ class PairReader:
             value, certain = read_value(text, schema)
         if not certain:
             call.fail(CallStatus.INVALID_JSON, f"the argument {key!r} is not JSON")
-        call.add_arguments(json.dumps(value, ensure_ascii=False))
-        self._add(call, key, value)
+        call.add_value(key, value)
         return match
-
-    def _add(self, call: OpenCall, key: str, value: Any) -> None:
-        assert call.values is not None
-        if key in call.values:
-            call.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice", lenient=True)
-        call.values[key] = value
 
     def _value_end(self, call: OpenCall, report: Report | None) -> Reading[Match | None]:
         """The end of a value: its closing, or what is certain to come after it if that is missing."""

@@ -14,7 +14,7 @@ from .compiled import Compiled
 from .events import Done, Event, events_of
 from .output import Output
 from .reader import Match, Reader
-from .response import CallReading, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
+from .response import CallReading, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange, joined
 from .turn import TurnParser
 from .values import NO_TOOLS, Tools
 
@@ -22,9 +22,8 @@ from .values import NO_TOOLS, Tools
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    `feed` takes ids and returns the events that have become certain; `finish` ends the completion. Events are never
-    taken back, and however the ids are cut into chunks, they add up to the same. With ``calls="lenient"`` all events
-    come from `finish`: whether text is a call outside its place is known only then.
+    Events are never taken back, and add up to the same however the ids are cut into chunks. With ``calls="lenient"``
+    all come from `finish`: whether text is a call outside its place is known only then.
     """
 
     def __init__(
@@ -39,9 +38,9 @@ class StreamingParser:
         self._reader = reader = Reader(compiled.prefix(compiled.prompt if prompt is None else prompt))
         self._output = output = Output(reader, compiled.marked, len(reader.data), tools or NO_TOOLS)
         if compiled.grammar.channels is not None:
-            self._reading = ChannelParser(compiled, compiled.grammar.channels, reader, output).read()
+            self._reading = ChannelParser(compiled, compiled.grammar.channels, output).read()
         else:
-            self._reading = TurnParser(compiled, reader, output, prompted=prompt is not None).read()
+            self._reading = TurnParser(compiled, output, prompted=prompt is not None).read()
         self._stop: Match | None = None
         self._over = False
         self._response: ParsedResponse | None = None
@@ -50,7 +49,7 @@ class StreamingParser:
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and return the events that have become certain.
 
-        Raises InputError if one of them is not a token id. Then none of them was taken, and the parser can go on.
+        Raises InputError, and takes none of them, if one is not a token id.
         """
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
@@ -75,7 +74,7 @@ class StreamingParser:
         else:
             checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
             data, starts = self._compiled.marked.spelled(checked, len(reader.data))
-            output.starts += starts if isinstance(starts, list) else starts.tolist()
+            output.starts += starts
             reader.data += data
         self._resume()
         events, output.events = output.events, []
@@ -115,12 +114,11 @@ class StreamingParser:
         output, match, data, count = self._output, self._stop, self._reader.data, len(self._output.starts)
         stop = self._compiled.stops.get(bytes(data[match.start : match.stop])) if match else None
         end = output.span(match.start, match.stop).stop if match else count
-        reasoning = "".join(part.text for part in output.parts if part.kind is PartKind.REASONING)
         closing = "".join(output.missing)
         space = closing[: len(closing) - len(closing.lstrip())].encode()
         return ParsedResponse(
-            content="".join(part.text for part in output.parts if part.kind is PartKind.CONTENT),
-            reasoning_content=reasoning or ("" if output.blank_reasoning else None),
+            content=joined(output.parts, PartKind.CONTENT),
+            reasoning_content=joined(output.parts, PartKind.REASONING) or ("" if output.blank_reasoning else None),
             tool_calls=output.calls,
             finish=Finish.LENGTH if stop is None and not output.closed else Finish.STOP,
             stop_token=stop,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .calls import CallParser
 from .compiled import Compiled
 from .output import Output
-from .reader import Match, Reader, Reading
+from .reader import Match, Reading
 from .response import PartKind
 
 
@@ -16,23 +16,17 @@ class TurnParser:
     open reasoning that this prompt opened already.
     """
 
-    def __init__(self, compiled: Compiled, reader: Reader, output: Output, *, prompted: bool) -> None:
-        self.compiled = compiled
-        self.reader = reader
-        self.output = output
+    def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
+        self.compiled, self.reader, self.output = compiled, output.reader, output
         self.prompted = prompted
-        self._answered = False
-        """True if content was closed, where the grammar closes it."""
-        self._after_calls: int | None = None
-        """Where the last calls ended."""
-        self.calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
+        self.calls = CallParser(compiled, compiled.calls, output) if compiled.calls is not None else None
 
     def read(self) -> Reading[Match | None]:
         """All of the turn: its stop token, or None if the completion ends without one."""
         compiled, reader, output, calls = self.compiled, self.reader, self.output, self.calls
         yield from reader.skip(compiled.head_trail)
         yield from self._begin()
-        fresh = True
+        fresh, answered, after_calls = True, False, -1
         while True:
             if fresh and calls is not None and calls.calls.bare:
                 output.enter(PartKind.TOOL_CALL, reader.at)
@@ -42,10 +36,15 @@ class TurnParser:
             match = yield from reader.find(compiled.in_content, output.content)
             if match is None or match.kind == "stop" or (yield from self._is_stop(match)):
                 output.end_text()
-                if match is None:
-                    self._close_content(start)
-                else:
+                if match is not None:
                     output.enter(PartKind.STOP, match.start)
+                elif after_calls == start == reader.at:
+                    output.missing += (
+                        [compiled.grammar.calls.after] if compiled.grammar.calls and output.missing else []
+                    )
+                elif not answered:
+                    frame = compiled.grammar.content
+                    output.missing.append(f"{frame.trail}{frame.close}{frame.after if frame.close else ''}")
                 return match
             if match.kind == "reasoning":
                 output.enter(PartKind.REASONING, match.start)
@@ -56,23 +55,13 @@ class TurnParser:
                 reader.at = match.stop
                 output.end_text()
                 output.closed = not compiled.content.open
-                self._answered = True
+                answered = True
                 yield from reader.skip(compiled.content.after)
             elif calls is not None:
                 output.enter(PartKind.TOOL_CALL, match.text)
                 yield from calls.read()
                 output.enter(PartKind.CONTENT, reader.at)
-                self._after_calls = reader.at
-
-    def _close_content(self, start: int) -> None:
-        """Note what the grammar writes before the stop token if the completion ends in content from `start` on."""
-        frame, calls, missing = self.compiled.grammar.content, self.compiled.grammar.calls, self.output.missing
-        if self._after_calls == start == self.reader.at:
-            missing += [calls.after] if calls is not None and missing else []
-        elif not frame.close:
-            missing.append(frame.trail)
-        elif not self._answered:
-            missing.append(f"{frame.trail}{frame.close}{frame.after}")
+                after_calls = reader.at
 
     def _is_stop(self, match: Match) -> Reading[bool]:
         """True if a token that may open calls is a stop token here: the remainder of the opening does not follow."""
@@ -87,16 +76,14 @@ class TurnParser:
         output.enter(PartKind.CONTENT, reader.at)
         if frame is not None:
             at = yield from reader.past_space()
-            if frame.open and (yield from reader.sees(frame.open, at)):
+            opens = bool(frame.open) and (yield from reader.sees(frame.open, at))
+            if opens or (yield from reader.sees(frame.close, at)):
                 output.content(reader.at, at)
                 output.enter(PartKind.REASONING, at)
-                reader.at = at + len(frame.open)
-                yield from self._reasoning()
-                return
-            if (yield from reader.sees(frame.close, at)):
-                output.content(reader.at, at)
-                output.enter(PartKind.REASONING, at)
-                reader.at = at + len(frame.close)
+                reader.at = at + len(frame.open if opens else frame.close)
+                if opens:
+                    yield from self._reasoning()
+                    return
                 yield from reader.skip(self.compiled.after_empty)
                 output.enter(PartKind.CONTENT, reader.at)
         yield from self._open_content()
@@ -104,9 +91,9 @@ class TurnParser:
     def _reasoning(self) -> Reading[None]:
         """Reasoning, after its opening."""
         compiled, reader, output = self.compiled, self.reader, self.output
-        frame, grammar = compiled.reasoning, compiled.grammar
+        frame, grammar = compiled.reasoning, compiled.grammar.reasoning
         assert frame is not None
-        assert grammar.reasoning is not None
+        assert grammar is not None
         by_prompt = reader.at <= output.base
         yield from reader.skip(frame.lead)
         if by_prompt and not self.prompted:
@@ -120,8 +107,8 @@ class TurnParser:
         if match is None or match.kind != "close":
             output.open = PartKind.REASONING
             if match is None:
-                after = grammar.after_empty if start == reader.at else grammar.reasoning.after
-                output.missing.append(f"{grammar.reasoning.trail}{grammar.reasoning.close}{after}")
+                after = compiled.grammar.after_empty if start == reader.at else grammar.after
+                output.missing.append(f"{grammar.trail}{grammar.close}{after}")
             return
         reader.at = match.stop
         yield from reader.skip(compiled.after_empty if match.text == start else frame.after)

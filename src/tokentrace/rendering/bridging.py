@@ -25,9 +25,9 @@ from ..study.seams import (
     INLINE,
     BridgeRefusal,
     Continuation,
+    EncodedTurns,
     RefusalReason,
     StandIn,
-    Written,
     base_stand_ins,
     check_continuation,
     find_continuation,
@@ -48,7 +48,7 @@ from .closing import GetCompiled, SeamFinder, Tail, Truncation
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
-Write = Callable[[Messages, int, Any, bool], Written]
+Write = Callable[[Messages, int, Any, bool], EncodedTurns]
 """Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
 
 
@@ -328,7 +328,7 @@ class Bridger:
         seen = frozenset(index for index in telling if (ids == index).any())
         return tuple(context for context, controls in by_context if controls == seen) or self._contexts(has_tools)
 
-    def _try_context(self, context: Messages, has_tools: bool) -> Written | None:
+    def _try_context(self, context: Messages, has_tools: bool) -> EncodedTurns | None:
         try:
             return self._write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
         except TokentraceError:

@@ -68,10 +68,10 @@ class ToolCache:
 
 def credit_content(rendering: Rendering, adapted: Adapted) -> None:
     """Give text that was wrapped in a part for the template the origin of its content."""
-    if adapted.wrapped:
+    if wrapped := adapted.wrapped:
         rendering.origins = [
             Origin.of(origin.message, "content")
-            if origin is not None and origin.message in adapted.wrapped and origin.field == "content"
+            if origin is not None and origin.message in wrapped and origin.field == "content"
             else origin
             for origin in rendering.origins
         ]
@@ -79,6 +79,9 @@ def credit_content(rendering: Rendering, adapted: Adapted) -> None:
 
 def with_original_text(messages: Messages, adapted: Adapted, originals: Messages) -> Messages:
     """Messages, with the originals of those whose text was wrapped in a part."""
-    if not adapted.wrapped:
-        return messages
-    return [originals[at] if at in adapted.wrapped else message for at, message in enumerate(messages)]
+    wrapped = adapted.wrapped
+    return (
+        messages
+        if not wrapped
+        else [originals[at] if at in wrapped else message for at, message in enumerate(messages)]
+    )

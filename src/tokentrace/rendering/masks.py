@@ -11,8 +11,9 @@ import numpy.typing as npt
 from ..errors import TokentraceError, place
 from ..formats.dialects import with_parsers
 from ..parsing.compiled import Compiled
+from ..parsing.marked import MarkedBytes
 from ..parsing.parser import parse
-from ..parsing.proof import MISREAD, PROOFS, misread_parts
+from ..parsing.readback import MISREAD, PROOFS, misread_parts
 from ..study.probes import USER
 from ..study.study import TemplateStudy
 from ..tokens.encoded import Encoded
@@ -68,7 +69,8 @@ def compiled_grammar(
     """
     endings, derived = study.endings(has_tools), study.grammar(has_tools)
     grammar = with_parsers(derived, tool_parser, reasoning_parser)
-    compiled = Compiled(grammar, study.tokenizer, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
+    marked = MarkedBytes(study.tokenizer.vocabulary)
+    compiled = Compiled(grammar, marked, [*sorted(endings.stops), *sorted(study.eos - endings.stops)])
     if grammar is derived and render is not None:
         misread = ", ".join(f"{part} of {name}" for part, name in _misread(compiled, render))
         compiled.grammar = grammar.replace(notes=(*grammar.notes, *([f"{MISREAD}: {misread}"] if misread else [])))
@@ -84,5 +86,6 @@ def _misread(compiled: Compiled, render: Callable[[Any], RenderedTokens]) -> Ite
             continue
         for turn in rendered.turns[:1]:
             prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
-            parsed = parse(compiled, rendered.ids[turn.start : turn.stop].tolist(), prompt=prompt)
-            yield from misread_parts(name, rendered.rendering, parsed, compiled.grammar)
+            parsed = parse(compiled, rendered.ids[turn.start : turn.stop], prompt=prompt)
+            parts = misread_parts(rendered.rendering, parsed, compiled.grammar)
+            yield from ((part, name) for part in parts)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..conversation.forms import Adapted, MessageForm, adapt, reads_unchanged
+from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.remarks import conversation_remarks
 from ..errors import InputError, RendererError
@@ -29,7 +29,7 @@ from ..settings import choose, flag
 from ..study.memory import Memory
 from ..study.probes import STAND_IN_TOOL
 from ..study.sampling import find_sampled
-from ..study.seams import BridgeRefusal, Written
+from ..study.seams import BridgeRefusal, EncodedTurns
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
 from ..template.chat_template import Template
@@ -208,8 +208,6 @@ class Renderer:
     def check_messages(self, messages: Any, *, tools: Any = None) -> list[Mapping[str, Any]]:
         """The messages as mappings, in any role that the template knows. Raises InputError."""
         study = self.study(tools)
-        if reads_unchanged(messages, study.forms):
-            return list(messages)
 
         def prints(role: str) -> bool:
             """Whether the template prints any role, and this one spells no control token."""
@@ -224,8 +222,6 @@ class Renderer:
 
     def _read(self, study: TemplateStudy, messages: Any, tools: Any) -> tuple[list[Mapping[str, Any]], Adapted]:
         """The messages, checked, and in the form that the template reads."""
-        if self.messages is MessageForm.ADAPT and reads_unchanged(messages, study.forms):
-            return (checked := list(messages)), Adapted(checked)
         checked = self.check_messages(messages, tools=tools)
         return checked, Adapted(checked) if self.messages is MessageForm.AS_GIVEN else adapt(checked, study.forms)
 
@@ -320,7 +316,9 @@ class Renderer:
 
         return self._cache.once(("bridger", id(study), has_tools), make)
 
-    def _render_small(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
+    def _render_small(
+        self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
+    ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
         run = functools.partial(study.run_with, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])

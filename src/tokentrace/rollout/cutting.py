@@ -31,7 +31,7 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
     text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
     keep = Keep(keep)
     most = limit * _longest_token(tokenizer.vocabulary)
-    if len(text) <= 2 * most and len(tokenizer.encode_plain([text])[0]) <= limit:
+    if len(text) <= 2 * most and len(tokenizer.encode_plain(text)) <= limit:
         return text
     head = limit if keep is Keep.HEAD else 0 if keep is Keep.TAIL else limit - limit // 2
     front = _part(text[:most], head, tokenizer) if head else ""
@@ -49,6 +49,6 @@ def _longest_token(vocabulary: Vocabulary) -> int:
 def _part(text: str, count: int, tokenizer: Tokenizer, *, last: bool = False) -> str:
     """Return the characters of the first `count` tokens, or of the last."""
     raw = text.encode("utf-8")
-    lengths = np.abs(tokenizer.vocabulary.byte_lengths[tokenizer.encode_plain([text])[0]])
+    lengths = np.abs(tokenizer.vocabulary.byte_lengths[tokenizer.encode_plain(text)])
     size = int((lengths[-count:] if last else lengths[:count]).sum())
     return (raw[len(raw) - size :] if last else raw[:size]).decode("utf-8", "ignore")

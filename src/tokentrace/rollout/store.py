@@ -222,8 +222,7 @@ class RolloutStore:
         with sample_writer(self.folder / ROWS, layout, about, private=True) as write:
             samples, numbers = self.samples(advantages=advantages), itertools.count(1)
             while some := list(itertools.islice(samples, 256)):
-                counts = [int(one.messages.max(initial=-1)) + 1 for one in some]
-                origins = [SampleOrigin(one.name, next(numbers), 0, n) for one, n in zip(some, counts, strict=True)]
+                origins = [SampleOrigin(one.name, next(numbers)) for one in some]
                 write(samples_table(some, origins, layout))
         return self.folder / ROWS
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from ..errors import SampleError, brief
 from ..tokens.tokenizer import Ids
-from ..tokens.visible import counted
 from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, index, rounded_up
 from .sample import Sample
 
@@ -65,7 +64,7 @@ class Pack:
         return len(self.input_ids)
 
     def __repr__(self) -> str:
-        return f"Pack({counted(len(self.samples), 'sample')}, {self.spans[-1][1]} of {len(self)} tokens)"
+        return f"Pack({len(self.samples)} samples, {self.spans[-1][1]} of {len(self)} tokens)"
 
 
 def pack(

@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..tokens.alignment import Hunk
 from ..tokens.ids import runs
 from ..tokens.kinds import Kind
-from ..tokens.spelling import spelled
 from ..tokens.tokenizer import Ids, Tokenizer
 from ..trajectory.turns import Branch, Turn
+from .alignment import Hunk
+from .visible import spelled
 
 
 class Hue(NamedTuple):

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from markupsafe import escape
 
-from ..tokens.visible import counted, visible
 from .document import Document
 from .results import document_of
+from .visible import counted, visible
 
 SCRIPTS: Final = ("dom.js", "tracks.js", "tokens.js", "tree.js", "parts.js", "viewer.js")
 """The modules of the page in import order. A page inlines them as one script."""

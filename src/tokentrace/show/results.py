@@ -22,13 +22,13 @@ from ..samples.sample import CompletionSpan, Sample
 from ..study.sampling import SampledTurn
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
-from ..tokens.alignment import align
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids, Tokenizer
-from ..tokens.visible import counted, visible
 from ..trajectory.storage import Loaded
 from ..trajectory.trajectory import Trajectory
+from .alignment import align
 from .document import HUES, KIND_HUES, Card, Cell, Contrasts, Document, Edit, Table, Track, token_columns
+from .visible import counted, visible
 
 _LEAD: Final = 240
 """Longer metadata is shown as a table."""

@@ -14,9 +14,9 @@ from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
-from ..tokens.visible import counted, visible
 from .document import HUES, ORIGINS, Cell, Contrast, Document, Piece, Table, Track
 from .results import document_of
+from .visible import counted, visible
 
 COLOURS: Final[dict[str, tuple[str, str]]] = {
     "system": ("#a78bfa", "#8b6cf0"),

@@ -20,7 +20,7 @@ from .asking import asks_alike
 from .budget import RenderBudget, TooLarge, charging
 from .environment import TracingContext, TracingEnvironment
 from .origin import Origin
-from .syntax import constants_of, names_in, searched_words, variables_of
+from .syntax import Inliner, constants_of, names_in, searched_words, variables_of
 from .trace import Rendering, Trace, collect
 from .traced import TracedList, wrap
 
@@ -28,9 +28,6 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """The names a message's reasoning goes by. Templates read the first, gpt-oss's the second."""
 _REASONING: Final = frozenset(REASONING_FIELDS)
 _TEXT_FIELDS: Final = _REASONING | {"content", "text"}
-_REFUSED: Final = (
-    *(nodes.ScopedEvalContextModifier, nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends),
-)
 _FOLDING: Final = {"steps": 1_000, "size": 64 * 1024}
 """What Jinja may spend on constants while it compiles; what costs more is computed when the template runs."""
 _ARGUMENTS: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -116,29 +113,28 @@ def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Tra
         template.environment, {**template.globals, "documents": None, **names}, template.name, template.blocks
     )
     context.trace = trace
-    with _errors(trace, template), charging(trace.budget):
-        for _ in template.root_render_func(context):
-            pass
-        return collect(trace.out)
-
-
-@contextlib.contextmanager
-def _errors(trace: Trace, template: jinja2.Template | None = None) -> Iterator[None]:
-    """Turn what a running template raises into a TemplateError with message and line."""
     try:
-        yield
+        with charging(trace.budget):
+            for _ in template.root_render_func(context):
+                pass
+            return collect(trace.out)
     except TemplateError:
         raise
     except Exception as error:
-        message = trace.current if trace.current >= 0 else None
-        if isinstance(error, (RecursionError, MemoryError)):
-            deep = isinstance(error, RecursionError)
-            problem = "the template recurses too deeply" if deep else "out of memory"
-            raise TemplateLimitError(problem, message=message) from None
-        line = _line(error, template)
-        if isinstance(error, TooLarge):
-            raise TemplateLimitError(str(error), message=message, line=line) from None
-        raise TemplateError(_problem(error), message=message, line=line) from error
+        raise _template_error(error, trace, template) from error
+
+
+def _template_error(error: Exception, trace: Trace, template: jinja2.Template | None = None) -> TemplateError:
+    """What a running template raised, as a TemplateError with message and line."""
+    message = trace.current if trace.current >= 0 else None
+    if isinstance(error, RecursionError):
+        return TemplateLimitError("the template recurses too deeply", message=message)
+    if isinstance(error, MemoryError):
+        return TemplateLimitError("out of memory", message=message)
+    kind, problem = (
+        (TemplateLimitError, str(error)) if isinstance(error, TooLarge) else (TemplateError, _problem(error))
+    )
+    return kind(problem, message=message, line=_line(error, template))
 
 
 def _problem(error: Exception) -> str:
@@ -214,26 +210,24 @@ def _compile(source: str) -> tuple[jinja2.Template, dict[str, Any]]:
     environment = _environment()
     tree = parse_template(source)
     with _compile_errors():
-        if next(tree.find_all(_REFUSED), None) is not None:
-            raise TemplateError(
-                "the chat template uses {% autoescape %}, {% block %} or another template's text; it has to stand alone"
-            )
         names = variables_of(tree)
         facts = {
             "constants": constants_of(tree),
             "searched": searched_words(tree, _TEXT_FIELDS),
             "variables": frozenset(names - _ARGUMENTS),
             "reads": frozenset(names | (names_in(tree) & environment.globals.keys())),
-            "tags_generation": any("tt_begins" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)),
+            "tags_generation": any(
+                "tt_generation" in getattr(node, "line", "") for node in tree.find_all(nodes.Output)
+            ),
             "asks_alike": asks_alike(tree, environment.globals),
         }
     return compile_template(tree), facts
 
 
 def parse_template(source: str) -> nodes.Template:
-    """The syntax tree of a template. Raises TemplateError if it is not valid Jinja."""
+    """The syntax tree of a template. Raises TemplateError if it is not valid Jinja, or needs another template."""
     with _compile_errors():
-        return _environment().parse(source)
+        return cast(nodes.Template, Inliner().visit(_environment().parse(source)))
 
 
 def compile_template(tree: nodes.Template) -> jinja2.Template:
@@ -286,7 +280,12 @@ class PythonFormat(Template):
         return hashlib.sha256(f"python:{self.name}\n{text}".encode()).hexdigest()
 
     def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
-        with _errors(trace), charging(trace.budget):
-            for piece in self._function(trace=trace, **names):
-                trace.out += (piece, None)
-            return collect(trace.out)
+        try:
+            with charging(trace.budget):
+                for piece in self._function(trace=trace, **names):
+                    trace.out += (piece, None)
+                return collect(trace.out)
+        except TemplateError:
+            raise
+        except Exception as error:
+            raise _template_error(error, trace) from error

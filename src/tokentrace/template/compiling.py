@@ -28,7 +28,7 @@ from jinja2.compiler import Frame
 from jinja2.idtracking import VAR_LOAD_ALIAS, VAR_LOAD_PARAMETER, VAR_LOAD_RESOLVE
 
 from .expressions import Code, Expressions, LoopNames, origin_name
-from .syntax import items_of, plain_targets, summands
+from .syntax import items_of, plain_targets, summands, with_children
 
 _IMPORTS: Final = """\
 from tokentrace.template.pairs import PLAIN as tt_plain, PRINTED as tt_printed, SIZED as tt_sized, TEXT as tt_text
@@ -36,7 +36,7 @@ from tokentrace.template.pairs import bounds as tt_bounds, box as tt_box, inside
 from tokentrace.template.pairs import of_get as tt_of_get, of_item as tt_of_item, of_neighbour as tt_of_neighbour
 from tokentrace.template.pairs import of_pieces as tt_of_pieces, of_slice as tt_of_slice, split as tt_split
 from tokentrace.template.pairs import item_rows as tt_item_rows, neighbour as tt_neighbour, rows as tt_rows
-from tokentrace.template.trace import BEGINS as tt_begins, ENDS as tt_ends
+from tokentrace.template.trace import GENERATION as tt_generation
 from tokentrace.template.traced import TracedNone as tt_none
 """
 """What the code of a template calls by short names."""
@@ -87,7 +87,7 @@ class TracingGenerator(Expressions):
     def visit_Assign(self, node: nodes.Assign, frame: Frame) -> None:
         if not isinstance(node.target, nodes.Name):
             super().visit_Assign(node, frame)
-            self._forget_origins(node.target, frame)
+            self._after_store(node.target, frame)
             return
         self.push_assign_tracking()
         code = self.code(node.node, frame)
@@ -101,18 +101,21 @@ class TracingGenerator(Expressions):
         if isinstance(key, nodes.Name) and key.name == self._loop_variable:  # ``{% set message = messages[i] %}``
             self.writeline(f"if isinstance({ref}, dict): trace.show({ref}, {origin_name(ref)}, {frame.buffer})", node)
 
-    def _forget_origins(self, target: nodes.Node, frame: Frame) -> None:
-        """What was stored is boxed."""
-        for name in [target] if isinstance(target, nodes.Name) else target.find_all(nodes.Name):
-            self.writeline(f"{origin_name(frame.symbols.ref(name.name))} = None")
+    def _after_store(self, target: nodes.Node, frame: Frame) -> None:
+        """What was stored is boxed; a namespace may collect it."""
+        for part in with_children(target):
+            if isinstance(part, nodes.Name):
+                self.writeline(f"{origin_name(frame.symbols.ref(part.name))} = None")
+            elif isinstance(part, nodes.NSRef):
+                self.writeline(f"trace.store({frame.symbols.ref(part.name)}, {part.attr!r})")
 
     def visit_AssignBlock(self, node: nodes.AssignBlock, frame: Frame) -> None:
         super().visit_AssignBlock(node, frame)
-        self._forget_origins(node.target, frame)
+        self._after_store(node.target, frame)
 
     def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
         super().visit_Macro(node, frame)
-        self._forget_origins(nodes.Name(node.name, "store"), frame)
+        self._after_store(nodes.Name(node.name, "store"), frame)
 
     def macro_body(self, node: Any, frame: Frame) -> Any:
         node.body = [code_line("trace.budget.step()"), *node.body]

@@ -9,7 +9,7 @@ operator makes out of traced values is of unknown origin, unless it is one of th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import BuiltinMethodType, MethodType
 from typing import Any, Final, cast
@@ -26,12 +26,12 @@ from . import filters
 from .budget import SMALL, TooLarge, charge, check_bits, check_items, check_search, check_size, listed, step, weigh
 from .compiling import TracingGenerator, code_line
 from .formatting import percent_format, str_format
-from .jsonify import plain_dumps
+from .jsonify import field_dumps, plain_dumps
 from .origin import Origin
-from .pairs import PLAIN, Beside, box, inside, keeps_items, paid, pieces
+from .pairs import PLAIN, Beside, box, inside, keeps_items, paid
 from .strings import ASKING_METHODS, TRACED_METHODS, TracedStr, join_traced, plain_text, promoted
 from .syntax import DICT_ATTRIBUTES, leaves
-from .trace import Trace, join_buffer
+from .trace import Trace, join_output
 from .traced import (
     TracedBool,
     TracedDict,
@@ -40,7 +40,6 @@ from .traced import (
     TracedList,
     TracedMarkup,
     TracedNone,
-    TracedTuple,
     is_traced,
     opaque,
     text_of,
@@ -51,12 +50,12 @@ _STR_METHODS: Final = TRACED_METHODS | ASKING_METHODS
 _BYTES: Final = frozenset({"encode", "from_bytes", "to_bytes"})
 """Methods that are not available: bytes are not traced."""
 _PLAIN_TYPES: Final[dict[type, type]] = {
-    **{TracedList: list, TracedTuple: tuple, TracedInt: int, TracedFloat: float},
+    **{TracedList: list, TracedInt: int, TracedFloat: float},
     **{TracedBool: int, TracedNone: type(None), TracedStr: str, TracedMarkup: Markup},
 }
 _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     **dict.fromkeys((dict, TracedDict), frozenset({"copy", "fromkeys", "get", "items", "keys", "values"})),
-    **dict.fromkeys((list, TracedList, tuple, TracedTuple), frozenset({"copy", "count", "index"})),
+    **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
     LoopContext: frozenset({"changed", "cycle"}),
     Cycler: frozenset({"next", "reset"}),
 }
@@ -83,9 +82,8 @@ class _GenerationTag(Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         if leaves(body):
             parser.fail("a {% generation %} block cannot break off or continue the loop around it", line)
-        return nodes.Scope(
-            [code_line("OUT += (tt_begins, None)"), *body, code_line("OUT += (tt_ends, None)")], lineno=line
-        )
+        bounds = (code_line(f"OUT += ({is_open}, tt_generation)") for is_open in (True, False))
+        return nodes.Scope([next(bounds), *body, next(bounds)], lineno=line)
 
 
 class TracingContext(Context):
@@ -111,7 +109,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = TracingGenerator
     context_class = TracingContext
-    concat = staticmethod(join_buffer)
+    joined = staticmethod(join_output)
     within = staticmethod(filters.within)
     intercepted_binops = frozenset({"*", "**", "%", "-", "/", "//"})
     intercepted_unops = frozenset({"+", "-"})
@@ -135,10 +133,6 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     # -- on pairs
-
-    def joined(self, out: list[Any]) -> TracedStr:
-        """The text that a macro or a set block wrote."""
-        return join_buffer(pieces(out))
 
     def printed(self, value: Any, origin: Beside) -> str:
         """The text of a value. Made at once: a namespace may change before the template is done."""
@@ -178,7 +172,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> str:
         """``value|tojson(…)``, with options that are constants."""
-        text = plain_dumps(value, origin, options) if type(origin) is Origin else None
+        text = plain_dumps(value, origin, options) if type(origin) is Origin else field_dumps(value, options)
         return text if text is not None else cast(str, self.filters["tojson"](box(value, origin), *options))
 
     def cut(self, value: Any, origin: Beside, bounds: slice) -> Any:
@@ -282,6 +276,11 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(value, (list, tuple, dict)):
             weigh(value)
         return value
+
+    @staticmethod
+    def concat(parts: Iterable[Any]) -> TracedStr:
+        """``a ~ b ~ …``."""
+        return join_traced(map(text_of, parts))
 
     def add(self, *parts: Any) -> Any:
         """``a + b + …``, left to right, as Python has it."""

@@ -42,7 +42,7 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
     if options != DEFAULTS and is_traced(tuple(options)):  # separators or indents that come from a field
         indent, separators = plain(options.indent), options.separators and tuple(map(plain, options.separators))
         return opaque(dumps(value, options._replace(indent=indent, separators=separators)))  # type: ignore[no-any-return]
-    text = _one_field(value, options)
+    text = field_dumps(value, options)
     if text is not None:
         return text
     weigh(value)
@@ -77,7 +77,7 @@ def _is_one_field(origin: Origin) -> bool:
     return origin[-1] == "arguments" or origin[0] == "tools"
 
 
-def _one_field(value: Any, options: JsonOptions) -> str | None:
+def field_dumps(value: Any, options: tuple[Any, ...]) -> str | None:
     """The JSON of a container that is one field; None for other values."""
     if (type(value) is not TracedDict and type(value) is not TracedList) or not _is_one_field(value.origin):
         return None
@@ -128,7 +128,7 @@ class _Writer:
             yield traced(json.dumps(plain(value)), origin)
         elif not isinstance(value, (dict, list, tuple)):
             raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-        elif self._indent is None and (text := _one_field(value, self._options)) is not None:
+        elif self._indent is None and (text := field_dumps(value, self._options)) is not None:
             yield text
         elif isinstance(value, dict):
             keys = sorted(dict.keys(value)) if self._options.sort_keys else dict.keys(value)

@@ -1,7 +1,7 @@
 """What compiled templates work on: pairs of a value and its origin (see `compiling.py`).
 
 - a plain value with an `Origin`: it is that field, or text that was cut out of it;
-- a plain list with `Items`: each of its items has an origin;
+- a plain list with a tuple of origins: those of its items; with `Pieces`: its items are pieces of one text;
 - a plain value with None: the template's own;
 - a boxed value (``TracedStr``, ``TracedDict``, …) carries its trace itself; the origin beside it is ignored.
 
@@ -12,7 +12,7 @@ done on boxed values by the environment, so each operation has one meaning.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from .budget import charge, check_items, listed
@@ -27,26 +27,23 @@ TEXT: Final = frozenset({str, TracedStr})
 """Text that is joined as it is. Markup escapes what it is joined with."""
 PRINTED: Final = TEXT | {int, float, bool, type(None)}
 """Types of values that may be printed later: they do not change until then."""
+_ITEMS: Final = PLAIN | {type(None)}
 _WRAPPED: Final = frozenset({dict, list, int, float, bool, type(None)})
+_CACHED: Final = 1 << 11
+"""Origins of the items of longer lists are made anew each time."""
 
 
-class Items:
-    """The origins of the items of a plain list that is no field itself.
+class Pieces:
+    """What is beside a list of pieces of a text: the origin of that text."""
 
-    `indices` are the places of the items in the list at `origin`; None: each item is a piece of the text there.
-    """
+    __slots__ = ("origin",)
 
-    __slots__ = ("indices", "origin")
-
-    def __init__(self, origin: Origin, indices: range | None) -> None:
+    def __init__(self, origin: Origin) -> None:
         self.origin = origin
-        self.indices = indices
-
-    def __getitem__(self, index: int) -> Origin | None:
-        return self.origin if self.indices is None else inside(self.origin, self.indices[index])
 
 
-Beside = Origin | Items | None
+Origins = tuple[Origin | None, ...]
+Beside = Origin | Origins | Pieces | None
 """The second half of a pair."""
 
 
@@ -58,9 +55,9 @@ def box(value: Any, origin: Beside) -> Any:
         return traced(value, origin)
     if type(value) not in _WRAPPED:
         return value
-    if type(origin) is Items:
-        return [box(item, origin[index]) for index, item in enumerate(value)]
-    return wrap(value, origin)  # type: ignore[arg-type]
+    if type(origin) is Origin:
+        return wrap(value, origin)
+    return [box(item, item_origin) for item, item_origin in zip(value, _origins(value, origin), strict=True)]
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -69,15 +66,27 @@ def inside(origin: Beside, key: Any) -> Origin | None:
     return Origin(origin + (key,)) if type(origin) is Origin else None
 
 
+@functools.lru_cache(maxsize=1 << 9)
+def _numbered(origin: Origin, size: int) -> Origins:
+    return tuple(Origin(origin + (index,)) for index in range(size))
+
+
+def _origins(value: list[Any], origin: Beside) -> Origins:
+    """The origins of the items of a list that is a field, pieces of one, or has items of several origins."""
+    count = len(value)
+    if type(origin) is Origin:
+        if count >= _CACHED:
+            return _numbered.__wrapped__(origin, count)
+        return _numbered(origin, 1 << count.bit_length())[:count]  # sizes that come again
+    return (origin.origin,) * count if type(origin) is Pieces else origin  # type: ignore[return-value]
+
+
 def of_item(origin: Beside, value: Any, key: Any) -> Origin | None:
     """The origin of ``value[key]``, with a key that is only known when the template runs."""
-    if origin is None or (type(value) is not dict and type(value) is not list):
-        return None
-    if type(value) is dict:
+    if origin is not None and type(value) is dict:
         return inside(origin, plain(key))
-    if type(key) is not int or not -len(value) <= key < len(value):
-        return None
-    return origin[key] if type(origin) is Items else inside(origin, key % len(value))
+    is_item = type(value) is list and type(key) is int and -len(value) <= key < len(value)
+    return _origins(value, origin)[key] if is_item and origin is not None else None
 
 
 def of_get(origin: Beside, value: Any, key: str, default: Beside) -> Beside:
@@ -92,23 +101,19 @@ def bounds(*ends: Any) -> slice:
 
 def of_slice(origin: Beside, value: Any, which: slice) -> Beside:
     """The origin of ``value[start:stop]``."""
-    if type(value) is str or origin is None:
+    if type(value) is str or origin is None or type(origin) is Pieces:
         return origin
-    if type(value) is not list:
-        return None
-    if type(origin) is Items:
-        return Items(origin.origin, None if origin.indices is None else origin.indices[which])
-    return Items(origin, range(len(value))[which])  # type: ignore[arg-type]
+    return _origins(value, origin)[which] if type(value) is list else None
 
 
 def of_pieces(origin: Beside) -> Beside:
     """The origin of the pieces that a text is split into."""
-    return Items(origin, None) if type(origin) is Origin else None
+    return Pieces(origin) if type(origin) is Origin else None
 
 
 def keeps_items(value: list[Any]) -> bool:
     """True if the items of a list that is a field can stay as they are."""
-    return PLAIN.issuperset(map(type, value)) or all(item is None or type(item) in PLAIN for item in value)
+    return _ITEMS.issuperset(map(type, value))
 
 
 def paid(text: str) -> str:
@@ -126,26 +131,17 @@ def split(text: str, name: str, *args: Any) -> list[str]:
     return parts
 
 
-def pieces(out: Iterable[Any]) -> Iterator[Any]:
-    """The values that were printed to a list of values and origins, boxed."""
-    entries = iter(out)
-    for value, origin in zip(entries, entries, strict=True):
-        yield value if origin is None else box(value, origin)
-
-
 # -- loops
 
 
-def rows(value: Any, origin: Beside) -> tuple[Sequence[Any], list[Origin | None]]:
+def rows(value: Any, origin: Beside) -> tuple[Sequence[Any], Origins]:
     """The items that a loop runs over, and the origin of each."""
-    if type(value) is list and type(origin) is Origin and keeps_items(value):
+    if type(value) is list and origin is not None and (type(origin) is not Origin or keeps_items(value)):
         check_items(len(value))
-        return value, [inside(origin, index) for index in range(len(value))]
-    if type(value) is list and type(origin) is Items:
-        return value, [origin[index] for index in range(len(value))]
+        return value, _origins(value, origin)
     boxed = box(value, origin)
     boxed = boxed if isinstance(boxed, (list, tuple)) else listed(boxed)
-    return boxed, [None] * len(boxed)
+    return boxed, (None,) * len(boxed)
 
 
 def item_rows(value: Any, origin: Beside, items: Callable[[Any], Any]) -> list[tuple[Any, ...]]:
@@ -162,5 +158,5 @@ def neighbour(items: Any, index: int, undefined: Any) -> Any:
     return items[index] if 0 <= index < len(items) else undefined("there is no such item in the loop")
 
 
-def of_neighbour(origins: list[Origin | None], index: int) -> Origin | None:
+def of_neighbour(origins: Origins, index: int) -> Origin | None:
     return origins[index] if 0 <= index < len(origins) else None

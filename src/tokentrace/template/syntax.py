@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import jinja2.meta
 from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+from ..errors import TemplateError
 
 DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _COUNTS: Final = frozenset(("index", "index0", "revindex", "revindex0", "first", "last", "length"))
@@ -115,6 +118,46 @@ def leaves(body: Iterable[nodes.Node]) -> bool:
         or leaves(node.else_ if isinstance(node, nodes.For) else node.iter_child_nodes())
         for node in body
     )
+
+
+# -- templates that stand alone
+
+
+class Inliner(NodeTransformer):
+    """Writes ``{% block %}`` and ``{% autoescape false %}`` as the scopes that they are, as no template extends it.
+
+    Raises TemplateError for what needs another template, or would escape text for HTML.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._depth = 0
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+            raise TemplateError("a chat template cannot include, import or extend another", line=node.lineno)
+        if isinstance(node, nodes.Block) and self._depth and not node.scoped:  # Jinja would hide what is around it
+            raise TemplateError(f"the block {node.name!r} has variables around it; it must be scoped", line=node.lineno)
+        has_locals = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With)) or (
+            isinstance(node, (nodes.Block, nodes.Scope)) and any(node.find_all((nodes.Assign, nodes.AssignBlock)))
+        )
+        self._depth += has_locals
+        result = super().visit(node, *args, **kwargs)
+        self._depth -= has_locals
+        return result
+
+    def visit_Block(self, node: nodes.Block) -> nodes.Scope:
+        if node.required or node.name in self._names:
+            raise TemplateError(f"the block {node.name!r} is required, or defined twice", line=node.lineno)
+        self._names.add(node.name)
+        self.generic_visit(node)
+        return nodes.Scope(node.body, lineno=node.lineno)
+
+    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Scope:
+        if any(getattr(option.value, "value", True) for option in node.options):
+            raise TemplateError("{% autoescape true %} is not supported: it writes text for HTML", line=node.lineno)
+        self.generic_visit(node)
+        return nodes.Scope(node.body, lineno=node.lineno)
 
 
 # -- the variables that a caller can set

@@ -1,49 +1,31 @@
-"""What one run of a template leaves behind: marks while it runs, spans when it is done."""
+"""What one run of a template leaves behind: values with their origins while it runs, spans when it is done."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
 from typing import Any, Final
+
+from jinja2.utils import Namespace
 
 from ..errors import TemplateLimitError
 from .budget import MAX_ITEMS, MAX_TEXT, RenderBudget, TooLarge
 from .origin import InTurn, Origin
+from .pairs import box
 from .spans import Rendering, Span
 from .strings import TracedStr, join_traced, promoted, runs_of, traced
-from .traced import TracedDict, text_of, wrap
+from .traced import TracedDict, text_of
+
+TURN: Final = Origin(("@turn",))
+"""In place of an origin: the value is the message whose turn begins (-1: none).
+
+Below -1 it is a round of a loop over something else than messages (their numbers, say). It belongs to the message
+whose text is printed in that round, if that is one message.
+"""
+GENERATION: Final = Origin(("@generation",))
+"""In place of an origin: the value is True where a ``{% generation %}`` block begins, False where it ends."""
 
 _MESSAGES: Final = Origin(("messages",))
 _MAX_ENTRIES: Final = 4 * MAX_ITEMS
 """Values and origins that may be written before they are laid out as spans, or joined."""
-
-
-class Mark(str):
-    """An empty piece of output: from here on, the scaffold belongs to this message (-1: to none).
-
-    Below -1 it stands for a round of a loop over something else than messages (their numbers, say). It belongs to
-    the message whose text is printed in that round, if that is one message.
-    """
-
-    __slots__ = ("message",)
-    message: int
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _mark(message: int) -> Mark:
-    mark = Mark()
-    mark.message = message
-    return mark
-
-
-class Boundary(str):
-    """Where a ``{% generation %}`` block begins or ends. An empty piece of output, like `Mark`."""
-
-    __slots__ = ()
-
-
-BEGINS: Final = Boundary()
-ENDS: Final = Boundary()
 
 
 class Trace:
@@ -83,37 +65,52 @@ class Trace:
             budget.check()
             if len(out) > _MAX_ENTRIES:
                 raise TooLarge(f"the template printed more than {_MAX_ENTRIES // 2} times")
-        if isinstance(item, dict):
-            if type(origin) is not Origin or len(origin) == 2:
-                self.show(item, origin, out)
+        if type(item) is dict and type(origin) is Origin:
+            if len(origin) == 2:  # plain values come from messages only
+                self._begin(origin[1], out, item)
+        elif isinstance(item, dict):
+            self.show(item, origin, out)
         elif self.stack == [-1]:
             self.rounds -= 1
             self._begin(self.rounds, out)
 
     def show(self, item: dict[Any, Any], origin: Any, out: list[Any]) -> None:
-        """A variable is set to `item`: if that is a message, its turn begins.
-
-        Inside another's turn only later messages have one (results, written with the call they answer); a look back, or
-        at an assistant's message, begins no turn.
-        """
+        """A variable is set to `item`: if that is a message, its turn begins."""
         if type(item) is TracedDict:
             origin = item.origin
         if type(origin) is not Origin:
             self._begin(_rebuilt(item, self.current), out)
         elif len(origin) == 2 and origin[0] == "messages":
-            message: Any = origin[1]
-            around = self.stack[-1] if self.stack else -1
-            is_look = around >= 0 and (message < around or dict.get(item, "role") == "assistant")
-            self._begin(around if is_look else message, out)
+            self._begin(origin[1], out, item)
 
-    def _begin(self, message: int, out: list[Any]) -> None:
-        if message == self.current:
-            return
-        self.current = message
-        if out and type(out[-2]) is Mark:  # nothing was written since
-            out[-2] = _mark(message)
-        else:
-            out += (_mark(message), None)
+    def _begin(self, message: Any, out: list[Any], item: dict[Any, Any] | None = None) -> None:
+        """Begin a turn.
+
+        Inside another's turn only later messages have one (results, written with the call they answer). A look back,
+        or at an assistant's message, begins no turn.
+        """
+        around = self.stack[-1] if item is not None and self.stack else -1
+        if around >= 0 and (message < around or dict.get(item, "role") == "assistant"):  # type: ignore[arg-type]
+            message = around
+        if message != self.current:
+            self.current = message
+            if out and out[-1] is TURN:  # nothing was written since
+                out[-2] = message
+            else:
+                out += (message, TURN)
+
+    def store(self, namespace: Namespace, name: str) -> None:
+        """Text that a namespace collects belongs to the turn in which it was put together, wherever it is printed.
+
+        Text that only quotes a field, or a word of the template's own, belongs to the turn in which it is printed.
+        """
+        if self.current >= 0:
+            values = object.__getattribute__(namespace, "_Namespace__attrs")
+            value = values[name]
+            if type(value) is TracedStr:
+                values[name] = _collected(value, self.current)
+            elif type(value) is list:
+                values[name] = [_collected(item, self.current) for item in value]
 
 
 def _rebuilt(item: dict[Any, Any], otherwise: int) -> int:
@@ -126,15 +123,23 @@ def _rebuilt(item: dict[Any, Any], otherwise: int) -> int:
     return otherwise
 
 
-def join_buffer(parts: Iterable[Any]) -> TracedStr:
-    """Join what was written into a buffer. All text after a mark remembers whose turn it was written in."""
+def _collected(value: Any, turn: int) -> Any:
+    """Scaffold around a field of the message whose turn it is belongs to that turn."""
+    origins = [origin for _, origin in value.runs] if type(value) is TracedStr else []
+    is_turn = None in origins and any(origin is not None and origin.message == turn for origin in origins)
+    return _in_turn(value, turn) if is_turn else value
+
+
+def join_output(out: list[Any]) -> TracedStr:
+    """Join what was written into a buffer. All text after the beginning of a turn remembers whose it is."""
     pieces: list[str] = []
     turn: int | None = None
-    for part in parts:
-        if type(part) is Mark:
-            turn = part.message
-        elif type(part) is not Boundary:  # `generation` does not cover what a macro or a set block wrote
-            text = text_of(part)
+    entries = iter(out)
+    for value, origin in zip(entries, entries, strict=True):
+        if origin is TURN:
+            turn = value
+        elif origin is not GENERATION:  # which does not cover what a macro or a set block wrote
+            text = text_of(box(value, origin))
             pieces.append(text if turn is None else _in_turn(promoted(text), turn))
     return join_traced(pieces)
 
@@ -158,40 +163,32 @@ def collect(out: list[Any]) -> Rendering:
     last: Any = collect  # the origin of the last span, if that may grow; no origin is ever this
     entries = iter(out)
     for value, origin in zip(entries, entries, strict=True):
-        kind = type(value)
-        if kind is Mark:
-            turn = value.message
-            last = origins[-1] if turns and turns[-1] == turn else collect
-            continue
-        if kind is Boundary:
-            if value is BEGINS:
+        if type(value) is str:
+            if value:
+                texts.append(value)
+                end += len(value)
+                if origin is last or (last is not None and origin is not None and origin == last):
+                    ends[-1] = end
+                else:
+                    ends.append(end)
+                    turns.append(turn)
+                    origins.append(origin)
+                    last = origin
+        elif origin is GENERATION:
+            if value:
                 open_tags.append(end)
             else:
                 start = open_tags.pop()
                 spans.generation += [] if open_tags else [(start, end)]
-            continue
-        if kind is not str:
-            text = text_of(value if origin is None else wrap(value, origin))
-            texts.append(text)
-            start = end
-            for stop, origin in promoted(text).runs:
-                is_bound = type(origin) is InTurn
-                owner = origin.turn if is_bound else turn  # type: ignore[union-attr]
-                origin = origin.origin if is_bound else origin  # type: ignore[union-attr]
-                end = start + stop
-                _extend(spans, end, owner, origin)
-            last = origins[-1] if turns and turns[-1] == turn else collect
-            continue
-        if value:
-            texts.append(value)
-            end += len(value)
-            if origin is last or (last is not None and origin is not None and origin == last):
-                ends[-1] = end
+        else:
+            if origin is TURN:
+                turn = value
             else:
-                ends.append(end)
-                turns.append(turn)
-                origins.append(origin)
-                last = origin
+                text = text_of(box(value, origin))
+                texts.append(text)
+                _extend(spans, promoted(text), end, turn)
+                end += len(text)
+            last = origins[-1] if turns and turns[-1] == turn else collect
     if end > MAX_TEXT or len(ends) > MAX_ITEMS:
         raise TemplateLimitError(f"the template wrote more than {MAX_TEXT} characters, or {MAX_ITEMS} spans")
     spans.text = "".join(texts)
@@ -201,14 +198,18 @@ def collect(out: list[Any]) -> Rendering:
     return spans
 
 
-def _extend(spans: Rendering, end: int, turn: int, origin: Origin | None) -> None:
-    """Add a span, or let the last one grow if it is of the same turn and origin."""
-    if spans.turns and spans.turns[-1] == turn and spans.origins[-1] == origin:
-        spans.ends[-1] = end
-    else:
-        spans.ends.append(end)
-        spans.turns.append(turn)
-        spans.origins.append(origin)
+def _extend(spans: Rendering, text: TracedStr, start: int, turn: int) -> None:
+    """Add the runs of a text as spans; a run of the turn and origin of the last span makes that longer."""
+    for end, origin in text.runs:
+        owner = turn
+        if type(origin) is InTurn:
+            owner, origin = origin.turn, origin.origin
+        if spans.turns and spans.turns[-1] == owner and spans.origins[-1] == origin:
+            spans.ends[-1] = start + end
+        else:
+            spans.ends.append(start + end)
+            spans.turns.append(owner)
+            spans.origins.append(origin)
 
 
 def _settle_rounds(spans: Rendering) -> None:
@@ -223,4 +224,4 @@ def _settle_rounds(spans: Rendering) -> None:
     spans.turns = [owners.get(turn, turn) for turn in spans.turns]
 
 
-__all__ = ["BEGINS", "ENDS", "Mark", "Rendering", "Span", "Trace", "collect", "join_buffer"]
+__all__ = ["GENERATION", "TURN", "Rendering", "Span", "Trace", "collect", "join_output"]

@@ -135,14 +135,6 @@ class TracedList(list[Any]):
     __str__ = _print
 
 
-class TracedTuple(tuple[Any, ...]):
-    """A tuple whose items are traced; it prints as one, where a list would print as a list."""
-
-    origin: Origin = UNKNOWN
-
-    __str__ = _print
-
-
 class TracedMarkup(TracedStr):
     """What ``|safe`` and ``|escape`` give: text that escapes whatever plain text is added to it, as Markup does."""
 
@@ -178,9 +170,7 @@ def _escaped(text: str) -> str:
     return text if result == text else opaque(result) if is_traced(text) else result
 
 
-TRACED_TYPES: Final = frozenset(
-    {TracedStr, TracedDict, TracedList, TracedTuple, TracedInt, TracedFloat, TracedBool, TracedNone}
-)
+TRACED_TYPES: Final = frozenset({TracedStr, TracedDict, TracedList, TracedInt, TracedFloat, TracedBool, TracedNone})
 _TRACED: Final = tuple(TRACED_TYPES - {TracedStr})
 _NUMBERS: Final[dict[type, Any]] = {bool: TracedBool, int: TracedInt, float: TracedFloat}
 
@@ -196,10 +186,8 @@ def wrap(value: Any, origin: Origin) -> Any:
         return result
     if kind is list or kind is tuple:
         wrapped = [wrap(item, Origin(origin + (index,))) for index, item in enumerate(value)]
-        if kind is tuple:
-            pair = TracedTuple(wrapped)
-            pair.origin = origin
-            return pair
+        if kind is tuple:  # prints as one, where a list would print as a list
+            return tuple(wrapped)
         items = TracedList(wrapped)
         items.origin, items.raw = origin, value
         return items

@@ -12,7 +12,6 @@ from ..computed import computed
 from ..template.trace import Rendering
 from .control import Positions
 from .tokenizer import Ids
-from .vocabulary import Vocabulary
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -38,7 +37,7 @@ class Encoded:
         self,
         ids: Ids,
         rendering: Rendering,
-        vocabulary: Vocabulary,
+        control: npt.NDArray[np.bool_],
         starts: Positions,
         ends: Positions,
         begins: Positions | None = None,
@@ -49,7 +48,8 @@ class Encoded:
         self.starts = starts
         self.ends = ends
         self.forged = forged
-        self._vocabulary = vocabulary
+        self.control = control
+        """True where a token is a control token."""
         self._begins = starts if begins is None else begins
 
     @computed
@@ -69,11 +69,6 @@ class Encoded:
         bounds[1:] = self._begins.searchsorted(np.asarray(ends, self._begins.dtype), "left")
         bounds[-1] = len(self.ids) if ends else 0
         return bounds[1:] - bounds[:-1]
-
-    @computed
-    def control(self) -> npt.NDArray[np.bool_]:
-        """True where a token is a control token."""
-        return self._vocabulary.is_control.take(self.ids)
 
     @computed
     def control_tokens(self) -> ControlTokens:

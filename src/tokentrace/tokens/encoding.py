@@ -11,7 +11,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from ..template.trace import Rendering
 from .control import ControlMatch, PlainPiece, Positions, Trust, TrustedSpans, split
 from .encoded import Encoded
 from .tokenizer import Ids, Tokenizer
+
+_NEAR: Final = 64
+"""Bytes of ASCII between others up to which these are one piece of text."""
 
 TrustOf: TypeAlias = Callable[[Origin], Trust]
 """Which control tokens a span of some origin may contain. Scaffold, which has no origin, may contain all."""
@@ -59,27 +62,30 @@ def encode_spans(
     spells one. Raises ForgedControl under `REJECT`, and UnicodeEncodeError for half of a surrogate pair.
     """
     text, raw = rendering.text, rendering.text.encode("utf-8")
-    if len(raw) == len(text) or not tokenizer.vocabulary.nfc or _is_composed(text):
+    if len(raw) == len(text) or not tokenizer.vocabulary.nfc or _is_composed(raw):
         encoded = _encode_whole(tokenizer, rendering, raw)
         if encoded is not None and (policy is ControlPolicy.HF_COMPAT or not _is_forged(encoded, trust_of, inner)):
             return encoded
     return _encode_apart(tokenizer, rendering, trust_of, policy, inner)
 
 
-def _is_composed(text: str) -> bool:
-    """Whether text is in Unicode's composed form. Line by line: most lines are ASCII, and no mark composes with LF."""
-    lines = [line for line in text.split("\n") if not line.isascii()]
-    return all(unicodedata.is_normalized("NFC", line) for line in lines)
+def _is_composed(raw: bytes) -> bool:
+    """Whether text is in Unicode's composed form. Only what is not ASCII, and the character before it, may not be."""
+    at = np.flatnonzero(np.frombuffer(raw, np.int8) < 0)
+    gaps = np.flatnonzero(np.diff(at) > _NEAR)
+    pieces = zip(at[np.append(0, gaps + 1)].tolist(), at[np.append(gaps, -1)].tolist(), strict=True)
+    return all(unicodedata.is_normalized("NFC", raw[max(start - 1, 0) : end + 1].decode()) for start, end in pieces)
 
 
 def _encode_whole(tokenizer: Tokenizer, rendering: Rendering, raw: bytes) -> Encoded | None:
     """The text encoded in one call; None if its tokens do not spell it byte for byte."""
     vocabulary, ids = tokenizer.vocabulary, tokenizer.encode(rendering.text)
+    lengths = vocabulary.signed_lengths.take(ids)
     bounds = np.zeros(len(ids) + 1, np.int32)
-    np.cumsum(vocabulary.byte_lengths.take(ids), out=bounds[1:])
+    np.cumsum(np.abs(lengths), out=bounds[1:])
     if bounds[-1] != len(raw) or not (vocabulary.exact or vocabulary.spells(ids.tolist(), raw)):
         return None
-    return Encoded(ids, rendering, vocabulary, *_characters(raw, len(rendering.text), bounds))
+    return Encoded(ids, rendering, lengths < 0, *_characters(raw, len(rendering.text), bounds))
 
 
 def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, Positions]:
@@ -146,7 +152,8 @@ def _encode_apart(
         ids, offsets = tokenizer.reference(text)
         starts, ends = _ordered(offsets)
         begins = starts
-    return Encoded(ids, rendering, tokenizer.vocabulary, starts, ends, begins, forged)
+    control = tokenizer.vocabulary.is_control.take(ids)
+    return Encoded(ids, rendering, control, starts, ends, begins, forged)
 
 
 def _matches(parts: Sequence[ControlMatch | PlainPiece]) -> list[ControlMatch]:
@@ -203,7 +210,7 @@ def _encode_plain(tokenizer: Tokenizer, part: PlainPiece) -> tuple[Ids, Position
     vocabulary, text = tokenizer.vocabulary, part.text
     options = {"first": part.start == 0, "normalized": part.places is not None}
     if options["normalized"] or not vocabulary.nfc or unicodedata.is_normalized("NFC", text):
-        ids, raw = tokenizer.encode_plain([text], **options)[0], text.encode("utf-8")
+        ids, raw = tokenizer.encode_plain(text, **options), text.encode("utf-8")
         bounds = np.append(0, np.cumsum(vocabulary.byte_lengths[ids], dtype=np.int64))
         spelled = raw
         if bounds[-1] == len(raw) + 1 and vocabulary.spaced:

@@ -7,7 +7,7 @@ import json
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -84,12 +84,9 @@ class Tokenizer:
         except (TypeError, AttributeError, UnicodeError) as error:
             raise InputError(f"encode takes text that UTF-8 can hold, not {brief(text)}") from error
 
-    def encode_plain(self, texts: Sequence[str], *, first: bool = False, normalized: bool = False) -> list[Ids]:
-        """The ids of each text on its own, without control tokens.
-
-        `first`: ``texts[0]`` begins the input. `normalized`: the texts have been normalized already.
-        """
-        return [self._core.encode_plain(text, first and at == 0, normalized) for at, text in enumerate(texts)]
+    def encode_plain(self, text: str, *, first: bool = False, normalized: bool = False) -> Ids:
+        """The ids of a text without control tokens. `first`: it begins the input. `normalized`: it is that already."""
+        return self._core.encode_plain(text, first, normalized)
 
     def offsets(self, text: str, *, first: bool, normalized: bool = False) -> tuple[Ids, list[tuple[int, int]]]:
         """Plain ids with the character offsets that ``tokenizers`` reports: the last resort of attribution."""

@@ -141,6 +141,11 @@ class Vocabulary:
         return table
 
     @computed
+    def signed_lengths(self) -> npt.NDArray[np.int32]:
+        """`byte_lengths`, negative for control tokens: one look-up gives both."""
+        return np.where(self.is_control, -self.byte_lengths, self.byte_lengths)
+
+    @computed
     def control_pattern(self) -> re.Pattern[str] | None:
         """Finds control tokens in text, the longest of those that begin at one place."""
         return longest_first(self.control)

@@ -61,12 +61,20 @@ def test_calls_and_content_are_read(parser: ToolParser) -> None:
 def test_a_call_that_is_only_spelled_is_text(parser: ToolParser) -> None:
     renderer = create_renderer(POCKET)
     spelled = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
-    ids = [*renderer.tokenizer.encode_plain([spelled])[0], *renderer.get_stop_token_ids()[:1]]
+    ids = [*renderer.tokenizer.encode_plain(spelled), *renderer.get_stop_token_ids()[:1]]
     hermes = ToolParser.get_tool_parser("hermes", parser.tokenizer)
     assert len(asyncio.run(hermes.extract_tool_calls(ids, [SCHEMA]))[1]) == 1, "verl's own reads the decoded text"
     content, calls = extracted(parser, ids)
     assert calls == []
     assert content == spelled
+
+
+def test_a_call_inside_reasoning_counts_only_for_the_lenient_parser(parser: ToolParser) -> None:
+    renderer = create_renderer(POCKET)
+    text = f"<think>\nHm <tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+    ids = [*renderer.tokenizer.encode(text), *renderer.get_stop_token_ids()[:1]]
+    lenient = ToolParser.get_tool_parser("tokentrace_lenient", parser.tokenizer)
+    assert [len(extracted(one, ids)[1]) for one in (parser, lenient)] == [0, 1]
 
 
 def test_stop_tokens_are_those_of_the_template(parser: ToolParser) -> None:

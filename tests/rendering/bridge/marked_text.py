@@ -39,5 +39,5 @@ class MarkedText:
             if len(piece) == 1 and ord(piece) >= _PLANE:
                 out.append(self._ids[ord(piece) - _PLANE])
             elif piece:
-                out += self._tokenizer.encode_plain([piece])[0].tolist()
+                out += self._tokenizer.encode_plain(piece).tolist()
         return out

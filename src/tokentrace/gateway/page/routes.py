@@ -24,11 +24,11 @@ from starlette.responses import Response
 from ...errors import brief
 from ...show.document import token_columns
 from ...show.page import SHARED, asset
+from ...show.visible import visible
 from ...store.store import Label, SessionInfo, State
 from ...tokens.ids import segments
 from ...tokens.kinds import Kind
 from ...tokens.tokenizer import Tokenizer
-from ...tokens.visible import visible
 from ..gateway import Gateway
 from ..http import Routes, json_response, read_state
 from ..problems import RequestError

@@ -1,4 +1,4 @@
-"""All that differs between two sequences of token ids, found without comparing every token with every other."""
+"""All that differs between two sequences of token ids, without comparing every token with every other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .ids import common_prefix, common_suffix
-from .tokenizer import Ids
+from ..tokens.ids import common_prefix, common_suffix
+from ..tokens.tokenizer import Ids
 
 _FINE: Final = 1 << 18
 """Pairs of tokens up to which a difference is searched token by token."""
@@ -62,11 +62,11 @@ def align(one: Ids, other: Ids) -> Iterator[Hunk]:
                 if tag != "equal":
                     yield Hunk(*cut).moved(hunk.start, hunk.other_start)
             continue
-        found = _anchors(here, there) if len(here) and len(there) else []
-        if not found:
+        anchors = _anchors(here, there) if len(here) and len(there) else []
+        if not anchors:
             yield hunk
             continue
-        bounds = [(0, 0), *found, (len(here), len(there))]
+        bounds = [(0, 0), *anchors, (len(here), len(there))]
         parts = [Hunk(a, b, c, d).moved(hunk.start, hunk.other_start) for (a, c), (b, d) in pairwise(bounds)]
         todo += reversed(parts)
 

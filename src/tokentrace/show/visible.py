@@ -1,10 +1,11 @@
-"""Text that people are shown: nothing in it that a terminal or a browser would act upon."""
+"""Text for people to read: tokens by their text, and nothing that a terminal or a browser would act upon."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, Final
 
 _HIDDEN: Final = (
@@ -16,10 +17,10 @@ _HIDDEN: Final = (
 _SELECTORS: Final = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
 """Variation selectors, which belong to the character before them."""
 _JOINERS: Final = r"\u200c-\u200d"
-_WRITTEN: Final = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
-"""What a selector or a joiner may stand after: an emoji, a letter of a script that has them."""
+_LETTER: Final = rf"[^\x00-\x7f{_HIDDEN}{_SELECTORS}{_JOINERS}]"
+"""What a selector or a joiner may follow: an emoji, a letter of a script that has them."""
 _UNSEEN: Final = re.compile(
-    rf"[{_HIDDEN}]|(?<!{_WRITTEN})[{_SELECTORS}]|(?<!{_WRITTEN})(?<!{_WRITTEN}[{_SELECTORS}])[{_JOINERS}]"
+    rf"[{_HIDDEN}]|(?<!{_LETTER})[{_SELECTORS}]|(?<!{_LETTER})(?<!{_LETTER}[{_SELECTORS}])[{_JOINERS}]"
 )
 
 
@@ -41,6 +42,27 @@ def _pictured(match: re.Match[str]) -> str:
     if code < 32:
         return chr(0x2400 + code)
     return "␡" if code == 127 else f"⟨U+{code:04X}⟩"
+
+
+def spelled(pieces: Iterable[bytes]) -> list[str]:
+    """The text of each token, from the bytes of each.
+
+    Where several tokens spell one character, the first shows it and the others show nothing. Bytes that are not UTF-8
+    are shown by their numbers.
+
+    >>> spelled([b"na", b"\\xc3", b"\\xafve", b"\\xff"])
+    ['na', 'ï', 've', '⟨FF⟩']
+    """
+    tokens = list(pieces)
+    texts, ends = [""] * len(tokens), list(accumulate(map(len, tokens)))
+    token = at = 0
+    for char in b"".join(tokens).decode("utf-8", "surrogateescape"):
+        while ends[token] <= at:
+            token += 1
+        is_byte = "\udc80" <= char <= "\udcff"
+        texts[token] += f"⟨{ord(char) - 0xDC00:02X}⟩" if is_byte else char
+        at += 1 if is_byte else len(char.encode())
+    return texts
 
 
 def counted(count: int, noun: str = "token") -> str:
