@@ -42,6 +42,21 @@ def _row(sample: Sample) -> PromptResponse:
     return prompt_response(sample)
 
 
+def _rows(
+    rollout: Rollout, failed_reward: float | None, trainer: str, *, several: bool
+) -> tuple[list[PromptResponse], float | None]:
+    """The rows of a rollout, or of one that failed the row that trains nothing; and the reward."""
+    failed = failed_row(rollout, failed_reward, trainer)
+    if failed is not None:
+        return [failed], failed_reward
+    samples = trajectory_samples(rollout.trajectory) if several else [only_sample(rollout.trajectory)]
+    return [_row(sample) for sample in samples], reward_of(rollout)
+
+
+def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
+    return any(row.response_mask) and rollout.per_turn[-1].finish_reason == "length"
+
+
 # -- slime
 
 
@@ -122,13 +137,7 @@ def skyrl_output(
         raise SampleError("step-wise rows need trajectory_ids: SkyRL tells by them which rows belong together")
     rows: list[dict[str, Any]] = []
     for at, rollout in enumerate(rollouts):
-        failed = failed_row(rollout, failed_reward, "SkyRL")
-        if failed is None:
-            samples = trajectory_samples(rollout.trajectory) if step_wise else [only_sample(rollout.trajectory)]
-            parts, reward = [_row(sample) for sample in samples], reward_of(rollout)
-        else:
-            parts, reward = [failed], failed_reward  # type: ignore[assignment]
-        cut = failed is None and rollout.per_turn[-1].finish_reason == "length"
+        parts, reward = _rows(rollout, failed_reward, "SkyRL", several=step_wise)
         for row in parts:
             rows.append(
                 {
@@ -137,7 +146,7 @@ def skyrl_output(
                     "loss_masks": row.response_mask,
                     "rollout_logprobs": row.response_logprobs,
                     "rewards": reward,
-                    "stop_reasons": "length" if cut else "stop",
+                    "stop_reasons": "length" if _is_cut(rollout, row) else "stop",
                     "trajectory_generation_times": rollout.seconds,
                     "trajectory_ids": None if trajectory_ids is None else trajectory_ids[at],
                     "is_last_step": row is parts[-1],
@@ -258,26 +267,20 @@ def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward:
     Raises SampleError if its history was rewritten or it has no reward; also if it failed or sampled nothing, unless
     `failed_reward` is set: then it is its prompt, without a range that carries loss.
     """
-    failed = failed_row(rollout, failed_reward, "OpenRLHF")
-    reward: float | None
-    if failed is not None:
-        ids, ranges, reward = failed.prompt_ids + failed.response_ids, [], failed_reward
-        logprobs = [0.0] * len(ids)
-    else:
-        sample, reward = without_tail(only_sample(rollout.trajectory)), reward_of(rollout)
-        ids, ranges, logprobs = sample.token_ids, runs(sample.mask), filled_logprobs(sample).tolist()
+    [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
+    start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {
         "prompt": prompt,
         "label": label,
         "images": None,
         "mm_train_inputs": None,
-        "observation_tokens": ids,
-        "action_ranges": ranges,
-        "rollout_log_probs": logprobs,
-        "truncated": failed is None and rollout.per_turn[-1].finish_reason == "length",
+        "observation_tokens": row.prompt_ids + row.response_ids,
+        "action_ranges": [(start + first, start + stop) for first, stop in trained],
+        "rollout_log_probs": [0.0] * start + (row.response_logprobs or []),
+        "truncated": _is_cut(rollout, row),
         "reward": reward,
         "scores": reward,
-        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(failed is not None)},
+        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(not trained)},
     }
 
 
