@@ -1,7 +1,6 @@
 """Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, and the engines of two of them.
 
-Every sampled token carries loss exactly once, with the engine's logprob. What a trainer cannot take raises SampleError.
-docs/guides/rows-for-trainers.md has a recipe for each.
+Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take raises SampleError.
 """
 
 from __future__ import annotations
@@ -61,10 +60,9 @@ def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """A rollout as copies of slime's sample `like`: one for each branch, with one ``rollout_id``.
+    """A rollout as copies of slime's sample `like`, one for each branch.
 
-    A rollout that failed or sampled nothing raises SampleError, or with `failed_reward` is one sample that trains
-    nothing (``remove_sample``). Its reward counts in the mean of its group, unless `slime_whole_groups` drops that.
+    One that failed or sampled nothing needs a `failed_reward`, and trains nothing (``remove_sample``).
     """
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
@@ -125,11 +123,9 @@ def skyrl_output(
     step_wise: bool = False,
     failed_reward: float | None = None,
 ) -> dict[str, Any]:
-    """Rollouts as a `GeneratorOutput`, in their order.
+    """Rollouts as a `GeneratorOutput`; with ``step_wise`` a rewritten history is several rows with one trajectory id.
 
-    A rollout is one row; with ``step_wise`` (SkyRL's ``generator.step_wise_trajectories``) one whose history was
-    rewritten is several, with one trajectory id. A rollout that failed or sampled nothing raises SampleError, or with
-    `failed_reward` is a row whose loss mask is 0.
+    A rollout that failed or sampled nothing needs a `failed_reward`, and has a loss mask of 0.
     """
     if trajectory_ids is not None and len(trajectory_ids) != len(rollouts):
         raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
@@ -187,10 +183,9 @@ def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """The rows of a trajectory as an episode, padded after the last token with loss: AReaL puts the reward on it.
+    """The rows of a trajectory as an episode, each up to its last token with loss: AReaL puts the reward on it.
 
-    ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled. Raises SampleError if a token with loss has no
-    logprob, or weights that are not numbered.
+    ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled.
     """
     import torch
 
@@ -264,8 +259,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None) -> dict[str, Any]:
     """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs.
 
-    Raises SampleError if its history was rewritten or it has no reward; also if it failed or sampled nothing, unless
-    `failed_reward` is set: then it is its prompt, without a range that carries loss.
+    One that failed or sampled nothing needs a `failed_reward`, and has no range.
     """
     [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
     start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
@@ -314,8 +308,7 @@ def prime_rl_samples(
 ) -> list[dict[str, Any]]:
     """The fields of a `TrainingSample` (``prime_rl.transports.rollouts.types``, 21 August 2026) for each row.
 
-    Logprobs are 0.0 and temperatures 1.0 where nothing was sampled. Raises SampleError if one is missing, warns of
-    settings that prime-rl does not know (top-p, penalties). Without `advantage` prime-rl assigns credit itself.
+    Warns of settings that prime-rl does not know. Without `advantage` prime-rl assigns credit itself.
     """
     return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
 
