@@ -246,7 +246,7 @@ class _SGLangReader(AnswerReader):
             VersionRow.spans(meta.weight_versions),  # `weight_version` is the server's when it answers
             meta.cached_tokens,
             stop=matched if isinstance(matched, int | str) else None,
-            top=meta.rows(len(new)),
+            top=meta.rows(len(new)) if self.sampling.top_logprobs else (),
             experts=meta.experts(self._experts) if self._experts and total and reason is not None else None,
             where=where,
         )

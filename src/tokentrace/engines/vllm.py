@@ -282,7 +282,7 @@ class _VLLMReader(AnswerReader):
             choice.finish_reason,
             VersionRow.spans(choice.weight_versions),
             stop=choice.stop_reason,
-            top=logprobs.rows(),
+            top=logprobs.rows() if self.sampling.top_logprobs else (),
             experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts),
             where=where,
         )
