@@ -55,8 +55,7 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
     elif sampling.seed is not None and not capabilities.seeds:
         problem = f"{engine} has no seed per request: leave it out"
     elif missing := [name for name in sampling.optional if name not in capabilities.sampling]:
-        hint = "; pass token_bytes=, which spells each id" if engine in ("embedded", "scripted") else ""
-        problem = f"{engine} has no {missing[0]}{hint}"
+        problem = f"{engine} has no {missing[0]}"
     if problem:
         raise EngineRefusal(f"not sent: {problem}")
     return replace(request, prompt_ids=ids)

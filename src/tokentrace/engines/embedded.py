@@ -31,7 +31,7 @@ from .drawing import likeliest, penalized, sample
 from .errors import EngineError
 from .protocol import Capabilities, Delta, Engine, FinishReason, GenerateRequest, Logprobs, add_version, checked_version
 from .sampling import OPTIONAL
-from .stopping import StopFinder, TokenBytes
+from .stopping import StopFinder
 
 CACHED_TOKENS: Final = 200_000
 """How many tokens of idle sessions stay cached."""
@@ -64,7 +64,7 @@ class _Sequence:
 class EmbeddedEngine(Engine):
     """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
 
-    Requests with a seed depend on nothing else. `token_bytes` spells each id, for stop texts.
+    Requests with a seed depend on nothing else. Pocket's tokenizer spells its stop texts.
     """
 
     version: str | int
@@ -75,12 +75,8 @@ class EmbeddedEngine(Engine):
         *,
         seed: int | None = None,
         version: str | int = 0,
-        token_bytes: TokenBytes | None = None,
     ) -> None:
         self._model = model or load_pocket()
-        if token_bytes is None and self._model is load_pocket():
-            token_bytes = _pocket_bytes
-        self._token_bytes = token_bytes
         super().__init__(
             Capabilities(
                 engine="embedded",
@@ -93,7 +89,7 @@ class EmbeddedEngine(Engine):
                 pauses=True,
                 versions=True,
                 top_logprobs=self._model.vocabulary_size,
-                sampling=frozenset(OPTIONAL) - (frozenset() if token_bytes else {"stop"}),
+                sampling=frozenset(OPTIONAL),
                 weights=True,
             )
         )
@@ -247,7 +243,7 @@ class EmbeddedEngine(Engine):
         """Start a request with the cached prefix of its session."""
         prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
         seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
-        stops = StopFinder(sampling.stop, self._token_bytes or bytes)
+        stops = StopFinder(sampling.stop, _pocket_bytes)
         entry = self._sessions.pop(request.session, None) if request.session is not None else None
         ids, cache = entry or (prompt[:0], self._model.new_cache(len(prompt) + sampling.max_tokens))
         cached = common_prefix(ids, prompt[:-1])  # the last id is always read
