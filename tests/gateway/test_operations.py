@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 
 from tests.engines.faults import Gate
@@ -21,12 +25,12 @@ from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, answer_ids, counting
 from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason, ScriptedEngine
 from tokentrace.errors import InputError
+from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.admission import Limits
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway
-from tokentrace.gateway.keys import Role, add_key
+from tokentrace.gateway.metrics import Tracing
 from tokentrace.gateway.serving import ServeSettings
-from tokentrace.gateway.telemetry import Tracing
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}
@@ -455,6 +459,39 @@ def test_a_session_is_sealed_exported_and_dropped() -> None:
         assert served.call("POST", path, SUM)[0] == 404
         assert served.call("GET", "/sessions/life")[0] == 404
         assert labels["labels"]
+
+
+def fetched(served: Served, path: str) -> tuple[bytes, Any]:
+    with urllib.request.urlopen(served.url + path, timeout=60) as answer:
+        return answer.read(), answer.headers
+
+
+def test_rows_come_in_three_formats_with_rewards_and_move_the_state() -> None:
+    with gateway_server() as served:
+        for name in ("batch-a", "batch-b"):
+            assert served.call("POST", f"/sessions/{name}/v1/chat/completions", SUM)[0] == 200
+            assert served.call("POST", f"/sessions/{name}/rewards", {"reward": 0.5})[0] == 200
+        assert served.call("POST", f"/sessions/{name}/rewards", {"rewards": [{"turn": 0, "reward": 1}]})[0] == 200
+        assert served.call("POST", "/sessions/batch-a/seal")[0] == 200
+        lines, headers = fetched(served, "/rows?format=jsonl&search=batch-&keep_state=true")
+        assert headers["content-type"] == "application/x-ndjson"
+        assert served.state("batch-a")["state"] == "sealed"
+        rows = {row["session"]: row for row in map(json.loads, lines.splitlines())}
+        assert [row["reward"] for row in rows.values()] == [0.5, 0.5]
+        assert (rows["batch-a"]["turns"][0]["reward"], rows["batch-b"]["turns"][0]["reward"]) == (None, 1.0)
+        raw, headers = fetched(served, "/rows?format=arrow&state=sealed")
+        assert headers["content-type"] == "application/vnd.apache.arrow.stream"
+        [row] = pyarrow.ipc.open_stream(raw).read_all().to_pylist()
+        assert row["input_ids"] == rows["batch-a"]["input_ids"]
+        assert served.state("batch-a")["state"] == "exported"
+        raw, headers = fetched(served, "/sessions/batch-b/rows?format=parquet")
+        assert headers["content-disposition"] == 'attachment; filename="batch-b.parquet"'
+        [row] = pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist()
+        assert row["input_ids"] == rows["batch-b"]["input_ids"]
+        assert served.state("batch-b")["state"] == "open"
+        assert fetched(served, "/rows?state=sealed")[0] == b""
+        for query in ("format=xml", "keep_state=maybe", "state=gone", "state=dropped", "sort=up"):
+            assert served.call("GET", f"/rows?{query}")[0] == 400, query
 
 
 # -- traces

@@ -17,7 +17,7 @@ import pytest
 from tests.browser import Chromium
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.story import HOSTILE, Script, hostile, interesting
-from tokentrace.gateway.keys import Role, add_key
+from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.page.routes import page_files
 from tokentrace.store.store import StoreError
 

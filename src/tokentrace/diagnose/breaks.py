@@ -64,7 +64,7 @@ class Break(ShowsItself):
     def parts(self) -> Parts:
         """The tokens of the stream and of the prompt around the difference."""
         hunk = Hunk(*self.stream_range, *self.prompt_range)
-        return contrast(self.tokenizer.vocabulary, self.stream, self.prompt, hunk)
+        return contrast(self.tokenizer.vocabulary, self.stream, self.prompt, hunk, fine=True)
 
     def __str__(self) -> str:
         parts = self.parts()

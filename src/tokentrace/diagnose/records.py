@@ -30,10 +30,7 @@ Line = Mapping[str, Any]
 
 IDS: Final = ("input_ids", "token_ids", "ids", "tokens")
 PROMPTS: Final = ("prompt_ids", "prompt_token_ids")
-COMPLETIONS: Final = (
-    *("completion_ids", "completion_token_ids", "generation_token_ids"),
-    *("output_ids", "token_ids"),
-)
+COMPLETIONS: Final = (*("completion_ids", "completion_token_ids", "generation_token_ids"), *("output_ids", "token_ids"))
 MASKS: Final = (
     *("loss_mask", "completion_mask", "output_mask", "response_mask"),
     *("env_mask", "assistant_masks", "assistant_mask", "mask"),

@@ -100,10 +100,7 @@ class CheckedRollout:
 
     def compare_masks(self, where: str, mask: Mask, sampled: Mask, first: int = 0) -> None:
         """Report tokens from `first` on that are trained and not sampled, or the other way round."""
-        for cause, wrong in (
-            (Cause.TRAINED_UNSAMPLED, mask & ~sampled),
-            (Cause.SAMPLED_UNTRAINED, sampled & ~mask),
-        ):
+        for cause, wrong in ((Cause.TRAINED_UNSAMPLED, mask & ~sampled), (Cause.SAMPLED_UNTRAINED, sampled & ~mask)):
             wrong[:first] = False
             if wrong.any():
                 at = int(wrong.argmax())

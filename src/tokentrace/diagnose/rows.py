@@ -313,7 +313,7 @@ class _IdsChecker:
             differences.append((cause, hunk))
             at, other = hunk.stop, hunk.other_stop
         findings = [self._finding(cause, hunk, expected, ids, start) for cause, hunk in differences]
-        return findings, [contrast(self._vocabulary, expected.ids, ids, hunk) for _, hunk in differences]
+        return findings, [contrast(self._vocabulary, expected.ids, ids, hunk, fine=False) for _, hunk in differences]
 
     def _cut_before(self, expected: Expected, ids: Ids) -> tuple[Cause, Hunk] | None:
         """A row that is the end of the expected one."""

@@ -26,13 +26,9 @@ from ..template.strings import join_with
 from ..template.trace import Trace
 from ..template.traced import TracedList, plain, text_of, wrap
 
-BOS: Final = "<｜begin▁of▁sentence｜>"
-EOS: Final = "<｜end▁of▁sentence｜>"
-USER: Final = "<｜User｜>"
-ASSISTANT: Final = "<｜Assistant｜>"
-REMINDER: Final = "<｜latest_reminder｜>"
-THINK: Final = "<think>"
-END_THINK: Final = "</think>"
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
+THINK, END_THINK = "<think>", "</think>"
 DSML: Final = "｜DSML｜"
 _THINK_IF: Final = {True: THINK, False: END_THINK}
 
@@ -149,11 +145,8 @@ def deepseek_v32(
     earlier = (index for index in range(last) if messages[index].get("role") == "developer")
     dropped = next(earlier, None) if thinking and variables.get("drop_thinking", True) else None
     if dropped is not None:
-        raise TemplateError(
-            "DeepSeek V3.2 cannot drop a developer message that comes before the last user message; pass "
-            "drop_thinking=False, or make it a system message",
-            message=dropped,
-        )
+        problem = "DeepSeek V3.2 cannot drop a developer message that comes before the last user message"
+        raise TemplateError(f"{problem}; pass drop_thinking=False, or make it a system message", message=dropped)
     yield BOS
     yield from _turn_pieces(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
@@ -191,11 +184,8 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
 def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
     calls = message.get("tool_calls")
     if thinks and not (message.get("reasoning_content") or calls):
-        raise TemplateError(
-            "in thinking mode, DeepSeek V3.2 wants reasoning or tool calls of an assistant after the last "
-            "user message; give it reasoning_content, or render with thinking=False",
-            message=index,
-        )
+        problem = "after the last user message, thinking DeepSeek V3.2 wants reasoning or tool calls of an assistant"
+        raise TemplateError(f"{problem}; give it reasoning_content, or render with thinking=False", message=index)
     if message.get("prefix") and not calls:
         return iter((_text(message.get("content") or "", index),))
     return _assistant(V32, message, index, thinks=thinks, ends=True)
@@ -207,11 +197,9 @@ def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
     if caller >= 0 and messages[caller].get("role") == "assistant":
         calls = messages[caller].get("tool_calls")
     if not calls or len(calls) < index - caller:
-        raise TemplateError(
-            "there is no tool call for this tool message to answer; DeepSeek V3.2 wants the results right "
-            "after the assistant that made the calls, and no more of them than calls",
-            message=index,
-        )
+        problem = "there is no tool call for this tool message to answer"
+        advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
+        raise TemplateError(f"{problem}; {advice}", message=index)
     return len(calls)
 
 
@@ -285,9 +273,8 @@ def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
     if group.task is None:
         return ASSISTANT + _THINK_IF[thinks] if group.role in ASKING else ""
     if group.task not in TASKS:
-        raise TemplateError(
-            f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}', message=group.members[0][0]
-        )
+        problem = f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}'
+        raise TemplateError(problem, message=group.members[0][0])
     token = f"<｜{group.task}｜>"
     return ASSISTANT + _THINK_IF[thinking] + token if group.task == "action" else token
 
@@ -453,11 +440,9 @@ def _text(content: Any, index: int, *, blocks: bool = False) -> str:
 
 def _thinking(variables: dict[str, Any]) -> bool:
     mode = plain(variables.get("thinking_mode"))
-    if mode is None:
-        return bool(variables.get("thinking") or variables.get("enable_thinking"))
-    if mode not in ("chat", "thinking"):
+    if mode not in (None, "chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
-    return bool(mode == "thinking")
+    return bool(variables.get("thinking") or variables.get("enable_thinking")) if mode is None else mode == "thinking"
 
 
 def _last_asking(roles: Sequence[Any]) -> int:

@@ -1,7 +1,6 @@
 """The known families of templates, recognised by their outline (`study.outline`).
 
-To add one: a row here, a row in the tests' asset list, a golden file. Nothing here decides how a template is rendered,
-except for the formats that have no template.
+To add one: a row here, a row in the tests' asset list, a golden file.
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ class Limits:
     max_tokens: int = 32_768
     turns: int = 100_000
     concurrent: int = 512
-    """Requests that are sampled at once."""
     waiting: int = 2_048
-    """More requests are refused with 429."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +59,6 @@ class Admission:
     limits: Limits
     draining: bool = False
     in_flight: int = 0
-    """How many requests are being sampled."""
     claims: set[Claim] = field(default_factory=set)
     under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
     """Answers to named requests, by session and name; None for one that was given up."""

@@ -43,7 +43,6 @@ class Item:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments as an object. Set only if they must be one."""
     cut_off: bool = False
-    """True if the completion ended inside the item."""
 
 
 @dataclass(frozen=True, slots=True)

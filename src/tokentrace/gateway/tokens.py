@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
-from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error, openai_usage
+from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change
 from .problems import convert, naming_fields
 from .requests import (
@@ -55,7 +55,7 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(raw: Any, headers: Mapping[str, str]) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
@@ -85,7 +85,7 @@ def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """Ids, logprobs, why it ended, and which weights sampled."""
     [reply] = replies
     choice = {**_choice(reply.completion), **_ending(reply)}
-    return {**_frame(head, [choice]), **_prompt_ids(head), "usage": openai_usage(head, replies)}
+    return {**_frame(head, [choice]), **_prompt_ids(head), "usage": head.usage(replies).openai()}
 
 
 class TokensEncoder(Encoder):
@@ -105,7 +105,7 @@ class TokensEncoder(Encoder):
         [reply] = replies
         events = [self._event({"index": 0, "token_ids": [], "logprobs": None, **_ending(reply)})]
         if self.head.options.usage_in_stream:
-            events.append({**_frame(self.head, []), "usage": openai_usage(self.head, replies)})
+            events.append({**_frame(self.head, []), "usage": self.head.usage(replies).openai()})
         return events
 
     def _event(self, choice: dict[str, Any]) -> StreamEvent:

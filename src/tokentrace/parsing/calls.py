@@ -7,12 +7,11 @@ delimiters only where the grammar expects them.
 from __future__ import annotations
 
 from ..formats.grammar import Style
+from .arguments import JsonReader, PairReader
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
-from .jsonreading import JsonReader
 from .marked import unforgeable
 from .output import CallReader, OpenCall, Output
-from .pairs import PairReader
 from .reader import Match, Reading
 from .response import CallStatus, PartKind
 

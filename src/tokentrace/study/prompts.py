@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,11 @@ class GenerationPrompts:
         return None if prompted is None else _compared(prompted, plain)
 
     def length(
-        self, encoded: Encoded, turn: TurnSpan, prompt: GenerationPrompt | None, alternatives: Iterable[str]
+        self,
+        encoded: Encoded,
+        turn: TurnSpan,
+        prompt: GenerationPrompt | None,
+        alternatives: Callable[[], Iterable[str]],
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
@@ -97,7 +101,7 @@ class GenerationPrompts:
         if length is None and tail and text.endswith(tail, 0, turn.start):
             length = 0
         if not length and scaffold:
-            lengths = [self._end_in(scaffold, other) for other in alternatives]
+            lengths = [self._end_in(scaffold, other) for other in alternatives()]
             length = max((other for other in lengths if other), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
 

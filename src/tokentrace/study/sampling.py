@@ -55,11 +55,13 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
     if not turns:
         return Sampling(notes=notes)
     endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, render)
-    alternatives = {
-        text
-        for prompt in {id(one): one for one in (study.prompts.alone(bool(tools)), *prompts)}.values()
-        for text in (prompt.texts if prompt is not None else ())
-    }
+
+    @functools.cache
+    def alternatives() -> set[str]:
+        """Prompts that a turn may begin with instead of its own."""
+        every = {id(one): one for one in (study.prompts.alone(bool(tools)), *prompts)}.values()
+        return {text for prompt in every if prompt is not None for text in prompt.texts}
+
     lengths = [
         study.prompts.length(encoded, turn, prompt, alternatives) for turn, prompt in zip(turns, prompts, strict=True)
     ]
