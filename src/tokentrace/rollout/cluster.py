@@ -109,7 +109,6 @@ class _Run:
     tasks: Sequence[Task]
     todo: deque[int]
     slots: int
-    """How many rollouts a worker runs at once."""
     seed: int | None
     finish: Callable[[Rollout], Awaitable[None]]
     notice: Callable[[Outage | None], None] | None
@@ -117,7 +116,6 @@ class _Run:
     suspects: list[int] = dataclasses.field(default_factory=list)
     """Rollouts under way when workers died, again and again."""
     first: dict[str, Any] | None = None
-    """The report of the first worker."""
 
     async def all(self, seats: int) -> None:
         """Run everything; rollouts that may kill workers at the end, one by one."""
@@ -147,7 +145,6 @@ class _Run:
             await self._one(worker, number=self.todo.popleft())
 
     async def _one(self, worker: Any, *, number: int, alone: bool = False) -> None:
-        """Run and store a rollout."""
         task, errors = self.tasks[number], self.ray.exceptions
         run = worker.run.options(max_task_retries=0) if alone else worker.run
         try:
@@ -216,7 +213,6 @@ class ConfiguredCrew:
 
     path: Path
     options: Mapping[str, Any]
-    """Those of `read_run`."""
     settings: Mapping[str, Any]
     """`Run.settings` of the process that began the run."""
 
@@ -281,7 +277,6 @@ class RolloutActor:
         return about | {"rollout": report | {"messages": messages}}
 
     async def close(self) -> None:
-        """Close the tools and the engine."""
         for tool in self._agent.tools:
             await tool.close()
         await self._agent.engine.close()
