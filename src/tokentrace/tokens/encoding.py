@@ -81,11 +81,12 @@ def _encode_whole(tokenizer: Tokenizer, rendering: Rendering, raw: bytes) -> Enc
     """The text encoded in one call; None if its tokens do not spell it byte for byte."""
     vocabulary, ids = tokenizer.vocabulary, tokenizer.encode(rendering.text)
     lengths = vocabulary.signed_lengths.take(ids)
+    control = lengths < 0
     bounds = np.zeros(len(ids) + 1, np.int32)
-    np.cumsum(np.abs(lengths), out=bounds[1:])
+    np.cumsum(np.abs(lengths, out=lengths), out=bounds[1:])
     if bounds[-1] != len(raw) or not (vocabulary.exact or vocabulary.spells(ids.tolist(), raw)):
         return None
-    return Encoded(ids, rendering, lengths < 0, *_characters(raw, len(rendering.text), bounds))
+    return Encoded(ids, rendering, control, *_characters(raw, len(rendering.text), bounds))
 
 
 def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, Positions]:
