@@ -209,7 +209,6 @@ DOORS: list[Door] = [
     ("grammar", RENDERER.grammar, {"tools": [TOOL]}),
     ("select", RENDERED.select, {"message": 1, "role": "user", "field": "content", "sampled": False}),
     ("decode", RENDERED.decode, {"chosen": slice(0, 3)}),
-    ("with_mask", RENDERED.with_mask, {"mask": RENDERED.mask}),
     (
         "create_renderer",
         tt.create_renderer,

@@ -338,9 +338,9 @@ def test_every_word_is_credited_to_its_field(any_family: str) -> None:
     for origin, text in WORDS.items():
         for word in text.split():
             for at in occurrences(rendered.text, word):
-                first, stop = rendered._encoded.tokens_touching(at + 1, at + len(word) - 1)
+                first, stop = rendered.encoded.tokens_touching(at + 1, at + len(word) - 1)
                 for token in range(first, stop):
-                    if rendered._encoded.position(token) < at:  # it begins in the scaffold: ``: lima``
+                    if rendered.encoded.position(token) < at:  # it begins in the scaffold: ``: lima``
                         continue
                     credited = rendered.origins[token]
                     assert credited is not None, (family, word, rendered.tokens()[token])

@@ -1,10 +1,11 @@
-"""The command line: hints for typos, completion, colours, and JSON for every table."""
+"""The command line: hints for typos, completion, colours, JSON for every table, and models that cannot be loaded."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from click.testing import CliRunner, Result
 
 from tests.cli.test_cli import MESSAGES, written
 from tests.diagnose.planted import SHAPES, rollouts
+from tokentrace import load_tokenizer
 from tokentrace.cli import COMMANDS, main
+from tokentrace.errors import TokenizerError
 from tokentrace.formats.dialects import DIALECTS
 from tokentrace.formats.families import FAMILIES
 from tokentrace.pocket import EXAMPLE, POCKET
@@ -34,21 +37,15 @@ def test_the_module_is_the_command() -> None:
     assert done.stdout.startswith("tokentrace, version ")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("rendr", "render"), ("tokenise", "tokenize"), ("chek", "check")])
-def test_a_command_that_is_not_there_has_a_hint(typed: str, meant: str) -> None:
-    result = run(typed, "x")
-    assert result.exit_code == 2
-    assert f"there is no command {typed!r}; did you mean {meant!r}?" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (["tokenise", "x"], "there is no command 'tokenise'; did you mean 'tokenize'?"),
         (["render", EXAMPLE, "--tokeniser", "x"], "--tokenizer"),
         (["families", "qwen33"], "did you mean 'qwen3'?"),
         (["render", EXAMPLE, "--renderer", "gpt-os"], "did you mean 'gpt_oss'?"),
     ],
-    ids=["option", "family", "renderer"],
+    ids=["command", "option", "family", "renderer"],
 )
 def test_a_name_that_is_not_there_has_a_hint(args: list[Any], said: str) -> None:
     result = run(*args)
@@ -131,3 +128,46 @@ def test_every_table_can_be_had_as_json(tmp_path: Path, dump: Path) -> None:
         result = run(*args, "--json")
         assert result.exit_code in (0, 1), (name, result.output)
         assert json.loads(result.stdout), name
+
+
+# -- models
+
+
+def test_pocket_is_a_name_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pocket").mkdir()  # a folder of that name without a tokenizer is not meant
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer("pocket").digest == load_tokenizer(POCKET).digest
+    assert run("render", EXAMPLE, "-t", "pocket").stdout == run("render", EXAMPLE).stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("LocalEntryNotFoundError", "the hub could not be reached"),
+        ("OfflineModeIsEnabled", "the hub could not be reached"),
+        ("RepositoryNotFoundError", "the hub has no such model, or it needs a login"),
+        ("GatedRepoError", "the hub requires a login for it"),
+        ("RevisionNotFoundError", "the hub has no such revision of it"),
+        ("HFValidationError", "that is not the name of a model on the hub"),
+    ],
+)
+def test_a_model_that_cannot_be_fetched(error: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "Got: ConnectError: [Errno -2] Name or service not known\nand a page of advice"
+
+    def download(*_: Any, **__: Any) -> str:
+        raise type(error, (Exception,), {})(long)
+
+    hub = types.SimpleNamespace(snapshot_download=download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer("someone/something")
+    assert str(caught.value) == f"'someone/something' is not a folder here, and {words}"
+
+
+def test_a_tokenizer_that_the_library_does_not_know(tmp_path: Path) -> None:
+    spec = json.loads((POCKET / "tokenizer.json").read_text(encoding="utf-8")) | {"pre_tokenizer": {"type": "Nope"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer(tmp_path).encode("x")
+    assert "untagged enum" not in str(caught.value)
+    assert "tokenizers" in str(caught.value)

@@ -32,12 +32,16 @@ def invoke(*arguments: Any, **options: Any) -> Result:
 
 
 def test_it_writes_rows_and_says_what_they_come_to(chats: Path, tmp_path: Path) -> None:
-    done = invoke(chats, "-o", tmp_path / "rows.parquet")
+    done = invoke(chats, "-o", tmp_path / "rows.parquet", "--stats")
     assert done.exit_code == 0, done.output
     samples = list(read_samples(tmp_path / "rows.parquet"))
     tokens, trained = sum(map(len, samples)), sum(sample.trained for sample in samples)
     assert f"12 samples of 12 rows · {tokens:,} tokens, {trained:,} trained" in done.stdout
+    for length in (min(map(len, samples)), max(map(len, samples))):
+        assert f"{length:,}" in done.stdout
     assert not (tmp_path / "rows.bad.jsonl").exists()
+    done = invoke("-", "-o", tmp_path / "stdin.parquet", input=json.dumps(GOOD) + "\n")
+    assert "1 sample of 1 row" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
@@ -93,14 +97,7 @@ def test_options_reach_the_settings(chats: Path, tmp_path: Path) -> None:
     assert "labels" not in pq.read_schema(output).names
 
 
-def test_stats_show_lengths(chats: Path, tmp_path: Path) -> None:
-    done = invoke(chats, "-o", tmp_path / "rows.parquet", "--stats")
-    lengths = [len(sample) for sample in read_samples(tmp_path / "rows.parquet")]
-    assert f"{max(lengths):,}" in done.stdout
-    assert f"{min(lengths):,}" in done.stdout
-
-
-def test_show_is_what_render_shows(chats: Path) -> None:
+def test_show_is_what_render_shows_and_rows_make_a_page(chats: Path, tmp_path: Path) -> None:
     done = invoke(chats, "--show", "2")
     assert done.exit_code == 0
     renderer = create_renderer(POCKET)
@@ -108,9 +105,6 @@ def test_show_is_what_render_shows(chats: Path) -> None:
         sample = build_supervised_sample(renderer, row["messages"])
         assert f"{len(sample):,} tokens, {sample.trained:,} trained" in done.stdout
     assert done.stdout.count("## ") == 2
-
-
-def test_rows_make_a_page_of_their_own(chats: Path, tmp_path: Path) -> None:
     with chats.open("a") as file:
         file.write(json.dumps({"messages": [{"role": "user", "content": "<script>x"}, *GOOD["messages"][1:]]}) + "\n")
     page = tmp_path / "rows.html"
@@ -121,21 +115,10 @@ def test_rows_make_a_page_of_their_own(chats: Path, tmp_path: Path) -> None:
 
 
 def test_errors_are_one_line_and_name_the_option_that_helps(chats: Path, tmp_path: Path) -> None:
-    output = tmp_path / "rows.parquet"
-    output.write_bytes(b"")
-    done = invoke(chats, "-o", output)
-    assert done.exit_code == 2
-    assert "--overwrite" in done.stderr
-    assert invoke(chats, "-o", output, "--parts", "feelings").exit_code == 2
+    assert invoke(chats, "-o", tmp_path / "rows.parquet", "--parts", "feelings").exit_code == 2
     assert "name the file to write with -o" in invoke(chats).stderr
     assert "-o names" in invoke(chats, "--stats", "--show", "1").stderr
     assert "no file or folder" in invoke("./nothing.jsonl", "-o", tmp_path / "x.parquet").stderr
-
-
-def test_stdin_is_an_input(tmp_path: Path) -> None:
-    done = invoke("-", "-o", tmp_path / "rows.parquet", input=json.dumps(GOOD) + "\n")
-    assert done.exit_code == 0, done.output
-    assert "1 sample of 1 row" in done.stdout
 
 
 def test_an_interrupted_run_says_that_nothing_was_written(
@@ -158,7 +141,7 @@ def test_the_most_frequent_reasons_are_told_with_a_place_each(tmp_path: Path) ->
     text = "".join(json.dumps(row) + "\n" for row in [*others, *alien, GOOD])
     chats = tmp_path / "chats.jsonl"
     chats.write_text(text, encoding="utf-8")
-    result = CliRunner().invoke(main, ["tokenize", str(chats), "-o", str(tmp_path / "rows.jsonl"), "-t", "pocket"])
+    result = invoke(chats, "-o", tmp_path / "rows.jsonl")
     assert result.exit_code == 1
     reasons = [line for line in result.stdout.splitlines() if " × " in line]
     assert len(reasons) == 5

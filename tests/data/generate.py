@@ -29,18 +29,11 @@ def conversation(rng: random.Random, fewest: int = 2, most: int = 40) -> dict[st
     while len(messages) < length - 1:
         messages.append({"role": "user", "content": _text(rng, 30)})
         while len(messages) < length - 3 and rng.random() < 0.4:
-            call = {
-                "name": rng.choice(["look_up", "compute"]),
-                "arguments": {"query": _text(rng, 5), "n": rng.randint(0, 9)},
-            }
+            name = rng.choice(["look_up", "compute"])
+            call = {"name": name, "arguments": {"query": _text(rng, 5), "n": rng.randint(0, 9)}}
             number = f"call{len(messages):05d}"
-            messages.append(
-                {
-                    "role": "assistant",
-                    "content": "",
-                    "tool_calls": [{"id": number, "type": "function", "function": call}],
-                }
-            )
+            calls = [{"id": number, "type": "function", "function": call}]
+            messages.append({"role": "assistant", "content": "", "tool_calls": calls})
             messages.append({"role": "tool", "tool_call_id": number, "name": call["name"], "content": _text(rng, 20)})
         answer: dict[str, Any] = {"role": "assistant", "content": _text(rng, 40)}
         if rng.random() < 0.3:

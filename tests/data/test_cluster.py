@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,10 +19,10 @@ import pytest
 from tests.data.generate import conversations, write_conversations
 from tests.ray_cluster import children_of, local_ray
 from tokentrace.data import cluster as on_ray
-from tokentrace.data.job import Finished, Progress, tokenize_files
+from tokentrace.data.job import Finished, tokenize_files
 from tokentrace.data.rows import Batch, Row
 from tokentrace.data.sources import Format
-from tokentrace.data.tables import Layout, schema
+from tokentrace.data.tables import Layout, samples_table, schema
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.errors import InputError, SampleError
 from tokentrace.pocket import POCKET
@@ -35,7 +34,7 @@ pytestmark = [
 ]
 
 SETTINGS = TokenizeSettings(str(POCKET))
-WORKERS = ("ray::tokenize_on_node", "ray::IDLE")
+WORKERS = ("ray::tokenize_in_worker", "ray::IDLE")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,33 +67,33 @@ def relative(inputs: Path) -> TokenizeSettings:
 
 
 @pytest.fixture(scope="module")
-def wanted(inputs: Path, relative: TokenizeSettings, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def expected(inputs: Path, relative: TokenizeSettings, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """What one process of this machine makes of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(inputs)
-        done = tokenize_files(["rows"], tmp_path_factory.mktemp("wanted") / "out.parquet", relative, workers=1)
+        done = tokenize_files(["rows"], tmp_path_factory.mktemp("expected") / "out.parquet", relative, workers=1)
     assert done.counts.bad_rows == 4
     return done
 
 
-def check_same(found: Finished, wanted: Finished) -> None:
-    assert found.output.read_bytes() == wanted.output.read_bytes()
-    assert found.bad_rows is not None
-    assert wanted.bad_rows is not None
-    assert found.bad_rows.read_bytes() == wanted.bad_rows.read_bytes()
-    assert found.counts == wanted.counts
-    assert sorted(path.name for path in found.output.parent.iterdir()) == ["out.bad.jsonl", "out.parquet"]
+def check_same(actual: Finished, expected: Finished) -> None:
+    assert actual.output.read_bytes() == expected.output.read_bytes()
+    assert actual.bad_rows is not None
+    assert expected.bad_rows is not None
+    assert actual.bad_rows.read_bytes() == expected.bad_rows.read_bytes()
+    assert actual.counts == expected.counts
+    assert sorted(path.name for path in actual.output.parent.iterdir()) == ["out.bad.jsonl", "out.parquet"]
 
 
 # -- the same file
 
 
 def test_workers_that_die_change_nothing(
-    inputs: Path, relative: TokenizeSettings, wanted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inputs: Path, relative: TokenizeSettings, expected: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = []
 
-    def kill_workers(_: Progress) -> None:
+    def kill_workers(*_: Any) -> None:
         if not killed:
             killed.extend(pid for pid, name in children_of(os.getpid()) if name in WORKERS)
             for pid in killed:
@@ -103,18 +102,7 @@ def test_workers_that_die_change_nothing(
     monkeypatch.chdir(inputs)
     done = on_ray.tokenize_on_ray(["rows"], tmp_path / "out.parquet", relative, workers=2, progress=kill_workers)
     assert killed
-    check_same(done, wanted)
-
-
-def test_rows_of_a_ray_dataset_are_tokenized_and_bad_ones_say_why(ray: Any) -> None:
-    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    rows = ray.data.from_items([{"id": "a", "messages": messages}, {"id": "b", "messages": []}])
-    rows.context.execution_options.preserve_order = True
-    good, bad = on_ray.tokenize_dataset(rows, SETTINGS, keep=["id"]).iter_rows()
-    (expected,) = tokenize_rows(SETTINGS, [{"messages": messages}])
-    assert (good["id"], good["num_tokens"], good["error"]) == ("a", len(expected.samples[0]), None)
-    assert (bad["id"], bad["num_tokens"]) == ("b", 0)
-    assert bad["error"].startswith("InputError: ")
+    check_same(done, expected)
 
 
 # -- what goes wrong on a node
@@ -132,15 +120,8 @@ def test_rows_that_workers_die_on_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     deadly: Any = Deadly()
     batches = iter([Batch("x.jsonl", Format.LINES, (Row(7, 7, text=deadly), Row(8, 8)), 1)])
     monkeypatch.setattr(on_ray, "_RETRIES", 1)
-    with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: Ray gave up on them"):
+    with pytest.raises(SampleError, match=r"^rows 7 to 8 of x\.jsonl: workers died on them"):
         list(on_ray.run_on_ray(batches, RowTokenizer(SETTINGS), 1))
-
-
-class Unreadable(dict[str, Any]):
-    """What cannot be unpickled: as if a node had another version of something."""
-
-    def __reduce__(self) -> Any:
-        return eval, ("1 / 0",)
 
 
 # -- rows
@@ -170,14 +151,9 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
         if one.bad is None:
             (sample,) = one.samples
             assert row["error"] is None
-            assert row["input_ids"] == sample.token_ids
-            assert row["loss_mask"] == sample.mask.tolist()
-            assert row["labels"] == sample.labels.tolist()
-            assert row["message_indices"] == sample.messages.tolist()
-            assert row["kinds"] == sample.kinds.tolist()
-            assert row["parts"] == np.asarray(sample.parts).tolist()
-            assert row["notes"] == list(sample.notes)
-            assert (row["num_tokens"], row["num_trained"]) == (len(sample), sample.trained)
+            (table,) = samples_table([sample]).to_pylist()
+            names = [name for name in table if name not in ("row", "source", "num_messages")]
+            assert {name: row[name] for name in names} == {name: table[name] for name in names}
         else:
             assert row["error"] == f"{one.bad.kind}: {one.bad.reason}"
             assert row["input_ids"] == row["loss_mask"] == row["parts"] == row["notes"] == []

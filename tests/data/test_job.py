@@ -31,11 +31,8 @@ def test_rows_are_those_of_build_supervised_sample_in_the_order_of_the_input(tmp
     read = list(read_samples(done.output))
     assert len(read) == len(made)
     for one, two in zip(read, made, strict=True):
-        np.testing.assert_array_equal(one.ids, two.ids)
-        np.testing.assert_array_equal(one.mask, two.mask)
-        np.testing.assert_array_equal(one.messages, two.messages)
-        np.testing.assert_array_equal(one.kinds, two.kinds)
-        np.testing.assert_array_equal(one.parts, two.parts)
+        for name in ("ids", "mask", "messages", "kinds", "parts"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     table = pq.read_table(done.output)
     assert table.column("row").to_pylist() == list(range(1, 61))
     assert set(table.column("source").to_pylist()) == {str(path)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -16,11 +15,12 @@ import pytest
 
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
+from tests.ray_cluster import children_of
 from tokentrace import InputError, Sample
-from tokentrace.data import rows, tables, writers
-from tokentrace.data.job import Progress, tokenize_files
-from tokentrace.data.statistics import statistics
+from tokentrace.data import rows, tables
+from tokentrace.data.job import tokenize_files
 from tokentrace.data.tables import read_samples
+from tokentrace.data.tokenizing import Counts
 from tokentrace.errors import WriteError
 from tokentrace.pocket import POCKET
 
@@ -29,7 +29,7 @@ from tokentrace.pocket import POCKET
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that small files have many."""
     monkeypatch.setattr(rows, "BATCH_ROWS", 8)
-    monkeypatch.setattr(writers, "GROUP_ROWS", 50)
+    monkeypatch.setattr(tables, "GROUP_ROWS", 50)
 
 
 # -- the same file, whoever makes it
@@ -61,8 +61,8 @@ class Stop(Exception):  # noqa: N818
 def test_a_run_that_stops_early_leaves_everything_as_it_was(name: str, workers: int, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "x.jsonl", [*conversations(60, seed=7), "nonsense"])
 
-    def stop(progress: Progress) -> None:
-        if progress.counts.rows > 20:
+    def stop(counts: Counts, *_: int) -> None:
+        if counts.rows > 20:
             raise Stop
 
     def run(**options: Any) -> Any:
@@ -144,37 +144,11 @@ from tokentrace.data import rows
 rows.BATCH_ROWS = 8
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.tokenizing import TokenizeSettings
-def tell(progress):
-    print(progress.counts.rows, flush=True)
+def tell(counts, done, total):
+    print(counts.rows, flush=True)
 if __name__ == "__main__":
     tokenize_files([sys.argv[1]], sys.argv[2], TokenizeSettings(sys.argv[3]), workers=2, progress=tell)
 """
-
-
-def wait_for(condition: Any, what: str) -> None:
-    for _ in range(6_000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not happen")
-
-
-def children_of(pid: int) -> list[int]:
-    """Processes whose parent is `pid`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(entry.name))
-    return found
-
-
-def all_gone(pids: list[int]) -> bool:
-    return not any((Path("/proc") / str(pid)).exists() for pid in pids)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
@@ -189,22 +163,19 @@ def test_a_run_that_is_killed_leaves_no_output_and_no_workers(tmp_path: Path) ->
         try:
             for _ in range(3):
                 assert process.stdout.readline(), "it ended before it could be killed"
-            workers = children_of(process.pid)
+            workers = [pid for pid, _ in children_of(process.pid)]
             assert len(workers) >= 2
         finally:
             os.kill(process.pid, signal.SIGKILL)
     assert not output.exists()
-    wait_for(functools.partial(all_gone, workers), "the end of the workers")
+    for _ in range(6_000):
+        if not any((Path("/proc") / str(pid)).exists() for pid in workers):
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the workers did not end")
     done = tokenize_files([str(path)], output, SETTINGS, workers=1)
     assert done.counts.samples == len(list(read_samples(output))) == 600
-
-
-class Deadly:
-    """A row's text that whoever decodes it dies of."""
-
-    def decode(self, _: str) -> str:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return ""
 
 
 # -- large
@@ -217,13 +188,13 @@ def test_a_hundred_thousand_conversations_in_flat_memory(tmp_path: Path) -> None
     write_conversations(path, 100_000, seed=11)
     memory: list[int] = []
 
-    def measure(_: Progress) -> None:
-        memory.append(sum(map(resident, [os.getpid(), *children_of(os.getpid())])))
+    def measure(*_: Any) -> None:
+        memory.append(sum(map(resident, [os.getpid(), *(pid for pid, _ in children_of(os.getpid()))])))
 
     done = tokenize_files([str(path)], output, SETTINGS, workers=2, progress=measure)
     early, late = memory[len(memory) // 8 : len(memory) // 4], memory[-len(memory) // 4 :]
     assert max(late) < 1.2 * max(early), "memory does not grow with what is done"
-    assert statistics(output).samples == done.counts.samples == 100_000
+    assert done.counts.samples == len(done.sizes["tokens"]) == 100_000
 
 
 def resident(pid: int) -> int:

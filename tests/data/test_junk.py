@@ -19,7 +19,6 @@ from tokentrace import TokentraceError
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.rows import read_rows
 from tokentrace.data.sources import find_sources
-from tokentrace.data.statistics import statistics
 from tokentrace.data.tables import read_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
 from tokentrace.diagnose import check_dataset
@@ -37,31 +36,9 @@ def deep(levels: int) -> Any:
 
 
 JUNK: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    math.nan,
-    math.inf,
-    10**400,
-    "",
-    "\0",
-    "\ud800",
-    "x" * 10_000,
-    b"bytes",
-    [],
-    [None],
-    {},
-    {"a": math.nan},
-    deep(3_000),
-    np.int64(3),
-    np.float32("nan"),
-    np.arange(3),
-    np.asarray(["a", None], object),
-    object(),
-    Path("nowhere"),
-    lambda: None,
+    *(None, True, 0, -1, 1.5, math.nan, math.inf, 10**400, "", "\0", "\ud800", "x" * 10_000, b"bytes", [], [None], {}),
+    *({"a": math.nan}, deep(3_000), np.int64(3), np.float32("nan"), np.arange(3), np.asarray(["a", None], object)),
+    *(object(), Path("nowhere"), lambda: None),
 ]
 
 
@@ -102,8 +79,8 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path) -> None:
         lambda: tokenize_files([str(path)], tmp_path / "out.parquet", SETTINGS, workers=1),
         lambda: check_dataset([str(path)], SETTINGS),
     ]
-    if not name.endswith((".arrow", ".gz", ".xz", ".zst")):
-        calls += [lambda: list(read_samples(path)), lambda: statistics(path)]
+    if not name.endswith(".gz"):
+        calls.append(lambda: list(read_samples(path)))
     for call in calls:
         if name == "empty.jsonl.gz" and calls.index(call) in (0, 2):
             call()  # a packed file of no rows is one of no rows

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import strategies as st
 
 from tests.data.generate import conversations
 from tokentrace import InputError
@@ -22,9 +21,9 @@ from tokentrace.data.sources import find_sources
 ROWS = [{"messages": [{"role": "user", "content": f'question {n} \n ,[]{{}} "x" Zürich'}], "n": n} for n in range(7)]
 
 
-def rows_of(*inputs: Path | str, spool: Path, limit: int = reading.ROW_BYTES, **options: Any) -> list[Row]:
-    found = find_sources([str(path) for path in inputs], spool, **options)
-    return [row for source in found for row in read_rows(source, row_bytes=limit)]
+def rows_of(path: Path | str, spool: Path, limit: int = reading.ROW_BYTES, **options: Any) -> list[Row]:
+    sources = find_sources([str(path)], spool, **options)
+    return [row for source in sources for row in read_rows(source, row_bytes=limit)]
 
 
 def values(rows: list[Row]) -> list[Any]:
@@ -60,16 +59,12 @@ def test_text_of_every_kind_gives_the_same_rows(name: str, data: bytes, tmp_path
     assert values(rows_of(path, spool=tmp_path / "spool")) == ROWS
 
 
-@pytest.mark.parametrize("group", [2, 100])
-def test_parquet_gives_the_same_rows_whatever_its_row_groups(group: int, tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=group)
-    rows = rows_of(path, spool=tmp_path)
-    assert values(rows) == ROWS
-    assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_an_object_is_one_row_and_stdin_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_an_object_and_stdin_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (2, 100):
+        pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=size)
+        rows = rows_of(tmp_path / "a.parquet", spool=tmp_path)
+        assert values(rows) == ROWS
+        assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6, 7]
     path = tmp_path / "one.json"
     path.write_text(json.dumps(ROWS[0], indent=1), encoding="utf-8")
     assert values(rows_of(path, spool=tmp_path)) == ROWS[:1]
@@ -95,20 +90,20 @@ def test_an_array_of_messages_is_one_conversation(tmp_path: Path, messages: list
 
 
 def test_a_folder_is_its_files_in_order_and_a_split_is_chosen_by_name(tmp_path: Path) -> None:
-    (tmp_path / "data" / "sub").mkdir(parents=True)
-    (tmp_path / "data" / "README.md").write_text("no rows")
-    (tmp_path / "data" / "dataset_infos.json").write_text("{}")
-    (tmp_path / "data" / "train-00001-of-00002.jsonl").write_bytes(lines(ROWS[2:4]))
-    (tmp_path / "data" / "train-00000-of-00002.jsonl").write_bytes(lines(ROWS[:2]))
-    pq.write_table(pa.Table.from_pylist(ROWS[4:]), tmp_path / "data" / "sub" / "test.parquet")
-    with pytest.raises(InputError, match="several splits"):
-        find_sources([str(tmp_path / "data")], tmp_path)
-    assert values(rows_of(tmp_path / "data", spool=tmp_path, split="train")) == ROWS[:4]
-    assert values(rows_of(tmp_path / "data", spool=tmp_path, split="test")) == ROWS[4:]
-    with pytest.raises(InputError, match="no file with rows of split 'dev'"):
-        find_sources([str(tmp_path / "data")], tmp_path, split="dev")
-    (tmp_path / "data" / "sub" / "test.parquet").unlink()
-    assert values(rows_of(tmp_path / "data", spool=tmp_path)) == ROWS[:4]
+    data = tmp_path / "data"
+    (data / "sub").mkdir(parents=True)
+    (data / "README.md").write_text("no rows")
+    (data / "dataset_infos.json").write_text("{}")
+    (data / "train-00001-of-00002.jsonl").write_bytes(lines(ROWS[2:4]))
+    (data / "train-00000-of-00002.jsonl").write_bytes(lines(ROWS[:2]))
+    pq.write_table(pa.Table.from_pylist(ROWS[4:]), data / "sub" / "test.parquet")
+    for split, problem in ((None, "several splits"), ("dev", "no file with rows of split 'dev'")):
+        with pytest.raises(InputError, match=problem):
+            find_sources([str(data)], tmp_path, split=split)
+    assert values(rows_of(data, spool=tmp_path, split="train")) == ROWS[:4]
+    assert values(rows_of(data, spool=tmp_path, split="test")) == ROWS[4:]
+    (data / "sub" / "test.parquet").unlink()
+    assert values(rows_of(data, spool=tmp_path)) == ROWS[:4]
 
 
 @pytest.mark.parametrize(
@@ -169,13 +164,6 @@ def test_a_row_over_the_limit_is_reported_and_not_read(tmp_path: Path) -> None:
     (bad,) = [row for row in found if row.problem is not None]
     assert bad.number == 4
     assert "over the limit of 10,000" in (bad.problem or "")
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 # -- batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from tokentrace import InputError
 from tokentrace.cli import main
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.tables import read_metadata, read_samples, write_samples
-from tokentrace.data.tokenizing import TokenizeSettings
 from tokentrace.data.trainers import TRAINERS
 from tokentrace.pocket import POCKET
 from tokentrace.samples.trajectories import trajectory_samples
@@ -83,24 +83,19 @@ def test_advice_names_the_file_and_its_form(file: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "problem"),
+    ("name", "file", "labels", "problem"),
     [
-        ("axolotl", "rows", "'rows' is neither"),
-        ("llamafactory", "rows", "rows can be written for trl, axolotl, llama-factory"),
+        ("axolotl", "rows", True, "'rows' is neither"),
+        ("llamafactory", "rows", True, "rows can be written for trl, axolotl, llama-factory"),
+        ("trl", "x.parquet", False, "reads labels"),
     ],
 )
 def test_a_form_that_the_trainer_does_not_read_is_refused(
-    name: str, file: str, problem: str, chats: Path, tmp_path: Path
+    name: str, file: str, labels: bool, problem: str, chats: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=problem):
-        tokenize_files([str(chats)], tmp_path / file, SETTINGS, workers=1, trainer=name)
+        tokenize_files([str(chats)], tmp_path / file, replace(SETTINGS, labels=labels), workers=1, trainer=name)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_trainer_reads_labels(chats: Path, tmp_path: Path) -> None:
-    settings = TokenizeSettings(str(POCKET), labels=False)
-    with pytest.raises(InputError, match="reads labels"):
-        tokenize_files([str(chats)], tmp_path / "x.parquet", settings, workers=1, trainer="trl")
 
 
 def invoke(*arguments: Any) -> Any:

@@ -54,8 +54,7 @@ def test_tokentrace_has_no_break_and_one_sample_a_rollout(demo: Demo) -> None:
     for trial in demo.trials:
         report = trial.of(ClientPath.TOKENTRACE)
         assert (report.numbers()["breaks"], report.numbers()["samples"], report.causes) == (0, ROLLOUTS, {})
-    report = demo.paths[-1]
-    numbers = report.numbers()
+    report, numbers = demo.paths[-1], demo.paths[-1].numbers()
     assert (numbers["mismatched_tokens"], numbers["never_sampled_tokens"]) == (0, 0)
     assert numbers["largest_logprob_gap"] < 1e-4
     assert sum(len(one.gaps) for one in report.scored) == numbers["sampled_tokens"] > 0
@@ -146,27 +145,18 @@ ANSWER = "It is 42.<|end|>"
 
 
 @pytest.mark.parametrize("path", ClientPath)
-def test_turns_that_are_spelled_as_rendered_do_not_break(path: ClientPath) -> None:
-    rollout, breaks = scripted(path, CALL, ANSWER)
-    assert breaks == {}
-    assert rollout.trajectory.num_branches == 1
+@pytest.mark.parametrize("call", [CALL, WIDE], ids=["as rendered", "other spacing"])
+def test_other_spacing_breaks_the_paths_that_keep_messages(path: ClientPath, call: str) -> None:
+    rollout, breaks = scripted(path, call, ANSWER)
     scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL.score)
-    assert (scored.mismatched, scored.foreign) == (0, 0)
-
-
-@pytest.mark.parametrize("path", CLIENTS)
-def test_other_spacing_breaks_where_messages_are_kept(path: ClientPath) -> None:
-    rollout, breaks = scripted(path, WIDE, ANSWER)
-    (found,) = breaks["one"]
-    assert found.cause is Cause.JSON_FORMAT
+    if call == CALL or path is ClientPath.TOKENTRACE:
+        assert (breaks, rollout.trajectory.num_samples, scored.mismatched, scored.foreign) == ({}, 1, 0, 0)
+        return
+    assert [one.cause for one in breaks["one"]] == [Cause.JSON_FORMAT]
     assert rollout.trajectory.num_samples == 2
-    scored = score_row(rollout, trained_row(rollout, path, RENDERER), MODEL.score)
     wide, narrow = (RENDERER.tokenizer.encode(text) for text in (WIDE, CALL))
     assert scored.mismatched - scored.foreign == len(wide) - len(narrow)
     assert scored.mismatched > 0
-    ours, _ = scripted(ClientPath.TOKENTRACE, WIDE, ANSWER)
-    assert ours.trajectory.num_samples == 1
-    assert score_row(ours, trained_row(ours, ClientPath.TOKENTRACE, RENDERER), MODEL.score).mismatched == 0
 
 
 # -- the second template, and what is remembered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -28,29 +27,19 @@ def page_of(demo: Demo) -> str:
     return page_html(demo_document(demo, RENDERER))
 
 
-def test_every_view_says_the_noise_and_what_it_does(demo: Demo) -> None:
+def test_every_view_has_the_noise_and_the_meaning_of_every_number(demo: Demo) -> None:
     text, page, data = printed(demo), said(page_of(demo)), demo_json(demo)
-    assert data["noise"] == asdict(NOISE)
-    assert data["remarks"] == remarks(demo)
-    for remark in remarks(demo):
-        assert remark in text
-        assert remark in page
-    words = " ".join(remarks(demo))
+    assert (data["noise"], data["remarks"]) == (asdict(NOISE), remarks(demo))
     broken, count = demo.paths[0].numbers()["broken_rollouts"], len(demo.paths[0].rollouts)
     for part in ("1 % of the assistant's tokens", "2 % of its calls", "6 of 384", f"{broken} of {count} rollouts"):
-        assert part in words
-
-
-def test_every_number_has_its_meaning_beside_it(demo: Demo) -> None:
-    text, page = printed(demo), said(page_of(demo))
-    for measure in MEASURES:
-        assert f"{measure.label}: {measure.about}" in text
-        assert measure.about in page
-        for report in demo.paths:
-            assert measure.cell(report).text in text
-    for trial in demo.trials:
-        assert f"{trial.name}: {trial.about}" in text
-        assert trial.about in page
+        assert part in " ".join(remarks(demo))
+    labels = {one.label: one.about for one in MEASURES} | {one.name: one.about for one in demo.trials}
+    for words in [*remarks(demo), *labels.values()]:
+        assert words in text
+        assert words in page
+    for label, about in labels.items():
+        assert f"{label}: {about}" in text
+    assert all(measure.cell(report).text in text for measure in MEASURES for report in demo.paths)
 
 
 def test_breaks_are_told_by_cause_for_every_trial(demo: Demo) -> None:
@@ -85,14 +74,6 @@ def test_the_page_escapes_whatever_was_said() -> None:
     texts = ["".join(columns(document, at)["text"]) for at in range(len(document["tracks"]))]
     assert any("<b onclick=alert(5)>" in text for text in texts)
     assert any(name in track["name"] for track in document["tracks"])
-
-
-# -- the settings as they are
-
-
-def test_the_noise_is_that_of_the_weights_that_ship() -> None:
-    report = json.loads((ROOT / "training" / "pocket" / "report.json").read_text(encoding="utf-8"))
-    assert report["noise"] == asdict(NOISE)
 
 
 def test_the_docs_give_the_settings_as_they_are() -> None:

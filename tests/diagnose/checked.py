@@ -7,13 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.conversations import (
-    PARIS,
-    SIMPLE,
-    SUNNY,
-    assistant,
-    user,
-)
+from tests.conversations import PARIS, SIMPLE, SUNNY, assistant, user
 from tests.support import load_family, per_family
 from tokentrace.data.rows import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings

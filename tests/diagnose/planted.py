@@ -102,46 +102,32 @@ def hermes_plants(family: str) -> dict[Cause, list[Asked]]:
     end = END[family]
     paris = weather('{"city": "Paris"}', family=family)
     rows = history()
+
+    def calls(text: str, arguments: Any) -> list[Asked]:
+        return two(family, weather(text, family=family), *called("get_weather", arguments))
+
+    merged = resegmented(family, weather('{"city": "Constantinople"}', family=family))
+    reply = called("get_weather", {"city": "Constantinople"})
+    if family == "pocket":
+        merged, reply = resegmented(family, f"{HELLO}{end}"), (assistant(HELLO), user("Bye"))
+    bash = hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family=family)
+    invalid = called("invalid", {"tool": "Bash", "error": "there is no such tool"})
+    thinking = f"<think>\n{THOUGHT}\n</think>\n\n{HELLO}{end}"
+    sunny = called("get_weather", {"city": "Paris"})
     return {
-        Cause.BOOLEAN_CASE: two(
-            family,
-            weather('{"city": "Paris", "now": true}', family=family),
-            *called("get_weather", {"city": "Paris", "now": "True"}),
-        ),
-        Cause.BPE_REMERGE: two(family, resegmented(family, f"{HELLO}{end}"), assistant(HELLO), user("Bye"))
-        if family == "pocket"
-        else two(
-            family,
-            resegmented(family, weather('{"city": "Constantinople"}', family=family)),
-            *called("get_weather", {"city": "Constantinople"}),
-        ),
-        Cause.JSON_FORMAT: two(
-            family,
-            weather('{"city":"Paris","unit":"c"}', family=family),
-            *called("get_weather", {"city": "Paris", "unit": "c"}),
-        ),
-        Cause.EMPTY_PARAMETER: two(
-            family,
-            weather('{"city": "Paris", "unit": null}', family=family),
-            *called("get_weather", {"city": "Paris"}),
-        ),
-        Cause.STRIPPED_REASONING: two(
-            family, f"<think>\n{THOUGHT}\n</think>\n\n{HELLO}{end}", assistant(HELLO), user("Bye")
-        ),
+        Cause.BOOLEAN_CASE: calls('{"city": "Paris", "now": true}', {"city": "Paris", "now": "True"}),
+        Cause.BPE_REMERGE: two(family, merged, *reply),
+        Cause.JSON_FORMAT: calls('{"city":"Paris","unit":"c"}', {"city": "Paris", "unit": "c"}),
+        Cause.EMPTY_PARAMETER: calls('{"city": "Paris", "unit": null}', {"city": "Paris"}),
+        Cause.STRIPPED_REASONING: two(family, thinking, assistant(HELLO), user("Bye")),
         Cause.ZEROED_ANCHOR: zeroed(family, end),
-        Cause.REWRITTEN_CALL: two(
-            family,
-            hermes('{"name": "Bash", "arguments": {"command": "ls"}}', family=family),
-            *called("invalid", {"tool": "Bash", "error": "there is no such tool"}),
-        ),
+        Cause.REWRITTEN_CALL: two(family, bash, *invalid),
         Cause.CHANGED_TOOLS: rewritten(family, [*rows, ANSWER, AND], [*TOOLS, ADD]),
         Cause.CHANGED_SYSTEM: rewritten(family, [system("You are a careless assistant."), *rows[1:], ANSWER, AND]),
         Cause.COMPACTION: rewritten(family, [SYS, user("So far: the weather of four cities was asked for. Go on.")]),
         Cause.STOP_TOKEN: stopped(family, end),
-        Cause.WHITESPACE: two(
-            family, paris.replace("I look.\n</think>", "I look. \n</think>"), *called("get_weather", {"city": "Paris"})
-        ),
-        Cause.UNKNOWN: two(family, paris.replace("I look.", "I see."), *called("get_weather", {"city": "Paris"})),
+        Cause.WHITESPACE: two(family, paris.replace("I look.\n</think>", "I look. \n</think>"), *sunny),
+        Cause.UNKNOWN: two(family, paris.replace("I look.", "I see."), *sunny),
     }
 
 

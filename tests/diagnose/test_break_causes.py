@@ -240,12 +240,7 @@ def test_every_known_pair_of_tags(tags: tuple[str, str]) -> None:
 @pytest.mark.parametrize("family", ["qwen3.5"])
 def test_two_turns_of_stripped_reasoning_are_both_reported(family: str) -> None:
     renderer = renderer_of(family)
-    first = [
-        *GO,
-        assistant(HELLO, reasoning=THOUGHT),
-        BYE,
-        assistant("Goodbye then, friend.", reasoning="Yes."),
-    ]
+    first = [*GO, assistant(HELLO, reasoning=THOUGHT), BYE, assistant("Goodbye then, friend.", reasoning="Yes.")]
     kept = make_renderer(family, preserve_all_thinking=True).render(first, tools=TOOLS)
     after = renderer.render([*first, user("More")], tools=TOOLS, add_generation_prompt=True)
     broken = explain_break(kept.ids, after.ids, renderer, sampled=kept.mask)

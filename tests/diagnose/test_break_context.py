@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 
 from tests.conversations import ADD, NOW, SYS, assistant, call, result, system, user
-from tests.diagnose.two_requests import (
-    GO,
-    TOOLS,
-    consistent,
-    renderer_of,
-    report,
-)
+from tests.diagnose.two_requests import GO, TOOLS, consistent, renderer_of, report
 from tokentrace.diagnose.breaks import Break, explain_break
 from tokentrace.diagnose.finding import Cause
-
-# -- the context
 
 
 def history(*more: dict[str, Any]) -> list[dict[str, Any]]:
@@ -57,12 +49,9 @@ BOTH = pytest.mark.parametrize("proof", [False, True], ids=["by text", "by messa
 @pytest.mark.parametrize("family", ["pocket", "qwen3.5", "gpt-oss"])
 def test_changed_tools(family: str, change: str, proof: bool) -> None:
     other = {"type": "function", "function": NOW["function"] | {"description": "What time it is."}}
-    tools = {
-        "added": [*TOOLS, ADD],
-        "removed": TOOLS[:2],
-        "described": [*TOOLS[:2], other],
-        "all removed": None,
-    }[change]
+    tools = {"added": [*TOOLS, ADD], "removed": TOOLS[:2], "described": [*TOOLS[:2], other], "all removed": None}[
+        change
+    ]
     rows = history()
     after = {"messages": [*rows, ANSWER, AND], "tools": tools}
     found = Requests(family, {"messages": rows, "tools": TOOLS}, after).explain(proof=proof)

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conversations import SYS, assistant, user
-from tests.diagnose.two_requests import (
-    HELLO,
-    Ids,
-    Rollout,
-    consistent,
-    renderer_of,
-)
+from tests.diagnose.two_requests import HELLO, Ids, Rollout, consistent, renderer_of
 from tests.support import examples
 from tokentrace import create_renderer
 from tokentrace.diagnose.breaks import Break, explain_break

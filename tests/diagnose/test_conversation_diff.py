@@ -13,9 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.diagnose.rewritten import CASES, RECORDED, TASK, C, Message, call, reply, result, system, user
-from tokentrace.diagnose.conversation_diff import changed_tools, changed_words, find_cause
+from tokentrace.diagnose.conversation_diff import changed_tools, find_cause
 from tokentrace.diagnose.finding import Cause, Finding
 from tokentrace.diagnose.message_keys import chain, root_key
+from tokentrace.diagnose.wording import changed_words
 
 
 def shared_of(sent: Sequence[Message], recorded: Sequence[Message]) -> int:

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from jinja2 import nodes
 
-from tests.diagnose.brute import audited, rendered, source_of
-from tests.support import JINJA_FAMILIES, SPECIAL
+from tests.diagnose.brute import audited, over_bytes, rendered, source_of
+from tests.support import JINJA_FAMILIES
 from tokentrace.diagnose.appends import AppendOutcome, Where
-from tokentrace.diagnose.cases import TOOLS, Append, cases, turns
-from tokentrace.diagnose.expressions import source_text
-from tokentrace.diagnose.lines import EventKind, LineTracer
+from tokentrace.diagnose.cases import TOOLS, Append, Request, cases, turns
+from tokentrace.diagnose.lines import EventKind, run_traced, source_text
 from tokentrace.study.probes import USER
 from tokentrace.template.chat_template import parse_template
 
@@ -112,12 +111,12 @@ def test_a_window_over_the_past_is_a_break_at_its_loop() -> None:
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
 def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> None:
     source = source_of(family)
-    tracer = LineTracer(source)
+    tried = over_bytes(source).study()
     kinds = set()
     for turn in list(turns())[::5]:
         case = next(cases(turn, ("call00001", "call00002")))
         tools = TOOLS if case.tools else None
-        run = tracer.run(case.messages, tools, add_generation_prompt=True, variables=SPECIAL)
+        run = run_traced(tried, Request(case.messages, case.tools, True))
         assert (None if run is None else run.text) == rendered(source, case.messages, tools, True)
         kinds |= {event.kind for event in run.events} if run is not None else set()
     assert kinds >= {EventKind.TEST, EventKind.ROUND, EventKind.WRITE} or family == "gemma-3"  # which refuses tools
@@ -132,11 +131,12 @@ def test_the_instrumented_copy_writes_what_transformers_writes(family: str) -> N
     ],
 )
 def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
-    tracer = LineTracer("{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}")
-    run = tracer.run([USER])
+    source = "{% if messages[9] is defined %}" + costly + "{% endif %}{{ messages[0].content }}"
+    tried = over_bytes(source).study()
+    run = run_traced(tried, Request([USER]))
     assert run is not None
     assert run.text == "question"
-    assert tracer.run([USER], forced={0: True}) is None
+    assert run_traced(tried, Request([USER]), forced={0: True}) is None
 
 
 @pytest.mark.parametrize(

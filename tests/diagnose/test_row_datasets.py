@@ -9,28 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conversations import (
-    PARIS,
-    RAINY,
-    ROME,
-    SIMPLE,
-    SUNNY,
-    Conversation,
-    assistant,
-    call,
-    system,
-    user,
-)
+from tests.conversations import PARIS, RAINY, ROME, SIMPLE, SUNNY, Conversation, assistant, call, system, user
 from tests.data.generate import conversations, write_conversations
-from tests.diagnose.checked import (
-    IDS,
-    MASK,
-    _bos,
-    alone,
-    make_settings,
-    row_of,
-    sample_of,
-)
+from tests.diagnose.checked import IDS, MASK, _bos, alone, make_settings, row_of, sample_of
 from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
 from tests.support import templates_of_trl
 from tokentrace import InputError

@@ -103,11 +103,7 @@ def called(name: str, arguments: Any) -> tuple[dict[str, Any], ...]:
 
 
 HERMES = ["pocket", "qwen3"]
-# -- d. reasoning
-
-
 HELLO = "Hello there, how can I help you today?"
-# -- the context
 
 
 def report(city: int) -> str:

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines.dialects import DIALECTS, LLAMACPP, RAW, SGLANG, TINY, VLLM, VLLM_COMPLETIONS, Dialect, asked, spans
-from tests.engines.support import Fake, Reply, answer_bytes, cut, recording
+from tests.engines.support import Fake, Reply, answer_bytes, cut, json_reply, recording
 from tokentrace.engines.protocol import (
     Completion,
     EngineAnswerError,
@@ -310,6 +311,25 @@ def test_min_p_penalties_and_stop_texts_are_sent_and_reported(dialect: Dialect, 
     assert (params["stop"], params["skip_special_tokens"]) == (["x", "\n\n"], False)
 
 
+OBJECT = {"type": "object", "properties": {"n": {"type": "integer"}}}
+STRUCTURED = [
+    (VLLM, "structured_outputs", {"json_object": True}, {"json": OBJECT}),
+    (VLLM_COMPLETIONS, "structured_outputs", {"json_object": True}, {"json": OBJECT}),
+    (SGLANG, "json_schema", json.dumps({"type": "object"}), json.dumps(OBJECT)),
+    (LLAMACPP, "json_schema", {"type": "object"}, OBJECT),
+]
+
+
+@pytest.mark.parametrize(("dialect", "field", "any_object", "schema"), STRUCTURED, ids=lambda one: str(one)[:20])
+def test_json_is_requested_as_each_server_knows_it(dialect: Dialect, field: str, any_object: Any, schema: Any) -> None:
+    engine, fake = dialect.engine(json_reply({}, 400), capabilities=replace(TINY, structures=True))
+    for structure in ({"type": "json_object"}, {"type": "json_schema", "schema": OBJECT}):
+        with pytest.raises(EngineRefusal):
+            asyncio.run(engine.generate([1], SamplingParams(8, structure=structure)))
+    bodies = fake.bodies(dialect.path)
+    assert [body.get("sampling_params", body)[field] for body in bodies] == [any_object, schema]
+
+
 def first_tokens(answer: Any, count: int = 2) -> Any:
     """The first tokens of llama.cpp's answer, all of which have a logprob."""
     answer = copy.deepcopy(answer)
@@ -406,6 +426,61 @@ def test_abort_pause_and_resume_are_sent_as_recorded(dialect: Dialect, names: li
     if dialect is SGLANG:  # it would end every request whose id starts with this one
         expected[0]["json"] = {"rid": "4-ab-1"}
     assert fake.requests == [(one["method"], one["path"], one["json"]) for one in expected]
+
+
+RELOAD = "/collective_rpc"
+RESET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+PAUSE = "/pause?mode=keep&clear_cache=false"
+FROM_DISK = "/update_weights_from_disk"
+
+
+def loading(dialect: Dialect, **answers: Any) -> tuple[Any, Fake]:
+    """A server as vLLM 0.32 was seen to answer, or SGLang: see `tests/live/test_vllm.py`."""
+    engine, fake = dialect.engine({})
+    for path in (PAUSE, "/resume", RELOAD, RESET, "/update_weight_version", FROM_DISK):
+        fake.on(path, {"success": True})
+    fake.on("/flush_cache", Reply([b"Cache flushed.\n"])).on("/is_paused", {"is_paused": False})
+    for path, answer in answers.items():
+        fake.on(path, answer)
+    return engine, fake
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_vllm_reloads_resets_and_gets_the_version_while_it_is_paused(paused: bool) -> None:
+    engine, fake = loading(VLLM, **{"/is_paused": {"is_paused": paused}})
+    asyncio.run(engine.update_weights(Path("/weights/7"), version=7))
+    update = [
+        (RELOAD, {"method": "reload_weights", "kwargs": {"weights_path": "/weights/7"}}),
+        (RESET, None),
+        ("/update_weight_version", {"new_version": "7"}),
+    ]
+    around = update if paused else [(PAUSE, None), *update, ("/resume", None)]
+    assert [(path, body) for _, path, body in fake.requests] == [("/is_paused", None), *around]
+    assert engine.version == "7"
+
+
+@pytest.mark.parametrize("answers", [{RELOAD: json_reply({"error": "no folder"}, 400)}, {RESET: {"success": False}}])
+def test_a_vllm_that_did_not_load_stays_paused_and_keeps_its_version(answers: Any) -> None:
+    engine, fake = loading(VLLM, **answers)
+    engine.version = "6"
+    with pytest.raises(EngineError):
+        asyncio.run(engine.update_weights("/weights/7", version=7))
+    assert "/resume" not in [path for _, path, _ in fake.requests]
+    assert engine.version == "6"
+
+
+def test_sglang_loads_flushes_and_names_the_version_at_once() -> None:
+    engine, fake = loading(SGLANG)
+    asyncio.run(engine.update_weights("/weights/7", version=7))
+    assert engine.version == "7"
+    asyncio.run(engine.set_version("8"))
+    asyncio.run(engine.reset_prefix_cache())
+    assert [(path, body) for _, path, body in fake.requests] == [
+        (FROM_DISK, {"model_path": "/weights/7", "weight_version": "7", "flush_cache": True}),
+        ("/update_weight_version", {"new_version": "8", "abort_all_requests": False}),
+        ("/flush_cache", None),
+    ]
+    assert engine.version == "8"
 
 
 SCORES = [

@@ -1,16 +1,18 @@
-"""The embedded engine: what it returns is what the model says, however requests share its steps."""
+"""The embedded engine: what it returns is what the model says, however requests share its steps and weights change."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tokentrace import create_renderer
-from tokentrace.engines.drawing import sample
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.engines.protocol import (
     Completion,
@@ -18,12 +20,13 @@ from tokentrace.engines.protocol import (
     EngineError,
     EngineRefusal,
     FinishReason,
+    LogprobKind,
     SamplingParams,
     joined,
 )
-from tokentrace.engines.routing import Router
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.model import load_pocket, log_softmax
+from tokentrace.pocket.model import PocketModel, load_pocket, read_safetensors
+from tokentrace.trajectory.turns import VersionSpan
 from training.pocket.questions import make_questions
 
 RENDERER = create_renderer(POCKET)
@@ -32,6 +35,7 @@ PROMPTS = [
     RENDERER.render(question.prompt, tools=question.tools or None, add_generation_prompt=True).ids
     for question in make_questions(3, 8, "held_back")
 ]
+PROMPT = RENDERER.render([{"role": "user", "content": "What is 6 * 7?"}], add_generation_prompt=True).ids
 
 
 def with_engine(work: Callable[[EmbeddedEngine], Awaitable[Any]], **options: Any) -> Any:
@@ -45,14 +49,21 @@ def with_engine(work: Callable[[EmbeddedEngine], Awaitable[Any]], **options: Any
     return asyncio.run(go())
 
 
-def params(**given: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 60, "seed": 7, "stop_token_ids": STOPS, **given})
+def params(**settings: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 60, "seed": 7, "stop_token_ids": STOPS, **settings})
 
 
-def same(one: Completion, other: Completion, tolerance: float = 1e-5) -> None:
+ENDLESS = params(max_tokens=400, stop_token_ids=())
+
+
+def same(one: Completion, other: Completion) -> None:
     np.testing.assert_array_equal(one.ids, other.ids)
-    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=tolerance)
+    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
     assert one.finish_reason is other.finish_reason
+
+
+def scored(model: PocketModel, prompt: Any, ids: Any) -> Any:
+    return model.score(np.concatenate((prompt, ids)))[len(prompt) - 1 :]
 
 
 def test_logprobs_are_those_of_a_score_of_the_finished_row() -> None:
@@ -61,36 +72,23 @@ def test_logprobs_are_those_of_a_score_of_the_finished_row() -> None:
         return list(await asyncio.gather(*(engine.generate(prompt, ample) for prompt in PROMPTS)))
 
     for prompt, completion in zip(PROMPTS, with_engine(work), strict=True):
-        row = np.concatenate((prompt, completion.ids))
-        scored = load_pocket().score(row)[len(prompt) - 1 :]
-        np.testing.assert_allclose(completion.logprobs, scored, atol=1e-4)
+        np.testing.assert_allclose(completion.logprobs, scored(load_pocket(), prompt, completion.ids), atol=1e-4)
         assert completion.finish_reason is FinishReason.STOP
         assert int(completion.ids[-1]) in STOPS
         assert completion.versions[0][1:] == (0, len(completion.ids))
 
 
-def test_a_batch_says_what_each_request_says_alone() -> None:
+def test_a_batch_says_what_each_request_says_alone_and_a_stream_says_it_in_pieces() -> None:
     async def together(engine: EmbeddedEngine) -> list[Completion]:
         return list(await asyncio.gather(*(engine.generate(prompt, params()) for prompt in PROMPTS)))
 
-    async def apart(engine: EmbeddedEngine) -> list[Completion]:
-        return [await engine.generate(prompt, params()) for prompt in PROMPTS]
+    async def apart(engine: EmbeddedEngine) -> list[list[Delta]]:
+        return [[delta async for delta in engine.stream(prompt, params())] for prompt in PROMPTS]
 
-    for one, other in zip(with_engine(together), with_engine(apart), strict=True):
-        same(one, other)
-
-
-def test_a_stream_is_the_whole_in_pieces() -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, list[Delta]]:
-        whole = await engine.generate(PROMPTS[0], params())
-        return whole, [delta async for delta in engine.stream(PROMPTS[0], params())]
-
-    whole, deltas = with_engine(work)
-    assert [len(delta.ids) for delta in deltas] == [1] * len(whole.ids)
-    np.testing.assert_array_equal(np.concatenate([delta.ids for delta in deltas]), whole.ids)
-    np.testing.assert_allclose(np.concatenate([delta.logprobs for delta in deltas]), whole.logprobs, atol=1e-5)
-    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
-    assert deltas[-1].finish_reason is whole.finish_reason
+    for one, pieces in zip(with_engine(together), with_engine(apart), strict=True):
+        same(one, joined(pieces))
+        assert [len(delta.ids) for delta in pieces] == [1] * len(one.ids)
+        assert [delta.finish_reason for delta in pieces[:-1]] == [None] * (len(pieces) - 1)
 
 
 def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None:
@@ -104,75 +102,114 @@ def test_the_prefix_of_a_session_is_not_read_again_and_changes_nothing() -> None
         return [first, second, third], fresh, await engine.generate(rewritten, params())
 
     (first, second, third), fresh, anew = with_engine(work)
-    assert first.cached_tokens == 0
+    assert (first.cached_tokens, fresh.cached_tokens, third.cached_tokens) == (0, 0, 50)
     assert second.cached_tokens == len(PROMPTS[0]) + len(first.ids) - 1, "the stop token was never read"
-    assert fresh.cached_tokens == 0
     same(second, fresh)
-    assert third.cached_tokens == 50
     same(third, anew)
 
 
-def test_greedy_takes_the_best_and_tells_the_models_own_logprob() -> None:
-    logits = np.asarray([0.1, 2.0, 1.0], np.float32)
-    index, logprob = sample(logits, params(temperature=0.0), np.random.default_rng(0))
-    assert index == 1
-    assert logprob == pytest.approx(float(log_softmax(logits)[1]))
+# -- what is drawn
+
+
+def reference(logits: Any, prompt: list[int], sampled: list[int], sampling: SamplingParams) -> list[float]:
+    """Probabilities after penalties, temperature, min-p, top-k and top-p, as vLLM documents them."""
+    changed, counts = np.array(logits, np.float64), np.bincount([*sampled, len(logits) - 1], minlength=len(logits))
+    counts[-1] -= 1
+    for token in {*prompt, *sampled}:
+        changed[token] *= sampling.repetition_penalty if changed[token] < 0 else 1 / sampling.repetition_penalty
+    changed -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+    changed /= sampling.temperature or 1.0
+    weights = np.exp(changed - changed.max())
+    weights[weights < sampling.min_p] = 0
+    order = np.argsort(-weights, kind="stable")
+    if sampling.top_k:
+        weights[order[sampling.top_k :]] = 0
+    if sampling.top_p < 1:
+        reached = np.cumsum(weights[order]) / weights.sum()
+        weights[order[int(np.searchsorted(reached, sampling.top_p)) + 1 :]] = 0
+    return list(map(float, weights / weights.sum()))
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"min_p": 0.1},
+    {"min_p": 0.3, "temperature": 2.0},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -1.0, "temperature": 0.5},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.6, "presence_penalty": -1.0, "frequency_penalty": 0.7, "min_p": 0.05, "temperature": 1.4},
+]
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"temperature": 0.0}, {"temperature": 0.6, "top_k": 3}, {"temperature": 1.7, "top_p": 0.3}]
+    "settings", [*SETTINGS, {"temperature": 0}, {"temperature": 0.6, "top_k": 3}, {"temperature": 1.7, "top_p": 0.3}]
 )
-def test_top_logprobs_are_the_best_of_what_the_logprobs_are_of(given: dict[str, Any]) -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion]:
-        asked = params(top_logprobs=5, max_tokens=12, **given)
-        pieces = [delta async for delta in engine.stream(PROMPTS[0], asked)]
-        assert all(len(delta.channels["top_logprobs"]) == len(delta.ids) == 1 for delta in pieces)
-        plain = await engine.generate(PROMPTS[0], params(max_tokens=12, **given))
-        return joined(pieces), await Router([engine]).generate(PROMPTS[0], asked), plain
+def test_logprobs_and_the_likeliest_ids_are_of_the_sampled_distribution(settings: dict[str, Any]) -> None:
+    sampling = params(max_tokens=16, top_logprobs=5, **settings)
 
-    streamed, whole, plain = with_engine(work)
-    np.testing.assert_array_equal(whole.ids, plain.ids, "being told more changes nothing that is sampled")
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion]:
+        plain = await engine.generate(PROMPT, params(max_tokens=16, **settings))
+        return joined([delta async for delta in engine.stream(PROMPT, sampling)]), plain
+
+    done, plain = with_engine(work)
+    same(done, plain)
     assert plain.channels == {}
-    told = whole.channels["top_logprobs"]
-    assert len(told) == len(whole.ids) == len(streamed.channels["top_logprobs"])
-    temperature, row = given.get("temperature", 1.0), [*map(int, PROMPTS[0])]
-    for at, (best, sampled, logprob) in enumerate(zip(told, whole.ids.tolist(), whole.logprobs, strict=True)):
-        known = dict(best)
-        if sampled in known:
-            assert known[sampled] == pytest.approx(float(logprob), abs=1e-5)
-        if at < 5:  # as the whole model says it, told in another way
-            cache = load_pocket().new_cache(len(row))
-            logits = load_pocket().extend([cache], [row])[0].astype(np.float64)
-            order = np.argsort(-logits)[: given.get("top_k", 5)]
-            weights = np.exp((logits - logits.max()) / (temperature or 1.0))
-            if "top_k" in given:
-                weights[np.argsort(-logits)[given["top_k"] :]] = 0
-            if "top_p" in given:
-                kept = int(np.searchsorted(np.cumsum(weights[np.argsort(-weights)]) / weights.sum(), 0.3)) + 1
-                order = order[:kept]
-                weights[np.argsort(-weights)[kept:]] = 0
-            assert [index for index, _ in best] == order.tolist()
-            np.testing.assert_allclose([one for _, one in best], np.log(weights[order] / weights.sum()), atol=1e-4)
-        row.append(sampled)
+    assert done.logprobs_kind is (LogprobKind.PROCESSED if sampling.temperature else LogprobKind.RAW)
+    row, model = [*PROMPT.tolist(), *done.ids.tolist()], load_pocket()
+    [logits] = model.extend([model.new_cache(len(row))], [row], every=True)
+    for at, (token, logprob, best) in enumerate(
+        zip(done.ids.tolist(), done.logprobs, done.channels["top_logprobs"], strict=True)
+    ):
+        place = len(PROMPT) + at
+        expected = np.array(reference(logits[place - 1], PROMPT.tolist(), row[len(PROMPT) : place], sampling))
+        assert float(logprob) == pytest.approx(np.log(expected[token]), abs=1e-4)
+        likeliest = [one for one in np.argsort(-expected, kind="stable")[:5].tolist() if expected[one]]
+        assert [one for one, _ in best] == likeliest
+        np.testing.assert_allclose([value for _, value in best], np.log(expected[likeliest]), atol=1e-4)
+
+
+# -- how it ends
 
 
 def test_limits_and_stops_end_a_completion() -> None:
     async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion]:
         short = await engine.generate(PROMPTS[0], params(max_tokens=3, stop_token_ids=()))
-        stop = int(short.ids[1])
-        return short, await engine.generate(PROMPTS[0], params(max_tokens=30, stop_token_ids=(stop,)))
+        return short, await engine.generate(PROMPTS[0], params(stop_token_ids=(int(short.ids[1]),)))
 
     short, stopped = with_engine(work)
     assert (len(short.ids), short.finish_reason) == (3, FinishReason.LENGTH)
-    assert stopped.finish_reason is FinishReason.STOP
-    assert int(stopped.ids[-1]) == int(short.ids[1])
+    assert (int(stopped.ids[-1]), stopped.finish_reason) == (int(short.ids[1]), FinishReason.STOP)
     assert len(stopped.ids) <= 2
+
+
+def test_a_stop_text_ends_a_completion_with_the_id_that_completes_it() -> None:
+    spelled = RENDERER.tokenizer.vocabulary.token_bytes
+
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion, Completion]:
+        whole = await engine.generate(PROMPT, params(temperature=0))
+        text = b"".join(map(spelled, whole.ids.tolist())).decode()
+        stop = text[7:14]  # over several tokens, and from the middle of one
+        assert text.count(stop) == 1
+        asked = params(temperature=0, stop=("never", stop))
+        pieces = [delta async for delta in engine.stream(PROMPT, asked)]
+        never = await engine.generate(PROMPT, params(temperature=0, stop=["never"]))
+        return whole, await engine.generate(PROMPT, asked), joined(pieces), never
+
+    whole, cut, streamed, never = with_engine(work)
+    count = len(cut.ids)
+    assert 1 < count < len(whole.ids)
+    assert cut.ids.tolist() == whole.ids[:count].tolist()
+    assert cut.finish_reason is FinishReason.STOP
+    before, through = (b"".join(map(spelled, ids)).decode() for ids in (cut.ids[:-1].tolist(), cut.ids.tolist()))
+    assert cut.stopped_by in through
+    assert cut.stopped_by not in before
+    assert (streamed.stopped_by, streamed.ids.tolist()) == (cut.stopped_by, cut.ids.tolist())
+    same(never, whole)
+    assert never.stopped_by is None
 
 
 def test_an_aborted_request_returns_what_was_sampled_and_touches_no_other() -> None:
     async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion, Completion]:
-        long = params(max_tokens=400, stop_token_ids=())
-        victim = asyncio.create_task(engine.generate(PROMPTS[0], long, request_id="victim"))
+        victim = asyncio.create_task(engine.generate(PROMPTS[0], ENDLESS, request_id="victim"))
         other = asyncio.create_task(engine.generate(PROMPTS[1], params(), request_id="other"))
         async for _ in engine.stream(PROMPTS[2], params(max_tokens=5, stop_token_ids=())):
             pass
@@ -187,45 +224,41 @@ def test_an_aborted_request_returns_what_was_sampled_and_touches_no_other() -> N
 
 
 def test_a_paused_engine_samples_nothing_until_it_is_resumed() -> None:
-    async def work(engine: EmbeddedEngine) -> tuple[bool, Completion]:
+    async def work(engine: EmbeddedEngine) -> Completion:
         await engine.pause()
         task = asyncio.create_task(engine.generate(PROMPTS[0], params()))
         for _ in range(20):
             await asyncio.sleep(0)
-        was_waiting = not task.done()
+        assert not task.done()
         await engine.resume()
-        return was_waiting, await task
+        return await task
 
-    was_waiting, completion = with_engine(work)
-    assert was_waiting
-    assert completion.finish_reason is FinishReason.STOP
+    assert with_engine(work).finish_reason is FinishReason.STOP
 
 
-def test_requests_that_cannot_be_are_refused_and_a_closed_engine_takes_none() -> None:
+def test_impossible_requests_are_refused_and_a_closed_engine_takes_none() -> None:
     async def work(engine: EmbeddedEngine) -> None:
         for prompt in ([], [4096], [-1], [1] * 4090):
             with pytest.raises(EngineRefusal):
                 await engine.generate(prompt, params())
-        waiting = asyncio.create_task(engine.generate(PROMPTS[0], params(max_tokens=400, stop_token_ids=())))
+        waiting = asyncio.create_task(engine.generate(PROMPTS[0], ENDLESS))
         await asyncio.sleep(0)
         await engine.close()
-        with pytest.raises(EngineError):
-            await waiting
-        with pytest.raises(EngineError):
-            await engine.generate(PROMPTS[0], params())
+        for request in (waiting, engine.generate(PROMPTS[0], params())):
+            with pytest.raises(EngineError):
+                await request
 
     with_engine(work)
 
 
-def test_a_later_event_loop_goes_on_with_the_engine_as_it_was_left() -> None:
+def test_a_later_event_loop_continues_with_the_engine_as_it_was_left() -> None:
     engine = EmbeddedEngine()
 
     async def ask() -> Completion:
         return await asyncio.wait_for(engine.generate(PROMPTS[0], params(), session="a"), 60)
 
     async def leave_one_behind() -> None:
-        stream = engine.stream(PROMPTS[1], params(max_tokens=400, stop_token_ids=()))
-        await anext(stream)
+        await anext(engine.stream(PROMPTS[1], ENDLESS))
         await engine.pause()
 
     async def resume() -> Completion:
@@ -238,3 +271,136 @@ def test_a_later_event_loop_goes_on_with_the_engine_as_it_was_left() -> None:
     asyncio.run(leave_one_behind())
     same(first, asyncio.run(resume()))
     asyncio.run(asyncio.wait_for(engine.close(), 60))
+
+
+# -- new weights
+
+LONG = SamplingParams(12, seed=5)
+NORM = "model.norm.weight"
+
+
+@cache
+def other_weights() -> dict[str, Any]:
+    """Pocket's weights, each changed by some hundredths."""
+    rng = np.random.default_rng(1)
+    weights = read_safetensors(POCKET / "model.safetensors")
+    return {name: (one * rng.normal(1, 0.05, one.shape)).astype(np.float32) for name, one in weights.items()}
+
+
+@cache
+def other_model() -> PocketModel:
+    return PocketModel(json.loads((POCKET / "config.json").read_text(encoding="utf-8")), other_weights())
+
+
+class Tensor:
+    """A tensor of torch, as far as it is used: its numbers have to be fetched from a device."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def detach(self) -> Tensor:
+        return self
+
+    cpu = float = detach
+
+    def numpy(self) -> Any:
+        return self._array
+
+
+def save(folder: Path, weights: dict[str, Any], shards: int = 2) -> Path:
+    """A folder of safetensors, in several files as large models are saved."""
+    folder.mkdir(exist_ok=True)
+    for shard in range(shards):
+        head, body = {}, b""
+        for name in sorted(weights)[shard::shards]:
+            raw = np.ascontiguousarray(weights[name], "<f4").tobytes()
+            offsets = [len(body), len(body) + len(raw)]
+            head[name] = {"dtype": "F32", "shape": list(weights[name].shape), "data_offsets": offsets}
+            body += raw
+        text = json.dumps(head).encode()
+        (folder / f"model-{shard}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+    return folder
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "folder": lambda path: save(path / "saved", other_weights()),
+    "path": lambda path: str(save(path / "saved", other_weights())),
+    "arrays": lambda _: other_weights(),
+    "tensors": lambda _: {name: Tensor(one) for name, one in other_weights().items()},
+    "with its head": lambda _: other_weights() | {"lm_head.weight": other_weights()["model.embed_tokens.weight"]},
+    "model": lambda _: other_model(),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_what_is_sampled_afterwards_is_of_the_new_weights(kind: str, tmp_path: Path) -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Completion]:
+        before = await engine.generate(PROMPT, LONG)
+        await engine.update_weights(SOURCES[kind](tmp_path), version=2)
+        assert engine.version == 2
+        return before, await engine.generate(PROMPT, LONG)
+
+    before, after = with_engine(work, version=1)
+    np.testing.assert_allclose(before.logprobs, scored(load_pocket(), PROMPT, before.ids), atol=1e-4)
+    np.testing.assert_allclose(after.logprobs, scored(other_model(), PROMPT, after.ids), atol=1e-4)
+    assert np.abs(after.logprobs - scored(load_pocket(), PROMPT, after.ids)).max() > 0.05
+    assert (before.versions, after.versions) == ((VersionSpan(1, 0, 12),), (VersionSpan(2, 0, 12),))
+
+
+@pytest.mark.parametrize("what", ["update", "reset"])
+def test_a_prefix_that_the_old_weights_computed_is_not_read_again(what: str) -> None:
+    async def work(engine: EmbeddedEngine) -> tuple[Completion, Any]:
+        first = await engine.generate(PROMPT, LONG, session="one")
+        if what == "update":
+            await engine.update_weights(other_weights(), version=2)
+        else:
+            await engine.reset_prefix_cache()
+        longer = np.concatenate((PROMPT, first.ids, PROMPT[1:]))
+        return await engine.generate(longer, LONG, session="one"), longer
+
+    second, longer = with_engine(work)
+    model = other_model() if what == "update" else load_pocket()
+    assert second.cached_tokens == 0
+    np.testing.assert_allclose(second.logprobs, scored(model, longer, second.ids), atol=1e-4)
+
+
+def test_a_request_under_way_is_computed_anew_and_says_which_weights_sampled_what() -> None:
+    async def work(engine: EmbeddedEngine) -> Completion:
+        pieces: list[Delta] = []
+        async for piece in engine.stream(PROMPT, LONG):
+            pieces.append(piece)
+            if len(pieces) == 5:
+                await engine.pause()
+                await engine.update_weights(other_weights(), version="new")
+                await engine.resume()
+        return joined(pieces)
+
+    done = with_engine(work, version="old")
+    old, new = done.versions
+    assert (old.version, new.version, old.stop, new.stop) == ("old", "new", new.start, 12)
+    assert 5 <= old.stop < 12
+    for part, model in ((slice(0, old.stop), load_pocket()), (slice(old.stop, 12), other_model())):
+        np.testing.assert_allclose(done.logprobs[part], scored(model, PROMPT, done.ids)[part], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: {name: one for name, one in weights.items() if name != NORM},
+        lambda weights: weights | {"model.lora.weight": weights[NORM]},
+        lambda weights: weights | {NORM: weights[NORM][:-1]},
+        lambda weights: weights | {NORM: weights[NORM] * np.nan},
+        lambda weights: weights | {"lm_head.weight": weights["model.embed_tokens.weight"] * 2},
+        lambda weights: "/no/such/folder",
+        lambda weights: 7,
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(change: Any) -> None:
+    async def work(engine: EmbeddedEngine) -> Completion:
+        with pytest.raises(EngineError):
+            await engine.update_weights(change(other_weights()), version=2)
+        return await engine.generate(PROMPT, LONG)
+
+    done = with_engine(work, version=1)
+    np.testing.assert_allclose(done.logprobs, scored(load_pocket(), PROMPT, done.ids), atol=1e-4)
+    assert done.versions == (VersionSpan(1, 0, 12),)

@@ -1,4 +1,4 @@
-"""What an engine is: one of your own needs little, all are imported from one place, and what they show is short."""
+"""What an engine is and what it can be asked: your own needs little, and settings mean the same everywhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engines.support import same
 from tokentrace.engines import (
@@ -21,12 +23,15 @@ from tokentrace.engines import (
     EngineRefusal,
     FinishReason,
     GenerateRequest,
+    LogprobKind,
+    LogprobKindError,
     Router,
     SamplingParams,
     ScriptedEngine,
-    collected,
 )
-from tokentrace.engines.protocol import joined
+from tokentrace.engines.answers import check_logprobs
+from tokentrace.engines.protocol import OPTIONAL, collected, joined
+from tokentrace.engines.stopping import StopFinder
 
 
 class Echo(Engine):
@@ -42,7 +47,7 @@ class Echo(Engine):
         yield Delta(np.array([last]), np.array([-1.0], np.float32), FinishReason.LENGTH)
 
 
-def test_an_engine_of_your_own_is_a_stream() -> None:
+def test_your_own_engine_is_a_stream() -> None:
     engine = Echo()
     done = asyncio.run(engine.generate([1, 2, 3], SamplingParams(3)))
     assert (done.ids.tolist(), done.finish_reason) == ([1, 2, 3], FinishReason.LENGTH)
@@ -59,56 +64,13 @@ def piece(ids: list[int], last: bool = False, **channels: list[object]) -> Delta
     return Delta(np.array(ids, np.int32), np.zeros(len(ids), np.float32), reason, channels=channels)
 
 
-def test_channels_of_pieces_are_put_together_one_entry_an_id() -> None:
+def test_channels_of_pieces_are_joined_one_entry_per_id() -> None:
     whole = joined([piece([1], a=["x"]), piece([]), piece([2, 3], a=["y", "z"]), piece([], last=True)])
     assert whole.channels == {"a": ["x", "y", "z"]}
     whole = joined([piece([1], a=["x"]), piece([2], last=True, a=["y"], late=["p", "q"])])
     assert whole.channels == {"a": ["x", "y"], "late": ["p", "q"]}, "what only the last piece has is of the whole"
     assert joined([piece([1]), piece([2], last=True)]).channels == {}
-    assert joined([piece([1], last=True, a=["x"])]).channels == {"a": ["x"]}
     assert joined([piece([], last=True)]).channels == {}
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        "json",
-        {},
-        {"type": "xml"},
-        {"type": ["json_object"]},
-        {"type": "json_object", "schema": {}},
-        {"type": "json_schema"},
-        {"type": "json_schema", "schema": "x"},
-        {"type": "json_schema", "schema": {}, "strict": True},
-        {"type": "json_schema", "schema": {"a": object()}},
-        {"type": "json_schema", "schema": {"a": float("nan")}},
-    ],
-)
-def test_what_is_no_structure_is_refused(odd: Any) -> None:
-    with pytest.raises(EngineError):
-        SamplingParams(1, structure=odd)
-
-
-def test_a_structure_is_copied_recorded_and_refused_by_engines_that_cannot() -> None:
-    schema: dict[str, Any] = {"type": "object"}
-    sampling = SamplingParams(1, structure={"type": "json_schema", "schema": schema})
-    schema["type"] = "array"
-    assert sampling.described()["structure"] == {"type": "json_schema", "schema": {"type": "object"}}
-    assert "structure" not in SamplingParams(1).described()
-
-    async def run(engine: Engine) -> None:
-        with pytest.raises(EngineRefusal):
-            await engine.generate([1], sampling)
-        with pytest.raises(EngineRefusal):
-            await collected(Router([engine]).stream([1], sampling))
-        await engine.close()
-
-    asyncio.run(run(ScriptedEngine(lambda prompt, sampling: [1])))
-
-    async def embedded() -> None:
-        await run(EmbeddedEngine())
-
-    asyncio.run(embedded())
 
 
 def test_all_engines_are_imported_from_one_place_without_optional_packages() -> None:
@@ -119,3 +81,109 @@ def test_all_engines_are_imported_from_one_place_without_optional_packages() -> 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == ["VLLMEngine", "EmbeddedEngine", "Agent"]
+
+
+# -- settings
+
+SCHEMA = {"type": "json_schema", "schema": {}}
+ODD: dict[str, list[Any]] = {
+    "max_tokens": [0, 1.5, True, None],
+    "temperature": [-1, 0.001, float("inf"), "1"],
+    "top_k": [-1],
+    "seed": [-1, 0.5],
+    "stop_token_ids": [5, [-1], ["x"]],
+    "min_p": [1.5, float("nan")],
+    "presence_penalty": [-3],
+    "frequency_penalty": ["1"],
+    "repetition_penalty": [0, 2.5],
+    "stop": [[""], [7], ["\ud800"], ["a"] * 33],
+    "structure": [
+        *("json", {}, {"type": "xml"}, {"type": ["json_object"]}, {"type": "json_object", "schema": {}}),
+        *({"type": "json_schema"}, SCHEMA | {"schema": "x"}, SCHEMA | {"strict": True}),
+        *(SCHEMA | {"schema": {"a": object()}}, SCHEMA | {"schema": {"a": float("nan")}}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_settings_are_refused_and_numbers_of_numpy_are_numbers(name: str) -> None:
+    for value in ODD[name]:
+        with pytest.raises(EngineError):
+            SamplingParams(**{"max_tokens": 8, name: value})
+    assert SamplingParams(np.int64(8), temperature=np.float32(0.5)).temperature == 0.5
+
+
+def test_what_is_recorded_names_what_was_asked_for_and_nothing_else() -> None:
+    plain = SamplingParams(8).described()
+    assert not set(plain) & {*OPTIONAL, "structure", "top_logprobs"}
+    asked = SamplingParams(8, min_p=0.1, repetition_penalty=1.1, stop="\n\n")
+    assert asked.described() == plain | {"min_p": 0.1, "repetition_penalty": 1.1, "stop": ["\n\n"]}
+    assert asked.optional == ["min_p", "repetition_penalty", "stop"]
+    assert asked.penalties == {"repetition_penalty": 1.1}
+    schema: dict[str, Any] = {"type": "object"}
+    structured = SamplingParams(1, structure={"type": "json_schema", "schema": schema})
+    schema["type"] = "array"
+    assert structured.described()["structure"] == {"type": "json_schema", "schema": {"type": "object"}}
+
+
+def test_an_engine_refuses_what_it_cannot_do_before_anything_is_sent() -> None:
+    structure = {"type": "json_object"}
+
+    async def run(engine: Engine, *settings: dict[str, Any]) -> None:
+        for one in settings:
+            sampling = SamplingParams(8, allow_raw_logprobs=True, **one)
+            for work in (engine.generate([1], sampling), collected(Router([engine]).stream([1], sampling))):
+                with pytest.raises(EngineRefusal) as refused:
+                    await work
+                assert refused.value.status is None
+        await engine.close()
+
+    scripted = ScriptedEngine(lambda prompt, sampling: [1])
+    asyncio.run(run(scripted, {"stop": ["x"]}, {"structure": structure}, {"top_logprobs": 21}))
+    scripted.capabilities = Capabilities("mine", seeds=False)
+    asyncio.run(run(scripted, {"min_p": 0.1}, {"presence_penalty": 1}, {"seed": 1}))
+    assert scripted.requests == []
+
+    async def embedded() -> None:
+        await run(EmbeddedEngine(), {"structure": structure})
+
+    asyncio.run(embedded())
+
+
+@pytest.mark.parametrize("kind", ["raw", "unknown"])
+def test_settings_are_refused_where_logprobs_are_not_of_the_sampled_distribution(kind: str) -> None:
+    other = Capabilities(engine="vllm", logprobs=LogprobKind(kind), sampling=frozenset(OPTIONAL))
+    changes = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2, "temperature": 0.5}
+    for name, value in changes.items():
+        sampling = SamplingParams(8, **{name: value})
+        with pytest.raises(LogprobKindError):
+            check_logprobs(sampling, other)
+        check_logprobs(SamplingParams(8, **{name: value}, allow_raw_logprobs=True), other)
+        check_logprobs(SamplingParams(8, **{name: value} | {"temperature": 0}), other)
+        for fine in (LogprobKind.PROCESSED, LogprobKind.SCALED):
+            check_logprobs(sampling, Capabilities(engine="vllm", logprobs=fine))
+    check_logprobs(SamplingParams(8, min_p=0.2), other)  # as top-p: what is left out, not what is changed
+
+
+TEXTS = st.lists(st.text("aé😀", min_size=1, max_size=3), min_size=1, max_size=3)
+
+
+@given(st.text("aé😀b", max_size=12), st.lists(st.integers(1, 3), max_size=40), TEXTS)
+def test_the_id_that_completes_a_stop_text_is_the_same_however_it_is_cut(
+    text: str, sizes: list[int], stops: list[str]
+) -> None:
+    raw, pieces = text.encode(), []
+    for size in [*sizes, *[1] * len(raw)]:
+        if raw:
+            pieces.append(raw[:size])
+            raw = raw[size:]
+    finder = StopFinder(stops, lambda one: pieces[one])
+    for at in range(len(pieces)):
+        seen = b"".join(pieces[: at + 1])
+        match = finder.feed(at)
+        ends = {one: seen.index(one.encode()) + len(one.encode()) for one in stops if one.encode() in seen}
+        if ends:
+            assert match is not None
+            assert ends[match] == min(ends.values())
+            return
+        assert match is None

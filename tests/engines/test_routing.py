@@ -17,6 +17,7 @@ from tokentrace.engines.protocol import (
     collected,
 )
 from tokentrace.engines.routing import GROUP_LEAD, CircuitState, Router, circuits_of
+from tokentrace.trajectory.turns import VersionSpan
 
 SAMPLING = SamplingParams(4)
 
@@ -232,5 +233,26 @@ def test_circuits_say_which_endpoints_are_left_alone() -> None:
         assert circuits_of(engines[0]) == []
         with pytest.raises(EngineError):
             Router(engines, names=["http://a"])
+
+    asyncio.run(run())
+
+
+def test_a_router_has_a_version_once_all_have_it() -> None:
+    class Broken(FaultyEngine):
+        async def update_weights(self, weights: Any, *, version: str | int) -> None:
+            raise EngineError("the disk is full")
+
+    async def run() -> None:
+        fine, broken = (kind(lambda prompt, sampling: [1], version=1) for kind in (FaultyEngine, Broken))
+        router = Router([fine, broken], names=["http://one", "http://two"])
+        assert (router.capabilities.weights, router.version) == (True, 1)
+        with pytest.raises(EngineError, match="http://two: the disk is full"):
+            await router.update_weights("/weights/2", version=2)
+        assert (fine.version, broken.version, router.version) == (2, 1, 1)
+        broken.__class__ = FaultyEngine
+        await router.update_weights("/weights/2", version=2)
+        assert (fine.version, broken.version, router.version) == (2, 2, 2)
+        await router.set_version(3)
+        assert (await router.generate([1], SamplingParams(1))).versions == (VersionSpan(3, 0, 1),)
 
     asyncio.run(run())

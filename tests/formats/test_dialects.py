@@ -21,6 +21,7 @@ from tokentrace import Renderer, TokentraceError
 from tokentrace.formats.dialects import DIALECTS, REASONING, Dialect, dialect_of
 from tokentrace.formats.grammar import Frame, TurnGrammar
 from tokentrace.parsing.compiled import Compiled
+from tokentrace.parsing.marked import MarkedBytes
 from tokentrace.parsing.parser import parse
 from tokentrace.parsing.response import CallStatus, ParsedResponse
 from tokentrace.parsing.values import Tools
@@ -76,7 +77,8 @@ def compiled(family: str) -> tuple[Compiled, Compiled]:
     else:
         other = grammar.replace(channels=dialect.channels)
     stops = made.get_stop_token_ids()
-    return Compiled(grammar, made.tokenizer, stops), Compiled(other, made.tokenizer, stops)
+    marked = MarkedBytes(made.tokenizer.vocabulary)
+    return Compiled(grammar, marked, stops), Compiled(other, marked, stops)
 
 
 def texts_of(grammar: TurnGrammar) -> list[str]:

@@ -21,7 +21,7 @@ import pytest
 from tests.guides import GUIDES, blocks
 from tests.integrations.rollouts import QUESTION, check_rows, make_agent, pocket_rollout, random_tree
 from tokentrace import EmbeddedEngine, InputError, Task
-from tokentrace.engines.protocol import Completion, Engine, SamplingParams
+from tokentrace.engines.protocol import Completion, Engine
 from tokentrace.errors import SampleError
 from tokentrace.integrations.rows import filled_logprobs, prompt_response
 from tokentrace.integrations.sampling import sampling_of
@@ -89,20 +89,13 @@ def test_sampling_parameters_are_honoured_or_refused() -> None:
     assert (made.max_tokens, made.temperature, made.top_p, made.top_k, made.seed) == (7, 0.5, 0.9, 0, 3)
     assert made.stop_token_ids == (5,)
     assert sampling_of({**given, "min_tokens": 1}) == sampling_of(given), "SkyRL and OpenRLHF always ask for it"
-    wrong: list[dict[str, Any]] = [
-        {"stop": ["x"]},
-        {"stop": np.array(["x", "y"])},
-        {"min_p": 0.1},
-        {"min_tokens": 2},
-        {"repetition_penalty": 1.1},
-        {"custom_params": {"a": 1}},
-        {"n": 2},
-        {"stop_token_ids": 5},
-        {"stop_token_ids": "5"},
+    wrong: list[tuple[str, Any]] = [
+        *(("stop", ["x"]), ("stop", np.array(["x", "y"])), ("min_p", 0.1), ("min_tokens", 2), ("n", 2)),
+        *(("repetition_penalty", 1.1), ("custom_params", {"a": 1}), ("stop_token_ids", 5), ("stop_token_ids", "5")),
     ]
-    for one in wrong:
-        with pytest.raises(InputError, match=next(iter(one))):
-            sampling_of({**given, **one})
+    for name, value in wrong:
+        with pytest.raises(InputError, match=name):
+            sampling_of({**given, name: value})
     with pytest.raises(InputError, match="mapping"):
         sampling_of([1])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="max_tokens"):
@@ -247,17 +240,13 @@ def openrlhf(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 class TrainersVLLM:
     """vLLM as OpenRLHF wraps it, sampled by pocket."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.lost = 0
-        self.asked: list[SamplingParams] = []
+    def __init__(self, engine: Engine, lost: int) -> None:
+        self.engine, self.lost = engine, lost
 
     async def generate(self, prompt_ids: list[int], params: Any, multi_modal_data: Any) -> Any:
         assert multi_modal_data is None
         assert params.min_tokens == 0, "a turn may be its stop token alone"
-        sampling = dataclasses.replace(sampling_of(vars(params)), allow_raw_logprobs=True)
-        self.asked.append(sampling)
-        made: Completion = await self.engine.generate(prompt_ids, sampling)
+        made: Completion = await self.engine.generate(prompt_ids, sampling_of(vars(params), allow_raw_logprobs=True))
         ids = made.ids.tolist()
         logprobs = [
             {id: types.SimpleNamespace(logprob=float(one)), 1: types.SimpleNamespace(logprob=-9.0)}
@@ -267,29 +256,15 @@ class TrainersVLLM:
         return types.SimpleNamespace(outputs=[output])
 
 
-def execute(
-    openrlhf: pytest.MonkeyPatch,
-    *,
-    lost: int = 0,
-    logprobs: int | None = 1,
-    own: SamplingParams | None = None,
-    asked: list[SamplingParams] | None = None,
-    **options: Any,
-) -> Any:
+def execute(openrlhf: pytest.MonkeyPatch, *, lost: int = 0, logprobs: int | None = 1, **options: Any) -> Any:
     names = recipe("my_openrlhf.py", openrlhf, **options)
-    if own is not None:
-        names["sampling_of"] = lambda *_, **__: own
-
     params = types.SimpleNamespace(
         temperature=1.0, top_p=1.0, top_k=-1, max_tokens=64, min_tokens=1, seed=3, logprobs=logprobs, stop=None
     )
 
     async def run() -> Any:
         engine = EmbeddedEngine(seed=3)
-        vllm = TrainersVLLM(engine)
-        vllm.lost = lost
-        if asked is not None:
-            vllm.asked = asked
+        vllm = TrainersVLLM(engine, lost)
         try:
             return await names["AgentExecutor"]().execute(QUESTION[0]["content"], "395", params, 2048, None, vllm)
         finally:

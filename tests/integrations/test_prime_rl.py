@@ -70,7 +70,7 @@ def test_branches_train_each_token_once() -> None:
 
 @pytest.mark.parametrize(("sampling", "said"), [(None, "was not recorded"), ({"temperature": 0.0}, "is 0")])
 def test_no_temperature_no_row(sampling: Any, said: str) -> None:
-    with pytest.raises(SampleError, match=f"tokens 3 to 5 {said}"):
+    with pytest.raises(SampleError, match=f"tokens 3 to 5: the temperature {said}"):
         prime_rl_samples(recorded(sampling=sampling), env_name="math")
 
 

@@ -174,6 +174,13 @@ def test_calls_have_renderers_statuses_and_never_lose_their_arguments(text: str)
     assert refused.status == ("unknown_tool" if name == "other" else status)
 
 
+def test_a_call_inside_reasoning_counts_only_if_calls_are_lenient() -> None:
+    made = TokentraceRenderer(POCKET)
+    ids = made.renderer.tokenizer.encode(f"<think>\nHm {next(iter(CALLS))}<|end|>").tolist()
+    lenient = TokentraceRenderer(POCKET, TokentraceConfig(calls="lenient"))
+    assert [len(one.parse_response(ids, tools=TOOLS).tool_calls) for one in (made, lenient)] == [0, 1]
+
+
 def test_reasoning_that_stays_open_is_said() -> None:
     made = TokentraceRenderer(POCKET)
     for text, complete in (("<think>\nHm", False), ("<think>\nHm\n</think>\n\nYes<|end|>", True), ("Yes<|end|>", True)):

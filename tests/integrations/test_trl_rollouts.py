@@ -119,12 +119,12 @@ def test_a_function_that_scores_what_failed_is_warned_of(loop: BackgroundLoop) -
             function([PROMPT, PROMPT], trainer(rewards=[rollout_reward, brief]))
         (text,) = [str(one.message) for one in said if "nothing was sampled" not in str(one.message)]
         assert text.startswith("1 of 2 rollouts failed")
-        assert "trained: brief; pass unless_failed" in text
+        assert "score them: brief; wrap them in unless_failed" in text
 
 
 def test_several_rows_of_a_rollout_are_refused_unless_one_is_chosen(loop: BackgroundLoop) -> None:
     function = RolloutFunction(Recorded(finished(branches=2)), weights_to=None, loop=loop)
-    with pytest.raises(SampleError, match="has 2 rows, because its history was rewritten"):
+    with pytest.raises(SampleError, match="has 2 rows: its history was rewritten"):
         function([PROMPT], trainer())
     last = RolloutFunction(Recorded(finished(branches=2)), weights_to=None, loop=loop, one_of=lambda rows: rows[-1])
     assert last([PROMPT], trainer())["prompt_ids"] == [[1, 2, 4]]
@@ -132,7 +132,7 @@ def test_several_rows_of_a_rollout_are_refused_unless_one_is_chosen(loop: Backgr
 
 def test_another_temperature_than_the_trainers_is_refused(loop: BackgroundLoop) -> None:
     function = RolloutFunction(Recorded(finished(sampling={"temperature": 0.5})), weights_to=None, loop=loop)
-    with pytest.raises(SampleError, match=r"sampled at temperature 0\.5, and the trainer divides logits by 1"):
+    with pytest.raises(SampleError, match=r"sampled at temperature 0\.5, and the trainer's is 1"):
         function([PROMPT], trainer())
 
 
@@ -141,7 +141,7 @@ def test_sampling_settings_of_the_trainer_are_refused(setting: dict[str, Any], l
     function = RolloutFunction(Recorded(finished()), weights_to=None, loop=loop)
     with pytest.raises(InputError, match=rf"{next(iter(setting))} of the trainer's config"):
         function([PROMPT], trainer(**setting))
-    with pytest.raises(InputError, match="TRL runs the tools of tools="):
+    with pytest.raises(InputError, match="TRL would run the tools of tools="):
         function([PROMPT], trainer(tools=[print]))
 
 
@@ -198,9 +198,11 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"input_ids": [1, 2]}, "has no labels"),
-        ({"input_ids": [1, 2], "labels": [-100]}, "2 ids and 1 labels"),
+        ({"input_ids": [1, 2]}, "neither labels nor loss_mask"),
+        ({"input_ids": [1, 2], "labels": [-100]}, "2 ids, and 1 entries in labels"),
         ({"input_ids": [1, 2], "labels": [2, -100]}, "must not be shifted"),
+        ({"input_ids": [1, 2], "labels": [-100, 2], "loss_mask": [0, 0]}, "do not agree"),
+        ({"input_ids": [1, 2], "loss_mask": [0.0, 0.5]}, "must be 0 or 1"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "seq_lengths": [1, 1]}, "packed"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}, "logprobs has 1 entries"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]}, "logprobs of a row are not numbers"),

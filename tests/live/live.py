@@ -6,17 +6,24 @@ A process of its own: it ends when the test's process does, however that ends, a
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+
+from tests.engines.test_embedded import reference
+from tokentrace.engines.llamacpp import COMPLETION
+from tokentrace.engines.protocol import SamplingParams
+from tokentrace.engines.vllm import COMPLETIONS, GENERATE
+from tokentrace.pocket.model import load_pocket
 
 ROOT = Path(__file__).parents[2]
 SLOTS = 4
@@ -61,27 +68,40 @@ def llama_server(model: Path, log: Path) -> Iterator[str]:
 
 
 class Recorder(httpx2.AsyncBaseTransport):
-    """Lets requests through to the server, and keeps them with their answers."""
+    """Lets requests through, and keeps whole answers; a path that is `closed` is answered 403."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: str | None = None) -> None:
+        self._closed = closed
         self._inner = httpx2.AsyncHTTPTransport()
-        self.exchanges: list[tuple[str, Any, Any]] = []
-        """Path, body and answer."""
+        self.seen: list[tuple[str, Any, Any]] = []
+        """Path, body and answer of each completion."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path
+        if path == self._closed:
+            return httpx2.Response(403, json={"detail": "off"})
         response = await self._inner.handle_async_request(request)
-        content = await response.aread()
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            return response
+        answer = await response.aread()
         await response.aclose()
-        body = json.loads(request.content) if request.content else None
-        self.exchanges.append((request.url.path, body, json.loads(content)))
-        return httpx2.Response(response.status_code, content=content)
+        if response.is_success and path in (GENERATE, COMPLETIONS, COMPLETION):
+            self.seen.append((path, json.loads(request.content), json.loads(answer)))
+        return httpx2.Response(response.status_code, headers=response.headers, content=answer)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    def completions(self) -> list[tuple[Any, Any]]:
-        """Bodies that asked for a completion, with their answers."""
-        return [(body, answer) for path, body, answer in self.exchanges if path == "/completion"]
+
+def expected_logprobs(prompt: Sequence[int], ids: Any, sampling: SamplingParams) -> list[float]:
+    """The logprobs of sampled ids under the distribution that `sampling` makes of the NumPy model's."""
+    model, row = load_pocket(), [*map(int, prompt), *map(int, ids)]
+    (logits,) = model.extend([model.new_cache(len(row))], [row], every=True)
+    start = len(prompt)
+    return [
+        math.log(reference(logits[at - 1], row[:start], row[start:at], sampling)[row[at]])
+        for at in range(start, len(row))
+    ]
 
 
 def serve(model: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.live.live import CONTEXT, ROOT, Recorder, llama_server, no_wheel
+from tests.live.live import CONTEXT, ROOT, Recorder, expected_logprobs, llama_server, no_wheel
 from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
@@ -128,23 +128,6 @@ def logits_of(prompt: Any, ids: Any) -> Any:
     return logits[len(prompt) - 1 : -1]
 
 
-def expected_logprobs(logits: Any, ids: Any, sampling: SamplingParams) -> Any:
-    """Of the distribution that is sampled from: temperature, then top-k, then top-p."""
-    weights = np.exp(logits.astype(np.float64) / sampling.temperature)
-    order = np.argsort(-weights, axis=-1)
-    sorted_weights = np.take_along_axis(weights, order, -1)
-    if sampling.top_k:
-        sorted_weights[:, sampling.top_k :] = 0
-    sorted_weights /= sorted_weights.sum(-1, keepdims=True)
-    before = np.cumsum(sorted_weights, -1) - sorted_weights
-    sorted_weights[before >= sampling.top_p] = 0
-    sorted_weights /= sorted_weights.sum(-1, keepdims=True)
-    return np.log(sorted_weights[order == np.asarray(ids)[:, None]])
-
-
-# -- the file
-
-
 # -- what it can do
 
 
@@ -190,7 +173,7 @@ def test_the_engine_sees_the_prompts_of_the_trajectory(rolled: Rolled) -> None:
         stream = trajectory.stream()
         ours += [(stream[: turn.start].tolist(), trajectory.completion(turn).tolist()) for turn in turns]
     theirs = []
-    for body, answer in rolled.recorder.completions():
+    for _, body, answer in rolled.recorder.seen:
         theirs.append((body["prompt"], answer["tokens"]))
         assert answer["tokens_evaluated"] == len(body["prompt"])
         assert answer["prompt"] == RENDERER.tokenizer.decode(body["prompt"]), "the server's own words for its ids"
@@ -234,7 +217,7 @@ def test_logprobs_are_of_the_distribution_sampled_from(server: str, settings: di
 
     completions, _ = use(server, work)
     for completion, one in zip(completions, sampling, strict=True):
-        expected = expected_logprobs(logits_of(prompt, completion.ids), completion.ids, one)
+        expected = expected_logprobs(prompt, completion.ids, one)
         np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=PROCESSED_GAP)
 
 
@@ -279,5 +262,5 @@ def test_half_characters_without_logprobs_are_an_error(server: str) -> None:
     problems, recorder = use(server, work)
     assert problems
     assert all("incomplete UTF-8" in problem for problem in problems)
-    short = [a for _, a in recorder.completions() if len(a["completion_probabilities"]) < len(a["tokens"])]
+    short = [a for _, _, a in recorder.seen if len(a["completion_probabilities"]) < len(a["tokens"])]
     assert len(short) == len(problems)

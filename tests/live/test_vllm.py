@@ -6,9 +6,8 @@ The NumPy model is the reference: what vLLM sampled is scored again by it.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from functools import cache
 from typing import Any, TypeVar
@@ -17,22 +16,17 @@ import httpx2
 import numpy as np
 import pytest
 
+from tests.engines.test_embedded import SETTINGS
+from tests.live.live import Recorder, expected_logprobs
 from tests.live.vllm_server import vllm_server
 from tests.trajectory.checker import check_trajectory
 from tokentrace import create_renderer, trajectory_samples
 from tokentrace.demo.questions import FollowUps, pick_questions, question_reward, question_task
 from tokentrace.engines.http import Connection
-from tokentrace.engines.protocol import (
-    Completion,
-    Delta,
-    FinishReason,
-    LogprobKind,
-    SamplingParams,
-    collected,
-)
-from tokentrace.engines.vllm import COMPLETIONS, GENERATE, VLLMEngine
+from tokentrace.engines.protocol import Completion, Delta, FinishReason, LogprobKind, SamplingParams, collected, joined
+from tokentrace.engines.vllm import GENERATE, VLLMEngine
 from tokentrace.pocket import POCKET
-from tokentrace.pocket.model import load_pocket, log_softmax
+from tokentrace.pocket.model import load_pocket
 from tokentrace.rollout.batch import run_rollouts
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout
 from tokentrace.trajectory.turns import VersionSpan
@@ -72,35 +66,11 @@ def raw_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-class Tap(httpx2.AsyncBaseTransport):
-    """Requests and whole answers as they are on the wire; paths that are `closed` are answered 403."""
-
-    def __init__(self, closed: str | None = None) -> None:
-        self.seen: list[tuple[str, Any, Any]] = []
-        self._closed = closed
-        self._inner = httpx2.AsyncHTTPTransport()
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if request.url.path == self._closed:
-            return httpx2.Response(403, json={"detail": "off"})
-        response = await self._inner.handle_async_request(request)
-        if response.headers.get("content-type", "").startswith("text/event-stream"):
-            return response
-        answer = await response.aread()
-        await response.aclose()
-        if response.is_success and request.url.path in (GENERATE, COMPLETIONS):
-            self.seen.append((request.url.path, json.loads(request.content), json.loads(answer)))
-        return httpx2.Response(response.status_code, headers=response.headers, content=answer)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-def using(url: str, use: Callable[[VLLMEngine], Awaitable[T]], tap: Tap | None = None) -> T:
+def using(url: str, use: Callable[[VLLMEngine], Awaitable[T]], tap: Recorder | None = None) -> T:
     """What comes of an engine that is connected to, then closed."""
 
     async def run() -> T:
-        engine = await VLLMEngine.connect(Connection(url, transport=tap or Tap()), vocab_size=SIZE)
+        engine = await VLLMEngine.connect(Connection(url, transport=tap or Recorder()), vocab_size=SIZE)
         try:
             return await use(engine)
         finally:
@@ -126,23 +96,6 @@ def greedy(prompt: list[int], longest: int) -> list[int]:
         out.append(int(model.extend([sequence], [new])[0].argmax()))
         new = out[-1:]
     return out
-
-
-def reference(prompt: Sequence[int], ids: Any, sampling: SamplingParams) -> Any:
-    """The logprobs of sampled ids under the distribution that `sampling` makes of the NumPy model's."""
-    row = [*prompt, *map(int, ids)]
-    (logits,) = load_pocket().extend([load_pocket().new_cache()], [row[:-1]], every=True)
-    logits = logits[len(prompt) - 1 :].astype(np.float64) / (sampling.temperature or 1.0)
-    if sampling.top_k:
-        logits[logits < np.sort(logits)[:, -sampling.top_k, None]] = -np.inf
-    logprobs = log_softmax(logits)
-    if sampling.top_p < 1:
-        order = np.argsort(-logprobs)
-        weights = np.exp(np.take_along_axis(logprobs, order, -1))
-        out = np.cumsum(weights, -1) - weights >= sampling.top_p  # what lies before it is enough already
-        np.put_along_axis(logprobs, order, np.where(out, -np.inf, np.log(weights)), -1)
-        logprobs = log_softmax(logprobs)
-    return logprobs[np.arange(len(ids)), np.asarray(ids)]
 
 
 def gap(left: Any, right: Any) -> float:
@@ -174,7 +127,7 @@ def kinds_found(address: str, times: int, closed: str | None) -> set[LogprobKind
     async def use(engine: VLLMEngine) -> LogprobKind:
         return engine.capabilities.logprobs
 
-    return {using(address, use, Tap(closed)) for _ in range(times)}
+    return {using(address, use, Recorder(closed)) for _ in range(times)}
 
 
 @pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
@@ -215,16 +168,16 @@ def test_greedy_ids_are_those_of_the_numpy_model(url: str, closed: str | None) -
     async def use(engine: VLLMEngine) -> list[Completion]:
         return list(await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts())))
 
-    for prompt, done in zip(prompts(), using(url, use, Tap(closed)), strict=True):
+    for prompt, done in zip(prompts(), using(url, use, Recorder(closed)), strict=True):
         assert done.ids.tolist() == greedy(prompt, 160)
         assert done.finish_reason is FinishReason.STOP
-        assert gap(done.logprobs, reference(prompt, done.ids, sampling)) < CLOSE
+        assert gap(done.logprobs, expected_logprobs(prompt, done.ids, sampling)) < CLOSE
 
 
 @pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"temperature": 0.6}, {"temperature": 1.7}, {"top_k": 5}, {"top_p": 0.8}],
+    [{}, {"temperature": 0.6}, {"temperature": 1.7}, {"top_k": 5}, {"top_p": 0.8}, *SETTINGS],
     ids=lambda changes: " ".join(f"{name} {value}" for name, value in changes.items()) or "plain",
 )
 def test_logprobs_are_of_the_distribution_sampled_from(url: str, closed: str | None, changes: dict[str, Any]) -> None:
@@ -233,9 +186,10 @@ def test_logprobs_are_of_the_distribution_sampled_from(url: str, closed: str | N
     async def use(engine: VLLMEngine) -> list[Completion]:
         return list(await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts())))
 
-    found = using(url, use, Tap(closed))
+    found = using(url, use, Recorder(closed))
     gaps = [
-        gap(done.logprobs, reference(prompt, done.ids, sampling)) for prompt, done in zip(prompts(), found, strict=True)
+        gap(done.logprobs, expected_logprobs(prompt, done.ids, sampling))
+        for prompt, done in zip(prompts(), found, strict=True)
     ]
     print(f"largest difference of logprobs: {max(gaps):.1e}")
     assert max(gaps) < CLOSE
@@ -253,7 +207,7 @@ def test_a_stream_is_the_whole_in_pieces(url: str, closed: str | None) -> None:
             found.append((whole, pieces, await collected(engine.stream(prompt, sampling))))
         return found
 
-    for whole, pieces, streamed in using(url, use, Tap(closed)):
+    for whole, pieces, streamed in using(url, use, Recorder(closed)):
         assert len(pieces) > 1
         assert np.concatenate([piece.ids for piece in pieces]).tolist() == whole.ids.tolist()
         assert streamed.ids.tolist() == whole.ids.tolist()
@@ -269,7 +223,7 @@ def test_a_stream_is_the_whole_in_pieces(url: str, closed: str | None) -> None:
 @pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_engine_saw_the_rows_that_are_trained(url: str, closed: str | None, temperature: float) -> None:
-    tap, rollouts = Tap(closed), list[Rollout]()
+    tap, rollouts = Recorder(closed), list[Rollout]()
     sampling = SamplingParams(160, temperature=temperature)
 
     async def use(engine: VLLMEngine) -> Any:
@@ -342,7 +296,7 @@ def test_an_abort_ends_a_stream_with_what_was_sampled(url: str) -> None:
     ids = np.concatenate([piece.ids for piece in pieces])
     assert 0 < len(ids) < LONG.max_tokens
     logprobs = np.concatenate([piece.logprobs for piece in pieces])
-    assert gap(logprobs, reference(ENDLESS, ids, LONG)) < CLOSE
+    assert gap(logprobs, expected_logprobs(ENDLESS, ids, LONG)) < CLOSE
 
 
 def test_a_paused_server_lets_requests_wait_and_not_change(url: str) -> None:
@@ -377,9 +331,7 @@ def test_weight_versions_are_told_token_by_token(url: str) -> None:
             if not pieces:
                 await name("step-1")
             pieces.append(piece)
-        ids, logprobs = (np.concatenate([getattr(piece, one) for piece in pieces]) for one in ("ids", "logprobs"))
-        assert pieces[-1].finish_reason
-        return before, Completion(ids, logprobs, pieces[-1].finish_reason, pieces[-1].versions)
+        return before, joined(pieces)
 
     before, across = using(url, use)
     (old,) = before.versions

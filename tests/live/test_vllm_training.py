@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_sampling import SETTINGS, reference
-from tests.engines.test_weights import save
-from tests.live.test_vllm import CLOSE, GENERATE, PYTHON, RENDERER, STOPS, Tap, gap, prompts, using
+from tests.engines.test_embedded import save
+from tests.live.live import Recorder
+from tests.live.test_vllm import CLOSE, GENERATE, PYTHON, RENDERER, STOPS, gap, prompts, using
 from tests.live.vllm_server import vllm_server
 from tokentrace.engines.protocol import Completion, FinishReason, SamplingParams, joined
 from tokentrace.engines.vllm import VLLMEngine
@@ -34,25 +33,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
-@pytest.mark.parametrize("given", SETTINGS, ids=str)
-def test_logprobs_are_of_the_distribution_that_the_settings_make(url: str, closed: Any, given: dict[str, Any]) -> None:
-    prompt, sampling = prompts()[0], SamplingParams(24, seed=3, stop_token_ids=STOPS, **given)
-
-    async def use(engine: VLLMEngine) -> Completion:
-        return await engine.generate(prompt, sampling)
-
-    done = using(url, use, Tap(closed))
-    row = [*prompt, *done.ids.tolist()]
-    [logits] = load_pocket().extend([load_pocket().new_cache(len(row))], [row], every=True)
-    wanted = [
-        math.log(reference(logits[place - 1], prompt, row[len(prompt) : place], sampling)[row[place]])
-        for place in range(len(prompt), len(row))
-    ]
-    print(f"largest difference of logprobs: {gap(done.logprobs, wanted):.1e}")
-    assert gap(done.logprobs, wanted) < CLOSE
-
-
-@pytest.mark.parametrize("closed", [None, GENERATE], ids=["generate", "completions"])
 def test_a_stop_text_keeps_all_ids_and_is_told(url: str, closed: Any) -> None:
     prompt, greedy = prompts()[0], {"max_tokens": 60, "temperature": 0, "stop_token_ids": STOPS}
 
@@ -63,7 +43,7 @@ def test_a_stop_text_keeps_all_ids_and_is_told(url: str, closed: Any) -> None:
         streamed = joined([piece async for piece in engine.stream(prompt, asked)])
         return whole, await engine.generate(prompt, asked), streamed
 
-    whole, cut, streamed = using(url, use, Tap(closed))
+    whole, cut, streamed = using(url, use, Recorder(closed))
     assert cut.finish_reason is FinishReason.STOP
     assert cut.stopped_by is not None
     assert cut.ids.tolist() == streamed.ids.tolist() == whole.ids[: len(cut.ids)].tolist()

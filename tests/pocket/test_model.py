@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
@@ -18,6 +15,9 @@ import pytest
 from tests.lazy import lazy
 from tests.support import FULL, rotating
 from tokentrace import InputError, create_renderer
+from tokentrace.demo.paths import TRIALS, ClientPath, run_path
+from tokentrace.demo.questions import question_task
+from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax, read_safetensors
 from training.pocket.expert import solve
@@ -25,7 +25,6 @@ from training.pocket.questions import make_questions
 
 torch, transformers = lazy("torch"), lazy("transformers")
 
-ROOT = Path(__file__).parents[2]
 CLOSE = 1e-4
 
 
@@ -89,8 +88,12 @@ def test_logprobs_are_those_of_transformers(index: int) -> None:
     assert np.abs(log_softmax(logits) - expected)[likely].max() < CLOSE
 
 
-def test_a_batch_is_its_rows_one_by_one() -> None:
+def test_a_batch_is_its_rows_one_by_one_and_tokens_one_by_one_are_the_prompt_at_once() -> None:
     model = load_pocket()
+    ids, cache = rows()[0][:60], model.new_cache(1)
+    (at_once,) = model.extend([model.new_cache()], [ids], every=True)
+    steps = np.concatenate([model.extend([cache], [[token]]) for token in ids])
+    assert np.abs(log_softmax(steps) - log_softmax(at_once)).max() < CLOSE
     caches = [model.new_cache() for _ in rows()]
     prompts = model.extend(caches, rows())
     singles = [model.new_cache() for _ in rows()]
@@ -121,16 +124,6 @@ def test_a_reused_prefix_gives_what_a_new_start_gives(cut: int) -> None:
     assert model.score(ids[cut:], model.new_cache()).shape == (len(ids) - cut - 1,)
 
 
-def test_tokens_one_by_one_are_the_prompt_at_once() -> None:
-    model = load_pocket()
-    ids = rows()[0][:60]
-    (at_once,) = model.extend([model.new_cache()], [ids], every=True)
-    cache = model.new_cache(1)
-    for token, expected in zip(ids, at_once, strict=True):
-        found = model.extend([cache], [[token]])
-        assert np.abs(log_softmax(found[0]) - log_softmax(expected)).max() < CLOSE
-
-
 def test_bad_input_is_refused_and_changes_nothing() -> None:
     model = load_pocket()
     cache = model.new_cache()
@@ -158,9 +151,6 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
 
 def test_it_solves_held_back_questions() -> None:
     """Greedily, with its tools, over several turns: at least four in five."""
-    command = [sys.executable, "-m", "tests.pocket.held_back", "60" if FULL else "25"]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout)
-    assert found["solved"] >= 0.8, found
+    tasks = [question_task(question) for question in make_questions(424242, 60 if FULL else 25, "held_back")]
+    report = asyncio.run(run_path(ClientPath.TOKENTRACE, tasks, TRIALS[1], EmbeddedEngine()))
+    assert report.numbers()["solved"] >= 0.8

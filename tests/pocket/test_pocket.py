@@ -1,14 +1,11 @@
-"""The pocket model: its template says the same under transformers, only ever appends, and its vocabulary is sound."""
+"""Pocket's template gives the ids and masks of transformers, and only ever appends."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import itertools
-import json
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing is ever looked up
@@ -26,9 +23,8 @@ from tokentrace.template.chat_template import REASONING_FIELDS
 
 THINKING = [None, False, True]
 """What enable_thinking can be; None: not given."""
-CONTROL = ["<|pad|>", "<|bos|>", "<|end|>", "<|turn|>"]
-REFUSED = {"content_image_part", "result_object"}
-"""What pocket does not take: images, and results that are no text (refused before any template sees them)."""
+REJECTED = {"content_image_part", "result_object"}
+"""Conversations that pocket rejects: images, and results that are not text."""
 
 
 @cache
@@ -42,39 +38,30 @@ def renderer(thinking: bool | None = None, control_tokens: str = "literal") -> R
     return create_renderer(POCKET, control_tokens=control_tokens, **kwargs)
 
 
-def taken() -> list[str]:
-    return [name for name in CONVERSATIONS if name not in REFUSED]
+NAMES = [name for name in CONVERSATIONS if name not in REJECTED]
 
 
 # -- parity
 
 
-@pytest.mark.parametrize("name", taken())
-def test_ids_are_those_of_transformers(name: str) -> None:
-    given = copy.deepcopy(CONVERSATIONS[name])
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_and_mask_are_those_of_transformers(name: str) -> None:
+    messages, tools = copy.deepcopy(CONVERSATIONS[name].messages), CONVERSATIONS[name].tools
+    template = transformers_tokenizer().apply_chat_template
     for thinking, prompt in itertools.product(THINKING, [False, True]):
         options = {} if thinking is None else {"enable_thinking": thinking}
-        expected = transformers_tokenizer().apply_chat_template(
-            given.messages, tools=given.tools, add_generation_prompt=prompt, return_dict=False, **options
-        )
-        found = renderer(thinking, "hf_compat").render(given.messages, tools=given.tools, add_generation_prompt=prompt)
-        assert found.token_ids == expected
-        assert "unknown" not in found.fields
-
-
-@pytest.mark.parametrize("name", taken())
-def test_the_mask_is_that_of_the_generation_tags(name: str) -> None:
-    conversation = copy.deepcopy(CONVERSATIONS[name])
-    expected = transformers_tokenizer().apply_chat_template(
-        conversation.messages, tools=conversation.tools, return_dict=True, return_assistant_tokens_mask=True
-    )
-    found = renderer().render(conversation.messages, tools=conversation.tools)
-    if found.token_ids == list(expected["input_ids"]):
-        assert [int(drawn) for drawn in found.sampled] == list(expected["assistant_masks"])
-        assert found.notes == list(conversation_remarks(conversation.messages))
+        expected = template(messages, tools=tools, add_generation_prompt=prompt, return_dict=False, **options)
+        actual = renderer(thinking, "hf_compat").render(messages, tools=tools, add_generation_prompt=prompt)
+        assert actual.token_ids == expected
+        assert "unknown" not in actual.fields
+    tagged = template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+    rendered = renderer().render(messages, tools=tools)
+    if rendered.token_ids == list(tagged["input_ids"]):
+        assert [int(sampled) for sampled in rendered.sampled] == list(tagged["assistant_masks"])
+        assert rendered.notes == list(conversation_remarks(messages))
     else:  # control tokens that a user typed
-        assert found.notes
-        assert all("which stays text" in note for note in found.notes)
+        assert rendered.notes
+        assert all("which stays text" in note for note in rendered.notes)
 
 
 # -- append only
@@ -89,15 +76,9 @@ def assert_append_only(conversation: Conversation, thinking: bool | None) -> Non
 
 
 @pytest.mark.parametrize("thinking", THINKING)
-def test_what_was_rendered_stays_a_prefix(thinking: bool | None) -> None:
-    for name in taken():
+def test_what_was_rendered_stays_a_prefix_and_a_turn_begins_with_its_prompt(thinking: bool | None) -> None:
+    for name in NAMES:
         assert_append_only(CONVERSATIONS[name], thinking)
-
-
-@pytest.mark.parametrize("thinking", THINKING)
-def test_a_turn_begins_with_its_generation_prompt(thinking: bool | None) -> None:
-    """What a model was asked with is what stands before its reply ever after."""
-    for name in taken():
         messages, tools = CONVERSATIONS[name].messages, CONVERSATIONS[name].tools
         rendered = renderer(thinking).render(messages, tools=tools)
         for turn in rendered.turns:
@@ -105,8 +86,8 @@ def test_a_turn_begins_with_its_generation_prompt(thinking: bool | None) -> None
                 continue  # nothing to prompt with
             if thinking is False and any(messages[turn.message].get(key) for key in REASONING_FIELDS):
                 continue  # reasoning where the prompt forbade it
-            asked = renderer(thinking).render_ids(messages[: turn.message], tools=tools, add_generation_prompt=True)
-            assert rendered.token_ids[: turn.start] == asked, name
+            prompt = renderer(thinking).render_ids(messages[: turn.message], tools=tools, add_generation_prompt=True)
+            assert rendered.token_ids[: turn.start] == prompt, name
 
 
 PARTS = [
@@ -134,32 +115,3 @@ replied = st.fixed_dictionaries({"role": st.just("assistant"), "content": text},
 @given(st.lists(st.one_of(said, replied), min_size=1, max_size=6), st.sampled_from([None, False, True]))
 def test_any_text_in_any_order_is_only_ever_appended(messages: list[dict[str, Any]], thinking: bool | None) -> None:
     assert_append_only(Conversation(messages), thinking)
-
-
-# -- vocabulary
-
-
-# -- training
-
-
-def script() -> Any:
-    path = Path(__file__).parents[2] / "training" / "pocket" / "make_tokenizer.py"
-    spec = importlib.util.spec_from_file_location("make_tokenizer", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_training_is_deterministic_and_shaped_like_the_shipped_file() -> None:
-    make = script()
-    texts = list(make.dialogues(make.random.Random(make.SEED), 200))
-    assert texts == list(make.dialogues(make.random.Random(make.SEED), 200))
-    first = make.written(make.train(texts, 600))
-    assert first == make.written(make.train(texts, 600))
-    made, shipped = json.loads(first), json.loads((POCKET / "tokenizer.json").read_text(encoding="utf-8"))
-    assert [row["content"] for row in made["added_tokens"]] == [row["content"] for row in shipped["added_tokens"]]
-    assert made["pre_tokenizer"] == shipped["pre_tokenizer"]
-    assert json.loads(make.config()) == json.loads((POCKET / "tokenizer_config.json").read_text(encoding="utf-8"))
-    assert make.written(shipped) == (POCKET / "tokenizer.json").read_text(encoding="utf-8")

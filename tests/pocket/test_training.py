@@ -1,4 +1,4 @@
-"""The training script: the same rows again, noise that changes tokens and never text, a model that is Qwen3."""
+"""Pocket's training: questions whose sides never meet, an expert, noise that changes no text, and what ships."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from tests.lazy import lazy
-from tokentrace import create_renderer
+from tokentrace import build_supervised_sample, create_renderer
+from tokentrace.demo.questions import Question, all_questions, reward
 from tokentrace.pocket import NOISE, POCKET
 from tokentrace.pocket.model import load_pocket, log_softmax
 from training.pocket.expert import solve
-from training.pocket.questions import make_questions
+from training.pocket.questions import SHIPPED, SPLITS, make_questions, shipped
 
 torch = lazy("torch")
 
@@ -69,3 +70,58 @@ def test_the_report_is_of_the_model_that_ships(train: Any, trained: Any) -> None
     assert (FOLDER / "loss.svg").read_text(encoding="utf-8") == train.loss_curve(report["loss"])
     config = json.loads((POCKET / "config.json").read_text(encoding="utf-8"))
     assert config == trained.shape.config(config["bos_token_id"], config["eos_token_id"], config["pad_token_id"])
+
+
+def test_training_the_tokenizer_is_deterministic_and_gives_the_shipped_shape() -> None:
+    from training.pocket import make_tokenizer as make
+
+    texts = list(make.dialogues(make.random.Random(make.SEED), 200))
+    assert texts == list(make.dialogues(make.random.Random(make.SEED), 200))
+    first = make.written(make.train(texts, 600))
+    assert first == make.written(make.train(texts, 600))
+    trained, shipped = json.loads(first), json.loads((POCKET / "tokenizer.json").read_text(encoding="utf-8"))
+    assert [row["content"] for row in trained["added_tokens"]] == [row["content"] for row in shipped["added_tokens"]]
+    assert trained["pre_tokenizer"] == shipped["pre_tokenizer"]
+    assert json.loads(make.config()) == json.loads((POCKET / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert make.written(shipped) == (POCKET / "tokenizer.json").read_text(encoding="utf-8")
+
+
+# -- questions
+
+
+def text_of(question: Question) -> str:
+    return "\n".join([question.prompt[-1]["content"], *question.follow_ups])
+
+
+def test_the_questions_that_ship_are_those_that_are_made() -> None:
+    rows = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    assert rows == json.loads(json.dumps(shipped()))
+    assert [question.id for question in all_questions()] == [row["id"] for row in rows]
+
+
+def test_the_two_sides_share_no_question() -> None:
+    train, held_back = (make_questions(3, 1200, split) for split in SPLITS)
+    assert not {text_of(question) for question in train} & {text_of(question) for question in held_back}
+    seen = {name for question in train for name in question.table}
+    assert not [question.id for question in held_back if seen & set(question.table)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("how", [{}, {"seed": 3}, {"think": False}, {"slips": 0.5}])
+def test_the_expert_solves_every_question(split: str, how: dict[str, Any]) -> None:
+    for question in make_questions(11, 360, split):
+        assert reward(question, solve(question, **how)) == 1.0, question.id
+
+
+def test_slips_carry_no_loss() -> None:
+    slipped = 0
+    for question in make_questions(2, 60):
+        talk = solve(question, slips=1.0)
+        sample = build_supervised_sample(create_renderer(POCKET), talk, tools=question.tools, turns="flagged")
+        trained = {int(index) for index in sample.messages[sample.mask]}
+        expected = {
+            at for at, message in enumerate(talk) if message["role"] == "assistant" and message.get("train", True)
+        }
+        assert trained == expected
+        slipped += sum(message.get("train") is False for message in talk)
+    assert slipped > 60

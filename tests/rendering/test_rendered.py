@@ -63,7 +63,7 @@ def test_a_system_block_belongs_to_the_system_message_whole_or_to_nobody(count: 
     renderer = create_renderer(POCKET, "default", chat_template=LLAMA, date="26 Jul 2024", bos="")
     tokens = renderer.render(MESSAGES[count:2], tools=tools)
     block = tokens.text.index("Date: 26 Jul 2024")
-    first, stop = tokens._encoded.tokens_touching(block, block + len("Date: 26 Jul 2024"))
+    first, stop = tokens.encoded.tokens_touching(block, block + len("Date: 26 Jul 2024"))
     assert {*tokens.message_indices[:first], *tokens.message_indices[first:stop]} == {owner}
 
 

@@ -121,7 +121,7 @@ def check(family: str, rendered: Any, messages: Any) -> None:
     bounds = ends_or_begins(family)
     for index, origin, control in zip(rendered.token_ids, rendered.origins, rendered.control, strict=True):
         if control and origin is not None and origin[2:] != ("role",):
-            name = rendered._tokenizer.decode([index])
+            name = rendered.tokenizer.decode([index])
             assert origin[0] == "messages", (name, origin)
             assert messages[origin[1]]["role"] == "assistant", (name, origin)
             assert index not in bounds, (name, origin)

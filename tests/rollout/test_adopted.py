@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tokentrace import create_renderer
+from tests.rollout.support import QUESTION, results, run
 from tokentrace.conversation.functions import function_schema
-from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
-from tokentrace.rollout import Agent, Budget, ConfigError, End, Rollout, Task, load_interactions, load_tools, read_run
+from tokentrace.rollout import Budget, ConfigError, End, Task, load_interactions, load_tools, read_run
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.tools import ToolResult, as_result
-
-RENDERER = create_renderer(POCKET)
-QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
 
 
 def look(a: int) -> str:
@@ -30,18 +24,6 @@ def look(a: int) -> str:
 
 SCHEMA = function_schema(look)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
-
-
-def run(*turns: str, **options: Any) -> Rollout:
-    """A rollout of a model that says these turns, then the last again."""
-    said = iter(turns)
-
-    def script(*_: Any) -> Any:
-        return RENDERER.tokenizer.encode(f"{next(said, turns[-1])}<|end|>")
-
-    task = options.pop("task", None) or Task(QUESTION, name="one")
-    engine = ScriptedEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size)
-    return asyncio.run(Agent(engine, RENDERER, **options).run(task))
 
 
 @dataclass
@@ -112,7 +94,7 @@ def test_every_step_gets_its_own_arguments_and_the_id_that_create_gave() -> None
         ("release", "own-one", {"keep": 1}),
     ]
     assert (rollout.end, rollout.reward, rollout.notes) == (End.ANSWER, 2.5, [])
-    assert [message["content"] for message in rollout.messages if message["role"] == "tool"] == ["seen", "seen"]
+    assert results(rollout) == ["seen", "seen"]
     assert rollout.per_turn[0].metrics == [{"tool": "look", "depth": 1}]
     assert rollout.schemas == [SCHEMA]
 
@@ -190,6 +172,8 @@ def test_classes_of_others_load_with_the_schema_that_they_want(
     assert made.tool_schema["strict"] is True, "the model is shown what the file says, not what the class kept"
     rollout = run(CALL, "42", tools=[made])
     assert rollout.messages[2]["content"] == "hello"
+    with pytest.raises(ConfigError, match="is a placeholder of OmegaConf"):
+        load_tools(written(tmp_path, "tools.yaml", {"tools": [tool(word=["${oc.env:WORD}"])]}))
 
 
 def users(*sections: dict[str, Any]) -> dict[str, Any]:
@@ -251,15 +235,7 @@ def test_the_model_is_answered_so_often_and_then_has_one_more_turn() -> None:
 
 def test_calls_beyond_the_limit_are_told_that_they_were_not_run() -> None:
     rollout = run(f"{CALL}\n{CALL}\n{CALL}", "42", tools=[look], budget=Budget(parallel_calls=2))
-    results = [message["content"] for message in rollout.messages if message["role"] == "tool"]
-    assert (results[:2], results[2].startswith("error:")) == (["1", "1"], True)
+    first, second, third = results(rollout)
+    assert (first, second, third.startswith("error:")) == ("1", "1", True)
     assert "1 of 3 calls" in rollout.notes[0]
     assert (rollout.tool_calls, rollout.tool_errors) == (3, 1)
-
-
-def looking(worth: float | None) -> Any:
-    def look(a: int) -> Any:
-        """Look at a number."""
-        return "1", worth, {}
-
-    return look

@@ -5,25 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.engines.faults import Fault, FaultyEngine
-from tokentrace import create_renderer
-from tokentrace.pocket import POCKET
-from tokentrace.rollout.batch import Summary, grouped, run_rollouts
+from tests.engines.faults import Fault
+from tests.rollout.support import QUESTION, RENDERER, Turns, look
+from tokentrace import InputError
+from tokentrace.rollout.batch import Summary, grouped, row_task, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore
+from tokentrace.rollout.tools import as_tools
 
-RENDERER = create_renderer(POCKET)
-QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
-ANSWER = RENDERER.tokenizer.encode("It is 42.<|end|>")
 TASKS = [Task(QUESTION, name=f"q{number}", metadata={"level": number}) for number in range(5)]
-
-
-def scripted(**options: Any) -> FaultyEngine:
-    return FaultyEngine(lambda *_: ANSWER, vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
 
 
 def test_groups_share_a_prompt_and_have_names_of_their_own() -> None:
@@ -33,6 +26,19 @@ def test_groups_share_a_prompt_and_have_names_of_their_own() -> None:
     assert [task.name for task in grouped(TASKS, 1)] == [task.name for task in TASKS]
 
 
+def test_a_row_selects_among_the_tools_by_name() -> None:
+    def shout() -> str:
+        """Shout."""
+        return "!"
+
+    tools = as_tools([look, shout])
+    for column in ({"tool_selection": ["shout"]}, {"tools": [tools[1].tool_schema]}):
+        assert row_task({"prompt": "?", **column}, tools).tools == tools[1:]
+    assert row_task({"prompt": "?"}, tools).tools is None
+    with pytest.raises(InputError, match="there is no tool 'sing'"):
+        row_task({"prompt": "?", "tool_selection": ["sing"]}, tools)
+
+
 def seeds(concurrency: int, store: RolloutStore | None = None) -> dict[str, list[int | None]]:
     """The seeds that each rollout samples with."""
 
@@ -40,7 +46,7 @@ def seeds(concurrency: int, store: RolloutStore | None = None) -> dict[str, list
         for _ in range(len(engine.requests) % 3):  # some take longer than others
             await asyncio.sleep(0)
 
-    engine = scripted(latency=latency)
+    engine = Turns(latency=latency)
     tasks = grouped(TASKS, 3)
     asyncio.run(run_rollouts(Agent(engine, RENDERER), tasks, concurrency=concurrency, seed=11, store=store))
     out: dict[str, list[int | None]] = {}
@@ -54,7 +60,7 @@ def test_seeds_are_the_same_however_many_run_at_once_and_whatever_was_finished_b
     assert len({seed for all_ in one.values() for seed in all_}) == 15, "no two sample alike"
     assert one == seeds(4) == seeds(64)
     store = RolloutStore(tmp_path)
-    agent = Agent(scripted(), RENDERER)
+    agent = Agent(Turns(), RENDERER)
     asyncio.run(run_rollouts(agent, list(grouped(TASKS, 3))[:7], store=store, seed=11))
     rest = seeds(2, store)
     assert rest == {name: one[name] for name in list(one)[7:]}
@@ -70,7 +76,7 @@ def test_cancelling_keeps_what_is_finished(tmp_path: Path) -> None:
             started.set()
             await asyncio.Event().wait()  # never
 
-    engine = scripted(latency=latency)
+    engine = Turns(latency=latency)
     finished: list[str] = []
 
     def done(rollout: Rollout) -> None:
@@ -94,14 +100,14 @@ def test_cancelling_keeps_what_is_finished(tmp_path: Path) -> None:
     assert store.unfinished
     store.close()
     again = RolloutStore(tmp_path)
-    summary = asyncio.run(run_rollouts(Agent(scripted(), RENDERER), grouped(TASKS, 2), store=again))
+    summary = asyncio.run(run_rollouts(Agent(Turns(), RENDERER), grouped(TASKS, 2), store=again))
     assert (summary.rollouts, summary.resumed) == (10, 4)
     assert not again.unfinished
     again.close()
 
 
 def test_failures_are_counted_and_the_others_go_on() -> None:
-    engine = scripted()
+    engine = Turns()
     engine.faults.extend([None, Fault.GARBAGE, None])
     summary = asyncio.run(run_rollouts(Agent(engine, RENDERER, reward=lambda _: 1.0), TASKS, concurrency=1))
     assert summary.ends == {End.ANSWER: 4, End.ENGINE: 1}

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.faults import Fault, FaultyEngine
+from tests.engines.faults import Fault
+from tests.rollout.support import ANSWER, CALL, QUESTION, RENDERER, TASK, Turns, agent, look, run
 from tests.trajectory.checker import check_trajectory
-from tokentrace import InputError, create_renderer
-from tokentrace.engines.protocol import Completion, SamplingParams
-from tokentrace.pocket import POCKET
+from tokentrace import InputError
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.ends import FAILED_ENDS
 from tokentrace.rollout.interactions import BaseInteraction, Reply
@@ -24,65 +23,29 @@ from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore, group_advantages
 from tokentrace.rollout.tools import BaseTool, FunctionTool, function_schema
 
-RENDERER = create_renderer(POCKET)
-QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
-ANSWER = "It is 42.<|end|>"
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
-
-
-class Engine(FaultyEngine):
-    """Says these turns of each rollout one after another, then the last again, and how much it had cached."""
-
-    def __init__(self, *turns: str, **options: Any) -> None:
-        self._turns = turns
-        super().__init__(lambda *_: (), vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
-        self.counts: dict[str, int] = {}
-
-    async def generate(self, prompt_ids: Any, sampling: SamplingParams, **options: Any) -> Completion:
-        session = str(options.get("session"))
-        at = self.counts[session] = self.counts.get(session, -1) + 1
-        ids = RENDERER.tokenizer.encode(self._turns[min(at, len(self._turns) - 1)])
-        self._script = lambda *_: ids
-        made = await super().generate(prompt_ids, sampling, **options)
-        return Completion(made.ids, made.logprobs, made.finish_reason, made.versions, 10 * at)
-
-
-def look() -> str:
-    """Look."""
-    return "42"
-
-
-def agent(*turns: str, **options: Any) -> Agent:
-    return Agent(Engine(*(turns or (ANSWER,))), RENDERER, **options)
-
-
-def run(*turns: str, task: Task | None = None, **options: Any) -> Rollout:
-    return asyncio.run(agent(*turns, **options).run(task or Task(QUESTION, name="one")))
-
-
 # -- names
 
 
 class Table(BaseTool):
-    """Remembers which instance was told what."""
+    """Remembers a value of each instance."""
 
     def __init__(self) -> None:
         super().__init__(tool_schema=function_schema(look))
-        self.told: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
     async def create(self, instance_id: str, **kwargs: Any) -> None:
-        assert instance_id not in self.told, "two trajectories share an instance"
-        self.told[instance_id] = kwargs["value"]
+        assert instance_id not in self.values, "two trajectories share an instance"
+        self.values[instance_id] = kwargs["value"]
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         await asyncio.sleep(0)
-        return f"{self.told[instance_id]}"
+        return f"{self.values[instance_id]}"
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        return float(self.told[instance_id])
+        return float(self.values[instance_id])
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        del self.told[instance_id]
+        del self.values[instance_id]
 
 
 def valued(count: int, name: str = "") -> list[Task]:
@@ -187,7 +150,7 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
 
     monkeypatch.setattr(User, "generate_response", hang)
     made = Agent(
-        Engine(ANSWER if where == "user" else CALL, latency=latency),
+        Turns(ANSWER if where == "user" else CALL, latency=latency),
         RENDERER,
         tools=[FunctionTool(slow, name="look")],
         interaction=User() if where == "user" else None,
@@ -195,7 +158,7 @@ def test_a_rollout_that_takes_too_long_ends_with_what_was_sampled(where: str, mo
         budget=Budget(seconds=10, tool_timeout=None, interaction_timeout=None),
     )
     with asyncio.Runner(loop_factory=loop) as runner:
-        rollout = runner.run(made.run(Task(QUESTION, name="one")))
+        rollout = runner.run(made.run(TASK))
     assert (rollout.end, rollout.notes) == (End.TIME, ["the rollout took longer than 10 s"])
     assert rollout.reward == rollout.turns == 1, "a budget has ended it: it is judged like any other"
     check_trajectory(rollout.trajectory)
@@ -219,8 +182,8 @@ def aborted() -> Rollout:
     async def latency(_: int) -> None:
         await engine.abort("one-0")
 
-    engine = Engine(ANSWER, latency=latency)
-    return asyncio.run(Agent(engine, RENDERER, reward=lambda _: 0.0).run(Task(QUESTION, name="one")))
+    engine = Turns(ANSWER, latency=latency)
+    return asyncio.run(Agent(engine, RENDERER, reward=lambda _: 0.0).run(TASK))
 
 
 FAILURES: dict[str, Callable[[], Rollout]] = {
@@ -270,9 +233,6 @@ def test_a_reward_that_is_no_number_fails_the_rollout(odd: Any) -> None:
     assert "it must be a finite number" in rollout.notes[-1]
 
 
-# -- turns
-
-
 # -- odd settings
 
 ODD_BUDGETS: dict[str, Any] = {
@@ -288,3 +248,10 @@ ODD_BUDGETS: dict[str, Any] = {
     "result_tokens": [0, None],
     "result_keep": ["haed", 3, None],
 }
+
+
+@pytest.mark.parametrize("name", ODD_BUDGETS)
+def test_an_odd_budget_is_refused_by_name(name: str) -> None:
+    for value in ODD_BUDGETS[name]:
+        with pytest.raises(InputError, match=name):
+            Budget(**{name: value})

@@ -9,23 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.faults import Fault, FaultyEngine
+from tests.engines.faults import Fault
+from tests.rollout.support import ANSWER, QUESTION, RENDERER, TASK, Turns
 from tests.trajectory.checker import check_trajectory
-from tokentrace import create_renderer, trajectory_samples
-from tokentrace.engines.protocol import SamplingParams
-from tokentrace.pocket import POCKET
+from tokentrace import trajectory_samples
 from tokentrace.rollout.batch import grouped, run_rollouts
 from tokentrace.rollout.cutting import Keep, cut_text
 from tokentrace.rollout.interactions import BaseInteraction, Reply
 from tokentrace.rollout.loop import Agent, Budget, End, Rollout, Task
-from tokentrace.rollout.tools import as_tools
 
-RENDERER = create_renderer(POCKET)
-QUESTION = ({"role": "user", "content": "What is 6 * 7?"},)
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 CALL = THOUGHT + '<tool_call>\n{"name":"multiply",  "arguments":{"a": 6,"b":7}}\n</tool_call><|end|>'
-CANONICAL = '{"name": "multiply", "arguments": {"a": 6, "b": 7}}'
-ANSWER = "It is 42.<|end|>"
 
 
 def multiply(a: int, b: int) -> int:
@@ -33,24 +27,11 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-def scripted(*turns: str, **options: Any) -> FaultyEngine:
-    """An engine that says these turns one after another, then the last again."""
-    said = iter(turns)
-
-    def script(_: Any, __: SamplingParams) -> Any:
-        return RENDERER.tokenizer.encode(next(said, turns[-1]))
-
-    return FaultyEngine(script, vocab_size=RENDERER.tokenizer.vocabulary.size, **options)
+def run(engine: Turns, *, tools: Sequence[Any] = (multiply,), task: Task = TASK, **options: Any) -> Rollout:
+    return asyncio.run(Agent(engine, RENDERER, tools=tools, **options).run(task))
 
 
-def run(
-    engine: FaultyEngine, *, tools: Sequence[Any] = (multiply,), task: Task | None = None, **options: Any
-) -> Rollout:
-    agent = Agent(engine, RENDERER, tools=as_tools(tools), **options)
-    return asyncio.run(agent.run(task or Task(QUESTION, name="one")))
-
-
-def check_exact(rollout: Rollout, engine: FaultyEngine) -> None:
+def check_exact(rollout: Rollout, engine: Turns) -> None:
     """Each prompt the engine saw is a prefix of the stream, and one row trains exactly what was sampled."""
     stream = rollout.trajectory.stream()
     for request in engine.requests:
@@ -61,9 +42,11 @@ def check_exact(rollout: Rollout, engine: FaultyEngine) -> None:
 
 
 def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
-    engine = scripted(CALL, ANSWER)
+    engine = Turns(CALL, ANSWER, version=3)
     rollout = run(engine)
     assert rollout.end is End.ANSWER
+    recorded = [(turn.version, turn.sampling["temperature"]) for turn in rollout.trajectory.turns()]
+    assert recorded == [(3, 1.0), (3, 1.0)]
     assert [message["role"] for message in rollout.messages] == ["user", "assistant", "tool", "assistant"]
     assert rollout.messages[2]["content"] == "42"
     assert rollout.messages[1]["tool_calls"][0]["id"] == rollout.messages[2]["tool_call_id"]
@@ -94,7 +77,7 @@ def test_parallel_calls_are_answered_in_their_order() -> None:
     calls = "\n".join(
         f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {a}, "b": 2}}}}\n</tool_call>' for a in (1, 2, 3)
     )
-    engine = scripted(f"{calls}<|end|>", ANSWER)
+    engine = Turns(f"{calls}<|end|>", ANSWER)
     rollout = run(engine)
     assert [message["content"] for message in rollout.messages[2:5]] == ["2", "4", "6"]
     check_exact(rollout, engine)
@@ -102,7 +85,7 @@ def test_parallel_calls_are_answered_in_their_order() -> None:
 
 def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
     written = '<tool_call>\n{"name": "multiply", "arguments": {"a": 1,}}\n</tool_call>'
-    engine = scripted(f"{written}<|end|>", ANSWER)
+    engine = Turns(f"{written}<|end|>", ANSWER)
     rollout = run(engine)
     assert rollout.end is End.ANSWER
     assert rollout.malformed == 1
@@ -125,7 +108,7 @@ def test_a_malformed_call_is_answered_with_what_is_wrong() -> None:
     ids=["turns", "tokens", "context", "length", "tool time"],
 )
 def test_budgets_end_a_rollout_with_what_was_sampled_kept(budget: Budget, turns: list[str], end: End) -> None:
-    engine = scripted(*turns)
+    engine = Turns(*turns)
     rollout = run(engine, budget=budget)
     assert rollout.end is end
     check_exact(rollout, engine)
@@ -141,7 +124,7 @@ def test_long_tool_results_are_cut_with_a_marker() -> None:
         return "loud " * 5_000
 
     call = '<tool_call>\n{"name": "shout", "arguments": {}}\n</tool_call><|end|>'
-    rollout = run(scripted(call, ANSWER), tools=[shout], budget=Budget(result_tokens=50))
+    rollout = run(Turns(call, ANSWER), tools=[shout], budget=Budget(result_tokens=50))
     content = rollout.messages[2]["content"]
     assert "more characters]" in content
     assert len(RENDERER.tokenizer.encode(content)) < 80
@@ -176,7 +159,7 @@ def test_odd_results_do_no_harm(returned: str, shown: str) -> None:
         """Return something odd."""
         return returned
 
-    engine = scripted('<tool_call>\n{"name": "odd", "arguments": {}}\n</tool_call><|end|>', ANSWER)
+    engine = Turns('<tool_call>\n{"name": "odd", "arguments": {}}\n</tool_call><|end|>', ANSWER)
     rollout = run(engine, tools=[odd])
     assert rollout.end is End.ANSWER
     assert shown in rollout.messages[2]["content"]
@@ -190,7 +173,7 @@ def test_odd_results_do_no_harm(returned: str, shown: str) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.GARBAGE, Fault.FEW_LOGPROBS, Fault.WRONG_IDS, Fault.DIES])
 def test_an_engine_that_fails_ends_the_rollout_and_loses_nothing(fault: Fault) -> None:
-    engine = scripted(CALL, ANSWER)
+    engine = Turns(CALL, ANSWER)
     engine.faults.extend([None, fault])
     rollout = run(engine)
     assert rollout.end is End.ENGINE
@@ -223,7 +206,7 @@ class User(BaseInteraction):
 
 def test_a_simulated_user_goes_on_until_content() -> None:
     user = User()
-    engine = scripted(ANSWER)
+    engine = Turns(ANSWER)
     rollout = run(engine, interaction=user, task=Task(QUESTION, name="one", interaction_settings={"mood": "good"}))
     assert rollout.end is End.USER
     assert [message["role"] for message in rollout.messages] == ["user", "assistant"] * 3
@@ -236,8 +219,8 @@ def test_a_reward_function_decides_whether_it_is_a_coroutine_or_not() -> None:
     async def later(rollout: Rollout) -> float:
         return float(len(rollout.messages))
 
-    assert run(scripted(ANSWER), reward=lambda rollout: 3.0).reward == 3.0
-    assert run(scripted(ANSWER), reward=later).reward == 2.0
+    assert run(Turns(ANSWER), reward=lambda rollout: 3.0).reward == 3.0
+    assert run(Turns(ANSWER), reward=later).reward == 2.0
 
 
 def test_many_rollouts_run_at_once_in_groups_and_never_more_than_allowed() -> None:
@@ -250,7 +233,7 @@ def test_many_rollouts_run_at_once_in_groups_and_never_more_than_allowed() -> No
         await asyncio.sleep(0)
         under_way -= 1
 
-    engine = scripted(ANSWER, latency=latency)
+    engine = Turns(ANSWER, latency=latency)
     agent = Agent(engine, RENDERER)
     tasks = list(grouped([Task(QUESTION, name=f"q{n}") for n in range(10)], 4))
     done: list[Rollout] = []

@@ -17,14 +17,12 @@ import pytest
 import uvicorn
 
 from tests.rollout.mcp_server import app
-from tokentrace import InputError, create_renderer
-from tokentrace.engines.scripted import ScriptedEngine
-from tokentrace.pocket import POCKET
-from tokentrace.rollout import Agent, End, MCPConfig, Rollout, Task, mcp_tools, read_run
+from tests.rollout.support import agent, results
+from tokentrace import InputError
+from tokentrace.rollout import End, MCPConfig, Rollout, Task, mcp_tools, read_run
 from tokentrace.rollout.mcp import MCPSession
 from tokentrace.rollout.tools import BaseTool
 
-RENDERER = create_renderer(POCKET)
 SERVER = Path(__file__).with_name("mcp_server.py")
 STDIO = {"command": sys.executable, "args": [str(SERVER)]}
 
@@ -34,15 +32,7 @@ def call(name: str, /, **arguments: Any) -> str:
 
 
 async def run(tools: list[BaseTool], *turns: str, name: str = "one") -> Rollout:
-    said = iter([*turns, "Done."])
-    engine = ScriptedEngine(
-        lambda *_: RENDERER.tokenizer.encode(f"{next(said)}<|end|>"), vocab_size=RENDERER.tokenizer.vocabulary.size
-    )
-    return await Agent(engine, RENDERER, tools=tools).run(Task([{"role": "user", "content": "Go."}], name=name))
-
-
-def results(rollout: Rollout) -> list[str]:
-    return [message["content"] for message in rollout.messages if message["role"] == "tool"]
+    return await agent(*turns, "Done.", tools=tools).run(Task([{"role": "user", "content": "Go."}], name=name))
 
 
 def is_alive(pid: int) -> bool:
@@ -197,6 +187,12 @@ def test_servers_in_yaml(tmp_path: Path) -> None:
         assert results(await run(list(run_.tools), call("add", a=2, b=2))) == ["4"]
         await run_.close()
         assert len(asyncio.all_tasks()) == 1
+        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": STDIO}}), encoding="utf-8")
+        shared = {"file": "servers.json", "tools": ["add"]}
+        file.write_text(json.dumps({**config, "tools": [{"mcp": shared}]}), encoding="utf-8")
+        run_ = read_run(file)
+        assert results(await run(list(run_.tools), call("add", a=2, b=3))) == ["5"]
+        await run_.close()
 
     with served([]) as (url, _):
         asyncio.run(go(url))

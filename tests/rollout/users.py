@@ -1,25 +1,11 @@
-"""Simulated users that workers can import: one who never answers, one who ends the process."""
+"""A simulated user that workers can import: it ends the process."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from pathlib import Path
 from typing import Any
 
 from tokentrace.rollout import BaseInteraction
-
-
-class Waiting(BaseInteraction):
-    """It leaves a file in a folder for each rollout whose first turn is over, and never answers."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self._folder = Path(folder)
-
-    async def generate_response(self, instance_id: str, messages: Any, **kwargs: Any) -> Any:
-        (self._folder / instance_id).touch()
-        await asyncio.Event().wait()
 
 
 class Deadly(BaseInteraction):

@@ -5,17 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from hypothesis import strategies as st
-
 from tests import support
-from tests.conversations import (
-    CONVERSATIONS,
-    PARIS,
-    Conversation,
-    assistant,
-    result,
-    user,
-)
+from tests.conversations import CONVERSATIONS, Conversation
 from tests.support import per_family, rendered
 from tokentrace import RenderedTokens, Renderer, Sample, build_supervised_sample
 from tokentrace.samples.supervised import SampleBuilder, SampleSettings
@@ -68,27 +59,6 @@ def sample_of(renderer: Renderer, conversation: Conversation, **chosen: Any) -> 
 
 def assistants(conversation: Conversation) -> list[int]:
     return [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-
-
-# -- for any conversation
-
-
-WORDS = st.text("abc \n<>|你🙂{}", max_size=12)
-
-
-@st.composite
-def chats(draw: st.DrawFn) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    for number in range(draw(st.integers(1, 4))):
-        messages.append(user(draw(WORDS)))
-        called = draw(st.booleans())
-        turn = assistant(f"said{number} " + draw(WORDS), *([PARIS] if called else []))
-        if draw(st.booleans()):
-            turn["reasoning_content"] = f"thought{number} " + draw(WORDS)
-        messages.append(turn)
-        if called:
-            messages.append(result(draw(WORDS)))
-    return messages
 
 
 def told_of(sample: Sample, kind: type[Warning]) -> list[str]:

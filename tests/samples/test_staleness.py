@@ -63,9 +63,9 @@ def test_a_batch_says_how_old_its_tokens_are(side: Any) -> None:
         (["9" * 19], 8, "name versions by integers"),
         (["9"], 8, "sampled by version 9, and 8 is trained"),
         ([5, None], 8, "token 5 carries loss and has no version"),
-        ([5], "8", "version must be the integer"),
-        ([5], True, "version must be the integer"),
-        ([5], -1, "version must be the integer"),
+        ([5], "8", "integer that names the weights"),
+        ([5], True, "integer that names the weights"),
+        ([5], -1, "integer that names the weights"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(versions: Any, now: Any, why: str) -> None:

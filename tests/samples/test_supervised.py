@@ -8,27 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conversations import (
-    CONVERSATIONS,
-    HI,
-    Conversation,
-    assistant,
-    user,
-)
-from tests.samples.family_rows import (
-    SHAPES,
-    assistants,
-    make_renderer,
-    rows,
-    sample_of,
-)
+from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, user
+from tests.samples.family_rows import SHAPES, assistants, make_renderer, rows, sample_of
 from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
-from tokentrace import (
-    RenderedTokens,
-    build_supervised_sample,
-    build_supervised_samples,
-    create_renderer,
-)
+from tokentrace import RenderedTokens, build_supervised_sample, build_supervised_samples, create_renderer
 from tokentrace.errors import RendererError, SampleError
 from tokentrace.samples.sample import Sample
 from tokentrace.tokens import Tokenizer
@@ -182,6 +165,59 @@ def test_fields_that_have_no_part_go_with_the_content() -> None:
     assert [found[part].trained for part in PARTS] == [0, 11, 0, 1]
 
 
+# -- parts, held against the parser
+
+
+NO_REASONING = {
+    *("qwen2.5", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "deepseek-v3", "kimi-k2", "llama-3.1", "llama-3.2"),
+    *("mistral-nemo", "gemma-3", "deepseek-r1", "deepseek-v3.1"),  # the last two leave reasoning out of the last turn
+}
+"""Families whose turns have no part that is reasoning."""
+INLINE = {
+    "inline_alone": Conversation([HI, assistant("<think>\nHm, hm.\n</think>\n\n")]),
+    "inline_and_answer": Conversation([HI, assistant("<think>\nHm, hm.\n</think>\n\nHello!")]),
+    "inline_and_call": Conversation([ASK, assistant("<think>\nHm, hm.\n</think>\n\n", PARIS)], SIMPLE),
+    "inline_content_and_call": Conversation([ASK, assistant("<think>\nHm, hm.\n</think>\n\nLook.", PARIS)], SIMPLE),
+}
+"""Reasoning between tags in the content, with all that can follow it."""
+BY_FIELD = {"reasoning_content": Part.REASONING, "content": Part.CONTENT, "tool_calls": Part.TOOL_CALLS}
+WRITTEN_OTHERWISE = {
+    "gpt-oss": "content beside a call is written in the channel for reasoning",
+    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), "content that is None is printed as text before a call"),
+}
+"""Families whose templates write a field where the parser reads another part."""
+
+
+def test_the_parts_that_the_parser_reads_are_the_fields_that_the_trace_shows(any_family: str) -> None:
+    kinds: set[int] = set()
+    differing: list[str] = []
+    for name, (_, tokens, sample) in rows(any_family).items():
+        assert sample.parts is not None
+        for turn in tokens.turns:
+            own = sample.parts[turn.start : turn.stop]
+            closed = turn.stop_token is not None and turn.start < turn.stop
+            assert (own == Part.STOP).nonzero()[0].tolist() == ([len(own) - 1] if closed else []), name
+            assert set(own.tolist()) <= {Part.REASONING, Part.CONTENT, Part.TOOL_CALLS, Part.STOP}, name
+            kinds |= set(own.tolist())
+            for at in range(turn.start, turn.stop):
+                expected = BY_FIELD.get(tokens.fields[at].split(".")[0])
+                if expected is not None and sample.parts[at] != expected and "</think>" not in tokens.text:
+                    differing.append(f"{name}, token {at}: {tokens.fields[at]} is {Part(sample.parts[at]).name}")
+    assert not differing or any_family in WRITTEN_OTHERWISE, differing[:5]
+    assert kinds >= {Part.CONTENT, Part.STOP}
+    assert (Part.TOOL_CALLS in kinds) == (any_family != "gemma-3")  # whose template has no tools
+    assert (Part.REASONING in kinds) == (any_family not in NO_REASONING)
+
+
+def test_inline_reasoning_is_reasoning_whatever_follows() -> None:
+    """The template takes it apart and writes its tags anew, so that nothing but the text is the message's own."""
+    renderer = make_renderer("qwen3")
+    for name, conversation in INLINE.items():
+        sample = sample_of(renderer, conversation, parts=["reasoning"])
+        shown = renderer.tokenizer.decode(sample.ids[sample.mask])
+        assert shown == "<think>\nHm, hm.\n</think>\n\n", name
+
+
 # -- errors
 
 
@@ -203,6 +239,3 @@ def test_settings_that_are_none_are_refused_with_the_choices(
     with pytest.raises(kind) as raised:
         sample_of(make_renderer("qwen2.5"), Conversation([HI]), **chosen)
     assert [name for name in named if name not in str(raised.value)] == []
-
-
-# -- for any conversation

@@ -10,17 +10,7 @@ import numpy as np
 import pytest
 
 from tests.assets import FAMILIES
-from tests.conversations import (
-    ASK,
-    CONVERSATIONS,
-    HI,
-    PARIS,
-    SIMPLE,
-    Conversation,
-    assistant,
-    result,
-    user,
-)
+from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, result, user
 from tests.samples.family_rows import expanded, make_renderer, sample_of, told_of
 from tests.support import rendered
 from tokentrace import RenderedTokens, TokentraceError, build_supervised_sample, build_supervised_samples
@@ -33,18 +23,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWar
 # -- turns that start where inference never does
 
 
+OPENED = {"answer", "call"}
 STARTS_ELSEWHERE: dict[str, tuple[set[str], str | None]] = {
     "qwq-32b": ({"answer", "call", "thought"}, None),
-    "qwen3-thinking-2507": ({"answer", "call"}, "reasoning"),
-    "qwen3.5": ({"answer", "call"}, "enable_thinking=False"),
-    "qwen3.5-nothink": ({"thought"}, "enable_thinking=True"),
-    "qwen3.6": ({"answer", "call"}, "enable_thinking=False"),
-    "glm-4.7": ({"answer", "call"}, "enable_thinking=False"),
-    "glm-4.7-flash": ({"answer", "call"}, "enable_thinking=False"),
-    "glm-5": ({"answer", "call"}, "enable_thinking=False"),
-    "minimax-m2": ({"answer", "call"}, "reasoning"),
     "deepseek-r1": ({"answer", "thought"}, None),
-    "nemotron-3-nano": ({"answer", "call"}, "enable_thinking=False"),
+    "qwen3.5-nothink": ({"thought"}, "enable_thinking=True"),
+    **dict.fromkeys(("qwen3-thinking-2507", "minimax-m2"), (OPENED, "reasoning")),
+    **dict.fromkeys(("qwen3.5", "qwen3.6", "glm-4.7", "glm-4.7-flash"), (OPENED, "enable_thinking=False")),
+    **dict.fromkeys(("glm-5", "nemotron-3-nano"), (OPENED, "enable_thinking=False")),
 }
 """Which plain turns do not go on from the prompt for them, and what mends it. QwQ's and R1's templates show reasoning
 nowhere and prompt with ``<think>``: nothing mends that. All other families write every such turn as they ask for it."""
@@ -174,10 +160,6 @@ def test_expanded_rows_train_the_stop_of_every_turn_that_another_message_follows
     for row in content.build(CONVERSATIONS["agentic"].messages, CONVERSATIONS["agentic"].tools):
         assert row.parts is not None
         assert not (row.mask & (row.parts == Part.STOP)).any()
-
-
-LEFT_OPEN: dict[str, str] = {name: "<|user|>" for name in FAMILIES if name.startswith("glm-")}
-"""Families that leave an answer without the token that the model ends it with."""
 
 
 def test_final_stop_is_for_turns_that_are_trained_and_last() -> None:

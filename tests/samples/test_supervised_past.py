@@ -9,10 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
-from tests.conversations import (
-    CONVERSATIONS,
-    Conversation,
-)
+from tests.conversations import CONVERSATIONS, Conversation
 from tests.samples.family_rows import (
     ASSISTANT_FIRST,
     SHAPES,
@@ -43,22 +40,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::tokentrace.samples.TurnStartWar
 OVER = "a token reaches over the end of the prompt, as it does in the template's own ids"
 OTHER_PROMPT = "the template writes such a turn with other words than it prompts with, the last one too"
 PROMPTED_OTHERWISE: dict[str, set[str]] = {
-    "qwen2.5": {OVER},
-    "qwq-32b": {OVER, OTHER_PROMPT},
-    "qwen3-instruct-2507": {OVER},
-    "qwen3-thinking-2507": {OVER, OTHER_PROMPT},
-    "qwen3-vl": {OVER},
-    "qwen3-coder": {OVER},
-    "qwen3.5": {OVER},
-    "qwen3.5-nothink": {OTHER_PROMPT},
-    "qwen3.6": {OVER},
-    "glm-4.7": {OTHER_PROMPT},
-    "glm-4.7-flash": {OTHER_PROMPT},
-    "glm-5": {OTHER_PROMPT},
-    "minimax-m2": {OVER, OTHER_PROMPT},
-    "deepseek-v3": {OTHER_PROMPT},
-    "deepseek-r1": {OTHER_PROMPT},
-    "nemotron-3-nano": {OVER, OTHER_PROMPT},
+    **{key: {OVER} for key in ("qwen2.5", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "qwen3.5", "qwen3.6")},
+    **{key: {OVER, OTHER_PROMPT} for key in ("qwq-32b", "qwen3-thinking-2507", "minimax-m2", "nemotron-3-nano")},
+    **{key: {OTHER_PROMPT} for key in ("qwen3.5-nothink", "glm-4.7", "glm-4.7-flash", "glm-5")},
+    **{key: {OTHER_PROMPT} for key in ("deepseek-v3", "deepseek-r1")},
 }
 """Where an expanded row does not begin with the very ids of the prompt. Families not named here always do."""
 
@@ -108,17 +93,8 @@ def test_expanded_rows_go_on_as_long_as_they_can(any_family: str) -> None:
 
 
 NEVER_REWRITTEN = {
-    "qwen2.5",
-    "qwen3-instruct-2507",
-    "qwen3-vl",
-    "qwen3-coder",
-    "minimax-m3",
-    "deepseek-v3.2",
-    "deepseek-v4",
-    "kimi-k2",
-    "llama-3.1",
-    "llama-3.2",
-    "gemma-3",
+    *("qwen2.5", "qwen3-instruct-2507", "qwen3-vl", "qwen3-coder", "minimax-m3", "deepseek-v3.2", "deepseek-v4"),
+    *("kimi-k2", "llama-3.1", "llama-3.2", "gemma-3"),
 }
 """Templates that write every message as they did when it was the last."""
 SYSTEM_MOVED = {"system_in_the_middle", "system_at_the_end"}
@@ -126,10 +102,7 @@ SYSTEM_MOVED = {"system_in_the_middle", "system_at_the_end"}
 HARDLY_REWRITTEN = {
     # all up to the closing tag and line breaks at the beginning are cut off the content of past turns
     "qwq-32b": {
-        "think_inline_in_history",
-        "think_inline_empty",
-        "think_inline_only_close",
-        "think_inline_and_field",
+        *("think_inline_in_history", "think_inline_empty", "think_inline_only_close", "think_inline_and_field"),
         "call_content_with_newlines",
     },
     "deepseek-v3": SYSTEM_MOVED,

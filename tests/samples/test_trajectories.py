@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.trajectory.walk import Walk
-from tokentrace.data.tables import read_samples, write_samples
 from tokentrace.errors import SampleError
 from tokentrace.samples.sample import CompletionSpan
 from tokentrace.samples.trajectories import trajectory_samples
@@ -168,9 +166,6 @@ def test_an_advantage_that_is_no_finite_number_is_refused_with_its_turn(bad: Any
             trajectory_samples(forked(), advantage=bad)
 
 
-# -- the report
-
-
 # -- what the logprobs mean
 
 
@@ -198,16 +193,6 @@ def test_rows_say_of_each_completion_what_its_logprobs_are() -> None:
     )
 
 
-def test_kinds_settings_and_cached_tokens_reach_the_table_and_come_back(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    rows = trajectory_samples(recorded())
-    write_samples(path, rows)
-    (back,) = read_samples(path)
-    assert back.completions == rows[0].completions
-    assert back.versions == rows[0].versions
-    assert all(isinstance(span.logprobs_kind, LogprobKind) for span in back.completions)
-
-
 @pytest.mark.parametrize(
     ("kind", "temperature", "noted"),
     [
@@ -225,12 +210,3 @@ def test_logprobs_of_another_distribution_than_was_sampled_from_are_noted(
     (row,) = trajectory_samples(trajectory)
     note = f"logprobs of 1 of 1 completions are not of what was sampled from: {kind}, sampled with temperature 0.7"
     assert row.notes == ((note,) if noted else ())
-
-
-# -- junk
-
-HUGE: Any = 10**5000
-DEEP: Any = []
-for _ in range(3000):
-    DEEP = [DEEP]
-JUNK = [None, True, "x", 1.5, HUGE, DEEP, object(), {}, np.zeros((2, 2)), np.array(3), [HUGE], float("nan")]

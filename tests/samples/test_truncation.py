@@ -189,64 +189,8 @@ def test_of_a_rollout_exactly_as_much_is_kept_as_the_policy_promises(
     assert (int(result.sample.ids[0]), int(result.sample.ids[-1]) + 1) == wanted
 
 
-# -- cases
-
-
-def chat() -> Sample:
-    """user, assistant, tool, assistant: as ChatML lays them out, the second answer cut off and closed."""
-    return sample_of(
-        [
-            Piece(0, Kind.PROMPT, 5),
-            Piece(-1, Kind.PROMPT, 3),  # 5: generation prompt
-            Piece(1, Kind.SAMPLED, 4, True),  # 8
-            Piece(-1, Kind.SCAFFOLD, 1),  # 12: the newline after the stop token
-            Piece(2, Kind.SCAFFOLD, 3),  # 13: header
-            Piece(2, Kind.CONTEXT, 4),  # 16
-            Piece(2, Kind.SCAFFOLD, 2),  # 20: close
-            Piece(-1, Kind.SCAFFOLD, 3),  # 22: generation prompt
-            Piece(3, Kind.SAMPLED, 5, True),  # 25
-            Piece(-1, Kind.SYNTHETIC, 2),  # 30
-        ]
-    )
-
-
-@pytest.mark.parametrize(
-    ("policy", "length", "kept"),
-    [
-        ("turns", 31, (0, 30)),  # the close does not fit whole
-        ("turns", 29, (0, 22)),
-        ("turns", 21, (0, 13)),
-        ("turns", 12, (0, 12)),
-        ("turns", 11, None),
-        ("right", 31, (0, 30)),
-        ("right", 27, (0, 27)),
-        ("right", 25, (0, 22)),  # a generation prompt and nothing after it
-        ("right", 24, (0, 22)),
-        ("right", 21, (0, 20)),
-        ("right", 17, (0, 17)),
-        ("right", 16, (0, 13)),  # a header and nothing after it
-        ("right", 14, (0, 13)),
-        ("right", 12, (0, 12)),
-        ("right", 11, (0, 11)),  # the stop token is gone; what is left is still predicted right
-        ("right", 9, (0, 9)),
-        ("right", 8, None),
-        ("left", 31, (5, 32)),
-        ("left", 26, (13, 32)),
-        ("left", 18, (22, 32)),
-        ("left", 10, (22, 32)),
-        ("left", 9, None),
-    ],
-)
-def test_where_a_rollout_is_cut(policy: str, length: int, kept: tuple[int, int] | None) -> None:
-    result = truncate(chat(), length, policy)
-    if kept is None:
-        assert result.sample is None
-    else:
-        assert result.sample is not None
-        assert result.sample.token_ids == [*range(*kept)]
-
-
 def test_an_error_names_the_sample_and_both_lengths() -> None:
-    with pytest.raises(SampleError, match="sample 'synthetic' has 32 tokens, and 31 are allowed"):
-        truncate(chat(), 31, Overlong.ERROR)
-    assert truncate(chat(), 32, "error").cut == 0
+    sample = sample_of([Piece(0, Kind.PROMPT, 5), Piece(1, Kind.SAMPLED, 4, True)])
+    with pytest.raises(SampleError, match="sample 'synthetic' has 9 tokens, and 8 are allowed"):
+        truncate(sample, 8, Overlong.ERROR)
+    assert truncate(sample, 9, "error").cut == 0

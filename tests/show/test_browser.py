@@ -26,8 +26,8 @@ DRAWN = "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFram
 
 @pytest.fixture
 def opened(browser: Chromium, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
-    """Opens a result's page from disk; at the end nothing may have gone wrong, nor been asked for elsewhere."""
-    made: list[Any] = []
+    """Opens a result's page from disk; at the end nothing may have gone wrong, and nothing else been requested."""
+    contexts = contextlib.ExitStack()
     pages: list[Tab] = []
 
     def open_page(result: Any, place: str = "", **window: Any) -> Tab:
@@ -36,22 +36,17 @@ def opened(browser: Chromium, tmp_path: Path) -> Iterator[Callable[..., Tab]]:
             path.write_text(page_html(result), encoding="utf-8")
         else:
             show(result, tokenizer=RENDERER, title=EVIL).save(path)
-        context = browser.page(**window)
-        page = context.__enter__()
-        made.append(context)
+        page = contexts.enter_context(browser.page(**window))
         pages.append(page)
         page.open(path.as_uri() + place)
         page.until("document.documentElement.dataset.ready === ''")
         page.until(DRAWN)
         return page
 
-    yield open_page
-    problems = [page.problems() for page in pages]
-    asked = [url for page in pages for url in page.requested() if not url.startswith("file:")]
-    for context in made:
-        context.__exit__(None, None, None)
-    assert problems == [[]] * len(pages)
-    assert asked == []
+    with contexts:
+        yield open_page
+        assert [page.problems() for page in pages] == [[]] * len(pages)
+        assert [url for page in pages for url in page.requested() if not url.startswith("file:")] == []
 
 
 def press(page: Tab, key: str, **more: Any) -> None:
@@ -85,12 +80,9 @@ def test_the_tokens_on_the_page_are_those_of_the_rendering(opened: Callable[...,
 
 
 def test_a_hundred_thousand_tokens_are_there_and_few_of_them_drawn(opened: Callable[..., Tab]) -> None:
-    given = [
-        {"role": role, "content": f"Part {turn}: the answer is {turn * 7}, as ever. " * 12}
-        for turn in range(260)
-        for role in ("user", "assistant")
-    ]
-    rendered = RENDERER.render(given)
+    texts = [f"Part {turn}: the answer is {turn * 7}, as ever. " * 12 for turn in range(260)]
+    roles = ("user", "assistant")
+    rendered = RENDERER.render([{"role": role, "content": text} for text in texts for role in roles])
     assert len(rendered) > 100_000
     page = opened(rendered)
     page.until("document.querySelector('.tokens .row s')")
@@ -200,8 +192,8 @@ def test_a_difference_shows_both_sides_and_opens_what_is_equal(opened: Callable[
     page.until("document.querySelector('.tokens s.out, .tokens s.new')")
     page.evaluate("[...document.querySelectorAll('td .link')].at(-1).click()")
     page.until("document.querySelector('.stream h2').textContent.startsWith('step 5')")
-    step = report.steps[-1].compare("rollout", "training")
-    page.until(f"document.querySelectorAll('.tokens s.out > *').length === {step.left_tokens}")
+    removed = sum(len(one.left.ids) for one in report.steps[-1].compare("rollout", "training"))
+    page.until(f"document.querySelectorAll('.tokens s.out > *').length === {removed}")
     page.evaluate("document.querySelector('.gap')?.click()")
     page.until(DRAWN)
     press(page, "]")

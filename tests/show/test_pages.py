@@ -34,16 +34,12 @@ from tokentrace.show.results import document_of
 from tokentrace.tokens import Kind
 
 
-@pytest.mark.parametrize("name", RESULTS)
-def test_every_result_shows_itself_and_runs_nothing_but_the_page(name: str) -> None:
-    result = RESULTS[name]()
-    assert_only_its_own_code_runs(html_page(result, EVIL))
+@pytest.mark.parametrize("make", [hostile, *RESULTS.values()])
+def test_every_result_shows_itself_and_none_of_its_characters_can_act(make: Callable[[], Any]) -> None:
+    result = make()
+    text = html_page(result, EVIL)
+    assert_only_its_own_code_runs(text)
     assert read_frame(result._repr_html_()) == read_page(html_page(result))
-
-
-@pytest.mark.parametrize("make", [hostile, trajectory, *RESULTS.values()])
-def test_no_character_of_a_result_can_act(make: Callable[[], Any]) -> None:
-    text = html_page(make(), EVIL)
     before, _, after = text.partition('id="document">')
     data = after.partition("</script>")[0]
     assert not set(data) & set("<>&\x00\x1b\u202e\u2028")
@@ -99,12 +95,13 @@ def test_a_trajectory_is_told_branch_by_branch() -> None:
         assert document["branches"][at] == [branch.parent, branch.start, branch.stop, branch.cause]
         for turn in record.turns(at):
             versions = [document["versions"][told["version"][place]] for place in range(turn.start, turn.stop)]
-            assert (
-                versions == [one.version for one in turn.versions for _ in range(one.start, one.stop)][: len(versions)]
-            )
+            expected = [one.version for one in turn.versions for _ in range(one.start, one.stop)]
+            assert versions == expected[: len(versions)]
             assert len(set(told["turn"][turn.start : turn.stop])) == 1
-    own = sum(len(track["tokens"]) for track in document["tracks"])
-    assert own == record.num_tokens, "what branches share is written once"
+    tokens = sum(len(track["tokens"]) for track in document["tracks"])
+    assert tokens == record.num_tokens, "what branches share is written once"
+    without = columns(read_page(html_page(record)), 0)
+    assert (without["id"], set(without["text"])) == (record.stream(0).tolist(), {None}), "ids without a tokenizer"
 
 
 def test_a_trajectory_from_a_file_is_one_and_what_is_missing_of_it_is_said(tmp_path: Path) -> None:
@@ -116,29 +113,20 @@ def test_a_trajectory_from_a_file_is_one_and_what_is_missing_of_it_is_said(tmp_p
     assert document_of(cut).notes == [cut.problem]
 
 
-def test_without_a_tokenizer_ids_are_shown() -> None:
-    told = columns(read_page(html_page(trajectory())), 0)
-    assert told["id"] == trajectory().stream(0).tolist()
-    assert set(told["text"]) == {None}
-
-
 def test_a_bridge_tells_the_stream_from_what_is_new() -> None:
     bridged = RESULTS["bridge"]()
     told = columns(read_page(show(bridged, tokenizer=RENDERER).html), 0)
     prompt, completion = first_turn()
     assert told["id"] == bridged.token_ids
     assert told["hue"][: len(prompt)] == ["prompt"] * len(prompt)
-    assert [place for place, on in enumerate(told["mask"]) if on] == [
-        *range(len(prompt), len(prompt) + len(completion))
-    ]
+    sampled = [place for place, on in enumerate(told["mask"]) if on]
+    assert sampled == [*range(len(prompt), len(prompt) + len(completion))]
 
 
 def test_rows_carry_their_masks() -> None:
-    for name in ("sample", "supervised"):
-        sample = RESULTS[name]()
+    for sample in (RESULTS["sample"](), RESULTS["supervised"]()):
         document = read_page(html_page(sample))
-        told = columns(document, 0)
-        assert [bool(on) for on in told["mask"]] == sample.mask.tolist()
+        assert [bool(on) for on in columns(document, 0)["mask"]] == sample.mask.tolist()
         assert document["tracks"][0]["means"] == "trained"
     several = read_page(html_page([sample, ("named", sample)]))
     assert [track["name"] for track in several["tracks"]] == ["row 1", "named"]
@@ -186,16 +174,9 @@ def test_a_check_shows_each_row_that_differs() -> None:
 
 
 def test_a_page_takes_a_few_bytes_for_a_token() -> None:
-    sizes = []
-    for turns in (20, 200):
-        given = [
-            {"role": role, "content": "The answer is 42, as ever. " * 20}
-            for _ in range(turns)
-            for role in ("user", "assistant")
-        ]
-        rendered = RENDERER.render(given)
-        sizes.append((len(rendered), len(html_page(rendered))))
-    (few, small), (many, large) = sizes
+    turn = [{"role": role, "content": "The answer is 42, as ever. " * 20} for role in ("user", "assistant")]
+    pages = [RENDERER.render(turn * turns) for turns in (20, 200)]
+    (few, small), (many, large) = [(len(rendered), len(html_page(rendered))) for rendered in pages]
     assert many > 60_000
     assert large - small < 8 * (many - few)
 

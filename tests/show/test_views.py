@@ -12,17 +12,13 @@ from rich.console import Console
 
 from tests.conversations import CONVERSATIONS
 from tests.pages import EVIL
+from tests.show.results import LAST_ONLY, rendering
 from tokentrace import RenderedTokens, create_renderer
-from tokentrace.pocket import EXAMPLE, POCKET
+from tokentrace.pocket import POCKET
 from tokentrace.show import json_view, plain_view, text_view
 from tokentrace.show.document import ORIGINS
 from tokentrace.show.results import document_of, edit
 from tokentrace.show.visible import visible
-
-
-def example() -> RenderedTokens:
-    given = json.loads(EXAMPLE.read_text(encoding="utf-8"))
-    return create_renderer(POCKET).render(given["messages"], tools=given["tools"], add_generation_prompt=True)
 
 
 def hostile() -> RenderedTokens:
@@ -71,17 +67,14 @@ def hues(rendered: RenderedTokens) -> list[str]:
     return [ORIGINS[piece.hue].name for piece in track.pieces()]
 
 
-def test_every_kind_of_token_has_a_hue() -> None:
+def test_every_kind_of_token_has_a_hue_and_stops_name_their_messages() -> None:
     expected = "system user reasoning assistant calls result tools scaffold generation"
-    assert set(hues(example())) == set(expected.split())
+    assert set(hues(rendering())) == set(expected.split())
+    (track,) = document_of(rendering()).tracks
+    assert [(card.value, card.more) for card in track.cards] == [("<|end|>", "messages 2, 5, 7, 9")]
     template = "{{ day }}{% for m in messages %}{{ m.content.center(2) }}{% endfor %}"
     renderer = create_renderer(POCKET, "default", chat_template=template, day="Monday")
     assert hues(renderer.render([{"role": "user", "content": "Hello there"}])) == ["variables", "unknown"]
-
-
-def test_stops_name_the_token_and_the_messages_it_ended() -> None:
-    (track,) = document_of(example()).tracks
-    assert [(card.value, card.more) for card in track.cards] == [("<|end|>", "messages 2, 5, 7, 9")]
 
 
 def test_characters_of_several_tokens_are_shown_once() -> None:
@@ -92,15 +85,12 @@ def test_characters_of_several_tokens_are_shown_once() -> None:
     assert not any("\ufffd" in text for text in texts)
 
 
-def test_visible_text_cannot_act() -> None:
-    assert visible("a\x1b[31m\x07\u202eb\ud800\n\t") == "a␛[31m␇⟨U+202E⟩b\ufffd\n\t"
-
-
 HAVE_A_SIGN = [*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)]
 """Format characters that are drawn."""
 
 
-def test_visible_text_hides_nothing() -> None:
+def test_visible_text_hides_nothing_and_cannot_act() -> None:
+    assert visible("a\x1b[31m\x07\u202eb\ud800\n\t") == "a␛[31m␇⟨U+202E⟩b\ufffd\n\t"
     formats = [code for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cf", "Zl", "Zp")]
     fillers = [0x34F, 0x115F, 0x1160, 0x17B4, 0x3164, 0xFFA0, 0x180B, 0xFE0F, 0xE0100]
     for code in [*formats, *fillers]:
@@ -111,29 +101,20 @@ def test_visible_text_hides_nothing() -> None:
     assert visible("\u2764\ufe0f\U000e0100") == "\u2764\ufe0f⟨U+E0100⟩"
 
 
-def test_an_edit_is_the_smallest_change() -> None:
+def test_an_edit_is_the_smallest_change_and_long_renderings_are_cut_in_terminals() -> None:
     assert edit("", "abXcd", "abYYcd") == ("", "ab", "X", "YY", "cd")
     assert edit("", "aa", "aaa") == ("", "aa", "", "a", "")
-
-
-def test_long_renderings_are_cut_in_terminals_and_say_so() -> None:
     rendered = create_renderer(POCKET).render([{"role": "user", "content": "word " * 300}])
     assert f"{len(rendered) - 100} more tokens" in plain_view(rendered, limit=100)
 
 
 def test_changes_and_notes_are_listed() -> None:
-    template = (
-        "{% for m in messages %}{{ '<|turn|>' + m.role + '\n' }}"
-        "{% if loop.last and m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}"
-        "{{ m.content + '<|end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% endif %}"
-    )
     messages = [
         {"role": "user", "content": "Why?"},
         {"role": "assistant", "content": "Because.", "reasoning_content": "a <deep> thought"},
         {"role": "user", "content": "Really?"},
     ]
-    rendered = create_renderer(POCKET, "default", chat_template=template, preserve_all_thinking=True).render(messages)
+    rendered = create_renderer(POCKET, "default", chat_template=LAST_ONLY, preserve_all_thinking=True).render(messages)
     assert rendered.changes
     (track,) = document_of(rendered).tracks
     assert [(one.old, one.new) for one in track.edits] == [("", "<think>a <deep> thought</think>")]
@@ -145,7 +126,7 @@ def test_changes_and_notes_are_listed() -> None:
 
 
 def test_the_terminal_shows_all_text_and_marks_what_is_sampled() -> None:
-    rendered = example()
+    rendered = rendering()
     plain = terminal(rendered, color=False)
     for word in ("621 tokens", "247 sampled", "Oslo has 425,770", "⏎", "reasoning", "generation prompt"):
         assert word in plain
@@ -158,7 +139,7 @@ def test_no_escape_sequence_of_the_content_reaches_the_terminal(show: Any) -> No
 
 
 def test_plain_lines_hold_every_token_and_the_mask() -> None:
-    rendered = example()
+    rendered = rendering()
     lines = [line for line in plain_view(rendered).splitlines() if not line.startswith("#")]
     starts = [int(line.split()[0]) for line in lines]
     assert starts == sorted(starts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -72,6 +72,39 @@ def test_a_turn_whose_connection_is_lost_half_way_is_stored_once(
         await store.close()
 
     asyncio.run(test())
+
+
+def test_a_server_that_is_restarted_is_found_again(own: Postgres) -> None:
+    url = own.fresh()
+
+    async def test() -> None:
+        store, trajectory = postgres_store(url, patience=1), Trajectory()
+        await store.create(session("a"))
+        await store.append("a", made_up_turn(trajectory, 0, "a"), request="r0")
+        turn = made_up_turn(trajectory, 1, "a")
+        await asyncio.to_thread(own.stop)
+        try:
+            for work in (store.session("a"), store.append("a", turn, request="r1"), store.begin("a", "r2", {})):
+                with pytest.raises(StoreError, match="postgresql://"):
+                    await work
+        finally:
+            await asyncio.to_thread(own.start)
+        async with asyncio.timeout(60):
+            while await _fails(store.append("a", turn, request="r1")):  # as a gateway does, until it is back
+                pass
+        assert await check_whole(store, "a") == 2
+        assert await store.incomplete("a") == []
+        await store.close()
+
+    asyncio.run(test())
+
+
+async def _fails(work: Awaitable[object]) -> bool:
+    try:
+        await work
+    except StoreError:
+        return True
+    return False
 
 
 def test_when_all_connections_are_busy_a_request_waits_and_is_then_refused(postgres: Postgres) -> None:

@@ -27,7 +27,7 @@ from tests.study.pieces import (
 )
 from tokentrace.formats.grammar import NO_CALLS, Value
 from tokentrace.formats.writing import write_calls
-from tokentrace.parsing.proof import MISREAD
+from tokentrace.parsing.readback import MISREAD
 
 # -- what derivation has to find out, each on a template of its own
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ from tokentrace.trajectory import (
     LogprobKind,
     Trajectory,
     from_bytes,
+    load_trajectory,
+    save_trajectory,
+    storage,
     to_bytes,
 )
-from tokentrace.trajectory.storage import MAGIC, RecordType, preamble, replay_records, write_records
+from tokentrace.trajectory.storage import MAGIC, preamble, replay_records, write_records
 
 # -- exact
 
@@ -151,10 +155,10 @@ def test_a_trajectory_is_what_its_records_say_in_whatever_batches_they_come(seed
     [
         (lambda record: record[:-1], "not one whole record: it ends inside"),
         (lambda record: b"", "not one whole record"),
-        (lambda record: record + b"x", "not one whole record: more bytes follow"),
+        (lambda record: record + b"x", "not one whole record"),
         (lambda record: record[:20] + bytes([record[20] ^ 1]) + record[21:], "does not fit its checksum"),
-        (lambda _: record(RecordType.CONTEXT, payload(b"{")), "its JSON is not valid"),
-        (lambda _: record(RecordType.HEADER, payload({})), "cannot stand here"),
+        (lambda _: record(3, payload(b"{")), "its JSON is not valid"),
+        (lambda _: record(1, payload({})), "cannot stand here"),
     ],
 )
 def test_a_record_that_is_not_whole_is_refused_after_those_before_it(spoil: Any, problem: str) -> None:
@@ -166,3 +170,36 @@ def test_a_record_that_is_not_whole_is_refused_after_those_before_it(spoil: Any,
     with pytest.raises(TrajectoryError):
         replay_records(again, [first])
     assert replay_records(again, [second]) == 1
+
+
+# -- files
+
+
+def test_save_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "one.trajectory"
+    path.write_bytes(b"old")
+    save_trajectory(small(), path)
+    assert to_bytes(load_trajectory(path).trajectory) == path.read_bytes() == to_bytes(small())
+    assert [one.name for one in tmp_path.iterdir()] == ["one.trajectory"]
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one.trajectory"
+    save_trajectory(small(), path)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        save_trajectory(Trajectory(), path)
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["one.trajectory"]
+
+
+def test_a_wrong_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello")
+    with pytest.raises(TrajectoryError, match=r"notes\.txt: not a trajectory"):
+        load_trajectory(path)

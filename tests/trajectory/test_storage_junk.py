@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from tests.trajectory.checker import check_trajectory
 from tests.trajectory.stored import payload, record, small
 from tokentrace.errors import TrajectoryError
-from tokentrace.trajectory import (
-    from_bytes,
-    to_bytes,
-)
-from tokentrace.trajectory.storage import MAGIC, VERSION, RecordType
+from tokentrace.trajectory import from_bytes, to_bytes
+from tokentrace.trajectory.storage import MAGIC, VERSION
 
 
 def test_another_magic_and_another_version_are_named() -> None:
@@ -51,19 +48,19 @@ EXPERTS = {"name": "experts", "bytes": 2, "dtype": "<u2", "shape": []}
 OPEN_ARRAYS = struct.pack("<ii", 1, 2) + b"\0\0"
 TOLD = struct.pack("<ifH", 3, -1.0, 258)
 DEEP = b"[" * 100_000
-FRONT = MAGIC + struct.pack("<I", VERSION) + record(RecordType.HEADER, payload(HEADER))
-BEGUN = FRONT + record(RecordType.OPEN, payload(OPEN, OPEN_ARRAYS))
+FRONT = MAGIC + struct.pack("<I", VERSION) + record(1, payload(HEADER))
+BEGUN = FRONT + record(2, payload(OPEN, OPEN_ARRAYS))
 
 
 def test_the_parts_of_hostile_files_are_fine_by_themselves() -> None:
-    turn = record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, -1.0)))
-    fork = record(RecordType.OPEN, payload(FORK))
-    context = record(RecordType.CONTEXT, payload(CONTEXT, struct.pack("<i", 3) + b"\2"))
+    turn = record(4, payload(TURN, struct.pack("<if", 3, -1.0)))
+    fork = record(2, payload(FORK))
+    context = record(3, payload(CONTEXT, struct.pack("<i", 3) + b"\2"))
     assert from_bytes(BEGUN + fork + turn).trajectory.num_writes == 3
     assert from_bytes(BEGUN + context).trajectory.num_writes == 2
-    told = from_bytes(BEGUN + record(RecordType.COMPLETION, payload(TURN | {"channels": [EXPERTS]}, TOLD)))
+    told = from_bytes(BEGUN + record(4, payload(TURN | {"channels": [EXPERTS]}, TOLD)))
     assert told.trajectory.channels()["experts"].entries() == [None, None, 258]
-    told = from_bytes(BEGUN + turn + record(RecordType.REWARD, payload({"write": 1, "reward": 3})))
+    told = from_bytes(BEGUN + turn + record(5, payload({"write": 1, "reward": 3})))
     assert told.trajectory.turns()[0].reward == 3.0
 
 
@@ -73,19 +70,19 @@ def hostile() -> Iterator[bytes]:
     ids = struct.pack("<ii", 1, 2)
     turn_arrays = struct.pack("<if", 3, -1.0)
 
-    def each(front: bytes, kind: RecordType, base: dict[str, Any], arrays: bytes, **changes: Any) -> Iterator[bytes]:
+    def each(front: bytes, kind: int, base: dict[str, Any], arrays: bytes, **changes: Any) -> Iterator[bytes]:
         for name, values in changes.items():
             for value in values:
                 yield front + record(kind, payload(base | {name: value}, arrays))
 
-    yield start + record(RecordType.OPEN, payload(OPEN, OPEN_ARRAYS))
+    yield start + record(2, payload(OPEN, OPEN_ARRAYS))
     bad_header = {"name": [5], "vocab_size": [-1, 1e30], "logprobs": [1], "metadata": [3], "more": [1]}
-    yield from each(start, RecordType.HEADER, HEADER, b"", **bad_header)
+    yield from each(start, 1, HEADER, b"", **bad_header)
     empty = b'{"name":"","vocab_size":null,"logprobs":true,"metadata":'
     for bad in (b"", b"\xff\xff\xff\xff{}", payload({}), payload(HEADER, b"x")):
-        yield start + record(RecordType.HEADER, bad)
+        yield start + record(1, bad)
     for text in (b"{", b"\xff\xfe", b"[]", DEEP, empty + b'{"x":NaN}}', empty + b'{"x":1e999}}'):
-        yield start + record(RecordType.HEADER, payload(text))
+        yield start + record(1, payload(text))
     bad_open = {
         "tokens": [-1, 2**40, 2**31 - 1, 1, True, 2.0, None],
         "branch": [1, -1],
@@ -95,16 +92,16 @@ def hostile() -> Iterator[bytes]:
         "spans": [[[0, 3, 0]], [[0, 1]], [[0, 1, 2**40]], [[0, 1, 1]], {}],
         "cause": [None],
     }
-    yield from each(FRONT, RecordType.OPEN, OPEN, OPEN_ARRAYS, **bad_open)
+    yield from each(FRONT, 2, OPEN, OPEN_ARRAYS, **bad_open)
     for arrays in (
         struct.pack("<ii", 1, 10) + b"\0\0",
         struct.pack("<ii", 1, -2) + b"\0\0",
         ids + b"\0\1",
         ids + b"\0c",
     ):
-        yield FRONT + record(RecordType.OPEN, payload(OPEN, arrays))
-    yield FRONT + record(RecordType.COMPLETION, payload(TURN, turn_arrays))
-    yield FRONT + record(RecordType.HEADER, payload(HEADER))
+        yield FRONT + record(2, payload(OPEN, arrays))
+    yield FRONT + record(4, payload(TURN, turn_arrays))
+    yield FRONT + record(1, payload(HEADER))
     yield FRONT + record(9, payload({}))
     bad_turn = {
         "branch": [1],
@@ -117,30 +114,30 @@ def hostile() -> Iterator[bytes]:
         "cached_tokens": [-1, 1.0],
         "cause": [""],
     }
-    yield from each(BEGUN, RecordType.COMPLETION, TURN, turn_arrays, **bad_turn)
+    yield from each(BEGUN, 4, TURN, turn_arrays, **bad_turn)
     bad_rows = {"name": [3, ""], "bytes": [1, 3, -1], "dtype": ["<i4", "O", None, 2], "more": [1]}
     bad_rows["shape"] = [[2], [-1], ["a"], None]
     rows = [[EXPERTS | {name: value}] for name, values in bad_rows.items() for value in values]
     tables = [{}, [EXPERTS, EXPERTS], [EXPERTS, EXPERTS | {"name": "more"}], [None], *rows]
-    yield from each(BEGUN, RecordType.COMPLETION, TURN, TOLD, channels=tables)
+    yield from each(BEGUN, 4, TURN, TOLD, channels=tables)
     packed = [zlib.compress(text) for text in (b"[1,2]", b"{}", b"[NaN]", DEEP)]
     for data in (*packed, zlib.compress(b"[1]") + b"x", zlib.compress(b"[1]")[:-1]):
         table = [EXPERTS | {"dtype": None, "bytes": len(data)}]
-        yield BEGUN + record(RecordType.COMPLETION, payload(TURN | {"channels": table}, TOLD[:8] + data))
-    turned = BEGUN + record(RecordType.COMPLETION, payload(TURN, turn_arrays))
+        yield BEGUN + record(4, payload(TURN | {"channels": table}, TOLD[:8] + data))
+    turned = BEGUN + record(4, payload(TURN, turn_arrays))
     reward = {"write": 1, "reward": 1.0}
-    yield from each(turned, RecordType.REWARD, reward, b"", write=[0, 2, -2, True], reward=["1", True])
-    yield turned + record(RecordType.REWARD, payload({"write": 1}))
-    yield turned + record(RecordType.REWARD, payload(reward, b"x"))
+    yield from each(turned, 5, reward, b"", write=[0, 2, -2, True], reward=["1", True])
+    yield turned + record(5, payload({"write": 1}))
+    yield turned + record(5, payload(reward, b"x"))
     for logprob in (1.0, float("nan"), float("-inf")):
-        yield BEGUN + record(RecordType.COMPLETION, payload(TURN, struct.pack("<if", 3, logprob)))
-    yield BEGUN + record(RecordType.CONTEXT, payload(CONTEXT, struct.pack("<i", 3) + b"\1"))
-    yield BEGUN + record(RecordType.CONTEXT, payload(CONTEXT | {"messages": 0}, struct.pack("<i", 3) + b"\2"))
-    yield BEGUN + record(RecordType.CONTEXT, payload(CONTEXT | {"tokens": 0}))
+        yield BEGUN + record(4, payload(TURN, struct.pack("<if", 3, logprob)))
+    yield BEGUN + record(3, payload(CONTEXT, struct.pack("<i", 3) + b"\1"))
+    yield BEGUN + record(3, payload(CONTEXT | {"messages": 0}, struct.pack("<i", 3) + b"\2"))
+    yield BEGUN + record(3, payload(CONTEXT | {"tokens": 0}))
     bad_fork = {"start": [0, 2, 2**31 - 1], "parent": [1, -1], "branch": [0, 2]}
-    yield from each(BEGUN, RecordType.OPEN, FORK, b"", **bad_fork)
-    forked = BEGUN + record(RecordType.OPEN, payload(FORK | {"tokens": 1}, struct.pack("<i", 3) + b"\2"))
-    yield forked + record(RecordType.OPEN, payload(FORK | {"branch": 2, "parent": 1}))
+    yield from each(BEGUN, 2, FORK, b"", **bad_fork)
+    forked = BEGUN + record(2, payload(FORK | {"tokens": 1}, struct.pack("<i", 3) + b"\2"))
+    yield forked + record(2, payload(FORK | {"branch": 2, "parent": 1}))
 
 
 @pytest.mark.parametrize("data", list(hostile()))

@@ -29,14 +29,14 @@ COMMANDS: Final = {
 
 
 def command(function: Callable[..., Any]) -> click.Command:
-    """A function as the command of its name, with what `COMMANDS` says of it, and ``--debug`` as its last option."""
-    made = click.command(short_help=COMMANDS[function.__name__])(function)
-    debug_option(made)
-    return made
+    """Make a function the command of its name, with ``--debug`` as its last option."""
+    result = click.command(short_help=COMMANDS[function.__name__])(function)
+    debug_option(result)
+    return result
 
 
 class Commands(click.Group):
-    """A group whose commands live in modules of their own, and whose errors are one line."""
+    """A group that imports a command when it is called, and prints an error as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -71,17 +71,12 @@ class Commands(click.Group):
         except (TokentraceError, OSError) as error:
             if ctx.meta.get(DEBUG) or isinstance(error, BrokenPipeError):
                 raise
-            said = " ".join(str(error).split())
-            click.secho(f"error: {said}", fg="red", err=True)
+            click.secho(f"error: {' '.join(str(error).split())}", fg="red", err=True)
             ctx.exit(2)
 
 
 def one_blas_thread() -> None:
-    """Have NumPy multiply in one thread, unless the environment says otherwise.
-
-    The model's matrices are small: threads that wait for each other in between cost more than they do, and many times
-    more where cores are shared. NumPy reads this when it is imported, so there is nothing to do once it is.
-    """
+    """Have NumPy multiply in one thread: the pocket model's matrices are too small to share. NumPy reads this once."""
     if "numpy" not in sys.modules:
         for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, "1")

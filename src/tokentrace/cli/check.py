@@ -23,7 +23,7 @@ from .options import (
     supervision_options,
     template_options,
 )
-from .output import ProgressBars, note, show_view, working, write_page
+from .output import ProgressBars, note, print_result, working, write_page
 
 ALLOWED: Final = ("unchecked", "breaks", "masks", "logprobs", "ids")
 
@@ -113,12 +113,10 @@ def _recorded(inputs: tuple[str, ...]) -> Recorded:
 
 
 def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
-    from ..show.terminal import plain_view, text_view
-
     if options["as_json"]:
         click.echo(json.dumps(report.to_json()))
     elif not options["quiet"]:
-        show_view(text_view, plain_view, report)
+        print_result(report)
     if options["html"] is not None:
         write_page(options["html"], report, tokenizer=model)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import command, one_blas_thread
-from .options import json_option
+from .options import flag, json_option, number
 from .output import ProgressBars, note, print_result, write_file, write_page
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @command
-@click.option("-n", "--rollouts", type=click.IntRange(1), default=64, show_default=True, help="Rollouts by each path.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the questions and the sampling.")
+@number("-n", "--rollouts", default=64, text="Rollouts by each path.")
+@number("--seed", default=0, least=0, text="Of the questions and the sampling.")
 @click.option(
     "-o",
     "--output",
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="The folder for rows, trajectories and the report.",
 )
-@click.option("--render", "render_", is_flag=True, help="Render the shipped example instead, and explain it.")
-@click.option("--open", "open_", is_flag=True, help="Open the report in a browser.")
+@flag("--render", "render_", text="Render the shipped example instead, and explain it.")
+@flag("--open", "open_", text="Open the report in a browser.")
 @json_option("Print the table as JSON.")
 def demo(*, rollouts: int, seed: int, output: Path, render_: bool, open_: bool, as_json: bool) -> None:
     """Run agents on the embedded pocket model by three client paths, on the same questions with the same seeds.
@@ -66,8 +66,7 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
         click.echo(summary)
     else:
         print_result(document)
-    (output / "summary.json").write_text(summary + "\n", encoding="utf-8")
-    note(f"wrote {output / 'summary.json'}")
+    write_file(output / "summary.json", summary + "\n")
     _write_rows(output, result.paths, seed)
     _write_trajectories(output / "trajectories", result.paths)
     write_page(output / "report.html", document)
@@ -77,17 +76,15 @@ def _compare(output: Path, rollouts: int, seed: int, as_json: bool) -> Path:
 def _write_rows(output: Path, reports: Sequence[PathReport], seed: int) -> None:
     """Write the training rows of tokentrace's path; as JSON Lines without pyarrow."""
     from ..data.tables import write_samples
-    from ..demo.paths import ClientPath
     from ..samples.trajectories import trajectory_samples
 
-    rollouts = [rollout for one in reports if one.path is ClientPath.TOKENTRACE for rollout in one.rollouts]
+    rollouts = reports[-1].rollouts
     samples = [row for one in rollouts for row in trajectory_samples(one.trajectory, reward=one.reward)]
-    if importlib.util.find_spec("pyarrow") is not None:
-        write_samples(output / "rows.parquet", samples, {"made_by": "tokentrace demo", "seed": seed})
-        note(f"wrote {output / 'rows.parquet'}")
+    if importlib.util.find_spec("pyarrow") is None:
+        write_file(output / "rows.jsonl", "".join(json.dumps(_json_row(row)) + "\n" for row in samples))
         return
-    lines = "".join(json.dumps(_json_row(row)) + "\n" for row in samples)
-    write_file(output / "rows.jsonl", lines)
+    write_samples(output / "rows.parquet", samples, {"made_by": "tokentrace demo", "seed": seed})
+    note(f"wrote {output / 'rows.parquet'}")
 
 
 def _json_row(sample: Sample) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,45 +13,36 @@ import click
 from ..errors import InputError
 from ..show.visible import counted
 from . import command
-from .options import OneOf, complete_files, json_option, quiet_option, trainer_option
-from .output import ProgressBars, note, print_advice, short_number, trainer_advice
+from .options import (
+    complete_files,
+    flag,
+    json_option,
+    one_of,
+    overwrite_option,
+    quiet_option,
+    rows_option,
+    trainer_option,
+)
+from .output import ProgressBars, note, print_rows, short_number
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
-    from ..gateway.rows import Exported
-    from ..store.store import SessionInfo, State, Store
+    from ..gateway.rows import Export
+    from ..store.store import SessionInfo, Store
 
 
 @command
 @click.argument("store", metavar="STORE", shell_complete=complete_files)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="Where the rows go: .parquet or .jsonl.",
-)
+@rows_option(required=True)
 @trainer_option
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="Only this session; may be repeated.")
-@click.option("--state", type=OneOf(["open", "sealed", "exported"]), help="Only sessions that are in this state.")
+@one_of("--state", ["open", "sealed", "exported"], "Only sessions that are in this state.")
 @click.option("--search", default="", metavar="TEXT", help="Only sessions with this text in their id or metadata.")
-@click.option("--overwrite", is_flag=True, help="Replace an output that already exists.")
-@click.option("--keep-state", is_flag=True, help="Leave sealed sessions sealed instead of marking them as exported.")
+@overwrite_option
+@flag("--keep-state", text="Leave sealed sessions sealed instead of marking them as exported.")
 @json_option("Print what was written as JSON.")
 @quiet_option
-def export(
-    store: str,
-    output: Path,
-    trainer: str | None,
-    sessions: tuple[str, ...],
-    state: str | None,
-    search: str,
-    overwrite: bool,
-    keep_state: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def export(*, store: str, **options: Any) -> None:
     """Write the training rows of the sessions in STORE: what `tokentrace serve --store STORE` recorded.
 
     STORE is a file, or postgresql://user@host/database. A gateway may be writing to it meanwhile. docs/rows.md has the
@@ -69,96 +61,77 @@ def export(
     """
     from ..data.tables import check_target
     from ..data.trainers import find_trainer
-    from ..store.store import State
 
-    target = None if trainer is None else find_trainer(trainer)
-    check_target(output, target, overwrite=overwrite)
-    if sessions and (state or search):
+    job = SimpleNamespace(**options)
+    target = None if job.trainer is None else find_trainer(job.trainer)
+    check_target(job.output, target, overwrite=job.overwrite)
+    if job.sessions and (job.state or job.search):
         raise click.UsageError("--session names the sessions: leave out --state and --search, or --session")
     if "://" not in store and not Path(store).is_file():
         what = "is a folder" if Path(store).is_dir() else "is not there"
         raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
-    which = (sessions, None if state is None else State(state), search)
-    done, longest = asyncio.run(_export(store, output, target, which, keep_state, quiet))
-    if as_json:
-        summary = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
-        summary |= {"output": str(output), "longest": longest}
-        if trainer is not None:
-            summary["advice"] = trainer_advice(trainer, output, longest)
-        click.echo(json.dumps(summary))
-    elif not quiet:
-        _summarize(done, output)
-        if trainer is not None:
-            print_advice(trainer, output, longest)
+    done, longest = asyncio.run(_export(store, job, target))
+    data = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
+    data |= {"output": str(job.output), "longest": longest}
+    how = {name: getattr(job, name) for name in ("trainer", "as_json", "quiet")}
+    print_rows(data, "\n".join(_summary(done)), job.output, longest, **how)
+    if not job.as_json and not job.quiet:
+        marked = f", and marked {counted(done.marked, 'session')} as exported" if done.marked else ""
+        note(f"wrote {job.output}{marked}")
 
 
-async def _export(
-    where: str,
-    output: Path,
-    trainer: Trainer | None,
-    which: tuple[tuple[str, ...], State | None, str],
-    keep_state: bool,
-    quiet: bool,
-) -> tuple[Exported, int]:
-    """Return what was exported and the length of the longest row. `which` is (ids, state, search)."""
+async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> tuple[Export, int]:
+    """Return what was exported and the length of the longest row."""
     from ..data.tables import sample_writer
     from ..gateway.rows import LAYOUT, Export, session_fields
     from ..store.opening import open_store
+    from ..store.store import State
 
-    store = open_store(where)
-    (ids, state, search), longest = which, 0
+    store, longest = open_store(where), 0
     try:
-        sessions = await _find_sessions(store, ids)
-        total = len(sessions) if ids else await _count(store, state)
-        export = Export(store, sessions if ids else store.sessions(state=state, search=search))
-        about = {"store": store.where, "sessions": list(ids) or None, "state": state, "search": search}
-        how: dict[str, Any] = {"private": True, "trainer": trainer}
-        with ProgressBars(quiet=quiet, counts=True) as bars:
-            with sample_writer(output, LAYOUT, about, more=session_fields(), **how) as write:
+        state = None if job.state is None else State(job.state)
+        sessions: Any = [await _session(store, id) for id in dict.fromkeys(job.sessions)]
+        total = len(sessions)
+        if not sessions:
+            states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
+            total = sum([await store.count(each) for each in states])
+            sessions = store.sessions(state=state, search=job.search)
+        export = Export(store, sessions)
+        about = {"store": store.where, "sessions": job.sessions or None, "state": state, "search": job.search}
+        with ProgressBars(quiet=job.quiet, counts=True) as bars:
+            with sample_writer(
+                job.output, LAYOUT, about, more=session_fields(), private=True, trainer=trainer
+            ) as write:
                 async for table in export.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)
-                    done = export.done
-                    status = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
-                    bars.show("sessions", done.sessions, total, status, f"{done.sessions:,} sessions, {status}")
-                if not export.done.rows:
-                    matching = counted(export.done.sessions, "session")
-                    why = f"nothing was sampled in {matching}" if export.done.sessions else "no session matches"
-                    raise InputError(f"{why}, so there are no rows: {output} is not written")
-            bars.show("sessions", export.done.sessions, export.done.sessions)
-            if not keep_state:
+                    status = f"{short_number(export.rows)} rows, {short_number(export.tokens)} tokens"
+                    bars.show("sessions", export.sessions, total, status, f"{export.sessions:,} sessions, {status}")
+                if not export.rows:
+                    matching = counted(export.sessions, "session")
+                    why = f"nothing was sampled in {matching}" if export.sessions else "no session matches"
+                    raise InputError(f"{why}, so there are no rows: {job.output} is not written")
+            bars.show("sessions", export.sessions, export.sessions)
+            if not job.keep_state:
                 await export.mark()
-        return export.done, longest
+        return export, longest
     finally:
         await store.close()
 
 
-async def _find_sessions(store: Store, ids: tuple[str, ...]) -> list[SessionInfo]:
-    """Return the sessions of these ids. Raises InputError if one is missing or dropped."""
-    sessions = []
-    for id in dict.fromkeys(ids):
-        info = await store.session(id)
-        if info is None:
-            raise InputError(f"{store.where} has no session {id!r}")
-        if info.state == "dropped":
-            raise InputError(f"session {id!r} was dropped: its tokens are gone")
-        sessions.append(info)
-    return sessions
+async def _session(store: Store, id: str) -> SessionInfo:
+    """Return the session of an id. Raises InputError if it is missing or dropped."""
+    info = await store.session(id)
+    if info is None:
+        raise InputError(f"{store.where} has no session {id!r}")
+    if info.state == "dropped":
+        raise InputError(f"session {id!r} was dropped: its tokens are gone")
+    return info
 
 
-async def _count(store: Store, state: State | None) -> int:
-    from ..store.store import State
-
-    states = [state] if state is not None else [State.OPEN, State.SEALED, State.EXPORTED]
-    return sum([await store.count(each) for each in states])
-
-
-def _summarize(done: Exported, output: Path) -> None:
+def _summary(done: Export) -> Iterator[str]:
     counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
-    click.echo(f"{counts}, {done.trained:,} trained")
+    yield f"{counts}, {done.trained:,} trained"
     if done.causes:
         causes = ", ".join(f"{count:,} by {cause.replace('_', ' ')}" for cause, count in done.causes.most_common())
-        click.echo(f"branches: {causes}")
-    if done.marked:
-        note(f"marked as exported: {done.marked:,}")
-    note(f"wrote {output}")
+        yield f"branches: {causes}"

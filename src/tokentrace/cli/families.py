@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -12,9 +12,6 @@ from ..settings import nearest
 from . import command
 from .options import complete_families, json_option
 from .output import print_result
-
-if TYPE_CHECKING:
-    from ..formats.families import Family
 
 COLUMNS: Final = {"name": "family", "models": "models"}
 DETAILS: Final = {**COLUMNS, "turn": "an assistant's turn", "tool": "a tool result", "tool_parser": "dialect of calls"}
@@ -40,7 +37,7 @@ def families(*, name: str | None, as_json: bool) -> None:
     choices = [family for family in FAMILIES if name in (None, family.name)]
     if not choices:
         raise RendererError(f"there is no family {name!r}; {nearest(name, [family.name for family in FAMILIES])}")
-    rows = [_row(family) for family in choices]
+    rows = [{key: str(getattr(family, key, "") or "") for key in DETAILS} for family in choices]
     if as_json:
         click.echo(json.dumps(rows if name is None else rows[0], indent=2, ensure_ascii=False))
     elif name is None:
@@ -51,7 +48,3 @@ def families(*, name: str | None, as_json: bool) -> None:
         for key, label in DETAILS.items():
             if rows[0][key]:
                 click.echo(f"{label}:\n" + "".join(f"  {line}\n" for line in rows[0][key].splitlines()), nl=False)
-
-
-def _row(family: Family) -> dict[str, str]:
-    return {key: str(getattr(family, key, "") or "") for key in DETAILS}

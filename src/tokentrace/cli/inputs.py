@@ -15,9 +15,6 @@ from .output import note, working
 if TYPE_CHECKING:
     from ..rendering.renderer import Renderer
 
-RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt"})
-"""Template variables that have options of their own."""
-
 _PYTHON: Final = {"True": True, "False": False, "None": None}
 
 
@@ -49,11 +46,13 @@ def read_conversation(source: str, index: int | None = None) -> tuple[Any, Any]:
     The file holds a list of messages, or an object with ``messages`` and perhaps ``tools``; with `index`, or with the
     suffix ``.jsonl``, one of these per line.
     """
-    text, name = _read(source), conversation_title(source) if source == "-" else source
+    text, name, line = _read(source), "stdin" if source == "-" else source, 1
     if index is not None or Path(source).suffix in (".jsonl", ".ndjson"):
-        value = _line(text, name, index or 0)
-    else:
-        value = parse_json(text, name)
+        rows = [(number, row) for number, row in enumerate(text.split("\n"), 1) if row.strip()]
+        if not -len(rows) <= (index or 0) < len(rows):
+            raise InputError(f"{name}: there is no conversation {index or 0}; it has {len(rows)}")
+        line, text = rows[index or 0]
+    value = parse_json(text, name, line)
     if not isinstance(value, dict):
         return value, None
     if "messages" not in value:
@@ -80,14 +79,6 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
         raise InputError(f"{place}: not valid JSON: {error.msg}{hint}") from error
     except RecursionError as error:
         raise InputError(f"{name}: nested too deeply") from error
-
-
-def _line(text: str, name: str, index: int) -> Any:
-    rows = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not -len(rows) <= index < len(rows):
-        raise InputError(f"{name}: there is no conversation {index}; it has {len(rows)}")
-    number, line = rows[index]
-    return parse_json(line, name, number)
 
 
 def _read(source: str) -> str:
@@ -120,10 +111,10 @@ def parse_kwargs(items: Sequence[str]) -> dict[str, Any]:
                 variables[key] = _PYTHON[text] if text in _PYTHON else json.loads(text)
             except ValueError:
                 variables[key] = text
-    parameters = inspect.signature(create_renderer).parameters.items()
-    settings = {name for name, parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    parameters = inspect.signature(create_renderer).parameters.values()
+    settings = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
     for key in variables:
-        if key in RESERVED | settings:
+        if key in {"messages", "tools", "add_generation_prompt"} | settings:
             raise InputError(f"--kwargs: {key!r} is not a template variable: it has an option of its own")
     return variables
 
@@ -146,10 +137,11 @@ def row_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "tools": ("tools", lambda path: check_tools(read_tools(path))),
         "max_row_bytes": ("row_bytes", int),
     }
-    columns = {name.removesuffix("_column"): value for name, value in options.items() if name.endswith("_column")}
-    settings: dict[str, Any] = {"columns": columns} if columns else {}
+    settings: dict[str, Any] = {}
     for name, value in options.items():
-        if not name.endswith("_column"):
+        if name.endswith("_column"):
+            settings.setdefault("columns", {})[name.removesuffix("_column")] = value
+        else:
             setting, read = readers.get(name, (name, lambda option: option))
             settings[setting] = read(value)
     return settings

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import ProgressColumn, TaskID
+    from rich.progress import TaskID
 
 
 def is_plain() -> bool:
@@ -52,32 +54,34 @@ def print_result(value: Any, *, fold: bool = False) -> None:
     """Print any result: in colours on a terminal that has them, else as plain lines. `fold` breaks long lines."""
     from ..show.terminal import plain_view, text_view
 
-    show_view(text_view, plain_view, value, fold=fold)
-
-
-def show_view(
-    coloured: Callable[..., Any], plain: Callable[..., str], value: Any, *, fold: bool = False, **options: Any
-) -> None:
-    """Print a view: in colours on a terminal that has them, else as plain lines."""
     console = make_console()
     if console.is_terminal and console.color_system:
-        console.print(coloured(value, **options), soft_wrap=not fold)
+        console.print(text_view(value), soft_wrap=not fold)
     else:
-        click.echo(plain(value, **options))
+        click.echo(plain_view(value))
 
 
-def trainer_advice(trainer: str, path: Path, longest: int) -> str:
-    """Return the lines for a trainer's configuration to train on a file."""
+def print_report(result: Any, data: Any, as_json: bool) -> None:
+    """Print a result, or its data as JSON."""
+    if as_json:
+        click.echo(json.dumps(data, ensure_ascii=False))
+    else:
+        print_result(result, fold=True)
+
+
+def print_rows(
+    data: dict[str, Any], summary: str, path: Path, longest: int, *, trainer: str | None, as_json: bool, quiet: bool
+) -> None:
+    """Print what is to know about a file of rows: a summary or JSON, and what to put into a trainer's configuration."""
     from ..data.trainers import find_trainer
 
-    return find_trainer(trainer).advice_for(path, longest)
-
-
-def print_advice(trainer: str, path: Path, longest: int) -> None:
-    """Print the lines for a trainer's configuration."""
-    click.secho(f"  for {trainer}:", bold=True)
-    for line in trainer_advice(trainer, path, longest).splitlines():
-        click.echo(f"    {line}")
+    advice = None if trainer is None else find_trainer(trainer).advice_for(path, longest)
+    if as_json:
+        click.echo(json.dumps(data if advice is None else {**data, "advice": advice}))
+    elif not quiet:
+        click.echo(summary)
+        if advice is not None:
+            click.echo(click.style(f"  for {trainer}:", bold=True) + "\n" + textwrap.indent(advice, "    "))
 
 
 def short_number(number: float) -> str:
@@ -114,7 +118,6 @@ class ProgressBars:
         quiet: bool = False,
         transient: bool = False,
         counts: bool = False,
-        columns: Sequence[ProgressColumn] = (),
     ) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
         from rich.progress import TimeRemainingColumn as TimeColumn
@@ -128,7 +131,6 @@ class ProgressBars:
             BarColumn(),
             MofNCompleteColumn() if counts else TaskProgressColumn(),
             TextColumn("{task.fields[status]}"),
-            *columns,
             TimeColumn(elapsed_when_finished=True),
             console=self._console,
             transient=transient,

@@ -14,6 +14,7 @@ from .options import (
     OneOf,
     ResultFile,
     control_tokens_option,
+    flag,
     index_option,
     json_option,
     messages_option,
@@ -21,21 +22,23 @@ from .options import (
 )
 from .output import print_result, working, write_file
 
+_SETTINGS = ("preserve_all_thinking", "use_patched", "control_tokens", "messages")
+
 
 @command
 @click.argument("conversation", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @template_options
-@click.option("-g", "--generation-prompt", is_flag=True, help="End with the prompt for the next reply.")
+@flag("-g", "--generation-prompt", text="End with the prompt for the next reply.")
 @control_tokens_option
 @messages_option
-@click.option("--fail-on-lost", is_flag=True, help="Fail if text reaches no token.")
-@click.option("--preserve-all-thinking", is_flag=True, help="Keep reasoning that the template drops.")
-@click.option("--use-patched", is_flag=True, help="Show past turns as they were sampled.")
+@flag("--fail-on-lost", text="Fail if text reaches no token.")
+@flag("--preserve-all-thinking", text="Keep reasoning that the template drops.")
+@flag("--use-patched", text="Show past turns as they were sampled.")
 @index_option
 @click.option("-f", "--format", "form", type=OneOf(["text", "json", "html"]), help="[default: text]")
 @json_option("The same as --format json.")
 @click.option("-o", "--output", type=ResultFile(), help="Write to this file.")
-@click.option("--open", "open_", is_flag=True, help="Open the page in a browser.")
+@flag("--open", "open_", text="Open the page in a browser.")
 def render(
     *,
     conversation: str,
@@ -68,9 +71,8 @@ def render(
     if open_ and form != "html":
         raise click.UsageError("--open needs --format html")
     messages, tools = read_conversation(conversation, index)
-    names = ("preserve_all_thinking", "use_patched", "control_tokens", "messages")
-    settings = {name: options[name] for name in names}
-    renderer = make_renderer(options, lost="error" if fail_on_lost else "ignore", **settings)
+    lost = "error" if fail_on_lost else "ignore"
+    renderer = make_renderer(options, lost=lost, **{name: options[name] for name in _SETTINGS})
     with working("rendering"):
         tools = read_tools(options["tools"], tools)
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=generation_prompt)

@@ -33,19 +33,13 @@ _FAILED: Final = tuple(sorted(map(str, FAILED_ENDS)))
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="CONFIG.yaml")
 @click.option("-o", "--output", type=click.Path(file_okay=False, path_type=Path), help="The folder to write to.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Run the first N tasks only.")
-@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="How many rollouts are under way at once.")
+@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="How many rollouts run at once.")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="What the seeds of all rollouts are made from.")
-@click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of going on with it.")
+@click.option("--fresh", is_flag=True, help="Discard an earlier run in the output folder instead of continuing it.")
 @click.option("--retry", is_flag=True, help=f"Run those again that ended with {', '.join(_FAILED)}.")
-@click.option(
-    "--continue-aborted",
-    is_flag=True,
-    help="Go on with the tokens that an earlier run left of rollouts that were aborted or under way.",
-)
+@click.option("--continue-aborted", is_flag=True, help="Continue unfinished rollouts from their tokens.")
 @ray_option
-@click.option(
-    "-j", "--workers", type=click.IntRange(1), metavar="N", help="Actors on Ray.  [default: all CPUs of the cluster]"
-)
+@click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Actors on Ray.  [default: all CPUs]")
 @json_option("Write the metrics to stdout as JSON.")
 @quiet_option
 @click.pass_context
@@ -54,10 +48,6 @@ def rollout(
     /,
     *,
     config: Path,
-    output: Path | None,
-    limit: int | None,
-    concurrency: int | None,
-    seed: int | None,
     fresh: bool,
     retry: bool,
     continue_aborted: bool,
@@ -65,15 +55,15 @@ def rollout(
     workers: int | None,
     as_json: bool,
     quiet: bool,
+    **options: Any,
 ) -> None:
     """Run agents on an engine, and keep training rows of exactly the tokens that were sampled.
 
-    CONFIG.yaml names the engine, tools, data, sampling and output; see docs/rollout.md. Options go before what it says.
+    CONFIG.yaml names the engine, tools, data, sampling and output; see docs/rollout.md. Options override it.
 
     The output folder gets a store with a session for each rollout (rollouts.db), the rows (rows.parquet) and
-    metrics.json. A run that was interrupted goes on where it stopped: finished rollouts are on the disk and are
-    skipped, those that were under way are run again. While the engine does not answer the run waits, for as long as
-    `patience` says.
+    metrics.json. The same command continues an interrupted run: finished rollouts are skipped, unfinished ones run
+    again. While the engine does not answer, the run waits for as long as `patience` allows.
 
     The exit code is 0 if every rollout ended by itself or by a budget, 1 if some failed (abort, bridge, engine, failed,
     hung), 2 on errors, 3 if the engine was down for too long, 130 on Ctrl-C.
@@ -96,12 +86,12 @@ def rollout(
         raise click.UsageError("--workers is the number of actors on a Ray cluster: give --ray as well")
     if continue_aborted and ray is not None:
         raise click.UsageError("--continue-aborted goes on with rollouts in this process: leave --ray out")
-    options: dict[str, Any] = {"limit": limit, "concurrency": concurrency, "seed": seed, "sources": dict(SOURCES)}
+    options["sources"] = dict(SOURCES)
     with working("loading"):
-        run = read_run(config, output=output, **options)
+        run = read_run(config, **options)
     if fresh:
         discard_run(run.output)
-    store = RolloutStore(run.output)  # it holds the folder: from here on no other process changes what is there
+    store = RolloutStore(run.output)  # it locks the folder: from here on no other process changes what is there
     try:
         try:
             check_run(run.output, run.settings)
@@ -110,21 +100,21 @@ def rollout(
         again = store.run_again(_FAILED if retry else [End.ABORT] if continue_aborted else [])
         before = {"unfinished_before": len(store.unfinished), "retried": len(again)}
         if not quiet:
-            _announce(run, store, before)
+            _announce(run, store, before["unfinished_before"])
         try:
-            if ray is None:
-                running = _run(run, store, quiet, continue_aborted)
-            else:
-                options["output"] = run.output
-                running = _run_on_ray(run, config.absolute(), options, ray, workers, store, quiet)
-            summary, circuits, waited = asyncio.run(running)
-        except KeyboardInterrupt:
-            click.secho(f"\ninterrupted: {_kept(run, store)}", fg="yellow", err=True)
-            ctx.exit(130)
-        except EngineDown as error:
-            click.secho(f"stopped: {' '.join(str(error).split())}", fg="red", err=True)
-            click.secho(_kept(run, store), fg="yellow", err=True)
-            ctx.exit(3)
+            cluster = None
+            if ray is not None:
+                from ..rollout.cluster import ConfiguredCrew
+
+                crew = ConfiguredCrew(config.absolute(), options | {"output": run.output}, run.settings)
+                cluster = {"make": crew, "workers": workers, "address": ray or None}
+            summary, circuits, waited = asyncio.run(_run(run, store, quiet, continue_aborted, cluster))
+        except (KeyboardInterrupt, EngineDown) as error:
+            down = isinstance(error, EngineDown)
+            click.secho(f"stopped: {' '.join(str(error).split())}" if down else "\ninterrupted", fg="red", err=True)
+            done = f"{len(store.finished)} of {len(run.tasks)} rollouts are finished and kept"
+            click.secho(f"{done}; the same command goes on with the rest", fg="yellow", err=True)
+            ctx.exit(3 if down else 130)
         metrics = {**summary.described(), **before, "output": str(run.output), "advantages": run.advantages}
         metrics["advantage_notes"] = list(compared(store.finished).notes) if run.advantages else []
         metrics |= {"waited_seconds": waited, "circuits": [one.described() for one in circuits]}
@@ -140,36 +130,32 @@ def rollout(
     ctx.exit(1 if any(summary.ends[end] for end in _FAILED) else 0)
 
 
-def _kept(run: Run, store: RolloutStore) -> str:
-    done = f"{len(store.finished)} of {len(run.tasks)} rollouts are finished and kept"
-    return f"{done}; the same command goes on with the rest"
-
-
 async def _run(
-    run: Run, store: RolloutStore, quiet: bool, continue_aborted: bool
+    run: Run, store: RolloutStore, quiet: bool, continue_aborted: bool, cluster: dict[str, Any] | None
 ) -> tuple[Summary, list[Circuit], float]:
-    """The summary of the run, the states of its endpoints, and for how many seconds it waited for an engine."""
+    """Return the summary, the states of the endpoints, and how many seconds the run waited for an engine.
+
+    `cluster` are options of `run_rollouts_on_ray`; None runs in this process.
+    """
     from ..engines.routing import circuits_of
     from ..rollout.batch import Summary, run_rollouts
+    from ..rollout.cluster import run_rollouts_on_ray
     from ..rollout.patience import Patience
 
     if all(store.is_finished(task.name) for task in run.tasks):  # no engine is needed to say so
         return Summary.of(store), [], 0.0
+    options: dict[str, Any] = {"concurrency": min(run.concurrency, len(run.tasks)), "store": store, "seed": run.seed}
+    if cluster is not None:
+        with _Display(len(run.tasks), store, quiet) as display:
+            options |= {"done": display.update, "patience": run.patience, "notice": display.outage, **cluster}
+            return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
     try:
         with _Display(len(run.tasks), store, quiet, engine) as display:
             patience = Patience(run.patience, notice=display.outage)
-            summary = await run_rollouts(
-                run.agent(engine),
-                run.tasks,
-                concurrency=min(run.concurrency, len(run.tasks)),
-                store=store,
-                done=display.update,
-                seed=run.seed,
-                patience=patience,
-                continue_aborted=continue_aborted,
-            )
+            options |= {"done": display.update, "patience": patience, "continue_aborted": continue_aborted}
+            summary = await run_rollouts(run.agent(engine), run.tasks, **options)
             return summary, circuits_of(engine), patience.waited
     finally:
         try:
@@ -178,36 +164,8 @@ async def _run(
             await engine.close()
 
 
-async def _run_on_ray(
-    run: Run,
-    config: Path,
-    options: dict[str, Any],
-    address: str,
-    workers: int | None,
-    store: RolloutStore,
-    quiet: bool,
-) -> tuple[Summary, list[Circuit], float]:
-    """As `_run`, on a cluster."""
-    from ..rollout.cluster import ConfiguredCrew, run_rollouts_on_ray
-
-    with _Display(len(run.tasks), store, quiet) as display:
-        summary = await run_rollouts_on_ray(
-            ConfiguredCrew(config, options, run.settings),
-            run.tasks,
-            workers=workers,
-            address=address or None,
-            concurrency=min(run.concurrency, len(run.tasks)),
-            store=store,
-            done=display.update,
-            seed=run.seed,
-            patience=run.patience,
-            notice=display.outage,
-        )
-    return summary, [], 0.0
-
-
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:
-    """Write rows and metrics; says why the rows could not be written."""
+    """Write rows and metrics. Returns why the rows could not be written."""
     from ..files import write_whole
     from ..rollout.store import METRICS
 
@@ -220,12 +178,10 @@ def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None
     return problem
 
 
-def _announce(run: Run, store: RolloutStore, before: dict[str, int]) -> None:
-    if store.finished or before["unfinished_before"]:
-        said = f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished"
-        if before["unfinished_before"]:
-            said += f", {before['unfinished_before']:,} were under way and are run again"
-        note(said)
+def _announce(run: Run, store: RolloutStore, unfinished: int) -> None:
+    if store.finished or unfinished:
+        under_way = f", {unfinished:,} were under way and are run again" if unfinished else ""
+        note(f"going on: {len(store.finished):,} of {len(run.tasks):,} rollouts are finished{under_way}")
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -238,13 +194,13 @@ class _Display(ProgressBars):
     _OUTAGES_EVERY = 60.0
 
     def __init__(self, total: int, store: RolloutStore, quiet: bool, engine: Engine | None = None) -> None:
-        super().__init__(quiet=quiet, counts=True, columns=[_circuits_column(engine)])
+        super().__init__(quiet=quiet, counts=True)
         from ..rollout.batch import Summary
 
         self._engine = engine
         self._total = total
         self._so_far = Summary.of(store)
-        self._outage_said = 0.0
+        self._reported = 0.0
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -253,91 +209,71 @@ class _Display(ProgressBars):
 
     def update(self, rollout: Rollout) -> None:
         """Count a rollout that has ended."""
-        found = self._so_far
-        found.add(rollout.metrics())
-        rate = (found.rollouts - found.resumed) / max(time.monotonic() - self._began, 1e-9)
-        said = f"{rate:.1f}/s"
-        if found.rewards:
-            said += f" · reward {found.reward:.3f}"
-        if found.tool_errors:
-            said += f" · {found.tool_errors:,} tool errors"
-        left = (self._total - found.rollouts) / rate
-        line = f"{found.rollouts:,} of {self._total:,} rollouts · {said}{_circuits(self._engine)} · {left:.0f} s left"
-        self.show("rollouts", found.rollouts, self._total, said, line)
+        summary = self._so_far
+        summary.add(rollout.metrics())
+        done, rate = summary.rollouts, (summary.rollouts - summary.resumed) / max(time.monotonic() - self._began, 1e-9)
+        status = f"{rate:.1f}/s"
+        if summary.rewards:
+            status += f" · reward {summary.reward:.3f}"
+        if summary.tool_errors:
+            status += f" · {summary.tool_errors:,} tool errors"
+        status += _circuits(self._engine)
+        left = f"{(self._total - done) / rate:.0f} s left"
+        line = f"{done:,} of {self._total:,} rollouts · {status} · {left}"
+        self.show("rollouts", done, self._total, status, line)
 
     def outage(self, outage: Outage | None) -> None:
-        """Say that the engine does not answer, now and then, and that it answers again."""
+        """Say now and then that the engine does not answer, and once that it answers again."""
         now = time.monotonic()
-        if self._quiet or (outage is not None and self._outage_said and now - self._outage_said < self._OUTAGES_EVERY):
+        if self._quiet or (outage is not None and self._reported and now - self._reported < self._OUTAGES_EVERY):
             return
-        self._outage_said = 0.0 if outage is None else now
-        words = "the engine answers again: going on" if outage is None else f"{outage}{_circuits(self._engine)}"
-        self._console.print(words, style="green" if outage is None else "yellow", markup=False, highlight=False)
+        self._reported = 0.0 if outage is None else now
+        text = "the engine answers again: going on" if outage is None else f"{outage}{_circuits(self._engine)}"
+        self._console.print(text, style="green" if outage is None else "yellow", markup=False, highlight=False)
 
 
 def _circuits(engine: Engine | None) -> str:
-    """The states of a router's endpoints for people, those that are asked as a number; empty for an engine alone."""
+    """Return the states of a router's endpoints as text; empty for an engine alone."""
     from ..engines.routing import CircuitState, circuits_of
 
-    found = [] if engine is None else circuits_of(engine)
-    away = [str(one) for one in found if one.state is not CircuitState.CLOSED]
-    closed = len(found) - len(away)
-    return f" · engines: {', '.join([f'{closed} closed', *away])}" if found else ""
-
-
-def _circuits_column(engine: Engine | None) -> Any:
-    """A column of the bar that looks whenever the bar is drawn: no rollout ends while no engine answers."""
-    from rich.progress import ProgressColumn
-    from rich.text import Text
-
-    class Circuits(ProgressColumn):
-        def render(self, task: Any) -> Text:
-            return Text(_circuits(engine).removeprefix(" · "))
-
-    return Circuits()
+    circuits = [] if engine is None else circuits_of(engine)
+    away = [str(one) for one in circuits if one.state is not CircuitState.CLOSED]
+    closed = f"{len(circuits) - len(away)} closed"
+    return f" · engines: {', '.join([closed, *away])}" if circuits else ""
 
 
 def _summarize(summary: Summary, metrics: dict[str, Any], circuits: list[Circuit], to_stderr: bool) -> None:
-    count = max(summary.rollouts, 1)
-    speed = metrics["tokens_per_second"]
-    rows = [
-        (
-            "rollouts",
-            f"{summary.rollouts:,}" + (f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""),
-        ),
-        ("ended by", ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-"),
-        ("turns", f"{summary.turns:,} ({summary.turns / count:.1f} a rollout)"),
-        (
-            "sampled tokens",
-            f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f} a second" if speed else ""),
-        ),
-        ("tool calls", f"{summary.tool_calls:,}, {summary.tool_errors:,} with errors"),
-        ("malformed turns", f"{summary.malformed_turns:,}"),
-        ("breaks", f"{summary.breaks:,}"),
-        ("samples", f"{summary.samples:,} ({summary.samples / count:.2f} a rollout)"),
-        ("reward", "none" if metrics["reward"] is None else f"{metrics['reward']:.3f} on average"),
-    ]
-    if summary.cached_tokens is not None and summary.prompt_tokens:
-        share = summary.cached_tokens / summary.prompt_tokens
-        rows.insert(
-            4, ("cached tokens", f"{summary.cached_tokens:,} of {summary.prompt_tokens:,} in prompts ({share:.0%})")
-        )
-    if circuits:
-        rows.append(("engines", "; ".join(map(str, circuits))))
-    if metrics["waited_seconds"] >= 1:
-        rows.append(("engine down", f"for {metrics['waited_seconds']:,.0f} s, waited for"))
-    if metrics["unfinished_before"]:
-        rows.insert(1, ("unfinished before", f"{metrics['unfinished_before']:,}, run again"))
+    """Print the results of a run, and what is wrong with them."""
+    count, speed, reward = max(summary.rollouts, 1), metrics["tokens_per_second"], metrics["reward"]
+    cached, prompted, waited = summary.cached_tokens, summary.prompt_tokens, metrics["waited_seconds"]
+    share = None if cached is None or not prompted else cached / prompted
+    earlier = f" ({summary.resumed:,} by an earlier run)" if summary.resumed else ""
+    unfinished = metrics["unfinished_before"]
+    rows = {
+        "rollouts": f"{summary.rollouts:,}{earlier}",
+        "unfinished before": f"{unfinished:,}, run again" if unfinished else "",
+        "ended by": ", ".join(f"{end} {number:,}" for end, number in summary.ends.most_common()) or "-",
+        "turns": f"{summary.turns:,} ({summary.turns / count:.1f} a rollout)",
+        "sampled tokens": f"{summary.sampled:,} of {summary.tokens:,}" + (f", {speed:,.0f} a second" if speed else ""),
+        "cached tokens": "" if share is None else f"{cached:,} of {prompted:,} in prompts ({share:.0%})",
+        "tool calls": f"{summary.tool_calls:,}, {summary.tool_errors:,} with errors",
+        "malformed turns": f"{summary.malformed_turns:,}",
+        "breaks": f"{summary.breaks:,}",
+        "samples": f"{summary.samples:,} ({summary.samples / count:.2f} a rollout)",
+        "reward": "none" if reward is None else f"{reward:.3f} on average",
+        "engines": "; ".join(map(str, circuits)),
+        "engine down": f"for {waited:,.0f} s, waited for" if waited >= 1 else "",
+    }
     click.secho(f"wrote {metrics['rows'] or metrics['output']}", bold=True, err=to_stderr)
-    for name, said in rows:
-        click.echo(f"  {name:<17} {said}", err=to_stderr)
+    for name, text in rows.items():
+        if text:
+            click.echo(f"  {name:<17} {text}", err=to_stderr)
+    notes = list(metrics["advantage_notes"])
     without = summary.rollouts - len(summary.rewards)
     if without and metrics["advantages"]:
-        said = f"  {counted(without, 'rollout')} without a reward: no advantages for their rows"
-        click.secho(said, fg="yellow", err=to_stderr)
-    for said in metrics["advantage_notes"]:
-        click.secho(f"  {said}", fg="yellow", err=to_stderr)
-    bad = sum(summary.ends[end] for end in _FAILED)
-    if bad:
+        notes.insert(0, f"{counted(without, 'rollout')} without a reward: no advantages for their rows")
+    for text in notes:
+        click.secho(f"  {text}", fg="yellow", err=to_stderr)
+    if failed := sum(summary.ends[end] for end in _FAILED):
         where = f"{metrics['output']}/rollouts.db says why; --retry runs them again"
-        click.secho(f"  {bad:,} failed, and have no reward: {where}", fg="red", err=to_stderr)
+        click.secho(f"  {failed:,} failed, and have no reward: {where}", fg="red", err=to_stderr)

@@ -13,7 +13,7 @@ import click
 
 from ..errors import InputError
 from . import command, one_blas_thread
-from .options import OneOf, control_tokens_option, quiet_option, renderer_options
+from .options import control_tokens_option, flag, number, one_of, quiet_option, renderer_options
 from .output import note, working
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..gateway.serving import ServeSettings
     from ..rendering.renderer import Renderer
 
-_KINDS = ["auto", "vllm", "sglang", "llamacpp"]
 _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher", "public_health")
 
 
@@ -33,34 +32,31 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
     metavar="URL",
     help="The address of the engine (several with commas), or 'embedded': the pocket model.",
 )
-@click.option("--engine-kind", type=OneOf(_KINDS), default="auto", show_default=True, help="The kind of engine.")
+@one_of("--engine-kind", ["auto", "vllm", "sglang", "llamacpp"], "The kind of engine.", "auto")
 @renderer_options
 @control_tokens_option
-@click.option(
+@one_of(
     "--calls",
-    type=OneOf(["strict", "lenient"]),
-    default="strict",
-    show_default=True,
-    help="Whether a well-formed call outside its place counts, as in vLLM and SGLang.",
+    ["strict", "lenient"],
+    "Whether a well-formed call outside its place counts, as in vLLM and SGLang.",
+    "strict",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8400, show_default=True, help="0 for any free port.")
 @click.option("--store", metavar="FILE|URL", help="A file (SQLite) or postgresql://….  [default: in memory]")
 @click.option("--keys", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Who may use it.")
-@click.option("--dev", is_flag=True, help="No keys, this machine only, sessions created on first use.")
-@click.option("--create-sessions", is_flag=True, help="With --keys: a request may create the session that it names.")
+@flag("--dev", text="No keys, this machine only, sessions created on first use.")
+@flag("--create-sessions", text="With --keys: a request may create the session that it names.")
 @click.option(
     "--matcher", default="normal", show_default=True, metavar="NAME", help="strict, normal or module:function."
 )
 @click.option("--model", metavar="NAME", help="The name for /v1/models.  [default: the engine's]")
 @click.option("--weights", "version", metavar="VERSION", help="The weight version, if the engine does not report it.")
-@click.option("--max-tokens", type=click.IntRange(1), default=32_768, show_default=True, help="The longest answer.")
-@click.option("--max-concurrent", type=click.IntRange(1), default=512, show_default=True, help="Concurrent answers.")
-@click.option(
-    "--max-waiting", type=click.IntRange(0), default=2048, show_default=True, help="Waiting requests; more get 429."
-)
-@click.option("--max-body-mb", type=click.IntRange(1), default=64, show_default=True, help="The longest request.")
-@click.option("--public-health", is_flag=True, help="With --keys: answer /healthz and /readyz without a key.")
+@number("--max-tokens", default=32_768, text="The longest answer.")
+@number("--max-concurrent", default=512, text="Concurrent answers.")
+@number("--max-waiting", default=2048, least=0, text="Waiting requests; more get 429.")
+@number("--max-body-mb", default=64, text="The longest request.")
+@flag("--public-health", text="With --keys: answer /healthz and /readyz without a key.")
 @click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds to finish on exit.")
 @quiet_option
 def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,59 +18,59 @@ import click
 from ..show.visible import counted
 from . import command
 from .options import (
-    OneOf,
+    flag,
     json_option,
     messages_column_option,
     messages_option,
+    number,
+    one_of,
+    overwrite_option,
     page_option,
     parse_arguments_option,
     quiet_option,
     ray_option,
+    rows_option,
     split_option,
     supervision_options,
     template_options,
     trainer_option,
 )
-from .output import ProgressBars, print_advice, print_result, short_number, trainer_advice, write_page
+from .output import ProgressBars, print_result, print_rows, short_number, write_page
 
 if TYPE_CHECKING:
-    from ..data.job import Finished, Progress
-    from ..data.tokenizing import RowResult, TokenizeSettings
+    from ..data.job import Finished
+    from ..data.tokenizing import Counts, TokenizeSettings
     from ..samples.sample import Sample
 
+_OF_JOB: Final = (
+    *("tokenizer", "output", "trainer", "workers", "ray", "split", "overwrite"),
+    *("stats", "show", "html", "as_json", "quiet"),
+)
+"""Options that say what to do; all others say what rows become."""
 _REASONS: Final = 5
-"""Reasons of rejected rows that the summary tells."""
+"""How many reasons of rejected rows the summary shows."""
 
 
 @command
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="The file to write: .parquet or .jsonl.",
-)
+@rows_option()
 @trainer_option
 @template_options
 @supervision_options
-@click.option(
+@one_of(
     "--lost",
-    type=OneOf(["error", "warn", "ignore"]),
-    default="error",
-    show_default=True,
-    help="Rows with text that reaches no token: reject them, keep them with a note, or keep them silently.",
+    ["error", "warn", "ignore"],
+    "Rows with text that reaches no token: reject them, keep them with a note, or keep them silently.",
+    "error",
 )
-@click.option("--max-length", type=click.IntRange(1), metavar="N", help="The most tokens that a row may have.")
-@click.option(
+@number("--max-length", text="The most tokens that a row may have.")
+@one_of(
     "--overlong",
-    type=OneOf(["drop", "turns", "right", "left"]),
-    default="drop",
-    show_default=True,
-    help="What becomes of longer rows: reported and left out, or cut: after whole turns, on the right, on the left.",
+    ["drop", "turns", "right", "left"],
+    "What becomes of longer rows: reported and left out, or cut: after whole turns, on the right, on the left.",
+    "drop",
 )
-@click.option(
-    "--labels/--no-labels", default=True, help="Without the column of labels, which trainers look for by that name."
-)
+@click.option("--labels/--no-labels", default=True, help="Omit the column of labels, which trainers look for by name.")
 @messages_column_option
 @click.option("--prompt-column", metavar="NAME", help="The column with the prompt, beside one with the completion.")
 @click.option("--completion-column", metavar="NAME", help="The column with the completion.")
@@ -76,36 +79,17 @@ _REASONS: Final = 5
 @messages_option
 @parse_arguments_option
 @split_option
-@click.option(
-    "--max-row-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Longer rows are reported."
-)
-@click.option("-j", "--workers", type=click.IntRange(1), metavar="N", help="Worker processes.  [default: all cores]")
+@number("--max-row-bytes", default=8 << 20, text="Longer rows are reported.")
+@number("-j", "--workers", text="Worker processes.  [default: all cores]")
 @ray_option
-@click.option("--overwrite", is_flag=True, help="Replace an output that already exists.")
-@click.option("--stats", is_flag=True, help="Show how long the rows are.")
-@click.option("--show", type=click.IntRange(1), metavar="N", help="Show the first N rows; without -o only that.")
+@overwrite_option
+@flag("--stats", text="Show how long the rows are.")
+@number("--show", text="Show the first N rows; without -o only that.")
 @page_option("Show these rows as a page.")
 @json_option("Print the summary, and with --stats the statistics, as JSON.")
 @quiet_option
 @click.pass_context
-def tokenize(
-    ctx: click.Context,
-    /,
-    *,
-    inputs: tuple[str, ...],
-    output: Path | None,
-    trainer: str | None,
-    workers: int | None,
-    ray: str | None,
-    split: str | None,
-    overwrite: bool,
-    stats: bool,
-    show: int | None,
-    html: Path | None,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) -> None:
     """Turn conversations into training rows: ids, an exact loss mask, and where each token came from.
 
     INPUT is JSON Lines, JSON, Parquet, a folder of them, a name on the hub, or "-" for stdin; .gz files are
@@ -133,112 +117,89 @@ def tokenize(
     from ..data.tokenizing import TokenizeSettings
     from .inputs import chosen_tokenizer, row_settings
 
-    if output is None and show is None and html is None:
+    job = SimpleNamespace(inputs=inputs, **{name: options.pop(name) for name in _OF_JOB})
+    if job.output is None and job.show is None and job.html is None:
         raise click.UsageError("name the file to write with -o, or look at rows with --show")
-    if output is None and (stats or as_json or ray is not None):
-        raise click.UsageError("--stats, --json and --ray are about the file that -o names")
-    if trainer is not None and (output is None or stats):
-        what = "it has no columns for --stats" if stats else "name it with -o"
-        raise click.UsageError(f"--for {trainer} is about the file that is written: {what}")
-    tokenizer = options.pop("tokenizer")
-    if output is not None and tokenizer is None:
+    if job.output is None and (job.stats or job.as_json or job.trainer is not None or job.ray is not None):
+        raise click.UsageError("--stats, --json, --for and --ray are about the file that -o names")
+    if job.output is not None and job.tokenizer is None:
         raise click.UsageError("rows are for one model: name it with -t (-t pocket is the embedded toy model)")
-    name = chosen_tokenizer(tokenizer)
-    job = TokenizeSettings.read(row_settings(options), name)
-    bad = 0
-    if output is not None:
-        how = {"workers": workers, "split": split, "overwrite": overwrite, "trainer": trainer}
-        try:
-            finished, seconds = _run(inputs, output, job, ray, how, quiet)
-        except KeyboardInterrupt:
-            click.secho("\ninterrupted: nothing was written", fg="yellow", err=True)
-            ctx.exit(130)
-        bad = finished.counts.bad_rows + finished.counts.left_out
-        if as_json:
-            summary = _as_json(finished, seconds, output if stats else None)
-            if trainer is not None:
-                summary["advice"] = trainer_advice(trainer, finished.output, finished.longest)
-            click.echo(json.dumps(summary))
-        elif not quiet:
-            _summarize(finished, seconds)
-            if trainer is not None:
-                print_advice(trainer, finished.output, finished.longest)
-        if stats and not as_json:
-            from ..data.statistics import statistics
-
-            click.echo()
-            print_result(statistics(output))
-    if show is not None or html is not None:
-        _show_rows(inputs, split, job, show or 10, html)
+    settings = TokenizeSettings.read(row_settings(options), chosen_tokenizer(job.tokenizer))
+    try:
+        bad = 0 if job.output is None else _write(job, settings)
+    except KeyboardInterrupt:
+        click.secho("\ninterrupted: nothing was written", fg="yellow", err=True)
+        ctx.exit(130)
+    if job.show is not None or job.html is not None:
+        samples = list(itertools.islice(_samples(job, settings), job.show or 10))
+        if job.html is not None:
+            write_page(job.html, samples, title=f"{len(samples)} rows of {Path(inputs[0]).name}")
+        else:
+            print_result(samples, fold=True)
     ctx.exit(1 if bad else 0)
 
 
-def _run(
-    inputs: tuple[str, ...],
-    output: Path,
-    job: TokenizeSettings,
-    ray: str | None,
-    how: dict[str, Any],
-    quiet: bool,
-) -> tuple[Finished, float]:
+def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
+    """Write the file, print what is in it, and return how many rows or samples it lacks."""
+    from ..data.cluster import tokenize_on_ray
     from ..data.job import tokenize_files
 
+    how = {name: getattr(job, name) for name in ("workers", "split", "overwrite", "trainer")}
+    if job.ray is not None:
+        how["address"] = job.ray or None
     began = time.monotonic()
-    with _Display(quiet=quiet) as display:
-        if ray is not None:
-            from ..data.cluster import tokenize_on_ray
-
-            finished = tokenize_on_ray(inputs, output, job, address=ray or None, progress=display.update, **how)
-        else:
-            finished = tokenize_files(inputs, output, job, progress=display.update, **how)
-    return finished, time.monotonic() - began
+    with _Display(quiet=job.quiet) as display:
+        run = tokenize_files if job.ray is None else tokenize_on_ray
+        finished = run(job.inputs, job.output, settings, progress=display.update, **how)
+    seconds = time.monotonic() - began
+    data, summary = _as_json(finished, seconds, job.stats), "\n".join(_summary(finished, seconds))
+    how = {name: getattr(job, name) for name in ("trainer", "as_json", "quiet")}
+    print_rows(data, summary, job.output, finished.longest, **how)
+    if job.stats and not job.as_json:
+        print_result(finished)
+    return finished.counts.bad_rows + finished.counts.left_out
 
 
 class _Display(ProgressBars):
     """Progress of a run, with rate and time left."""
 
-    def update(self, progress: Progress) -> None:
+    def update(self, counts: Counts, done: int, total: int) -> None:
         """Show how far the run is."""
-        counts, seconds = progress.counts, max(time.monotonic() - self._began, 1e-9)
+        seconds = max(time.monotonic() - self._began, 1e-9)
         bad = f", {counts.bad_rows:,} bad" if counts.bad_rows else ""
         rates = f"{counts.rows / seconds:,.0f} rows/s · {short_number(counts.tokens / seconds)} tokens/s"
-        summary = f"{counts.rows:,} rows{bad} · {rates}"
-        left = seconds * (progress.total - progress.done) / progress.done if progress.done else 0
-        share = 100 * progress.done / max(progress.total, 1)
-        line = f"{share:.0f} % · {summary} · {left:.0f} s left"
-        self.show("tokenizing", progress.done, progress.total, summary, line)
+        status = f"{counts.rows:,} rows{bad} · {rates}"
+        left = seconds * (total - done) / done if done else 0
+        line = f"{100 * done / max(total, 1):.0f} % · {status} · {left:.0f} s left"
+        self.show("tokenizing", done, total, status, line)
 
 
-def _as_json(finished: Finished, seconds: float, stats: Path | None) -> dict[str, Any]:
-    """The summary of a run, and the statistics of a file."""
-    from ..data.statistics import statistics
-
+def _as_json(finished: Finished, seconds: float, stats: bool) -> dict[str, Any]:
     bad_rows = None if finished.bad_rows is None else str(finished.bad_rows)
-    summary = {"output": str(finished.output), "bad_rows_file": bad_rows, **finished.counts.described()}
-    summary |= {"longest": finished.longest, "seconds": seconds}
-    if stats is not None:
-        read = statistics(stats)
-        lengths = {"lengths": read.lengths, "trained_lengths": read.trained_lengths}
-        summary["statistics"] = {name: {str(at): one for at, one in of.items()} for name, of in lengths.items()}
-    return summary
+    data = {"output": str(finished.output), "bad_rows_file": bad_rows, **finished.counts.described()}
+    data |= {"longest": finished.longest, "seconds": seconds}
+    if stats:
+        numbers = finished.quantiles()
+        data["statistics"] = {"lengths": numbers["tokens"], "trained_lengths": numbers["trained"]}
+    return data
 
 
-def _summarize(finished: Finished, seconds: float) -> None:
+def _summary(finished: Finished, seconds: float) -> Iterator[str]:
     counts = finished.counts
     share = 100 * counts.trained / counts.tokens if counts.tokens else 0
-    click.secho(f"wrote {finished.output}", bold=True)
-    made = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
+    yield click.style(f"wrote {finished.output}", bold=True)
+    rows = f"{counted(counts.samples, 'sample')} of {counted(counts.rows, 'row')}"
     rate = f"{seconds:.1f} s, {short_number(counts.tokens / max(seconds, 1e-9))} tokens/s"
-    click.echo(f"  {made} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}")
+    yield f"  {rows} · {counts.tokens:,} tokens, {counts.trained:,} trained ({share:.1f} %) · {rate}"
     for note, samples in sorted(counts.notes.items(), key=lambda item: (-item[1], item[0])):
-        click.secho(f"  {counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
+        yield click.style(f"  {counted(samples, 'sample')}: {_as_options(note)}", fg="yellow")
     if finished.bad_rows is not None:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.bad.most_common())
         more = f"; {counted(counts.left_out, 'sample')} of other rows left out" if counts.left_out else ""
-        rows = counted(counts.bad_rows, "row")
-        click.secho(f"  {rows} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
+        bad = counted(counts.bad_rows, "row")
+        yield click.style(f"  {bad} gave no sample ({kinds or 'none'}){more}: see {finished.bad_rows}", fg="red")
         for reason, count, place in _reasons(finished.bad_rows):
-            click.echo(f"    {count:,} × {_as_options(reason)} (first: {place})")
+            yield f"    {count:,} × {_as_options(reason)} (first: {place})"
 
 
 def _reasons(bad_rows: Path) -> list[tuple[str, int, str]]:
@@ -257,47 +218,28 @@ def _reasons(bad_rows: Path) -> list[tuple[str, int, str]]:
 
 
 def _as_options(note: str) -> str:
-    """A note of the library, as the command line says it."""
-    for name in ("past", "turns"):
-        note = note.replace(f"{name}='", f"--{name} '")
+    """A note of the library, with the options of the command."""
+    note = re.sub(r"\b(past|turns)='", r"--\1 '", note)
     note = re.sub(
-        r"\b([Ss]et) (\w+)=(True|False)", lambda found: f"{found[1]} --kwargs {found[2]}={found[3].lower()}", note
+        r"\b([Ss]et) (\w+)=(True|False)", lambda match: f"{match[1]} --kwargs {match[2]}={match[3].lower()}", note
     )
     return note.replace("final_stop=True", "--final-stop")
 
 
-def _show_rows(
-    inputs: tuple[str, ...], split: str | None, job: TokenizeSettings, count: int, html: Path | None
-) -> None:
-    """Show the first samples, and report rows before them that give none."""
-    import tempfile
-
+def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
+    """Yield samples with titles, and report rows that give none."""
     from ..data.rows import read_rows
     from ..data.sources import find_sources
     from ..data.tokenizing import RowTokenizer
 
-    tokenizer = RowTokenizer(job)
+    tokenizer = RowTokenizer(settings)
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as folder:
-        sources = find_sources(inputs, Path(folder), split=split)
-        rows = (
-            _titled(source.name, tokenizer.tokenize(row, source.name, source.format))
-            for source in sources
-            for row in read_rows(source, row_bytes=job.row_bytes)
-        )
-        samples = list(itertools.islice(itertools.chain.from_iterable(rows), count))
-    if html is not None:
-        write_page(html, samples, title=f"{len(samples)} rows of {Path(inputs[0]).name}")
-    else:
-        print_result(samples, fold=True)
-
-
-def _titled(name: str, result: RowResult) -> list[tuple[str, Sample]]:
-    """Return a row's samples with titles; report a bad row."""
-    if result.bad is not None:
-        click.secho(f"{name}, row {result.bad.row}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
-    titled = []
-    for at, sample in enumerate(result.samples):
-        which = f", sample {at + 1} of {len(result.samples)}" if len(result.samples) > 1 else ""
-        title = f"{name}, row {result.row.number}{which}: {len(sample):,} tokens, {sample.trained:,} trained"
-        titled.append((title, sample))
-    return titled
+        for source in find_sources(job.inputs, Path(folder), split=job.split):
+            for row in read_rows(source, row_bytes=settings.row_bytes):
+                result = tokenizer.tokenize(row, source.name, source.format)
+                place = f"{source.name}, row {row.number}"
+                if result.bad is not None:
+                    click.secho(f"{place}: {result.bad.kind}: {result.bad.reason}", fg="red", err=True)
+                for at, sample in enumerate(result.samples, 1):
+                    which = f", sample {at} of {len(result.samples)}" if len(result.samples) > 1 else ""
+                    yield f"{place}{which}: {len(sample):,} tokens, {sample.trained:,} trained", sample

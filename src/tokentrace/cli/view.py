@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -60,10 +61,9 @@ def _read(file: str, path: Path, rows: int) -> Any:
 
     if path.is_file() and is_trajectory(path):
         return load_trajectory(path)
-    try:
+    samples: list[Sample] = []
+    with contextlib.suppress(InputError):  # it may be anyone's
         samples = list(itertools.islice(read_samples(path), rows)) if path.is_file() else []
-    except InputError:  # not a file of ours
-        samples = []
     samples = samples or list(itertools.islice(_recorded(file), rows))
     if not samples:
         raise InputError(f"{path.name} has no rows")
@@ -94,13 +94,15 @@ def _tokenizer_mismatch(file: Path, result: Any, tokenizer: Tokenizer) -> str:
     """Return how one sees that a file was made with another tokenizer; empty if nothing shows it."""
     from ..data.tables import read_metadata
 
-    metadata = read_metadata(file) if isinstance(result, list) and file.is_file() else {}
+    is_rows = isinstance(result, list)
+    metadata = read_metadata(file) if is_rows and file.is_file() else {}
     if metadata.get("tokenizer_sha256", tokenizer.digest) != tokenizer.digest:
         return f"{file.name} was made with the tokenizer {metadata.get('tokenizer') or 'of another digest'}"
-    if isinstance(result, list):
-        streams = [row.ids for _, row in result]
-    else:
-        streams = [result.trajectory.stream(branch) for branch in range(result.trajectory.num_branches)]
+    streams = (
+        [row.ids for _, row in result]
+        if is_rows
+        else map(result.trajectory.stream, range(result.trajectory.num_branches))
+    )
     highest = max((int(ids.max(initial=0)) for ids in streams), default=0)
     if highest < tokenizer.vocabulary.size:
         return ""

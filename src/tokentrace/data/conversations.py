@@ -37,15 +37,13 @@ class Columns:
 
 
 USUAL_NAMES: Final = Columns()
-"""No column is named: all are found by the usual names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation in OpenAI's shape.
+    """A conversation in OpenAI's shape. Nothing before the message `completion_from` is trained.
 
-    `completion_from` is the first message of the completion, in rows of prompt and completion; nothing before it is
-    trained. `variables` are the row's template variables, `notes` are for the reports of a run.
+    `variables` are the row's template variables, `notes` are for the report of a run.
     """
 
     messages: list[Mapping[str, Any]]
@@ -55,19 +53,12 @@ class Conversation:
     notes: tuple[str, ...] = ()
 
 
-def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | None = None) -> Conversation:
-    """The conversation of a row. Raises InputError naming the column, or the message and its field.
+def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
+    """The conversation of a row, whose columns docs/rows.md lists; a row that is a list is a list of messages.
 
-    - Messages: from ``messages``, ``conversations`` or ``conversation``, a list or JSON text of one; else from
-      ``prompt`` and ``completion`` (or ``response``), each a list of messages, or a string that the user and then the
-      assistant says. Errors count messages from the prompt's first on. A row that is a list is a list of messages.
-    - `shape`: the shape of the messages; None: `shape_of` finds it. Messages in OpenAI's shape stay as they are.
-    - Tools: from ``tools`` or ``functions``, a list or JSON text of one; no tools are None. Bare schemas become tools
-      in ``functions`` and beside ShareGPT's turns.
-    - The ``system`` column goes before the messages (see `with_system`).
-    - Variables: from ``chat_template_kwargs``, a mapping or JSON text of one.
-
-    A column found by a usual name counts as absent if it is None; a column that was named has to be there.
+    Messages in OpenAI's shape stay as they are. Bare schemas become tools in ``functions`` and beside ShareGPT's turns.
+    A column with a usual name counts as absent if it is None; one that `columns` names has to be there. Raises
+    InputError naming the column, or the message and its field; messages are counted from the prompt's first on.
     """
     if isinstance(row, list):
         if columns != USUAL_NAMES:
@@ -76,11 +67,15 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | 
     if not isinstance(row, Mapping):
         raise InputError(f"a row must be a mapping of columns or a list of messages, not {kind_of(row)}")
     first, second = _message_columns(row, columns)
-    values = [_message_list(row, first)] if second is None else [_text_or_list(row, first), _text_or_list(row, second)]
-    shape = shape or shape_of([message for value in values if isinstance(value, list) for message in value])
+    # the text of a prompt or completion is what somebody says, never JSON
+    values = [
+        row[name] if second and isinstance(row[name], str) else _messages(row, name) for name in (first, second) if name
+    ]
+    shape = shape_of([message for value in values if isinstance(value, list) for message in value])
+    role, content = ("from", "value") if shape is Shape.SHAREGPT else ("role", "content")
     parts = [
-        value if isinstance(value, list) else [_turn(role, value, shape)]
-        for role, value in zip(("user", "assistant"), values, strict=False)
+        value if isinstance(value, list) else [{role: speaker, content: value}]
+        for speaker, value in zip(("user", "assistant"), values, strict=False)
     ]
     messages = openai_messages([message for part in parts for message in part], shape)
     start = None
@@ -89,13 +84,70 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | 
         if start + len(openai_messages(parts[1], shape)) != len(messages):
             raise InputError("begins inside the last message of the prompt", field=second)
     everything = with_system(messages, _value(row, columns.system, ("system",))[1])
+    name, tools = _value(row, columns.tools, TOOLS)
     return Conversation(
         messages=everything,
-        tools=_tools(row, columns, shape),
+        tools=openai_tools(tools, wrap=name == "functions" or shape is Shape.SHAREGPT) or None,
         completion_from=None if start is None else start + len(everything) - len(messages),
         variables=_variables(row),
     )
 
+
+def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str | None]:
+    """The column of messages and None, or those of prompt and completion."""
+    if columns.messages is not None and (columns.prompt is not None or columns.completion is not None):
+        raise InputError("name the column of messages, or those of prompt and completion, not both")
+    if columns.prompt is None and columns.completion is None:
+        messages, _ = _value(row, columns.messages, MESSAGES)
+        if messages is not None:
+            return messages, None
+    prompt, _ = _value(row, columns.prompt, ("prompt",))
+    completion, _ = _value(row, columns.completion, COMPLETIONS)
+    if prompt is not None and completion is not None:
+        return prompt, completion
+    expected = f"{', '.join(MESSAGES)}, or prompt and {' or '.join(COMPLETIONS)}"
+    raise InputError(f"the row has no conversation but {_names(row)}; expected: {expected}")
+
+
+def _value(row: Mapping[str, Any], name: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
+    """The column of this name, or the first of the usual ones that is not None; and its value."""
+    if name is None:
+        return next(((one, row[one]) for one in usual if row.get(one) is not None), (None, None))
+    if name not in row:
+        raise InputError(f"the row has no such column; it has {_names(row)}", field=name)
+    return name, row[name]
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    names = [str(name)[:80] for name in row]
+    return (", ".join(names[:8]) or "no columns") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _messages(row: Mapping[str, Any], column: str) -> list[Any]:
+    value = row[column]
+    if isinstance(value, str):
+        value = parse_json(value, Place(field=column))
+    if not isinstance(value, (list, tuple)):
+        raise InputError(f"must be a list of messages, not {kind_of(value)}", field=column)
+    if not value:
+        raise InputError("holds no message", field=column)
+    return list(value)
+
+
+def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    value = row.get(VARIABLES)
+    if isinstance(value, str):
+        value = parse_json(value, Place(field=VARIABLES)) if value.strip() else None
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"must be a mapping of template variables, not {kind_of(value)}", field=VARIABLES)
+    if reserved := [name for name in value if not isinstance(name, str) or name in _RESERVED]:
+        raise InputError(f"{str(reserved[0])[:80]!r} is not a variable that a row can set", field=VARIABLES)
+    return value
+
+
+# -- rows of tables
 
 NULLS_REMOVED: Final = (
     "null values in tool-call arguments or tool schemas were left out: a table cannot tell them from missing keys; "
@@ -106,32 +158,32 @@ _MEANINGFUL: Final = frozenset({"arguments", "input", "parameters", "input_schem
 
 
 def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
-    """A row without the nulls that a table may have filled in, and a note where that may have changed its meaning.
+    """A row without the nulls that a table may have filled in, and a note if arguments or schemas had some.
 
-    An Arrow table (Parquet, `datasets`, Ray) has one set of keys for all rows, and fills in None where a message, a
-    call's arguments or a tool schema lacks a key. Such a None cannot be told from one that was meant, so a column loses
-    all of its None values (see `without_nulls`), and the note says so if arguments or schemas had some. A column in
-    which the items of a list differ in their keys was made in Python, not by a table: it stays as it is.
+    An Arrow table has one set of keys for all rows, and fills in None where a row lacks a key. A column in which the
+    items of a list differ in their keys was made in Python, not by a table: it stays as it is.
     """
     if not isinstance(row, Mapping):
         return row, ()
     try:
         filled = {name for name, value in row.items() if _may_be_struct(value)}
-        stripped = {name: _without_nulls(value) if name in filled else value for name, value in row.items()}
         lost = any(_has_null(row[name], name in TOOLS) for name in filled)
     except RecursionError as error:
         raise InputError("the row is nested too deeply") from error
+    stripped = {name: without_nulls(value) if name in filled else value for name, value in row.items()}
     return stripped, (NULLS_REMOVED,) if lost else ()
 
 
 def without_nulls(value: Any) -> Any:
-    """`value` without the keys of mappings that are None, at any depth; lists keep their elements.
+    """`value` without the keys of mappings that are None, at any depth; lists keep their elements."""
 
-    JSON text is left alone. An assistant's content of None is removed too: it means the same as no content, and a
-    template that would write the word None then writes nothing.
-    """
+    def strip(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: strip(inner) for key, inner in value.items() if inner is not None}
+        return [strip(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
     try:
-        return _without_nulls(value)
+        return strip(value)
     except RecursionError as error:
         raise InputError("the row is nested too deeply") from error
 
@@ -156,91 +208,10 @@ def _has_null(value: Any, is_meaningful: bool) -> bool:
     return isinstance(value, (list, tuple)) and any(_has_null(inner, is_meaningful) for inner in value)
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, (list, tuple)):
-        return [_without_nulls(inner) for inner in value]
-    return value
-
-
 def plain_values(value: Any) -> Any:
     """`value` with NumPy's arrays as lists and its numbers as Python's, at any depth: for rows from pandas."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {key: plain_values(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_values(inner) for inner in value]
-    return value
-
-
-def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str | None]:
-    """The column of messages and None, or those of prompt and completion."""
-    if columns.messages is not None and (columns.prompt is not None or columns.completion is not None):
-        raise InputError("name the column of messages, or those of prompt and completion, not both")
-    if columns.prompt is None and columns.completion is None:
-        messages, _ = _value(row, columns.messages, MESSAGES)
-        if messages is not None:
-            return messages, None
-    prompt, _ = _value(row, columns.prompt, ("prompt",))
-    completion, _ = _value(row, columns.completion, COMPLETIONS)
-    if prompt is not None and completion is not None:
-        return prompt, completion
-    expected = f"{', '.join(MESSAGES)}, or prompt and {' or '.join(COMPLETIONS)}"
-    raise InputError(f"the row has no conversation but {_names(row)}; expected: {expected}")
-
-
-def _value(row: Mapping[str, Any], named: str | None, usual: tuple[str, ...]) -> tuple[str | None, Any]:
-    """The column that is named, or the first of the usual ones that is not None; and its value."""
-    if named is not None:
-        if named not in row:
-            raise InputError(f"the row has no such column; it has {_names(row)}", field=named)
-        return named, row[named]
-    return next(((name, row[name]) for name in usual if row.get(name) is not None), (None, None))
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    names = [str(name)[:80] for name in row]
-    return (", ".join(names[:8]) or "no columns") + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _message_list(row: Mapping[str, Any], column: str) -> list[Any]:
-    value = row[column]
-    if isinstance(value, str):
-        value = parse_json(value, Place(field=column))
-    if not isinstance(value, (list, tuple)):
-        raise InputError(f"must be a list of messages, not {kind_of(value)}", field=column)
-    if not value:
-        raise InputError("holds no message", field=column)
-    return list(value)
-
-
-def _text_or_list(row: Mapping[str, Any], column: str) -> list[Any] | str:
-    """A prompt or a completion. Text is what somebody says, never JSON."""
-    value = row[column]
-    return value if isinstance(value, str) else _message_list(row, column)
-
-
-def _turn(role: str, text: str, shape: Shape) -> dict[str, Any]:
-    if shape is Shape.SHAREGPT:
-        return {"from": role, "value": text}
-    return {"role": role, "content": text}
-
-
-def _tools(row: Mapping[str, Any], columns: Columns, shape: Shape) -> list[dict[str, Any]] | None:
-    column, value = _value(row, columns.tools, TOOLS)
-    return openai_tools(value, wrap=column == "functions" or shape is Shape.SHAREGPT) or None
-
-
-def _variables(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    value = row.get(VARIABLES)
-    if isinstance(value, str):
-        value = parse_json(value, Place(field=VARIABLES)) if value.strip() else None
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InputError(f"must be a mapping of template variables, not {kind_of(value)}", field=VARIABLES)
-    if reserved := [name for name in value if not isinstance(name, str) or name in _RESERVED]:
-        raise InputError(f"{str(reserved[0])[:80]!r} is not a variable that a row can set", field=VARIABLES)
-    return value
+    return [plain_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -8,39 +8,44 @@ complete.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import tempfile
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+import numpy as np
+
 from ..errors import InputError, SampleError
 from ..files import write_whole, writing
 from ..settings import instance, whole
+from ..show.document import Document, Table
+from ..tokens.tokenizer import Tokenizer
+from ..version import __version__
+from .ray_connection import first_line
 from .rows import Batch, count_batches, read_batches
 from .sources import Source, find_sources, pyarrow
 from .tables import Layout, SampleOrigin, check_target, named_path, sample_writer, samples_table
 from .tokenizing import Counts, RowTokenizer, TokenizeSettings
 from .trainers import find_trainer
 
+QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run has come."""
 
-    counts: Counts
-    done: int
-    """How much of the sources is done, in the units of `Source.size`."""
-    total: int
+Progress = Callable[[Counts, int, int], None]
+"""Called with the counts so far, and how much of the sources is done of how much, in the units of `Source.size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,26 @@ class Finished:
     bad_rows: Path | None
     """The file of bad rows; None if every row gave a sample."""
     counts: Counts
-    longest: int
-    """The tokens of the longest sample."""
+    sizes: dict[str, array[int]]
+    """The tokens and the trained tokens of each sample."""
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest sample."""
+        return max(self.sizes["tokens"], default=0)
+
+    def quantiles(self) -> dict[str, dict[float, int]]:
+        """The sizes of samples at each of `QUANTILES`."""
+        return {
+            name: {at: int(np.quantile(values, at, method="inverted_cdf")) for at in QUANTILES}
+            for name, values in self.sizes.items()
+        }
+
+    def document(self, _: Tokenizer | None = None) -> Document:
+        """Return the sizes of samples as a document."""
+        rows = [[name, *(f"{value:,}" for value in numbers.values())] for name, numbers in self.quantiles().items()]
+        table = Table("Lengths", ["a sample", *QUANTILES.values()], rows)
+        return Document("Statistics", tables=[table])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +93,6 @@ Run = Callable[[Iterator[Batch], RowTokenizer, int], Results]
 """Tokenizes batches with so many workers."""
 
 
-def bad_rows_path(output: Path) -> Path:
-    """The file of the bad rows of an output."""
-    return output.with_name(f"{output.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
-
-
 def tokenize_files(
     inputs: Sequence[str],
     output: str | Path,
@@ -84,7 +102,7 @@ def tokenize_files(
     split: str | None = None,
     overwrite: bool = False,
     trainer: str | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Progress | None = None,
     run: Run | None = None,
 ) -> Finished:
     """Tokenize files of conversations into one file of samples: Parquet, or JSON Lines (``.jsonl``).
@@ -103,7 +121,9 @@ def tokenize_files(
     check_target(path, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
-    counts, longest, bad_rows, first_reason = Counts(), 0, bad_rows_path(path), ""
+    counts, first_reason = Counts(), ""
+    sizes = {"tokens": array("i"), "trained": array("i")}
+    bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         sources = find_sources(inputs, Path(spool), split=split)
         tokenizer = RowTokenizer(settings)
@@ -120,14 +140,15 @@ def tokenize_files(
             for batch, result in results:
                 write(result.table)
                 counts.update(result.counts)
-                longest = max([longest, *result.table.column("num_tokens").to_pylist()])
+                for name, values in sizes.items():
+                    values.extend(result.table.column(f"num_{name}").to_pylist())
                 for bad_row in result.bad_rows:
                     first_reason = first_reason or bad_row["reason"]
                     line = json.dumps(bad_row, ensure_ascii=False) + "\n"
                     with writing(Path(rejected.name)):
                         rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
                 if progress is not None:
-                    progress(Progress(counts, batch.done, total))
+                    progress(counts, batch.done, total)
             if not counts.rows:
                 raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
             metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
@@ -135,7 +156,7 @@ def tokenize_files(
             if not counts.samples:
                 problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
                 raise InputError(f"{path} was not written: {problem}")
-    return Finished(path, bad_rows if first_reason else None, counts, longest)
+    return Finished(path, bad_rows if first_reason else None, counts, sizes)
 
 
 def available_cores() -> int:
@@ -146,12 +167,11 @@ def available_cores() -> int:
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
     """A source, for the metadata. Its path is relative to the folder of the output: both may move together."""
-    place: str | None = None
-    if source.origin:
-        place = os.path.abspath(source.origin)
+    path = os.path.abspath(source.origin) if source.origin else None
+    if path is not None:
         with contextlib.suppress(ValueError):  # on another drive
-            place = Path(os.path.relpath(place, output.absolute().parent)).as_posix()
-    return {"name": source.name, "size": source.size, "digest": source.digest, "path": place}
+            path = Path(os.path.relpath(path, output.absolute().parent)).as_posix()
+    return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
 
 
 def _write_bad_rows(rejected: IO[bytes], path: Path) -> None:
@@ -164,7 +184,7 @@ def _write_bad_rows(rejected: IO[bytes], path: Path) -> None:
         write_whole(path, rejected)
 
 
-# -- batches
+# -- workers
 
 
 def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
@@ -180,19 +200,54 @@ def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
     return BatchResult(samples_table(samples, places, Layout(labels=tokenizer.settings.labels)), counts, bad_rows)
 
 
-def in_order(batches: Iterable[Batch], submit: Callable[[Batch], Callable[[], BatchResult]], ahead: int) -> Results:
+_TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
+"""In a worker: the tokenizer of the run that it works for."""
+
+
+def worker_tokenizer(settings: TokenizeSettings) -> RowTokenizer:
+    """The tokenizer of a worker, cached."""
+    key = repr((getattr(settings.tokenizer, "digest", settings.tokenizer), settings))
+    if key not in _TOKENIZERS:
+        _TOKENIZERS.clear()
+        _TOKENIZERS[key] = RowTokenizer(settings)
+    return _TOKENIZERS[key]
+
+
+def tokenize_in_worker(batch: Batch, settings: TokenizeSettings | None, version: str) -> BatchResult | str:
+    """Return the result of a batch, or why there is none: not all errors survive pickling."""
+    node = f"node {platform.node()}"
+    try:
+        if version != __version__:
+            return f"{node} has tokentrace {__version__}, the node that started the run has {version}"
+        tokenizer = next(iter(_TOKENIZERS.values())) if settings is None else worker_tokenizer(settings)
+        return tokenize_batch(tokenizer, batch)
+    except Exception as error:
+        return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
+
+
+def in_order(
+    batches: Iterable[Batch], submit: Callable[[Batch], Future[Any]], ahead: int, died: type[Exception]
+) -> Results:
     """Submit batches to workers, at most `ahead` at a time, and yield their results in the order of the batches.
 
-    `submit` starts the work on a batch and returns a function that waits for its result.
+    Raises SampleError if a worker fails, or if `died` says that it is gone.
     """
-    pending: deque[tuple[Batch, Callable[[], BatchResult]]] = deque()
-    for batch in batches:
-        pending.append((batch, submit(batch)))
-        if len(pending) >= ahead:
-            first, wait = pending.popleft()
-            yield first, wait()
-    for batch, wait in pending:
-        yield batch, wait()
+    pending: deque[tuple[Batch, Future[Any]]] = deque()
+    for batch in itertools.chain(batches, itertools.repeat(None)):
+        if batch is not None:
+            pending.append((batch, submit(batch)))
+        if not pending:
+            return
+        if batch is None or len(pending) >= ahead:
+            first, future = pending.popleft()
+            try:
+                result = future.result()
+            except died as error:
+                problem = "workers died on them, perhaps for lack of memory: run again with fewer workers"
+                raise SampleError(f"{first}: {problem} ({first_line(error)})") from error
+            if isinstance(result, str):
+                raise SampleError(result)
+            yield first, result
 
 
 def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
@@ -205,29 +260,22 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
         workers = min(workers, 61)  # its limit
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
-    place = "at the beginning"
     try:
-        for batch, result in in_order(
-            batches, lambda batch: pool.submit(_tokenize_in_worker, batch).result, ahead=2 * workers
-        ):
-            yield batch, result
-            place = f"soon after {batch}"
-    except BrokenProcessPool as error:
-        problem = "perhaps for lack of memory: run again with fewer workers"
-        raise SampleError(f"a worker died {place}, {problem}") from error
+        yield from in_order(
+            batches,
+            lambda batch: pool.submit(tokenize_in_worker, batch, None, __version__),
+            ahead=2 * workers,
+            died=BrokenProcessPool,
+        )
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-_WORKER: Final[list[RowTokenizer]] = []
-"""In a worker process: its tokenizer."""
 
 
 def _start_worker(settings: TokenizeSettings) -> None:
     """Prepare a worker process. It ends when the process that started it ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _WORKER.append(RowTokenizer(settings))
+    worker_tokenizer(settings)
 
 
 def _end_with_parent() -> None:
@@ -235,10 +283,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _tokenize_in_worker(batch: Batch) -> BatchResult:
-    try:
-        return tokenize_batch(_WORKER[0], batch)
-    except Exception as error:  # not every error survives pickling
-        raise SampleError(f"{batch}: {type(error).__name__}: {' '.join(str(error).split())}") from None

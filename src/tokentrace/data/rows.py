@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ..errors import InputError
@@ -20,28 +20,28 @@ ROW_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, or what is wrong with it."""
+    """A row, or what is wrong with it.
+
+    `number` counts from 1; `line` is that of JSON Lines; `text` is JSON that is not parsed yet; `end` is where the row
+    ends in its source, in the units of `Source.size`.
+    """
 
     number: int
-    """Counted from 1: the line, the element of the array, the row of the table."""
     line: int | None
-    """The line it is on, in JSON Lines."""
     value: Any = None
     problem: str | None = None
     text: bytes | None = None
-    """Its JSON text, if that is not parsed yet."""
     end: int = 0
-    """Where it ends in its source, in the units of `Source.size`."""
 
     def parsed(self) -> Row:
         """Parse the text of the row, if it has one."""
         if self.text is None:
             return self
-        value, problem = _parsed(self.text)
-        return Row(self.number, self.line, value, problem, end=self.end)
+        value, problem = _parse(self.text)
+        return replace(self, value=value, problem=problem, text=None)
 
 
-def _parsed(text: bytes) -> tuple[Any, str | None]:
+def _parse(text: bytes) -> tuple[Any, str | None]:
     """The value of JSON text, or what is wrong with it."""
     try:
         return json.loads(text.decode("utf-8-sig")), None
@@ -55,14 +55,12 @@ def _parsed(text: bytes) -> tuple[Any, str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one source that a worker tokenizes at once."""
+    """Rows of one source for a worker. `done` is how much of all sources is read, in the units of `Source.size`."""
 
     source: str
     format: Format
     rows: tuple[Row, ...]
-    """Text is not parsed yet: the worker does that."""
     done: int
-    """How much of all sources is read up to here, in the units of `Source.size`."""
 
     def __str__(self) -> str:
         return f"rows {self.rows[0].number} to {self.rows[-1].number} of {self.source}"
@@ -97,8 +95,9 @@ def read_rows(source: Source, *, row_bytes: int = ROW_BYTES) -> Iterator[Row]:
 
 
 def _unparsed_rows(source: Source, limit: int) -> Iterator[Row]:
-    readers = {Format.LINES: _lines, Format.JSON: _values, Format.PARQUET: _table_rows}
-    return readers[source.format](source, limit)
+    if source.format is Format.JSON:
+        return _values(source)
+    return _table_rows(source, limit) if source.format is Format.PARQUET else _lines(source, limit)
 
 
 def _lines(source: Source, limit: int) -> Iterator[Row]:
@@ -110,15 +109,15 @@ def _lines(source: Source, limit: int) -> Iterator[Row]:
             if len(line) > limit and not line.endswith(b"\n"):
                 while not line.endswith(b"\n") and (line := file.readline(1 << 20)):
                     end += len(line)
-                yield _too_long(number, number, end - start, limit, end)
+                yield Row(number, number, problem=_too_long(end - start, limit), end=end)
             elif line.strip():
                 yield Row(number, number, text=line.removesuffix(b"\n"), end=end)
 
 
-def _values(source: Source, limit: int) -> Iterator[Row]:
+def _values(source: Source) -> Iterator[Row]:
     """The rows of one JSON value: the elements of a list, unless that is the messages of one conversation."""
     with reading(source.name), open(source.path, "rb") as file:
-        value, problem = _parsed(file.read())
+        value, problem = _parse(file.read())
     first = value[0] if isinstance(value, list) and value else None
     is_message = isinstance(first, dict) and (isinstance(first.get("role"), str) or {"from", "value"} <= set(first))
     if not isinstance(value, list) or is_message:
@@ -126,11 +125,6 @@ def _values(source: Source, limit: int) -> Iterator[Row]:
         return
     for number, row in enumerate(value, 1):
         yield Row(number, None, row, end=source.size * number // len(value))
-
-
-def _too_long(number: int, line: int | None, size: int, limit: int, end: int) -> Row:
-    problem = f"a row of {size:,} bytes is over the limit of {limit:,}; see --max-row-bytes"
-    return Row(number, line, problem=problem, end=end)
 
 
 def _table_rows(source: Source, limit: int) -> Iterator[Row]:
@@ -141,8 +135,12 @@ def _table_rows(source: Source, limit: int) -> Iterator[Row]:
                 number += 1
                 row = batch.slice(at, 1)
                 if row.nbytes > limit:
-                    yield _too_long(number, None, row.nbytes, limit, number)
+                    yield Row(number, None, problem=_too_long(row.nbytes, limit), end=number)
                 else:
                     yield Row(number, None, row.to_pylist()[0], end=number)
     except (OSError, ValueError) as error:
         raise InputError(f"{source.name} cannot be read: {error}") from error
+
+
+def _too_long(size: int, limit: int) -> str:
+    return f"a row of {size:,} bytes is over the limit of {limit:,}; see --max-row-bytes"

@@ -16,12 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from ..errors import InputError, brief
 from ..files import writing
 
-_LINES: Final = (".jsonl", ".ndjson")
 _ROWS: Final = re.compile(r"[^.].*\.(jsonl|ndjson|json)(\.gz)?|[^.].*\.parquet")
 _NO_ROWS: Final = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -31,26 +30,25 @@ _SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "
 
 
 class Format(StrEnum):
-    """The format of a source."""
+    """The format of a source. JSON is one value: a list of rows, or one row (an object, or a list of messages)."""
 
     LINES = "lines"
-    """JSON Lines."""
     JSON = "json"
-    """One JSON value: a list of rows, or one row (an object, or the messages of a conversation)."""
     PARQUET = "parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file with rows. `name` is the user's name for it; `path` is where it is read, perhaps an unpacked copy."""
+    """A file with rows. `name` is the user's name for it; `path` is where it is read, perhaps an unpacked copy.
+
+    `size` is in bytes of text, or rows of a table. `origin` is the file itself; empty for stdin.
+    """
 
     name: str
     path: str
     format: Format
     size: int
-    """Bytes of text, or rows of a table."""
     origin: str = ""
-    """The path of the file itself, packed or not; empty for stdin."""
 
     @property
     def digest(self) -> str:
@@ -73,43 +71,30 @@ def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None
 
     Unpacks gzip files and stdin into `spool`. Raises InputError for what cannot be read.
     """
-    if isinstance(inputs, (str, os.PathLike)):
-        inputs = [os.fspath(inputs)]
-    if not isinstance(inputs, Iterable) or not (inputs := [_checked_name(name) for name in inputs]):
+    names = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
+    if not isinstance(names, Iterable) or not (names := list(names)):
         raise InputError("there is no input: name files, folders, or '-' for stdin")
     if split is not None and not isinstance(split, str):
         raise InputError(f"split must be the name of a split, not {brief(split)}")
-    sources: list[Source] = []
-    for name in inputs:
-        for title, path in _files(name, split):
-            sources.append(_source(path, title, spool / f"source-{len(sources):05d}"))
-    return sources
+    files = [file for name in names for file in _files(name, split)]
+    return [_source(title, path, spool / f"source-{at:05d}") for at, (title, path) in enumerate(files)]
 
 
-def _checked_name(value: Any) -> str:
+def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
+    """The files of an input, each with its title."""
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
-    return name
-
-
-def _files(name: str, split: str | None) -> Iterator[tuple[str, Path]]:
-    """The files of an input, each with its title."""
-    path = Path(name)
     try:
-        path = path.expanduser()
-        is_file, is_folder = name == "-" or path.is_file(), path.is_dir()
+        path = Path(name).expanduser()
+        if name == "-" or path.is_file():
+            return [(name, path)]
+        folder = path if path.is_dir() else None
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{brief(name)} cannot be read: {error}") from error
-    if is_file:
-        yield name, path
-        return
-    if not is_folder:
-        if not _HUB_NAME.fullmatch(name):
-            raise InputError(f"there is no file or folder {name!r}")
-        path = _from_hub(name)
-    for file in _files_in(path, name, split):
-        yield f"{name.rstrip('/')}/{file.relative_to(path).as_posix()}", file
+    folder = folder or _from_hub(name)
+    files = _files_in(folder, name, split)
+    return [(f"{name.rstrip('/')}/{file.relative_to(folder).as_posix()}", file) for file in files]
 
 
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
@@ -121,11 +106,10 @@ def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
     }
     if split is not None:
         files = {path: words for path, words in files.items() if set(re.split(r"[-_./]", split.lower())) <= words}
-    else:
-        splits = {next(iter(sorted(words & _SPLITS)), "none") for words in files.values()}
-        if len(splits) > 1 and not _TRAINING | {"none"} >= splits:
-            choices = ", ".join(sorted(splits))
-            raise InputError(f"{name} holds several splits ({choices}): choose one with --split (split=)")
+    splits = {next(iter(sorted(words & _SPLITS)), "none") for words in files.values()}
+    if split is None and len(splits) > 1 and not _TRAINING | {"none"} >= splits:
+        choices = ", ".join(sorted(splits))
+        raise InputError(f"{name} holds several splits ({choices}): choose one with --split (split=)")
     if not files:
         which = f" of split {split!r}" if split is not None else ""
         raise InputError(f"{name}: there is no file with rows{which}: .jsonl, .json or .parquet")
@@ -133,6 +117,8 @@ def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
 
 
 def _from_hub(name: str) -> Path:
+    if not _HUB_NAME.fullmatch(name):
+        raise InputError(f"there is no file or folder {name!r}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -145,19 +131,20 @@ def _from_hub(name: str) -> Path:
         raise InputError(f"{name!r} is not a file here and {problem}") from error
 
 
-def _source(path: Path, name: str, copy: Path) -> Source:
-    if name == "-":
-        return _unpacked(sys.stdin.buffer, "stdin", "", copy)
+def _source(name: str, path: Path, copy: Path) -> Source:
     with reading(name):
-        if path.suffix == ".gz":
-            with gzip.open(path, "rb") as stream:
-                return _unpacked(stream, name.removesuffix(".gz"), str(path), copy)
         if path.suffix == ".parquet":
             return Source(name, str(path), Format.PARQUET, parquet_file(str(path)).metadata.num_rows, str(path))
-        return Source(name, str(path), _text_format(path, name), path.stat().st_size, str(path))
+        origin = str(path)
+        if name == "-":
+            name, path, origin = "stdin", _unpacked(name, sys.stdin.buffer, copy), ""
+        elif path.suffix == ".gz":
+            with gzip.open(path, "rb") as stream:
+                name, path = name.removesuffix(".gz"), _unpacked(name, stream, copy)
+        return Source(name, str(path), _text_format(path, name), path.stat().st_size, origin)
 
 
-def _unpacked(stream: IO[bytes] | gzip.GzipFile, name: str, origin: str, copy: Path) -> Source:
+def _unpacked(name: str, stream: Any, copy: Path) -> Path:
     with writing(copy):
         copy.parent.mkdir(parents=True, exist_ok=True)
         with copy.open("wb") as file:
@@ -165,12 +152,12 @@ def _unpacked(stream: IO[bytes] | gzip.GzipFile, name: str, origin: str, copy: P
                 shutil.copyfileobj(stream, file, 1 << 20)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise InputError(f"{name}: cannot be unpacked: {error}") from error
-    return Source(name, str(copy), _text_format(copy, name), copy.stat().st_size, origin)
+    return copy
 
 
 def _text_format(path: Path, name: str) -> Format:
     """JSON Lines if the name or the first line says so; else one JSON value."""
-    if name.endswith(_LINES):
+    if name.endswith((".jsonl", ".ndjson")):
         return Format.LINES
     with path.open("rb") as file:
         line = file.readline(64 << 20).removeprefix(b"\xef\xbb\xbf")
@@ -182,7 +169,7 @@ def _text_format(path: Path, name: str) -> Format:
     try:
         json.loads(line)
     except (ValueError, RecursionError):
-        return Format.JSON if line.rstrip()[-1:] in b"[{," or not has_more else Format.LINES
+        has_more = has_more and line.rstrip()[-1:] not in b"[{,"
     return Format.LINES if has_more else Format.JSON
 
 

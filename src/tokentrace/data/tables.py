@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,17 +18,24 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from ..errors import InputError, SampleError, brief
+from ..errors import InputError, SampleError, brief, kind_of
 from ..files import owned, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .channel_columns import channel_columns, channel_fields, row_channels
-from .sources import parquet_file, pyarrow
+from .channel_columns import channel_fields, channel_values, row_channels
+from .rows import read_rows
+from .sources import Format, Source, parquet_file, pyarrow
 from .trainers import Trainer, find_trainer
-from .writers import METADATA_KEY, SUFFIXES, metadata_path, read_line_tables, table_writer
 
+SUFFIXES: Final = (".parquet", ".jsonl")
+"""Names of files of samples end in one of these."""
+METADATA_KEY: Final = "tokentrace"
+"""The key of the file's metadata: JSON that says how the rows were made."""
+GROUP_ROWS: Final = 4096
+GROUP_BYTES: Final = 1 << 24
+"""A row group is closed when it has this many rows or bytes: about a million tokens."""
 _PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
     "input_ids": ("ids", np.int32),
     "loss_mask": ("mask", np.bool_),
@@ -53,15 +61,13 @@ class Layout:
     rollout: bool = False
     """Reward, versions, completions and branch: rows of trajectories."""
     channels: bool = False
-    """What engines told of tokens beside logprobs."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Layout:
         """The columns that some of the samples fill."""
+        optional = ("parts", "logprobs", "advantages")
         return cls(
-            parts=any(sample.parts is not None for sample in samples),
-            logprobs=any(sample.logprobs is not None for sample in samples),
-            advantages=any(sample.advantages is not None for sample in samples),
+            **{name: any(getattr(sample, name) is not None for sample in samples) for name in optional},
             rollout=any(sample.branch >= 0 or sample.reward is not None for sample in samples),
             channels=any(sample.channels for sample in samples),
         )
@@ -74,7 +80,8 @@ class SampleOrigin:
     source: str
     row: int
     sample: int = 0
-    messages: int = 0
+    messages: int | None = None
+    """The messages of the conversation. None: those up to the last that has a token."""
 
 
 def schema(layout: Layout) -> Any:
@@ -83,9 +90,7 @@ def schema(layout: Layout) -> Any:
     has = dataclasses.asdict(layout)
     fields = [
         *((name, pa.list_(pa.from_numpy_dtype(kind))) for name, (_, kind) in _PER_TOKEN.items() if has.get(name, True)),
-        ("num_tokens", pa.int32()),
-        ("num_trained", pa.int32()),
-        ("num_messages", pa.int32()),
+        *((name, pa.int32()) for name in ("num_tokens", "num_trained", "num_messages")),
         ("source", pa.string()),
         ("row", pa.int64()),
         ("sample", pa.int32()),
@@ -111,105 +116,118 @@ def samples_table(
 ) -> Any:
     """Samples as an Arrow table. Without `places`, they are rows 1, 2, 3… of what their names say."""
     pa = pyarrow()
-    layout = layout or Layout.of(samples)
-    where = places or [
-        SampleOrigin(sample.name, at, 0, int(sample.messages.max(initial=-1)) + 1)
-        for at, sample in enumerate(samples, 1)
-    ]
-    offsets = np.zeros(len(samples) + 1, np.int32)
-    np.cumsum([len(sample) for sample in samples], out=offsets[1:])
+    fields = schema(layout or Layout.of(samples))
+    places = places or [SampleOrigin(sample.name, at) for at, sample in enumerate(samples, 1)]
+    rows = [_row(sample, place, fields.names) for sample, place in zip(samples, places, strict=True)]
+    return pa.Table.from_pylist(rows, schema=fields)
 
-    def lists(name: str, dtype: Any) -> Any:
-        arrays = [_filled(sample, name, dtype) for sample in samples]
-        flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype)
-        missing = np.asarray([getattr(sample, name) is None for sample in samples], np.bool_)
-        values = pa.array(flat, from_pandas=False)
-        return pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(missing) if missing.any() else None)
 
-    fields = schema(layout)
-    columns: dict[str, Any] = {
-        **{name: lists(*about) for name, about in _PER_TOKEN.items() if name in fields.names},
-        "num_tokens": np.diff(offsets),
-        "num_trained": np.asarray([sample.trained for sample in samples], np.int32),
-        "num_messages": np.asarray([place.messages for place in where], np.int32),
-        "source": [place.source for place in where],
-        "row": [place.row for place in where],
-        "sample": [place.sample for place in where],
-        "notes": [list(sample.notes) for sample in samples],
-        "branch": [sample.branch for sample in samples],
-        "reward": [sample.reward for sample in samples],
-        "versions": [
-            [{"version": json.dumps(span.version), "start": span.start, "stop": span.stop} for span in sample.versions]
-            for sample in samples
-        ],
-        "completions": [
-            [span._asdict() | {"logprobs_kind": str(span.logprobs_kind)} for span in sample.completions]
-            for sample in samples
-        ],
+def _row(sample: Sample, place: SampleOrigin, names: Sequence[str]) -> dict[str, Any]:
+    values = {
+        name: (getattr(sample, attribute), kind) for name, (attribute, kind) in _PER_TOKEN.items() if name in names
     }
-    if layout.channels:
-        columns |= channel_columns([(len(sample), sample.channels) for sample in samples])
-    return pa.table({field.name: pa.array(columns[field.name], field.type) for field in fields}, schema=fields)
-
-
-def _filled(sample: Sample, name: str, dtype: Any) -> Any:
-    array = getattr(sample, name)
-    return np.zeros(len(sample), dtype) if array is None else np.asarray(array, dtype)
+    count = int(sample.messages.max(initial=-1)) + 1 if place.messages is None else place.messages
+    return {
+        **{name: None if value is None else np.asarray(value, kind) for name, (value, kind) in values.items()},
+        "num_tokens": len(sample),
+        "num_trained": sample.trained,
+        "num_messages": count,
+        **{name: getattr(place, name) for name in ("source", "row", "sample")},
+        **{name: getattr(sample, name) for name in ("notes", "branch", "reward")},
+        "versions": [span._asdict() | {"version": json.dumps(span.version)} for span in sample.versions],
+        "completions": [span._asdict() | {"logprobs_kind": str(span.logprobs_kind)} for span in sample.completions],
+        **(channel_values(sample.channels) if "channels" in names else {}),
+    }
 
 
 def table_samples(table: Any) -> Iterator[Sample]:
     """The samples of a table that `samples_table` made, or of a batch of its rows."""
-    for row in _rows(table):
-        arrays = {
-            attribute: row[name].astype(kind, copy=False)
-            for name, (attribute, kind) in _PER_TOKEN.items()
-            if row.get(name) is not None and name != "labels"
-        }
-        yield Sample(
-            **arrays,
-            reward=row.get("reward"),
-            versions=tuple(
-                VersionSpan(json.loads(span["version"]), span["start"], span["stop"])
-                for span in row.get("versions") or ()
-            ),
-            completions=tuple(
-                CompletionSpan(**span | {"logprobs_kind": LogprobKind(span["logprobs_kind"])})
-                for span in row.get("completions") or ()
-            ),
-            channels=row_channels(row),
-            name=row["source"],
-            branch=row.get("branch", -1),
-            notes=tuple(row["notes"]),
+    columns = {name: table.column(name) for name in table.schema.names}
+    for at in range(table.num_rows):
+        values = {name: column[at] for name, column in columns.items()}
+        yield _sample(
+            {
+                name: value.values.to_numpy(zero_copy_only=False)
+                if name in _PER_TOKEN and value.is_valid
+                else value.as_py()
+                for name, value in values.items()
+            }
         )
 
 
-def _rows(table: Any) -> Iterator[dict[str, Any]]:
-    """Rows as dicts; lists of numbers as arrays."""
-    names = list(table.schema.names)
+def _sample(row: Mapping[str, Any]) -> Sample:
     for needed in ("input_ids", "loss_mask", "message_indices", "kinds", "source", "notes"):
-        if needed not in names:
-            raise InputError(f"there is no column {needed!r}; the file has {', '.join(map(str, names))}")
-    columns = [table.column(name) for name in names]
-    for at in range(table.num_rows):
-        row: dict[str, Any] = {}
-        for name, column in zip(names, columns, strict=True):
-            value = column[at]
-            if name in _PER_TOKEN:
-                row[name] = value.values.to_numpy(zero_copy_only=False) if value.is_valid else None
-            else:
-                row[name] = value.as_py()
-        yield row
+        if needed not in row:
+            raise InputError(f"there is no column {needed!r}; the file has {', '.join(map(str, row))}")
+    arrays: dict[str, Any] = {
+        attribute: np.asarray(row[name], kind)
+        for name, (attribute, kind) in _PER_TOKEN.items()
+        if row.get(name) is not None and name != "labels"
+    }
+    versions = [span | {"version": json.loads(span["version"])} for span in row.get("versions") or ()]
+    completions = [
+        span | {"logprobs_kind": LogprobKind(span["logprobs_kind"])} for span in row.get("completions") or ()
+    ]
+    return Sample(
+        **arrays,
+        reward=row.get("reward"),
+        versions=tuple(VersionSpan(**span) for span in versions),
+        completions=tuple(CompletionSpan(**span) for span in completions),
+        channels=row_channels(row),
+        name=row["source"],
+        branch=row.get("branch", -1),
+        notes=tuple(row["notes"]),
+    )
 
 
 # -- files
 
 
-def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
-    """Check that rows may be written here.
+class TableWriter:
+    """Writes tables to an open file in the format that the suffix of `name` says."""
 
-    Raises InputError if the name has another suffix, if the file exists and `overwrite` is not set, or if there is no
-    folder for it.
-    """
+    def __init__(self, name: str, out: IO[bytes], schema: Any) -> None:
+        self._out, self._schema = out, schema
+        self._pending: list[Any] = []
+        self._writer: Any = None
+        if name.endswith(".arrow"):
+            self._writer = pyarrow("pyarrow.ipc").new_stream(out, schema)
+        elif not name.endswith(".jsonl"):
+            self._writer = pyarrow("pyarrow.parquet").ParquetWriter(out, schema, compression="zstd")
+
+    def write(self, table: Any) -> None:
+        """Write rows. Groups of Parquet and Arrow wait until they are large enough."""
+        if self._writer is None:
+            self._out.writelines(map(_line, table.to_pylist()))
+            return
+        self._pending.append(table)
+        rows, size = sum(one.num_rows for one in self._pending), sum(one.nbytes for one in self._pending)
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        group = pyarrow().concat_tables(self._pending).cast(self._schema).combine_chunks()
+        self._writer.write_table(group, GROUP_ROWS)
+        self._pending = []
+
+    def finish(self, metadata: str = "") -> None:
+        """Write the end of the file. Only Parquet still accepts metadata here."""
+        if self._pending:
+            self._flush()
+        if metadata and hasattr(self._writer, "add_key_value_metadata"):
+            self._writer.add_key_value_metadata({METADATA_KEY: metadata})
+        if self._writer is not None:
+            self._writer.close()
+
+    def abandon(self) -> None:
+        """Close everything: the file is useless, or already complete."""
+        for one in (self._writer, self._out):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                one.close()
+
+
+def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
+    """Raise InputError if rows may not be written here: wrong suffix, no folder, an existing file."""
     if not path.name.endswith(SUFFIXES):
         what = "samples are written to" if trainer is None else f"{trainer.title} reads rows from"
         raise InputError(f"{what} {' and '.join(SUFFIXES)} files, and {path.name!r} is neither")
@@ -239,11 +257,6 @@ def file_schema(layout: Layout, metadata: Mapping[str, Any], more: Sequence[Any]
     return pyarrow().schema([*schema(layout), *more]).with_metadata({METADATA_KEY: _metadata_text(metadata)})
 
 
-def is_lines(path: Path) -> bool:
-    """True if a file of samples is JSON Lines, by its name."""
-    return path.name.endswith(".jsonl")
-
-
 @contextlib.contextmanager
 def sample_writer(
     path: Path,
@@ -254,48 +267,37 @@ def sample_writer(
     private: bool = False,
     trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
-    """Write tables of samples to a file: Parquet or JSON Lines, by its name. Replaces an existing file.
+    """Write tables of samples to a file, which has its name only after the block, when it is complete.
 
-    The file has its name only after the block, when it is complete. Metadata that the block adds is written too. `more`
-    are Arrow fields that the tables have beside those of the layout; a `private` file is for its owner alone. For a
-    `trainer`, the file has the columns that it reads and no others. Raises WriteError if the system refuses.
+    Metadata that the block adds is written too. `more` are Arrow fields beside those of the layout; a `private` file is
+    for its owner alone; a `trainer` gets the columns that it reads and no others. Raises WriteError.
     """
     check_target(path, trainer, overwrite=True)
     schema = file_schema(layout, metadata, more)
     if trainer is not None:
         schema = trainer.schema(schema)
     draft = draft_path(path)
-    try:
-        with contextlib.ExitStack() as stack:
-            with writing(path):
-                file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
-                stack.callback(_close, file)
-                out = table_writer(path.name, file, schema)
-            stack.callback(out.abandon)
-
-            def write(table: Any) -> None:
-                with writing(path):
-                    out.write(table if trainer is None else trainer.table(table))
-
-            yield write
-            about = _metadata_text(metadata)
-            with writing(path):
-                out.finish(about)
-                file.flush()
-                os.fsync(file.fileno())
+    with contextlib.ExitStack() as stack:
+        stack.callback(draft.unlink, missing_ok=True)
         with writing(path):
-            if is_lines(path):
+            file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
+            out = TableWriter(path.name, file, schema)
+        stack.callback(out.abandon)
+
+        def write(table: Any) -> None:
+            with writing(path):
+                out.write(table if trainer is None else trainer.table(table))
+
+        yield write
+        about = _metadata_text(metadata)
+        with writing(path):
+            out.finish(about)
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            if path.name.endswith(".jsonl"):
                 write_whole(metadata_path(path), about.encode())
             os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def _close(file: IO[bytes]) -> None:
-    """Close a file. After success it is flushed already; after an error its contents do not matter."""
-    with contextlib.suppress(OSError):
-        file.close()
 
 
 def draft_path(path: Path) -> Path:
@@ -310,44 +312,37 @@ def write_samples(
     *,
     trainer: str | None = None,
 ) -> None:
-    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file.
+    """Write samples to a file: Parquet or JSON Lines (``.jsonl``). Replaces an existing file when it is complete.
 
-    Samples of trajectories have logprobs, advantages, rewards and versions. With a `trainer` ("trl", "axolotl", …) the
-    file has the columns that it reads for supervised training and no others. Raises WriteError if the system refuses;
-    the file has its name only when it is complete.
+    With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads for supervised training and no others.
+    Raises WriteError if the system refuses.
     """
     rows = items("samples", samples, SampleError)
     for row in rows:
         instance("a sample", row, Sample, SampleError)
     layout = Layout.of(rows)
-    about = {} if metadata is None else instance("metadata", metadata, Mapping, SampleError)  # type: ignore[type-abstract]
+    about = instance("metadata", {} if metadata is None else metadata, Mapping, SampleError)  # type: ignore[type-abstract]
     target = None if trainer is None else find_trainer(trainer)
     with sample_writer(named_path(path), layout, about, trainer=target) as write:
         write(samples_table(rows, layout=layout))
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
-    """Read the samples of a file that tokentrace wrote, a row group (or some lines) at a time."""
-    for table in read_tables(path):
-        with _reading(path):
-            yield from table_samples(table)
-
-
-def read_tables(path: str | Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The rows of a file of samples as tables, with these columns or all. Raises InputError if one is missing."""
+    """Read the samples of a file that tokentrace wrote, a row group or a line at a time."""
     file = named_path(path)
-    if is_lines(file):
-        everything = schema(Layout(**dict.fromkeys(Layout.__dataclass_fields__, True)))
-        for table in read_line_tables(file, everything):
-            _check_columns(table.schema.names, columns, path)
-            yield table.select(columns) if columns else table
-        return
-    parquet = parquet_file(_existing(file))
-    _check_columns(parquet.schema_arrow.names, columns, path)
-    for group in range(parquet.metadata.num_row_groups):
-        with _reading(path):
-            table = parquet.read_row_group(group, columns=columns)
-        yield table
+    parquet: Any = None if file.name.endswith(".jsonl") else parquet_file(_existing(file))
+    try:
+        for group in range(parquet.metadata.num_row_groups if parquet else 0):
+            yield from table_samples(parquet.read_row_group(group))
+        for row in () if parquet else read_rows(Source("the file", str(file), Format.LINES, 0), row_bytes=1 << 40):
+            if row.problem is not None or not isinstance(row.value, dict):
+                problem = row.problem or f"a sample is an object, not {kind_of(row.value)}"
+                raise InputError(f"line {row.line}: {problem}")
+            yield _sample(row.value)
+    except InputError as error:
+        raise InputError(f"{path}: {error.problem}") from error
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, SampleError) as error:
+        raise InputError(f"{path}: not rows of samples: {error}") from error
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
@@ -387,18 +382,28 @@ def _existing(path: Path) -> str:
     return str(path)
 
 
-def _check_columns(names: Sequence[str], columns: Sequence[str] | None, path: str | Path) -> None:
-    for name in columns or ():
-        if name not in names:
-            raise InputError(f"{path} has no column {name!r}: it was not written by tokentrace")
+# -- JSON Lines
 
 
-@contextlib.contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
-    """Raise InputError with the name of the file if its rows have wrong values."""
+def metadata_path(path: Path) -> Path:
+    """The file beside a file of lines that says how its rows were made."""
+    return path.with_name(path.name + ".metadata")
+
+
+def _line(row: dict[str, Any]) -> bytes:
     try:
-        yield
-    except InputError as error:
-        raise InputError(f"{path}: {error.problem}") from error
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, SampleError) as error:
-        raise InputError(f"{path}: not rows of samples: {error}") from error
+        try:
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # NaN means that nothing was sampled; JSON has null for that
+            text = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise InputError("a row holds an infinite number, which JSON cannot: write it to a .parquet file") from error
+    return text.encode() + b"\n"
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from ..conversation.forms import with_parsed_arguments
@@ -32,9 +31,6 @@ from .sources import Format
 
 _MANY_SETTINGS: Final = 32
 """How many renderers are cached: one for each combination of template variables in rows."""
-
-
-_NOT_DESCRIBED: Final = ("tokenizer", "chat_template", "samples")
 _TYPES: Final[Mapping[str, Any]] = {
     "tokenizer": (str, Tokenizer),
     "chat_template": (str, PythonFormat, type(None)),
@@ -65,27 +61,28 @@ class TokenizeSettings:
     samples: SampleSettings = field(default_factory=SampleSettings)
     columns: Columns = field(default_factory=Columns)
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """The tools of rows that have none of their own."""
+    """The tools of rows that have none."""
     parse_arguments: bool = False
     """Parse arguments that are JSON strings before the template sees them, as inference servers do."""
     max_length: int | None = None
     overlong: Overlong = Overlong.DROP
     row_bytes: int = ROW_BYTES
     labels: bool = True
-    """Whether rows have a column of labels beside the loss mask: trainers look for it by that name."""
+    """Whether rows have a column of labels, which trainers look for, beside the loss mask."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "overlong", choose(Overlong, "overlong", self.overlong, SampleError))
-        for name in ("max_length", "row_bytes"):
-            if getattr(self, name) is not None or name == "row_bytes":
-                object.__setattr__(self, name, whole(name, getattr(self, name), least=1, error=SampleError))
+        checked: dict[str, Any] = {"overlong": choose(Overlong, "overlong", self.overlong, SampleError)}
+        for name in ("row_bytes",) if self.max_length is None else ("row_bytes", "max_length"):
+            checked[name] = whole(name, getattr(self, name), least=1, error=SampleError)
         if isinstance(self.tokenizer, os.PathLike):
-            object.__setattr__(self, "tokenizer", os.fspath(self.tokenizer))
+            checked["tokenizer"] = os.fspath(self.tokenizer)
+        if self.tools is not None:
+            checked["tools"] = tuple(check_tools(self.tools) or ())
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         for name, kinds in _TYPES.items():
             instance(name, getattr(self, name), kinds, SampleError)
         choose(LostPolicy, "lost", self.lost, SampleError)
-        if self.tools is not None:
-            object.__setattr__(self, "tools", tuple(check_tools(self.tools) or ()))
         try:
             json.dumps(self.described())
         except (TypeError, ValueError, RecursionError) as error:
@@ -93,50 +90,47 @@ class TokenizeSettings:
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON, without the tokenizer and the source of the template."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NOT_DESCRIBED}
-        columns = {name: column for name, column in dataclasses.asdict(self.columns).items() if column is not None}
-        tools = None if self.tools is None else [dict(tool) for tool in self.tools]
-        variables = dict(self.template_kwargs)
-        return {**plain, **self.samples.described(), "template_kwargs": variables, "columns": columns, "tools": tools}
+        hidden = ("tokenizer", "chat_template", "samples")
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
+        plain["template_kwargs"] = dict(self.template_kwargs)
+        plain["columns"] = {name: column for name, column in asdict(self.columns).items() if column is not None}
+        plain["tools"] = None if self.tools is None else [dict(tool) for tool in self.tools]
+        return {**plain, **self.samples.described()}
 
     @classmethod
     def read(cls, described: Mapping[str, Any], tokenizer: str) -> TokenizeSettings:
-        """The settings that `described` returned, for this tokenizer; others have their defaults.
+        """The settings that `described` returned, for this tokenizer; missing ones have their defaults.
 
         Pass the source of a template as ``chat_template``. Raises SampleError for settings that do not exist.
         """
-        of_rows, of_samples = cls.__dataclass_fields__, SampleSettings.__dataclass_fields__
-        if unknown := sorted(set(described) - set(of_rows) - set(of_samples)):
+        names = SampleSettings.__dataclass_fields__
+        if unknown := sorted(set(described) - set(cls.__dataclass_fields__) - set(names)):
             raise SampleError(f"there is no setting {', '.join(map(repr, unknown))}")
-        plain = {name: value for name, value in described.items() if name in of_rows}
-        plain["tokenizer"] = tokenizer
-        plain["samples"] = SampleSettings(**{name: value for name, value in described.items() if name in of_samples})
+        plain = {name: value for name, value in described.items() if name not in names}
+        plain["samples"] = SampleSettings(**{name: described[name] for name in names if name in described})
         try:
             if "columns" in plain:
                 plain["columns"] = Columns(**plain["columns"])
-            if plain.get("tools") is not None:
-                plain["tools"] = tuple(plain["tools"])
+            return cls(**plain | {"tokenizer": tokenizer})
         except TypeError as error:
             raise SampleError(f"the settings cannot be read: {error}") from None
-        return cls(**plain)
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that gave no sample, and why."""
+    """A row that gave no sample, and why; `kind` is the name of the error."""
 
     source: str
     row: int
     line: int | None
     kind: str
-    """The name of the error."""
     reason: str
     message: int | None = None
     field: str | None = None
 
     def described(self) -> dict[str, Any]:
-        """As it is written to the file of bad rows."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        """The row's entry in the file of bad rows."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,13 +144,8 @@ class RowResult:
 
     @property
     def bad(self) -> BadRow | None:
-        """Why the row gave no sample; None where it gave one."""
+        """Why the row gave no sample; None if it gave one."""
         return None if self.samples else self.problems[0]
-
-    @property
-    def left_out(self) -> tuple[BadRow, ...]:
-        """The samples of an expanded row that were dropped beside others."""
-        return self.problems if self.samples else self.problems[1:]
 
     def __repr__(self) -> str:
         why = f": {self.problems[0].reason}" if self.problems else ""
@@ -173,7 +162,7 @@ class RowTokenizer:
         self.renderer = self._builder({}).renderer
 
     def _builder(self, variables: Mapping[str, Any]) -> SampleBuilder:
-        """The builder for rows with these template variables of their own."""
+        """The builder for rows with these template variables."""
         key = json.dumps(variables, sort_keys=True, default=repr)
         if key not in self._builders:
             if len(self._builders) >= _MANY_SETTINGS:
@@ -183,32 +172,31 @@ class RowTokenizer:
 
     def _renderer(self, variables: Mapping[str, Any]) -> Renderer:
         settings = self.settings
+        names = ("chat_template", "control_tokens", "messages", "preserve_thinking_between_tool_calls", "use_patched")
         trusted = {f"kwargs.{name}" for name in settings.template_kwargs if name not in variables}
         return create_renderer(
             self._tokenizer,
             settings.renderer,
-            chat_template=settings.chat_template,
-            control_tokens=settings.control_tokens,
-            messages=settings.messages,
+            **{name: getattr(settings, name) for name in names},
             lost="error" if settings.lost == LostPolicy.ERROR else "ignore",
-            preserve_thinking_between_tool_calls=settings.preserve_thinking_between_tool_calls,
-            use_patched=settings.use_patched,
             trusted=(TRUSTED - {"kwargs"}) | trusted,  # variables of a row are data
             **{**settings.template_kwargs, **variables},
         )
 
     def tokenize(self, row: Row, source: str, form: Format = Format.LINES) -> RowResult:
         """The samples of one row, or why there are none."""
-        if row.problem is not None:
-            return _failed(row, source, "unreadable", row.problem)
-        try:
-            return self._tokenize(row, source, form)
-        except TokentraceError as error:
-            message, name = getattr(error, "message", None), getattr(error, "field", None)
-            reason, field = " ".join(str(error).split())[:2000], name if isinstance(error, InputError) else None
-            return _failed(row, source, type(error).__name__, reason, message, field)
-        except RecursionError:
-            return _failed(row, source, "RecursionError", "the row is nested too deeply")
+        kind, reason = "unreadable", row.problem
+        where: tuple[Any, ...] = ()
+        if reason is None:
+            try:
+                return self._tokenize(row, source, form)
+            except TokentraceError as error:
+                kind, reason = type(error).__name__, " ".join(str(error).split())[:2000]
+                name = error.field if isinstance(error, InputError) else None
+                where = (getattr(error, "message", None), name)
+            except RecursionError:
+                kind, reason = "RecursionError", "the row is nested too deeply"
+        return RowResult(row, problems=(BadRow(source, row.number, row.line, kind, reason, *where),))
 
     def _tokenize(self, row: Row, source: str, form: Format) -> RowResult:
         conversation = self.conversation(row.value, form)
@@ -216,7 +204,9 @@ class RowTokenizer:
             conversation.messages, conversation.tools, conversation.completion_from or 0
         )
         if not any(sample.trained for sample in built):
-            raise SampleError(_nothing_trained(conversation))
+            has_turns = any(message.get("role") == "assistant" for message in conversation.messages)
+            why = "nothing carries loss: the settings leave out every turn"
+            raise SampleError(why if has_turns else "there is no assistant turn, so nothing carries loss")
         samples: list[Sample] = []
         problems: list[BadRow] = []
         for sample in built:
@@ -228,13 +218,12 @@ class RowTokenizer:
             problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{reason}"))
         return RowResult(row, tuple(samples), len(conversation.messages), tuple(problems))
 
-    def _fitted(self, sample: Sample, notes: Sequence[str]) -> tuple[Sample | None, str | None]:
+    def _fitted(self, sample: Sample, notes: Iterable[str]) -> tuple[Sample | None, str | None]:
         """The sample with the notes of its row, or why it is left out."""
-        if notes:
-            sample = sample.replace(notes=(*sample.notes, *notes))
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
-            sample = sample.replace(notes=(*sample.notes, *dict.fromkeys(lost)))
+            notes = (*notes, *dict.fromkeys(lost))
+        sample = sample.replace(notes=(*sample.notes, *notes))
         if not sample.trained:
             return None, "nothing in it carries loss"
         if self.settings.max_length is None:
@@ -244,9 +233,7 @@ class RowTokenizer:
 
     def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
         """The conversation of a row, as the template will see it."""
-        notes: tuple[str, ...] = ()
-        if form is Format.PARQUET:
-            value, notes = table_row(value)
+        value, notes = table_row(value) if form is Format.PARQUET else (value, ())
         read = conversation_of(value, self.settings.columns)
         messages, tools = read.messages, read.tools
         if tools is None and self.settings.tools is not None:
@@ -267,16 +254,6 @@ class RowTokenizer:
         }
 
 
-def _failed(row: Row, source: str, kind: str, reason: str, *where: Any) -> RowResult:
-    return RowResult(row, problems=(BadRow(source, row.number, row.line, kind, reason, *where),))
-
-
-def _nothing_trained(conversation: Conversation) -> str:
-    if not any(message.get("role") == "assistant" for message in conversation.messages):
-        return "there is no assistant turn, so nothing carries loss"
-    return "nothing carries loss: the settings leave out every turn"
-
-
 @dataclass(slots=True)
 class Counts:
     """The counts of a run."""
@@ -285,15 +262,15 @@ class Counts:
     samples: int = 0
     tokens: int = 0
     trained: int = 0
-    bad: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
     """Samples of expanded rows that were dropped beside others."""
+    bad: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     """How many samples have each note, without the messages that it names."""
 
     def add(self, result: RowResult) -> None:
         self.rows += 1
-        self.left_out += len(result.left_out)
+        self.left_out += len(result.problems) - (result.bad is not None)
         if result.bad is not None:
             self.bad[result.bad.kind] += 1
         for sample in result.samples:
@@ -303,19 +280,17 @@ class Counts:
             self.notes.update({without_place(note) for note in sample.notes})
 
     def update(self, other: Counts) -> None:
-        for name in ("rows", "samples", "tokens", "trained", "left_out"):
+        for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.bad.update(other.bad)
-        self.notes.update(other.notes)
 
     def described(self) -> dict[str, Any]:
         """As JSON, sorted."""
-        out = {name: getattr(self, name) for name in ("rows", "samples", "tokens", "trained", "left_out")}
-        return {**out, "bad": dict(sorted(self.bad.items())), "notes": dict(sorted(self.notes.items()))}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {name: dict(sorted(values[name].items())) for name in ("bad", "notes")}
 
     @property
     def bad_rows(self) -> int:
-        return sum(self.bad.values())
+        return self.bad.total()
 
 
 def without_place(note: str) -> str:
@@ -326,11 +301,8 @@ def without_place(note: str) -> str:
     return "cut to fit" if note.startswith("cut to the ") else note
 
 
-def tokenize_rows(settings: TokenizeSettings, rows: Iterator[Any] | list[Any]) -> Iterator[RowResult]:
-    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Rows are counted from 1.
-
-    Rows may come from a table, which fills in nulls: see `data.conversations.table_row`.
-    """
+def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[RowResult]:
+    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Removes the nulls that tables fill in."""
     tokenizer = RowTokenizer(settings)
     if not isinstance(rows, Iterable):
         raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")

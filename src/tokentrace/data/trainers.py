@@ -1,7 +1,6 @@
 """What trainers read: which columns, and what to write into their configuration.
 
-A file for a trainer has no other columns: several trainers pass every column to their collator. docs/guides has a page
-on each. The default columns (docs/rows.md) have more, and TRL reads those as well.
+A file for a trainer has no other columns: several trainers pass every column to their collator.
 """
 
 from __future__ import annotations
@@ -42,8 +41,10 @@ class Trainer:
 
     def table(self, table: Any) -> Any:
         """Its rows, from a table of samples."""
-        columns = {name: _attention(table) if name == ATTENTION else table.column(name) for name in self.columns}
-        return pyarrow().table(columns)
+        pa = pyarrow()
+        lengths = pyarrow("pyarrow.compute").list_value_length(table.column("input_ids")).to_pylist()
+        table = table.append_column(ATTENTION, pa.array([np.ones(length, np.int8) for length in lengths]))
+        return table.select(list(self.columns))
 
     def advice_for(self, path: Path, longest: int) -> str:
         """What to write into its configuration to train on a file."""
@@ -52,14 +53,6 @@ class Trainer:
         form = "json" if path.suffix == ".jsonl" else path.suffix.removeprefix(".")
         quoted = json.dumps(path.as_posix(), ensure_ascii=False)  # escapes of half a character are not YAML's
         return self.advice.format(path=quoted, form=form, longest=longest)
-
-
-def _attention(table: Any) -> Any:
-    """A 1 for each token: rows have no padding."""
-    pa = pyarrow()
-    lengths = pyarrow("pyarrow.compute").list_value_length(table.column("input_ids")).to_numpy()
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ones(offsets[-1], np.int8)))
 
 
 _IDS_AND_LABELS: Final = ("input_ids", "labels")

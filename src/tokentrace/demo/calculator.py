@@ -1,7 +1,8 @@
-"""An exact calculator for + - * / and parentheses on whole numbers. It evaluates nothing else, whatever it is given."""
+"""An exact calculator for + - * / and parentheses on whole numbers. It evaluates nothing else."""
 
 from __future__ import annotations
 
+import operator
 import re
 from fractions import Fraction
 from typing import Final
@@ -10,6 +11,7 @@ LONGEST: Final = 120
 """How many characters an expression may have: enough for any question, too few to nest or to grow without end."""
 
 _TOKEN: Final = re.compile(r"\s*(?:([0-9]+)|(.))", re.DOTALL)
+_OPERATORS: Final = ({"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": operator.truediv})
 
 
 class CalculatorError(ValueError):
@@ -27,42 +29,36 @@ def calculate(expression: str) -> Fraction:
     tokens = [number or sign for number, sign in _TOKEN.findall(expression.rstrip())]
     if not tokens:
         raise CalculatorError("the expression is empty")
-    value, rest = _sum(tokens)
-    if rest:
-        raise CalculatorError(f"unexpected {rest[0]!r}")
+    value = _chain(tokens)
+    if tokens:
+        raise CalculatorError(f"unexpected {tokens[0]!r}")
     return value
 
 
-def _sum(tokens: list[str]) -> tuple[Fraction, list[str]]:
-    value, tokens = _product(tokens)
-    while tokens and tokens[0] in "+-":
-        other, rest = _product(tokens[1:])
-        value, tokens = (value + other if tokens[0] == "+" else value - other), rest
-    return value, tokens
-
-
-def _product(tokens: list[str]) -> tuple[Fraction, list[str]]:
-    value, tokens = _factor(tokens)
-    while tokens and tokens[0] in "*/":
-        other, rest = _factor(tokens[1:])
-        if tokens[0] == "/" and not other:
+def _chain(tokens: list[str], level: int = 0) -> Fraction:
+    """Take a sum (level 0), a product (1) or a factor (2) from the tokens."""
+    if level == len(_OPERATORS):
+        return _factor(tokens)
+    value = _chain(tokens, level + 1)
+    while tokens and tokens[0] in _OPERATORS[level]:
+        sign, other = tokens.pop(0), _chain(tokens, level + 1)
+        if sign == "/" and not other:
             raise CalculatorError("division by zero")
-        value, tokens = (value * other if tokens[0] == "*" else value / other), rest
-    return value, tokens
+        value = _OPERATORS[level][sign](value, other)
+    return value
 
 
-def _factor(tokens: list[str]) -> tuple[Fraction, list[str]]:
+def _factor(tokens: list[str]) -> Fraction:
     if not tokens:
         raise CalculatorError("the expression ends too early")
-    first, rest = tokens[0], tokens[1:]
+    first = tokens.pop(0)
     if first.isascii() and first.isdigit():
-        return Fraction(int(first)), rest
+        return Fraction(int(first))
     if first == "-":
-        value, rest = _factor(rest)
-        return -value, rest
-    if first == "(":
-        value, rest = _sum(rest)
-        if rest[:1] != [")"]:
-            raise CalculatorError("a parenthesis is not closed")
-        return value, rest[1:]
-    raise CalculatorError(f"unexpected {first!r}")
+        return -_factor(tokens)
+    if first != "(":
+        raise CalculatorError(f"unexpected {first!r}")
+    value = _chain(tokens)
+    if not tokens or tokens.pop(0) != ")":
+        raise CalculatorError("a parenthesis is not closed")
+    return value

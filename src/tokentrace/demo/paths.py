@@ -1,17 +1,14 @@
-"""Run the same questions with the same seeds by three client paths, and measure what each costs.
-
-`RERENDER` renders the parsed conversation again for every turn. `FIXED_BASE` encodes it message by message after a
-fixed conversation. `TOKENTRACE` is `Agent`'s loop: it keeps the sampled ids and bridges.
-"""
+"""Run the same questions with the same seeds by three client paths, and measure what each costs."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +32,7 @@ from ..tokens.kinds import Kind
 from ..tokens.tokenizer import Ids
 from .questions import FollowUps, pick_questions, question_reward, question_task
 
-Mask = npt.NDArray[np.bool_]
-Row = tuple[Ids, Mask]
+Row = tuple[Ids, npt.NDArray[np.bool_]]
 """What a trainer gets: ids, and True for each that carries loss."""
 Client = Callable[..., Row]
 Score = Callable[[TokenIds], Floats]
@@ -47,7 +43,7 @@ BUDGET: Final = Budget(turns=16, turn_tokens=256)
 
 
 class ClientPath(StrEnum):
-    """How a client makes the next prompt."""
+    """How a client makes the next prompt: `TOKENTRACE`, `Agent`'s loop, keeps the sampled ids and bridges."""
 
     RERENDER = "re-render"
     FIXED_BASE = "fixed base"
@@ -62,8 +58,8 @@ def rerender(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bool
 
 def fixed_base(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bool) -> Row:
     """Encode message by message after the fixed base, then the generation prompt."""
-    settings: dict[str, Any] = {"mode": IncrementalMode.FIXED_BASE, "sanity_check": SanityCheck.OFF}
-    whole = tokenize_incrementally(renderer, messages, tools=tools, **settings)
+    mode, check = IncrementalMode.FIXED_BASE, SanityCheck.OFF
+    whole = tokenize_incrementally(renderer, messages, tools=tools, mode=mode, sanity_check=check)
     if not prompt:
         return whole.ids, whole.mask
     base, asking = (
@@ -73,7 +69,7 @@ def fixed_base(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bo
     return np.concatenate((whole.ids, new)), np.concatenate((whole.mask, np.zeros(len(new), np.bool_)))
 
 
-CLIENTS: Final[Mapping[ClientPath, Client]] = {ClientPath.RERENDER: rerender, ClientPath.FIXED_BASE: fixed_base}
+CLIENTS: Final = {ClientPath.RERENDER: rerender, ClientPath.FIXED_BASE: fixed_base}
 """The paths that keep messages, and how they make ids of them."""
 
 
@@ -93,11 +89,10 @@ class MessageAgent(Agent):
         if not self.has_room(len(ids)):
             return End.CONTEXT
         broken = explain_break(trajectory.stream(), ids, self.renderer, sampled=trajectory.kinds() == Kind.SAMPLED)
-        count = len(rollout.messages)
         if broken is None:
-            trajectory.extend_to(ids, messages=count)
+            trajectory.extend_to(ids, messages=len(rollout.messages))
         else:
-            trajectory.branch(ids, messages=count, cause=str(broken.cause))
+            trajectory.branch(ids, messages=len(rollout.messages), cause=str(broken.cause))
             self.breaks.setdefault(rollout.task.name, []).append(broken)
         return None
 
@@ -110,9 +105,7 @@ class CachedEngine(EmbeddedEngine):
         self._cache: dict[tuple[bytes, SamplingParams], Completion] = {}
 
     async def _generate(self, request: GenerateRequest) -> Completion:
-        """Sample a completion. Greedy and seeded ones depend on prompt and parameters alone and are cached."""
-        if request.sampling.seed is None and request.sampling.temperature > 0:
-            return await super()._generate(request)
+        """Sample a completion. They are seeded or greedy, so they depend on prompt and parameters alone."""
         key = np.asarray(request.prompt_ids, np.int32).tobytes(), request.sampling
         if key in self._cache:
             return replace(self._cache[key], cached_tokens=None)
@@ -123,9 +116,8 @@ class CachedEngine(EmbeddedEngine):
 # -- what a trainer gets
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """The one row that a trainer gets of a rollout, compared with what was sampled."""
+class Scored(NamedTuple):
+    """The row that a trainer gets of a rollout, compared with what was sampled."""
 
     sampled: int
     mismatched: int
@@ -170,10 +162,9 @@ class PathReport:
 
     path: ClientPath
     rollouts: list[Rollout]
-    """In the order of the questions."""
     breaks: Mapping[str, Sequence[Break]]
     """By the name of the rollout."""
-    scored: list[Scored] = field(default_factory=list)
+    scored: Sequence[Scored] = ()
     """By rollout; empty if rows were not scored."""
 
     def numbers(self) -> dict[str, float]:
@@ -226,56 +217,47 @@ TRIALS: Final = (
 """What the demo runs. At temperature 1 an engine's logprobs are the model's own, so that rows can be scored."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Demo:
-    """The measurements of the demo."""
+class Demo(NamedTuple):
+    """The measurements of the demo. `paths` are those of the first trial, whose rows are scored."""
 
     seed: int
     trials: Sequence[Trial]
 
     @property
     def paths(self) -> Sequence[PathReport]:
-        """Those of the first trial, whose rows are scored."""
         return self.trials[0].reports
 
 
-def forgetful(template: str) -> str:
-    """Change pocket's template to drop reasoning before the last user message."""
-    begin, turn = "{{- bos_token -}}", "{%- if message.role == 'assistant' -%}"
-    if template.count(begin) != 1 or template.count(turn) != 1:
-        raise ValueError("this is not pocket's template: the places to change are not there")
-    find_last = (
-        "{%- set user = namespace(last=-1) -%}{%- for message in messages -%}"
-        "{%- if message.role == 'user' -%}{%- set user.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
-    )
-    keep = "{%- set reasoning = message.reasoning_content if loop.index0 > user.last else '' -%}"
-    changed = template.replace("message.reasoning_content", "reasoning")
-    return changed.replace(begin, find_last + begin).replace(turn, turn + keep)
+_FORGETFUL: Final = {
+    "message.reasoning_content": "reasoning",
+    "{{- bos_token -}}": "{%- set user = namespace(last=-1) -%}{%- for message in messages -%}"
+    "{%- if message.role == 'user' -%}{%- set user.last = loop.index0 -%}{%- endif -%}{%- endfor -%}{{- bos_token -}}",
+    "{%- if message.role == 'assistant' -%}": "{%- if message.role == 'assistant' -%}"
+    "{%- set reasoning = message.reasoning_content if loop.index0 > user.last else '' -%}",
+}
+"""What to replace in pocket's template to drop reasoning before the last user message."""
 
 
 def trial_renderer(trial: Trial) -> Renderer:
     """Return pocket's renderer with the template of a trial."""
     template = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
-    return create_renderer(POCKET, chat_template=forgetful(template) if trial.drops_reasoning else template)
+    for old, new in _FORGETFUL.items() if trial.drops_reasoning else ():
+        template = template.replace(old, new)
+    return create_renderer(POCKET, chat_template=template)
 
 
 async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress | None = None) -> Demo:
     """Run all trials; the rows of the first are scored."""
     tasks = [question_task(question) for question in pick_questions(rollouts, seed)]
-    model, scores = load_pocket(), dict[bytes, Floats]()
-
-    def score(ids: TokenIds) -> Floats:  # rows that paths share are scored once
-        key = np.asarray(ids, np.int32).tobytes()
-        if key not in scores:
-            scores[key] = model.score(ids)
-        return scores[key]
-
-    engine = CachedEngine(model)
+    model = load_pocket()
+    engine, trials = CachedEngine(model), list[Trial]()
+    # rows that paths share are scored once
+    cached = functools.cache(lambda ids: model.score(np.frombuffer(ids, np.int32)))
     try:
-        trials = []
-        for at, trial in enumerate(TRIALS):
+        for trial in TRIALS:
+            score = None if trials else lambda ids: cached(np.asarray(ids, np.int32).tobytes())
             reports = [
-                await run_path(path, tasks, trial, engine, seed=seed, score=None if at else score, progress=progress)
+                await run_path(path, tasks, trial, engine, seed=seed, score=score, progress=progress)
                 for path in ClientPath
             ]
             trials.append(replace(trial, reports=reports))
@@ -296,9 +278,12 @@ async def run_path(
 ) -> PathReport:
     """Run tasks by a path; `score` scores the row of each rollout."""
     renderer = trial_renderer(trial)
-    sampling = SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature)
-    settings: dict[str, Any] = {"sampling": sampling, "interaction": FollowUps(), "reward": question_reward}
-    settings["budget"] = BUDGET
+    settings: dict[str, Any] = {
+        "sampling": SamplingParams(max_tokens=BUDGET.turn_tokens, temperature=trial.temperature),
+        "interaction": FollowUps(),
+        "reward": question_reward,
+        "budget": BUDGET,
+    }
     agent = Agent(engine, renderer, **settings)
     if path in CLIENTS:
         agent = MessageAgent(engine, renderer, CLIENTS[path], **settings)

@@ -21,9 +21,10 @@ from importlib import resources
 from typing import Annotated, Any, Final, NamedTuple
 
 from msgspec import Meta, Struct
+from msgspec.json import decode
 
 from ..errors import InputError
-from ..rollout.interactions import BaseInteraction, Reply
+from ..rollout.interactions import BaseInteraction
 from ..rollout.loop import Rollout, Task
 from ..rollout.setup import TaskSet, TaskSource
 from ..rollout.tools import BaseTool
@@ -37,74 +38,64 @@ KINDS: Final = (
 """Kinds of questions, from the easiest to the hardest."""
 UNKNOWN: Final = "could not find"
 """What a reply must say if there is no answer."""
-
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)")
 
 
 class Function(NamedTuple):
-    """A tool of a question. Names differ between questions; the purpose does not."""
+    """A tool of a question. Its purpose is ``"calculate"``, ``"look_up"`` or ``"check"``; names differ."""
 
     purpose: str
-    """``"calculate"``, ``"look_up"`` or ``"check"``."""
     name: str
     parameter: str
     about: str
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool in OpenAI's shape."""
+        properties = {self.parameter: {"type": "string"}}
+        parameters = {"type": "object", "properties": properties, "required": [self.parameter]}
+        signature = {"name": self.name, "description": self.about, "parameters": parameters}
+        return {"type": "function", "function": signature}
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, what its tools know, and the answer."""
+    """A question, what its tools know, and the answer.
+
+    `follow_ups` are the user's next messages, one after each answer. `table` is what can be looked up: prices, ages or
+    another `field`, in the `style` ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``. The last `answer` is None if
+    the item cannot be found; it must also name what it `mentions`.
+    """
 
     id: str
     kind: str
     prompt: list[dict[str, Any]]
-    """The first messages: perhaps a system message, then the user's."""
     follow_ups: tuple[str, ...]
-    """The user's next messages, one after each answer."""
     functions: tuple[Function, ...]
     table: dict[str, int]
-    """What can be looked up."""
     field: str
-    """What the table is about: prices, ages, …"""
     style: str
-    """How the look-up formats a result: ``"number"``, ``"pair"``, ``"json"`` or ``"sentence"``."""
     answer: int | None
-    """The last answer; None if the item cannot be found."""
     mentions: str
-    """What the answer must also name."""
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools in OpenAI's shape."""
-        return [_schema(function) for function in self.functions]
-
-
-def _schema(function: Function) -> dict[str, Any]:
-    properties = {function.parameter: {"type": "string"}}
-    parameters = {"type": "object", "properties": properties, "required": [function.parameter]}
-    signature = {"name": function.name, "description": function.about, "parameters": parameters}
-    return {"type": "function", "function": signature}
+        return [function.schema for function in self.functions]
 
 
 @functools.cache
 def all_questions() -> tuple[Question, ...]:
     """Return every question, in the order of the demo."""
-    rows = json.loads(resources.files(__package__).joinpath(FILE).read_text("utf-8"))
-    for row in rows:
-        row["functions"] = tuple(Function(*function) for function in row["functions"])
-        row["follow_ups"] = tuple(row["follow_ups"])
-    return tuple(Question(**row) for row in rows)
+    return decode(resources.files(__package__).joinpath(FILE).read_bytes(), type=tuple[Question, ...])
 
 
 def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Question]:
     """Pick `count` questions; `seed` picks others. After the last the first comes again, under another id."""
     choices = [question for question in all_questions() if question.kind in kinds]
-    start, picked = seed * count % len(choices), []
-    for at in range(count):
-        question = choices[(start + at) % len(choices)]
-        again = at // len(choices)
-        picked.append(replace(question, id=f"{question.id}.{again}") if again else question)
-    return picked
+    picked = [choices[(seed * count + at) % len(choices)] for at in range(count)]
+    rounds = [f".{at // len(choices)}" if at >= len(choices) else "" for at in range(count)]
+    return [replace(question, id=question.id + again) for question, again in zip(picked, rounds, strict=True)]
 
 
 # -- the tools
@@ -112,45 +103,39 @@ def pick_questions(count: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> l
 
 def run_tool(question: Question, name: str, arguments: Any) -> str:
     """Return what a tool answers. It never raises: errors are results too."""
-    function = next((one for one in question.functions if one.name == name), None)
-    if function is None:
-        names = ", ".join(one.name for one in question.functions)
-        return f"Error: there is no tool {str(name)[:40]!r}; there are {names}"
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return "Error: the arguments are not JSON"
-    value = arguments.get(function.parameter) if isinstance(arguments, Mapping) else None
+    functions = {function.name: function for function in question.functions}
+    if name not in functions:
+        return f"Error: there is no tool {str(name)[:40]!r}; there are {', '.join(functions)}"
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return "Error: the arguments are not JSON"
+    _, _, parameter, _ = function = functions[name]
+    value = arguments.get(parameter) if isinstance(arguments, Mapping) else None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**20:
         value = str(value)
     if not isinstance(value, str):
-        return f"Error: {name} needs {function.parameter!r}, a string"
-    match function.purpose:
-        case "calculate":
-            try:
-                return str(calculate(value))
-            except CalculatorError as error:
-                return f"Error: {error}"
-        case "check":
-            right = question.answer is not None and _last_number(value) == question.answer
-            if name == "check_answer":
-                return "correct" if right else "wrong"
-            return f"Current parsed answer={value[:40]!r} reward={float(right)}"
-        case _:
-            return _look_up(question, value)
+        return f"Error: {name} needs {parameter!r}, a string"
+    if function.purpose == "look_up":
+        return _look_up(question, value)
+    if function.purpose == "check":
+        right = question.answer is not None and _last_number(value) == question.answer
+        if name == "check_answer":
+            return "correct" if right else "wrong"
+        return f"Current parsed answer={value[:40]!r} reward={float(right)}"
+    try:
+        return str(calculate(value))
+    except CalculatorError as error:
+        return f"Error: {error}"
 
 
 def _look_up(question: Question, text: str) -> str:
     item = " ".join(text.split()).casefold()
-    name = next((name for name in question.table if name.casefold() == item), None)
-    if name is None:
-        return f"Error: no entry for {text[:40]!r}"
-    value = question.table[name]
-    sentence = f"The {question.field} of {name} is {value}."
-    return {"number": str(value), "pair": f"{name}: {value}", "json": json.dumps({name: value})}.get(
-        question.style, sentence
-    )
+    for name, value in question.table.items():
+        if name.casefold() == item:
+            styles = {"number": str(value), "pair": f"{name}: {value}", "json": json.dumps({name: value})}
+            return styles.get(question.style, f"The {question.field} of {name} is {value}.")
+    return f"Error: no entry for {text[:40]!r}"
 
 
 class QuestionTool(BaseTool):
@@ -176,16 +161,15 @@ def follow_up(question: Question, messages: Sequence[Mapping[str, Any]]) -> str 
 class FollowUps(BaseInteraction):
     """A simulated user who asks the follow-ups."""
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config)
+    def __init__(self) -> None:
+        super().__init__()
         self._questions: dict[str, Question] = {}
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self._questions[instance_id] = kwargs["question"]
 
-    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Reply:
-        text = follow_up(self._questions[instance_id], messages)
-        return Reply(done=True) if text is None else Reply(text)
+    async def generate_response(self, instance_id: str, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
+        return follow_up(self._questions[instance_id], messages)
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self._questions.pop(instance_id, None)
@@ -196,12 +180,11 @@ def reward(question: Question, messages: Sequence[Mapping[str, Any]]) -> float:
 
     If there is no answer, the last reply must say that the item could not be found, and contain no number.
     """
-    if not messages or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
+    last = messages[-1] if messages else {"role": ""}
+    content = last.get("content")
+    if last["role"] != "assistant" or last.get("tool_calls") or not isinstance(content, str):
         return 0.0
-    content = messages[-1].get("content")
-    if follow_up(question, messages) is not None or not isinstance(content, str):
-        return 0.0
-    if question.mentions.casefold() not in content.casefold():
+    if follow_up(question, messages) is not None or question.mentions.casefold() not in content.casefold():
         return 0.0
     number = _last_number(content)
     return float(UNKNOWN in content and number is None if question.answer is None else number == question.answer)

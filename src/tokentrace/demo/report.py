@@ -47,16 +47,12 @@ class Measure(NamedTuple):
     def cell(self, report: PathReport) -> Cell:
         number, rollouts = report.numbers()[self.name], len(report.rollouts)
         tone = "" if self.good is None else "good" if number <= self.good else "bad"
-        match self.name:
-            case "samples":
-                return Cell(f"{number:,} from {rollouts:,}", "good" if number == rollouts else "bad")
-            case "broken_rollouts":
-                return Cell(f"{number:,} of {rollouts:,}", tone)
-            case "solved":
-                return Cell(f"{100 * number:.1f} %", tone)
-            case "mean_logprob_gap" | "largest_logprob_gap":
-                return Cell("0" if number == 0 else f"{number:.1e}" if number < ROUNDING else f"{number:.4f}", tone)
-        return Cell(f"{number:,}", tone)
+        if self.name == "samples":
+            return Cell(f"{number:,} from {rollouts:,}", "good" if number == rollouts else "bad")
+        if self.name.endswith("gap"):
+            return Cell("0" if number == 0 else f"{number:.1e}" if number < ROUNDING else f"{number:.4f}", tone)
+        texts = {"broken_rollouts": f"{number:,} of {rollouts:,}", "solved": f"{100 * number:.1f} %"}
+        return Cell(texts.get(self.name, f"{number:,}"), tone)
 
 
 MEASURES: Final = (
@@ -95,22 +91,16 @@ def remarks(demo: Demo) -> list[str]:
 def demo_json(demo: Demo) -> dict[str, Any]:
     """Return the measurements as plain data."""
     names = ("name", "about", "temperature", "drops_reasoning")
-    return {
-        "seed": demo.seed,
-        "remarks": remarks(demo),
-        "noise": asdict(NOISE),
-        "pretrained": PRETRAINED,
-        "paths": {str(one.path): _path_json(one) for one in demo.paths},
-        "trials": [
-            {name: getattr(trial, name) for name in names}
-            | {"paths": {str(one.path): _path_json(one) for one in trial.reports}}
-            for trial in demo.trials
-        ],
-    }
-
-
-def _path_json(report: PathReport) -> dict[str, Any]:
-    return {"rollouts": len(report.rollouts), "causes": report.causes, **report.numbers()}
+    paths = [
+        {str(one.path): {"rollouts": len(one.rollouts), "causes": one.causes, **one.numbers()} for one in trial.reports}
+        for trial in demo.trials
+    ]
+    trials = [
+        {name: getattr(trial, name) for name in names} | {"paths": rows}
+        for trial, rows in zip(demo.trials, paths, strict=True)
+    ]
+    about = {"noise": asdict(NOISE), "pretrained": PRETRAINED}
+    return {"seed": demo.seed, "remarks": remarks(demo), **about, "paths": paths[0], "trials": trials}
 
 
 def demo_document(demo: Demo, renderer: Renderer) -> Document:
@@ -119,23 +109,19 @@ def demo_document(demo: Demo, renderer: Renderer) -> Document:
     for place, broken in _examples(demo):
         broken.add_to(differences, f"{broken.cause}: {place}")
     _add_rollout(demo.trials[0], renderer, differences)
+    head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in demo.paths)]
+    rows = [[Cell(one.label, small=one.about), *map(one.cell, demo.paths)] for one in MEASURES]
     return Document(
         "Three ways to the next turn",
         "tokentrace demo",
         "pocket",
         lead=f"{counted(len(demo.paths[0].rollouts), 'rollout')} by each path: the same questions, tools, weights and "
         f"seeds (--seed {demo.seed}).",
-        tables=[_measures(demo), _causes(demo)],
+        tables=[Table("What each path comes to", head, rows), _causes(demo)],
         bars=[_bars(report) for report in demo.paths],
         notes=remarks(demo),
         **differences.content(),
     )
-
-
-def _measures(demo: Demo) -> Table:
-    head: list[str | Cell] = ["", *(Cell(str(one.path), small=PATHS[one.path]) for one in demo.paths)]
-    rows = [[Cell(one.label, small=one.about), *map(one.cell, demo.paths)] for one in MEASURES]
-    return Table("What each path comes to", head, rows)
 
 
 def _causes(demo: Demo) -> Table:
@@ -155,14 +141,19 @@ def _causes(demo: Demo) -> Table:
 
 def _examples(demo: Demo) -> Iterator[tuple[str, Break]]:
     """Yield the shortest break of each cause, and where it is."""
-    shortest: dict[str, tuple[int, str, Break]] = {}
-    for trial in demo.trials:
-        for report in trial.reports:
-            for name, broken in ((name, one) for name, breaks in report.breaks.items() for one in breaks):
-                size = sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
-                if broken.cause not in shortest or size < shortest[broken.cause][0]:
-                    shortest[broken.cause] = size, f"{trial.name}, {report.path}, {name}", broken
-    yield from ((place, broken) for _, place, broken in shortest.values())
+    examples = [
+        (f"{trial.name}, {report.path}, {name}", broken)
+        for trial in demo.trials
+        for report in trial.reports
+        for name, breaks in report.breaks.items()
+        for broken in breaks
+    ]
+    for cause in dict.fromkeys(broken.cause for _, broken in examples):
+        yield min((one for one in examples if one[1].cause == cause), key=lambda one: _size(one[1]))
+
+
+def _size(broken: Break) -> int:
+    return sum(stop - start for start, stop in (broken.stream_range, broken.prompt_range))
 
 
 def _bars(report: PathReport) -> StreamBars:

@@ -62,32 +62,11 @@ class Match(NamedTuple):
     covered: int = 0
 
 
-class Region(NamedTuple):
-    """The part of a stream that a token lies in, its completion, and the last completion."""
-
-    name: str
-    completion: tuple[int, int] | None
-    last: tuple[int, int] | None
-
-
-def find_region(mask: npt.NDArray[np.bool_] | None, position: int) -> Region | None:
-    """The region of a token; None if it is not known what was sampled."""
-    if mask is None:
-        return None
-    completions = runs(mask)
-    number = sum(start <= position for start, _ in completions)
-    last = completions[-1] if completions else None
-    if not number:
-        return Region("first prompt", None, last)
-    if position < completions[number - 1][1]:
-        return Region(f"completion {number}", completions[number - 1], last)
-    return Region(f"context after completion {number}", None, last)
-
-
 class Case:
     """One difference between a stream and the next prompt, as tokens and as text.
 
-    `ours` and `theirs` are text around it that begins alike; `at` is the first character that differs.
+    `ours` and `theirs` are text around it that begins alike; `at` is the first character that
+    differs. `completion` is the one that it lies in; `region` is None if nobody knows what was sampled.
     """
 
     def __init__(
@@ -103,8 +82,12 @@ class Case:
         self.stream, self.prompt, self.model, self.hunk = stream, prompt, model, hunk
         self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
         self.vocabulary = self.tokenizer.vocabulary
-        self.region = find_region(mask, hunk.start)
-        self.completion = None if self.region is None else self.region.completion
+        self.completions = [] if mask is None else runs(mask)
+        number = sum(start <= hunk.start for start, _ in self.completions)
+        before = self.completions[number - 1] if number else (0, 0)
+        self.completion = before if hunk.start < before[1] else None
+        where = "" if self.completion else "context after "
+        self.region = None if mask is None else f"{where}completion {number}" if number else "first prompt"
         self.lead, ours, theirs = window(self.vocabulary, stream, prompt, hunk, back, forward)
         self.ours, self.theirs = self.lead + ours, self.lead + theirs
         self.at = len(self.lead) + shared_text(ours, theirs)
@@ -271,7 +254,7 @@ def lost_completion(case: Case) -> Match | None:
     """An empty stream, zeros instead of ids, or the last completion missing whole."""
     if not len(case.stream):
         return Match(Cause.ZEROED_ANCHOR, "the stream is empty, though there was a request before")
-    at, last = case.hunk.start, None if case.region is None else case.region.last
+    at, last = case.hunk.start, next(reversed(case.completions), None)
     following = case.prompt[case.hunk.other_start : case.hunk.other_start + 8]
     if len(following) >= 4 and not following[:4].any() and case.stream[at : at + 4].all():
         return Match(Cause.ZEROED_ANCHOR, "the next prompt has zeros where the stream has ids")
@@ -315,7 +298,7 @@ def compaction(case: Case) -> Match | None:
         if hunk is not None and (match := _fewer_turns(case, hunk, least)) is not None:
             return match
     ours, theirs = case.sides
-    between = case.region is not None and case.region.name.startswith("context") and case.hunk.stop < len(case.stream)
+    between = (case.region or "").startswith("context") and case.hunk.stop < len(case.stream)
     if between and not case.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs)):
         role = case.roles[0] or "context"
         words = f"{len(ours):,} tokens became {len(theirs):,}: text of the {role} was cut or cleared"
@@ -372,10 +355,9 @@ def changed_system(case: Case) -> Match | None:
 
 # -- values
 
-_NAMES_OF_VALUES: Final = {frozenset(pair) for pair in (("true", "True"), ("false", "False"), ("null", "None"))}
-_WORD: Final = re.compile(r"[A-Za-z]*")
-_VALUE_FOLLOWS: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)\Z")
-_VALUE_ENDS: Final = re.compile(r"\s*(?:[<,\]})]|\Z)|[ \t]*\n")
+_LITERAL: Final = re.compile(r"(?:[>:\[,=({]\s*|\n)(true|false|null|True|False|None)(?=\s*(?:[<,\]})]|\Z)|[ \t]*\n)")
+"""A word of JSON or Python in the place of a value."""
+_PYTHON: Final = {"true": "True", "false": "False", "null": "None"}
 _DECODER: Final = json.JSONDecoder()
 _OPENERS: Final = 64
 """Braces and brackets before a difference that are tried as the start of a JSON value."""
@@ -383,17 +365,15 @@ _OPENERS: Final = 64
 
 def boolean(case: Case) -> Match | None:
     """A word of JSON on one side and one of Python on the other, in the place of a value."""
-    start = case.at
-    while start > max(0, case.at - 16) and case.ours[start - 1].isascii() and case.ours[start - 1].isalpha():
-        start -= 1
-    one, other = (_WORD.match(text, start) for text in (case.ours, case.theirs))
-    if one is None or other is None or frozenset((one[0], other[0])) not in _NAMES_OF_VALUES:
+    near = (_LITERAL.finditer(text, max(0, case.at - 80)) for text in (case.ours, case.theirs))
+    one, other = (next((match for match in matches if match.end(1) >= case.at), None) for matches in near)
+    if one is None or other is None or not one.start(1) == other.start(1) <= case.at:
         return None
-    ends = _VALUE_ENDS.match(case.ours, one.end()) and _VALUE_ENDS.match(case.theirs, other.end())
-    if not ends or not _VALUE_FOLLOWS.search(case.ours[max(0, start - 64) : start]):
+    if other[1] != _PYTHON.get(one[1]) and one[1] != _PYTHON.get(other[1]):
         return None
-    how = "the value went through Python's str()" if other[0][0].isupper() else "the value went through JSON"
-    return Match(Cause.BOOLEAN_CASE, f"the stream has `{one[0]}`, the next prompt `{other[0]}`: {how}")
+    how = "Python's str()" if other[1] in _PYTHON.values() else "JSON"
+    words = f"the stream has `{one[1]}`, the next prompt `{other[1]}`: the value went through {how}"
+    return Match(Cause.BOOLEAN_CASE, words)
 
 
 def json_format(case: Case) -> Match | None:
@@ -401,18 +381,17 @@ def json_format(case: Case) -> Match | None:
     places = (at for at in range(min(case.at, len(case.ours) - 1), -1, -1) if case.ours[at] in "{[")
     for start in islice(places, _OPENERS):
         one, other = _value_at(case.ours, start), _value_at(case.theirs, start)
-        if one is None or other is None or one[1] <= case.at or other[1] <= case.at:
+        if one is None or other is None or min(one[1], other[1]) <= case.at:
             continue
         if not _same_value(one[0], other[0]):
             return None
-        ours, theirs = case.ours[start : one[1]], case.theirs[start : other[1]]
-        words = f"the same JSON value is {quoted(ours)} in the stream and {quoted(theirs)} in the next prompt"
+        ours, theirs = quoted(case.ours[start : one[1]]), quoted(case.theirs[start : other[1]])
+        words = f"the same JSON value is {ours} in the stream and {theirs} in the next prompt"
         return Match(Cause.JSON_FORMAT, words, covered=case.token_at(one[1]))
     return None
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here and its end."""
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):

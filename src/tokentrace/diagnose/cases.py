@@ -1,33 +1,38 @@
-"""The cases of an audit: what is appended to which assistant turn, after which history.
-
-A case is one small conversation: the history that the model answers, its reply, and the appended messages. Histories
-are ordered by size, so the first case that fails is the smallest.
-"""
+"""The cases of an audit: what is appended to which assistant turn, after which history, the smallest first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from ..conversation.messages import Messages
 from ..study.probes import SYSTEM, USER, call, calling, result
+from ..study.study import TemplateStudy
 
 Message = Mapping[str, Any]
 
 LONG: Final = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
-THINK: Final = ("<think>\n", "\n</think>\n\n")
-"""Reasoning tags where the grammar has none."""
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
 """Texts of replies. Capitals and a letter beyond ASCII reveal a template that alters them."""
+_THINK: Final = ("<think>\n", "\n</think>\n\n")
 _PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
 _SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
 TOOLS: Final[Sequence[Message]] = [
     {"type": "function", "function": {"name": name, "description": "a probe", "parameters": _SCHEMA}}
     for name in ("probe1", "probe2")
 ]
+
+
+class Request(NamedTuple):
+    """What a template has to write: messages, with `TOOLS` or without, and perhaps a generation prompt."""
+
+    messages: Messages
+    tools: bool = False
+    prompt: bool = False
 
 
 class Append(StrEnum):
@@ -90,11 +95,10 @@ class TurnForm:
     arguments: Arguments = Arguments.NONE
     style: Style = Style.PLAIN
 
-    @property
-    def words(self) -> str:
-        parts = [*(["reasoning"] if self.reasoning else []), *([self.style or "content"] if self.content else [])]
+    def __str__(self) -> str:
+        content = (self.style or "content") if self.content else ""
         calls = ["", f"a call ({self.arguments})", f"two calls ({self.arguments})"][self.append.calls]
-        return " + ".join(filter(None, [*parts, calls]))
+        return " + ".join(filter(None, ["reasoning" * self.reasoning, content, calls]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,23 @@ def turns() -> Iterator[TurnForm]:
         yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
 
 
-def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iterator[AppendCase]:
-    """Yield the conversations for a kind of turn, the smallest first.
+def reasoning_tags(study: TemplateStudy) -> tuple[str, str]:
+    """Return the tags around reasoning, the usual ones if the grammar has none."""
+    frame = study.grammar(True).reasoning
+    return (frame.open, frame.close) if frame is not None and frame.open and frame.close else _THINK
 
-    `ids` are two call ids, `tags` the reasoning tags. Only plain content and plain arguments get the longest histories.
+
+def call_ids(study: TemplateStudy) -> tuple[str, str]:
+    """Return two call ids of a form that the template accepts."""
+    calls = study.grammar(True).calls
+    named = calls is not None and calls.id_is_name
+    return ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
+
+
+def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) -> Iterator[AppendCase]:
+    """Yield the conversations for a kind of turn, the smallest first; the longest for plain ones only.
+
+    `ids` are two call ids, `tags` the reasoning tags.
     """
     append, calls = turn.append, turn.append.calls > 0
     reply = _reply(turn, ids, tags)

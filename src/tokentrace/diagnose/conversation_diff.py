@@ -1,23 +1,19 @@
 """Why a request does not continue the conversation before it. Pure: two conversations in, a finding out.
 
-No token depends on these judgements. Their cost grows with the length of the texts, never with its square.
+No token depends on it. The first message that differs is judged in this order: messages that moved
+or disappeared, another beginning, a message replaced by another.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Final
 
 from ..conversation.messages import RESULT_ROLES, Messages
-from ..study.turns import common_prefix
 from .finding import Cause, Finding
 from .message_keys import NOISE, Key, Message, message_key, reasoning
+from .wording import changed_words, is_cut, is_nonce, is_similar, is_summary, leaves, retells, tells_of_call
 
 INSTRUCTIONS: Final = frozenset({"system", "developer"})
 """Roles of the operator."""
@@ -26,45 +22,6 @@ _FEW_WORDS: Final = 6
 """In a shorter question a number is what it asks about."""
 _DISTINCT: Final = 20
 """Messages of so many characters are hardly ever sent twice by chance."""
-_LONG: Final = 20_000
-"""Only the two ends of a longer text are read."""
-_LONGEST_ID: Final = 100
-_SHORT_NOTE: Final = 300
-
-_INCIDENTAL: Final = re.compile(
-    r".*\d.*|[0-9a-f]{4,}|am|pm|utc|gmt|(?:mon|tues|wednes|thurs|fri|satur|sun)(?:day)?|tue|wed|thu|sat"
-    r"|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
-    r"|nov(?:ember)?|dec(?:ember)?",
-    re.IGNORECASE | re.DOTALL,
-)
-"""A number, a date or an id."""
-
-_SUMMARY: Final = re.compile(
-    r"\A\W*(?:\w+\W+){0,3}summary\W*[:\n]"
-    r"|summar(?:y|ies|i[sz]ation) of (?:the|our|your|this|all|its|what|previous|prior|earlier|past|older)\b"
-    r"|(?:conversation|context|session|history|chat|progress|handoff|compaction) summary"
-    r"|summary (?:so far|to date|until now)"
-    r"|(?:conversation|messages?|history|session|context|turns|steps)[^.\n]{0,60}"
-    r"\b(?:summari[sz]ed|compacted|condensed|compressed)"
-    r"|</?(?:summary|state_snapshot|compressed_chat|conversation_summary|context_summary|compaction)>"
-    r"|continued? from (?:a|the) previous (?:conversation|session)"
-    r"|ran out of context"
-    r"|produced a summary"
-    r"|(?:conversation|discussion|history) (?:so far|to date|up to (?:this|now))"
-    r"|(?:\d+|some|earlier|older|previous|prior|past|old) (?:previous |earlier |older )?"
-    r"(?:conversation history|messages|turns|steps|history)[^.\n]{0,60}"
-    r"\b(?:removed|omitted|dropped|skipped|truncated|trimmed|hidden|deleted|elided)"
-    r"|(?:skipped|omitted|removed|dropped) \d+ (?:earlier |older |previous )?(?:messages|turns|steps)",
-    re.IGNORECASE,
-)
-"""How agents begin a summary, or say that they left something out."""
-
-_BLANK: Final = re.compile(
-    r"\b(?:cleared|omitted|removed|truncated|elided|hidden|pruned|trimmed|compacted|redacted|dropped|discarded"
-    r"|no longer (?:available|shown))\b|^\W*$",
-    re.IGNORECASE,
-)
-"""What is left of a result that an agent blanks."""
 
 
 def find_cause(sent: Messages, recorded: Messages, shared: int, *, recent: Sequence[Messages] = ()) -> Finding:
@@ -389,7 +346,7 @@ def _is_task(first: Message | None, conversations: Sequence[Messages]) -> bool:
     if len(task) < _DISTINCT:
         return False
     calls = (call for messages in conversations for message in messages for call in _calls(message))
-    texts = (text.strip() for _, arguments in calls for text in _leaves(arguments) if isinstance(text, str))
+    texts = (text.strip() for _, arguments in calls for text in leaves(arguments) if isinstance(text, str))
     return any(text == task or (len(text) >= 2 * _DISTINCT and text in task) for text in texts)
 
 
@@ -432,133 +389,3 @@ def _listed(names: Sequence[str], limit: int = 5) -> str:
 
 def _count(number: int) -> str:
     return f"{number} message was" if number == 1 else f"{number} messages were"
-
-
-# -- texts
-
-
-def changed_words(new: str, old: str) -> str:
-    """The words in which a text differs from its earlier version, quoted.
-
-    >>> changed_words("It is 10:31 in Bern.", "It is 10:30 in Bern.")
-    "'10:31' in place of '10:30'"
-    >>> changed_words("Be brief.", "Be brief. Today is Monday.")
-    "'Today is Monday.' was left out"
-    """
-    head = _shared_words(new, old)
-    tail = _shared_words(new[head:][::-1], old[head:][::-1])
-    one, other = new[head : len(new) - tail], old[head : len(old) - tail]
-    if one.strip() != other.strip():
-        one, other = one.strip(), other.strip()
-    if not other:
-        return f"{_quoted(one)} is new"
-    return f"{_quoted(one)} in place of {_quoted(other)}" if one else f"{_quoted(other)} was left out"
-
-
-def _shared_words(one: str, other: str) -> int:
-    """The length of a shared prefix, without the beginning of a word that differs."""
-    shared = common_prefix(one, other)
-    if not any(text[shared : shared + 1].strip() for text in (one, other)):
-        return shared
-    least = max(0, shared - _LONGEST_ID)
-    while shared > least and not one[shared - 1].isspace():
-        shared -= 1
-    return shared
-
-
-def _quoted(text: str, limit: int = 80) -> str:
-    return repr(text if len(text) <= limit else f"{text[: limit - 20]}…{text[-20:]}")
-
-
-def _ends(text: str, limit: int = _LONG) -> str:
-    return text if len(text) <= limit else text[: limit // 2] + "\n" + text[-limit // 2 :]
-
-
-def is_summary(text: str) -> bool:
-    """True if a text says that it stands for messages that are gone."""
-    return _SUMMARY.search(_ends(text)) is not None
-
-
-def retells(text: str, dropped: str) -> bool:
-    """True if most long words of a text come from what was dropped."""
-    pair = _ends(text), _ends(dropped, 5 * _LONG)
-    words, source = ({word.lower() for word in re.findall(r"[\w./-]{6,}", part)} for part in pair)
-    return len(words) >= 8 and len(words & source) >= 0.6 * len(words)
-
-
-def is_similar(one: str, other: str) -> bool:
-    """True if two texts share at least half of their pairs of words."""
-    pairs = []
-    for words in (_ends(text).split() for text in (one, other)):
-        pairs.append(Counter(pairwise(words) if len(words) >= 4 else ((word,) for word in words)))
-    total = pairs[0].total() + pairs[1].total()
-    return total > 0 and 4 * (pairs[0] & pairs[1]).total() >= total
-
-
-def is_nonce(one: str, other: str) -> bool:
-    """True if two texts differ in a few words only, all of them numbers, dates or ids."""
-    ours, theirs = one.split(), other.split()
-    if len(ours) != len(theirs):
-        return False
-    changed = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
-    return 0 < len(changed) <= max(4, len(ours) // 5) and all(_incidental(*pair) for pair in changed)
-
-
-def _incidental(one: str, other: str) -> bool:
-    if len(one) > _LONGEST_ID or len(other) > _LONGEST_ID:
-        return False
-    ours, theirs = re.split(r"[\W_]+", one), re.split(r"[\W_]+", other)
-    if len(ours) != len(theirs):
-        ours, theirs = [one], [other]
-    changed = [word for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1] for word in pair]
-    return bool(changed) and all(_INCIDENTAL.fullmatch(word) for word in changed)
-
-
-def is_cut(new: str, old: str) -> bool:
-    """True if a text is a shortened or blanked form of another."""
-    if not old.strip() or new == old:
-        return False
-    noted = len(old) <= _SHORT_NOTE and _BLANK.search(old)
-    if len(new) <= _SHORT_NOTE and _BLANK.search(new) and not noted:
-        return True
-    if len(new) >= len(old):
-        return False
-    head = common_prefix(new, old)
-    tail = common_prefix(new[::-1], old[::-1]) if head < len(new) else 0
-    shared = min(len(new), head + tail)
-    return (len(old) >= 80 and 2 * len(new) <= len(old)) or (shared >= 16 and 2 * shared >= len(new))
-
-
-def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> bool:
-    """True if a text puts a call into words: the name of the tool and most values of its arguments.
-
-    Users talk about tools, so their text must have the form of a call: ``name(`` or ``"name"``.
-    """
-    form = rf"\b{re.escape(name)}\s*\(|[\"'`]{re.escape(name)}[\"'`]"
-    if not name or not re.search(form if by_user else rf"{form}|\b{re.escape(name)}\b", text):
-        return False
-    values = [_unquoted(value)[:200] for value in _leaves(arguments)]
-    if not any(values):
-        return re.search(form if by_user else rf"{form}|\bcall|\btool", text, re.IGNORECASE) is not None
-    bare = _unquoted(text)
-    return sum(value in bare for value in values) * 2 > len(values)
-
-
-def _leaves(arguments: Any) -> Iterator[Any]:
-    """The values in a call's arguments."""
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments, strict=False)
-    pending = [arguments]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, (Mapping, list)):
-            pending += value.values() if isinstance(value, Mapping) else value
-        elif value is not None:
-            yield value
-
-
-def _unquoted(value: Any) -> str:
-    """A text without the characters that quoting changes."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return re.sub(r"\\[nrt]|[\s\\\"']+", "", text)

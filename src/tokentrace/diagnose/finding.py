@@ -9,6 +9,9 @@ from typing import Final, Self
 _BRIDGE: Final = "keep the sampled ids and bridge to the next turn; do not render the history again"
 _BRANCH: Final = "the model now sees another context: begin a new branch here, or keep the history as it was"
 _ENCODER: Final = "the ids come from another tokenizer, or another setting of it: compare who encoded each prompt"
+_PRESERVE: Final = "bridge to the next turn, or render with preserve_all_thinking=True"
+_KEEP: Final = "keep the ids of a turn that is too long; cut samples when they are built, not the record"
+_REPAIR: Final = "no bridge can mend it: switch the repair off in the scaffold, or begin a new branch here"
 
 
 class Cause(StrEnum):
@@ -34,27 +37,12 @@ class Cause(StrEnum):
     EMPTY_PARAMETER = "empty_parameter", "empty or missing parameter", "One side lacks an argument.", _BRIDGE
     WHITESPACE = "whitespace", "", "Only white space differs.", _BRIDGE
     STOP_TOKEN = "stop_token", "another stop token", "A turn ends with another control token.", _BRIDGE
-    STRIPPED_REASONING = (
-        "stripped_reasoning",
-        "",
-        "The reasoning of a past turn is gone.",
-        "bridge to the next turn, or render with preserve_all_thinking=True",
-    )
-    ZEROED_ANCHOR = (
-        "zeroed_anchor",
-        "zeroed anchor after truncation",
-        "The client lost part of the stream.",
-        "keep the ids of a turn that is too long; cut samples when they are built, not the record",
-    )
+    STRIPPED_REASONING = "stripped_reasoning", "", "The reasoning of a past turn is gone.", _PRESERVE
+    ZEROED_ANCHOR = "zeroed_anchor", "zeroed anchor after truncation", "The client lost part of the stream.", _KEEP
     UNKNOWN = "unknown", "", "", "compare the two requests; with their messages (before=, after=) more can be told"
 
     # What an agent did to the conversation.
-    REWRITTEN_CALL = (
-        "rewritten_call",
-        "rewritten tool call",
-        "The history has a call that the model did not write.",
-        "no bridge can mend it: switch the repair off in the scaffold, or begin a new branch here",
-    )
+    REWRITTEN_CALL = "rewritten_call", "rewritten tool call", "The model did not write this call.", _REPAIR
     CHANGED_TOOLS = "changed_tools", "", "The same messages with other tools or template variables.", _BRANCH
     CHANGED_SYSTEM = "changed_system", "", "Another system prompt before the same conversation.", _BRANCH
     COMPACTION = "compaction", "", "Messages were left out or replaced by fewer, perhaps a summary.", _BRANCH
@@ -112,8 +100,7 @@ class Cause(StrEnum):
 class Finding:
     """One thing that is wrong: its cause, where it is, and a sentence (`words`). JSON is ``asdict``.
 
-    `where` names a file, line or call, `message` and `field` the part of a conversation.
-    `position` is the first token concerned, `tokens` their number.
+    `where` names a file, line or call; `position` is the first token concerned, `tokens` their number.
     """
 
     cause: Cause

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +24,7 @@ from ..samples.trajectories import owned_turns
 from ..trajectory.storage import MAGIC, load_trajectory, replay_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
-from .record_shapes import UnknownShapeError, complete_prompts, is_row, line_key, read_line, shape_name
-from .records import IDS, Call, Line, Request, Rollout, Unreadable
+from .records import IDS, ROWS, Call, Request, Rollout, UnknownShapeError, Unreadable, line_key, read_lines, recognise
 from .row_inputs import has_conversation
 
 ROW_BYTES: Final = 1 << 30
@@ -36,7 +34,6 @@ _FIRST_LINES: Final = 100
 _SQLITE: Final = b"SQLite format 3\0"
 _RUN_STORE: Final = "rollouts.db"
 """The store in the output folder of ``tokentrace rollout``."""
-_MALFORMED: Final = (InputError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
 
 Progress = Callable[[float, float], None]
 """Gets how much is done, and of how much."""
@@ -86,10 +83,8 @@ def holds_rollouts(name: str) -> bool:
         rows = (row for one in find_sources([name], Path(spool)) for row in read_rows(one, row_bytes=ROW_BYTES))
         lines = (row.value for row in rows if row.problem is None and isinstance(row.value, Mapping))
         line = next(lines, {})
-    if is_row(line):
-        return "logprobs" in line
     try:
-        return any(read_line(line, name))
+        return "logprobs" in line or recognise(line) != ROWS
     except UnknownShapeError:
         if not any(column in line for column in IDS) and has_conversation(line):
             raise InputError(
@@ -97,8 +92,6 @@ def holds_rollouts(name: str) -> bool:
                 "tokentrace tokenize makes rows of them, tokentrace audit --on compares their histories"
             ) from None
         return False
-    except _MALFORMED:
-        return True
 
 
 def highest_id(inputs: Sequence[str]) -> int:
@@ -222,7 +215,13 @@ def _session(name: str, records: Sequence[Any], where: str) -> Rollout:
 def _read_source(source: Source, progress: Progress, note: Callable[[str], None]) -> Iterator[Rollout | Unreadable]:
     note(f"{source.name}: {_recognise(source)}")
     for rows in _line_groups(source) if source.format is Format.LINES else _neighbours(source):
-        yield from _read_rows(source, rows)
+        lines = []
+        for row in rows:
+            if row.problem is not None or not isinstance(row.value, Mapping):
+                yield Unreadable(_place(source, row), row.problem or "it is not an object")
+            else:
+                lines.append((row.value, _place(source, row)))
+        yield from read_lines(lines)
         progress(rows[-1].end, source.size)
     progress(source.size, source.size)
 
@@ -232,14 +231,11 @@ def _recognise(source: Source) -> str:
     problem = ""
     for row in itertools.islice(read_rows(source, row_bytes=ROW_BYTES), _FIRST_LINES):
         try:
-            if row.problem is not None:
-                raise UnknownShapeError(row.problem)
-            if any(read_line(row.value, "")):
-                return shape_name(row.value)
+            if row.problem is None:
+                return recognise(row.value)
+            problem = problem or f"{_place(source, row)}: {row.problem}"
         except UnknownShapeError as error:
             problem = problem or f"{_place(source, row)}: {error}"
-        except _MALFORMED:
-            return shape_name(row.value)
     raise InputError(problem or f"{source.name} holds no rows")
 
 
@@ -269,30 +265,6 @@ def _line_groups(source: Source) -> Iterator[list[FileRow]]:
                 file.seek(start)
                 rows.append(FileRow(number, number, text=file.read(end - start), end=end).parsed())
             yield rows
-
-
-def _read_rows(source: Source, rows: Sequence[FileRow]) -> Iterator[Rollout | Unreadable]:
-    """The rollouts of some rows. One that cannot be read is reported, and the next ones are read."""
-    lines: list[tuple[Line, str]] = []
-    for row in rows:
-        if row.problem is not None or not isinstance(row.value, Mapping):
-            yield Unreadable(_place(source, row), row.problem or "it is not an object")
-        else:
-            lines.append((row.value, _place(source, row)))
-    parts: list[Rollout] = []
-    captured = any("model_call_id" in line for line, _ in lines)
-    for one in complete_prompts(lines) if captured else lines:
-        if isinstance(one, Unreadable):
-            yield one
-            continue
-        try:
-            parts += read_line(*one)
-        except _MALFORMED as error:
-            yield Unreadable(one[1], str(error))
-    if lines and line_key(lines[0][0]) is not None and parts:
-        calls, table = [call for part in parts for call in part.calls], [row for part in parts for row in part.rows]
-        parts = [replace(parts[0], calls=calls, rows=table, ordered=len(parts) == 1)]
-    yield from parts
 
 
 def _place(source: Source, row: FileRow) -> str:

@@ -72,18 +72,16 @@ class Scores:
                 self.completions += 1
 
     def to_json(self) -> dict[str, Any]:
-        out = {"tokens": len(self.differences), "completions": self.completions, "skipped": self.skipped}
+        out: dict[str, Any] = {"tokens": len(self.differences)}
+        out |= {"completions": self.completions, "skipped": self.skipped}
         if not self.differences:
             return out
         values = np.asarray(self.differences, np.float64)
         sizes = np.abs(values)
-        median, p95, p99 = np.percentile(sizes, [50, 95, 99]).tolist()
-        return {
-            **out,
-            **{"mean": float(sizes.mean()), "median": median, "p95": p95, "p99": p99, "most": float(sizes.max())},
-            "mean_difference": float(values.mean()),
-            "mean_ratio": float(np.exp(np.clip(values, -60, 60)).mean()),
-        }
+        shares = np.percentile(sizes, [50, 95, 99, 100]).tolist()
+        out |= {"mean": float(sizes.mean()), **dict(zip(("median", "p95", "p99", "most"), shares, strict=True))}
+        ratio = float(np.exp(np.clip(values, -60, 60)).mean())
+        return out | {"mean_difference": float(values.mean()), "mean_ratio": ratio}
 
 
 @dataclass(slots=True)
@@ -163,7 +161,7 @@ class RolloutReport(ShowsItself):
     def problems(self) -> set[str]:
         """What is wrong, as ``--allow`` names it. Missing logprobs alone are not a problem."""
         groups = {cause.group for cause in self.faults if cause is not Cause.NO_LOGPROBS}
-        return groups | ({"breaks"} if self.breaks else set()) | ({"unreadable"} if self.unreadable else set())
+        return groups | {name for name in ("breaks", "unreadable") if getattr(self, name)}
 
     @property
     def verdict(self) -> str:
@@ -241,8 +239,8 @@ class RolloutReport(ShowsItself):
             yield "tokens", f"{self.tokens:,} recorded, {self.sampled:,} sampled, {self.row_tokens:,} in rows"
         if self.breaks:
             repeated = self.row_tokens - self.tokens
-            yield "cost of breaks", f"{counted(self.reprefilled)} read again, {repeated:,} repeated in rows"
-            yield "sampled, and gone from the later prompt", f"{self.lost:,}"
+            again = f"{counted(self.reprefilled)} read again, {repeated:,} repeated in rows"
+            yield "cost of breaks", f"{again}, {counted(self.lost, 'sampled token')} gone"
         if self.histories:
             yield "what became of messages", _listed(self.histories)
         if self.recorded:
@@ -269,11 +267,11 @@ class RolloutReport(ShowsItself):
             share = f"{100 * tally.rollouts / self.rollouts:.1f} %"
             yield [name, f"{tally.places:,}", f"{tally.rollouts:,}", share]
 
-    def _faults(self) -> Iterator[list[str | Cell]]:
+    def _faults(self) -> Iterator[list[str]]:
         for cause, tally in self.faults.items():
-            places = f"{counted(tally.places, 'place')}, {counted(tally.tokens)}, {counted(tally.rollouts, 'rollout')}"
+            places = f": {counted(tally.places, 'place')}, {counted(tally.tokens)}" if tally.places > 1 else ""
             for at, one in enumerate(tally.examples):
-                yield [one.where, Cell(str(cause), small="" if at else places), one.words]
+                yield [one.where, f"{cause}{'' if at else places}", one.words]
 
 
 def _listed(counts: Counter[Any]) -> str:
@@ -291,7 +289,6 @@ def _break_row(broken: RolloutBreak, contrasts: Contrasts) -> list[str | Cell]:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """The fields of a report or a break as plain data."""
     plain = {one.name: getattr(value, one.name) for one in fields(value)}
     plain |= {name: one.to_json() for name, one in plain.items() if hasattr(one, "to_json")}
     return plain | {name: asdict(one) for name, one in plain.items() if isinstance(one, Finding)}
@@ -357,13 +354,11 @@ def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
         path = Path(name).expanduser() / "run.json"
         if "://" in name or not path.is_file():
             continue
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             settings = json.loads(path.read_text(encoding="utf-8"))
             engine = settings["engine"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(settings.get("tokenizer"), str):
-            return str(settings["tokenizer"])
-        if isinstance(engine, dict) and engine.get("kind", engine.get("type")) == "embedded":
-            return str(POCKET)
+            if isinstance(settings.get("tokenizer"), str):
+                return str(settings["tokenizer"])
+            if engine.get("kind", engine.get("type")) == "embedded":
+                return str(POCKET)
     return None

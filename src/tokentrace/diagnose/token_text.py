@@ -66,15 +66,15 @@ def quoted(text: str, limit: int = 48) -> str:
     return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
 
 
-def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk) -> Parts:
-    """The tokens of both sides in and around a difference."""
+def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: bool) -> Parts:
+    """The tokens of both sides in and around a difference; `fine` aligns those in it."""
 
     def tokens(ids: Ids) -> Tokens:
         pairs = [(index, _token_text(vocabulary, index)) for index in ids[:_LIMIT].tolist()]
         return [*pairs, (-1, f" … {counted(len(ids) - _LIMIT)} … ")] if len(ids) > _LIMIT else pairs
 
     ours, theirs = hunk.sides(one, other)
-    fine = max(len(ours), len(theirs)) <= 256
+    fine = fine and max(len(ours), len(theirs)) <= 256
     at = 0
     parts: list[tuple[Tokens, Tokens | None]] = [(tokens(one[max(0, hunk.start - AROUND) : hunk.start]), None)]
     for part in align(ours, theirs) if fine else [Hunk(0, len(ours), 0, len(theirs))]:

@@ -1,25 +1,21 @@
 """DeepSeek V3.2 and V4: formats that ship as a Python encoder instead of a template.
 
-Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for
-character, and refuse what it refuses. Where they do more than it, or place something elsewhere:
+Both write the text of their reference encoder (`encoding_dsv32.py`, `encoding_dsv4.py`), character for character, and
+refuse what it refuses. Differences:
 
-- Tools are an argument here; the references want them on a system message. They go on the first message
-  if that is a system message, else before everything, as on an empty system message. (SGLang does the same.
-  vLLM always puts an empty system message first, so that there the tools stand before the system's text.)
-- The references end a user's message with ``<｜Assistant｜>`` and a think token, whatever follows. That
-  opener is not the user's: it is written in the turn of the assistant that answers, as the generation prompt
-  when nothing follows, and in no turn when another message does.
-- The opener is always there, so ``add_generation_prompt`` changes nothing: with it or without it the text is
-  the reference's, and no new turn is opened after an assistant's message.
-- Content given as a list of parts becomes their texts, one after another; in V4's user and tool messages with an
-  empty line between, as its encoder writes blocks.
+- Tools are an argument. They go on the first message if that is a system message, else before everything, as on an
+  empty system message; so does SGLang. (vLLM always puts an empty system message first.)
+- The references end a user's message with ``<｜Assistant｜>`` and a think token, whatever follows. That opener is
+  written in the turn of the assistant that answers, as the generation prompt if nothing follows, and in no turn if
+  another message does. It is always there, so ``add_generation_prompt`` changes nothing.
+- Content in parts becomes their texts; in V4's user and tool messages with an empty line between, as for its blocks.
 - A role the format does not know is refused. (V4's encoder drops such a message where it drops reasoning.)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,13 +26,9 @@ from ..template.strings import join_with
 from ..template.trace import Trace
 from ..template.traced import TracedList, plain, text_of, wrap
 
-BOS: Final = "<｜begin▁of▁sentence｜>"
-EOS: Final = "<｜end▁of▁sentence｜>"
-USER: Final = "<｜User｜>"
-ASSISTANT: Final = "<｜Assistant｜>"
-REMINDER: Final = "<｜latest_reminder｜>"
-THINK: Final = "<think>"
-END_THINK: Final = "</think>"
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
+THINK, END_THINK = "<think>", "</think>"
 DSML: Final = "｜DSML｜"
 _THINK_IF: Final = {True: THINK, False: END_THINK}
 
@@ -130,7 +122,7 @@ class MessageText:
     """What one message writes, and the opener of the answer that may follow it."""
 
     message: Any
-    pieces: Iterator[str]
+    pieces: Iterable[str]
     opener: str = ""
 
 
@@ -140,12 +132,11 @@ class MessageText:
 def deepseek_v32(
     messages: TracedList, tools: TracedList | None, add_generation_prompt: bool, trace: Trace, **variables: Any
 ) -> Iterator[str]:
-    """The pieces of a DeepSeek V3.2 prompt. `add_generation_prompt` changes nothing (see the module).
+    """The pieces of a DeepSeek V3.2 prompt.
 
-    Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or
-    "thinking"); ``drop_thinking`` (default True). Reasoning is written after the last user message only,
-    whatever `drop_thinking` says; when that is on, the reference also drops earlier developer messages and
-    then fails because they are missing, so such a conversation is refused.
+    Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or "thinking");
+    ``drop_thinking`` (default True). Reasoning is written only after the last user message. With `drop_thinking` the
+    reference also drops earlier developer messages and then fails, so such a conversation is refused.
     An assistant's message with ``prefix`` set is left open to be continued, as in later releases of vLLM.
     """
     _check_roles(messages, V32_ROLES, "DeepSeek V3.2")
@@ -154,11 +145,8 @@ def deepseek_v32(
     earlier = (index for index in range(last) if messages[index].get("role") == "developer")
     dropped = next(earlier, None) if thinking and variables.get("drop_thinking", True) else None
     if dropped is not None:
-        raise TemplateError(
-            "DeepSeek V3.2 cannot drop a developer message that comes before the last user message; pass "
-            "drop_thinking=False, or make it a system message",
-            message=dropped,
-        )
+        problem = "DeepSeek V3.2 cannot drop a developer message that comes before the last user message"
+        raise TemplateError(f"{problem}; pass drop_thinking=False, or make it a system message", message=dropped)
     yield BOS
     yield from _turn_pieces(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
@@ -166,47 +154,38 @@ def deepseek_v32(
 def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, last: int) -> Iterator[MessageText]:
     caller = -1  # the message that a run of tool results answers
     for index, message in enumerate(messages):
-        role = message.get("role")
+        role, content = message.get("role"), message.get("content")
+        pieces: Iterable[str]
         opener = ""
         if role == "tool":
             nth, calls = index - caller, _calls_answered(messages, caller, index)
-            pieces = _v32_result(message, index, nth, calls)
-            if nth == calls:
-                opener = "\n\n" + _THINK_IF[thinking and index > last]
+            pieces = (
+                "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>",
+                _text(content, index),
+                "</result>\n</function_results>" if nth == calls else "</result>",
+            )
+            opener = "\n\n" + _THINK_IF[thinking and index > last] if nth == calls else ""
+            yield MessageText(message, pieces, opener)
+            continue
+        caller = index
+        if role == "assistant":
+            pieces = _v32_assistant(message, index, thinking and index > last)
+        elif role == "system":
+            pieces = _system(V32, message, index, tools)
         else:
-            caller = index
-            if role in ASKING:
-                pieces = _v32_user(message, index)
-                opener = ASSISTANT + _THINK_IF[thinking and index == last]
-            elif role == "system":
-                pieces = _system(V32, message, index, tools)
-            else:
-                pieces = _v32_assistant(message, index, thinking and index > last)
+            pieces = [USER]
+            if role == "developer":
+                pieces += [*_attachments(V32, message, index, message.get("tools")), "\n\n# The user's message is: "]
+            pieces.append(_text(content, index))
+            opener = ASSISTANT + _THINK_IF[thinking and index == last]
         yield MessageText(message, pieces, opener)
-
-
-def _v32_user(message: Any, index: int) -> Iterator[str]:
-    yield USER
-    if message.get("role") == "developer":
-        yield from _attachments(V32, message, index, message.get("tools"))
-        yield "\n\n# The user's message is: "
-    yield _text(message.get("content"), index)
-
-
-def _v32_result(message: Any, index: int, nth: int, calls: int) -> Iterator[str]:
-    yield "\n\n<function_results>\n<result>" if nth == 1 else "\n<result>"
-    yield _text(message.get("content"), index)
-    yield "</result>\n</function_results>" if nth == calls else "</result>"
 
 
 def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
     calls = message.get("tool_calls")
     if thinks and not (message.get("reasoning_content") or calls):
-        raise TemplateError(
-            "in thinking mode, DeepSeek V3.2 wants reasoning or tool calls of an assistant after the last "
-            "user message; give it reasoning_content, or render with thinking=False",
-            message=index,
-        )
+        problem = "after the last user message, thinking DeepSeek V3.2 wants reasoning or tool calls of an assistant"
+        raise TemplateError(f"{problem}; give it reasoning_content, or render with thinking=False", message=index)
     if message.get("prefix") and not calls:
         return iter((_text(message.get("content") or "", index),))
     return _assistant(V32, message, index, thinks=thinks, ends=True)
@@ -218,11 +197,9 @@ def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
     if caller >= 0 and messages[caller].get("role") == "assistant":
         calls = messages[caller].get("tool_calls")
     if not calls or len(calls) < index - caller:
-        raise TemplateError(
-            "there is no tool call for this tool message to answer; DeepSeek V3.2 wants the results right "
-            "after the assistant that made the calls, and no more of them than calls",
-            message=index,
-        )
+        problem = "there is no tool call for this tool message to answer"
+        advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
+        raise TemplateError(f"{problem}; {advice}", message=index)
     return len(calls)
 
 
@@ -241,16 +218,13 @@ class Group:
 def deepseek_v4(
     messages: TracedList, tools: TracedList | None, add_generation_prompt: bool, trace: Trace, **variables: Any
 ) -> Iterator[str]:
-    """The pieces of a DeepSeek V4 prompt. `add_generation_prompt` changes nothing (see the module).
+    """The pieces of a DeepSeek V4 prompt.
 
-    Variables: ``thinking`` (or ``enable_thinking``; default False), or ``thinking_mode`` ("chat" or
-    "thinking"); ``drop_thinking`` (default True): in thinking mode, and unless there are tools, leave out the
-    reasoning and the developer messages before the last user or tool message; ``reasoning_effort``: None,
-    "high" (which writes the same) or "max".
-    Messages may carry ``task`` (one of `TASKS`) and, the assistant's, ``wo_eos`` (leave the turn open).
+    Variables: as V3.2's. In thinking mode, and unless there are tools, ``drop_thinking`` leaves out the reasoning and
+    the developer messages before the last user or tool message. ``reasoning_effort`` is None, "high" (which writes the
+    same) or "max". Messages may carry ``task`` (one of `TASKS`) and, the assistant's, ``wo_eos`` (leave the turn open).
 
-    Tool results are part of a user's turn, in the order of the calls they answer: their spans may stand in
-    another order than their messages.
+    Tool results are part of a user's turn, in the order of the calls they answer, not of their messages.
     """
     _check_roles(messages, V4_ROLES, "DeepSeek V4")
     thinking = _thinking(variables)
@@ -278,6 +252,7 @@ def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, dro
         if follower in (None, "assistant", "latest_reminder"):
             opener = _v4_opener(group, thinking, thinking and (not drop or at >= last))
         for nth, (index, message) in enumerate(group.members):
+            pieces: Iterable[str]
             if group.role == "user":
                 pieces = _v4_block(message, index, "\n\n" if nth else USER)
             elif group.role == "assistant":
@@ -287,9 +262,10 @@ def _v4_turns(groups: list[Group], tools: TracedList | None, thinking: bool, dro
             elif group.role == "system":
                 pieces = _system(V4, message, index, tools)
             elif group.role == "developer":
-                pieces = _v4_developer(message, index)
+                tools_here = _attachments(V4, message, index, message.get("tools"))
+                pieces = (USER, _text(message.get("content"), index), *tools_here)
             else:
-                pieces = iter((REMINDER, _text(message.get("content"), index)))
+                pieces = (REMINDER, _text(message.get("content"), index))
             yield MessageText(message, pieces, opener if nth + 1 == len(group.members) else "")
 
 
@@ -297,9 +273,8 @@ def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
     if group.task is None:
         return ASSISTANT + _THINK_IF[thinks] if group.role in ASKING else ""
     if group.task not in TASKS:
-        raise TemplateError(
-            f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}', message=group.members[0][0]
-        )
+        problem = f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}'
+        raise TemplateError(problem, message=group.members[0][0])
     token = f"<｜{group.task}｜>"
     return ASSISTANT + _THINK_IF[thinking] + token if group.task == "action" else token
 
@@ -311,12 +286,6 @@ def _v4_block(message: Any, index: int, lead: str) -> Iterator[str]:
         raise TemplateError("the content of a user message must be text", message=index)
     text = _text(content, index, blocks=True)
     yield from ("<tool_result>", text, "</tool_result>") if is_result else (text,)
-
-
-def _v4_developer(message: Any, index: int) -> Iterator[str]:
-    yield USER
-    yield _text(message.get("content"), index)
-    yield from _attachments(V4, message, index, message.get("tools"))
 
 
 def _grouped(messages: TracedList) -> list[Group]:
@@ -471,11 +440,9 @@ def _text(content: Any, index: int, *, blocks: bool = False) -> str:
 
 def _thinking(variables: dict[str, Any]) -> bool:
     mode = plain(variables.get("thinking_mode"))
-    if mode is None:
-        return bool(variables.get("thinking") or variables.get("enable_thinking"))
-    if mode not in ("chat", "thinking"):
+    if mode not in (None, "chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
-    return bool(mode == "thinking")
+    return bool(variables.get("thinking") or variables.get("enable_thinking")) if mode is None else mode == "thinking"
 
 
 def _last_asking(roles: Sequence[Any]) -> int:

@@ -1,8 +1,4 @@
-"""Dialects: ways of writing tool calls and reasoning, by name.
-
-A template usually shows its dialect (`study.derive`). For templates that do not, choose one by name, as in inference
-servers. `Dialect.format` writes calls, the parser reads them.
-"""
+"""Dialects: ways of writing tool calls and reasoning, by name, for templates that do not show them."""
 
 from __future__ import annotations
 
@@ -19,13 +15,12 @@ from .writing import write_calls, write_messages
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A way of writing tool calls: `format` writes them, a renderer with this dialect parses them."""
+    """A way of writing tool calls, which has names in inference servers too (`served_as`)."""
 
     name: str
     calls: CallGrammar | None = None
     channels: Channels | None = None
     served_as: tuple[str, ...] = ()
-    """Names of inference servers for it."""
 
     def format(self, calls: Sequence[Mapping[str, Any]], *, content: str = "") -> str:
         """Calls (``{"name": …, "arguments": {…}}``, with an ``id`` if the dialect writes one) after some content.
@@ -138,14 +133,14 @@ _BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dia
 
 
 def find_dialect(name: str) -> Dialect:
-    """A dialect by its name, or by that of an inference server."""
+    """A dialect by its name, or by that of an inference server. Raises RendererError."""
     if name not in _BY_ANY_NAME:
         raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
     return _BY_ANY_NAME[name]
 
 
 def find_reasoning(name: str) -> Frame | None:
-    """The delimiters of reasoning by their name, or by that of an inference server."""
+    """Delimiters of reasoning by their name, or by that of an inference server. Raises RendererError."""
     name = _REASONING_SERVED_AS.get(name, name)
     if name not in REASONING:
         names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
@@ -163,29 +158,17 @@ def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | No
     return None
 
 
-_DELIMITERS: Final = (
-    *("section_open", "section_close", "open", "begin", "end", "close"),
-    *("key_open", "value_open", "string_open", "value_close"),
-)
-
-
 def _core(calls: CallGrammar) -> CallGrammar:
-    """The part that two grammars must share to read the same calls: all but white space and the form of values."""
-    unspaced = {name: _unspaced(getattr(calls, name)) for name in _DELIMITERS}
-    head = tuple((_unspaced(lead), field) for lead, field in calls.head)
-    changed: dict[str, Any] = {**unspaced, "head": head, "others": Value.JSON, "ascii": False}
-    return dataclasses.replace(calls, before="", after="", separator="", **changed)
-
-
-def _unspaced(text: str) -> str:
-    return "".join(text.split())
+    """What two grammars must share to read the same calls: all but white space and the form of values."""
+    texts = {one.name: getattr(calls, one.name) for one in dataclasses.fields(calls)}
+    unspaced: dict[str, Any] = {name: "".join(text.split()) for name, text in texts.items() if type(text) is str}
+    head = tuple(("".join(lead.split()), field) for lead, field in calls.head)
+    ignored = {"before": "", "after": "", "separator": "", "others": Value.JSON, "ascii": False}
+    return dataclasses.replace(calls, **{**unspaced, **ignored, "head": head})
 
 
 def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
-    """A grammar with another dialect, or with other delimiters of reasoning.
-
-    White space that the template writes around the same delimiters stays.
-    """
+    """A grammar with another dialect or other delimiters of reasoning; white space around the same delimiters stays."""
     if reasoning_parser is not None:
         grammar = _with_reasoning(grammar, reasoning_parser)
     return grammar if tool_parser is None else _with_calls(grammar, tool_parser)
@@ -205,11 +188,11 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     if lacking := _lacking(parser):
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
     current = grammar.calls
-    if current is not None:
-        same = _core(current) == _core(parser)
-        if same and ONE_CALL in grammar.notes:
-            current = dataclasses.replace(current, separator=parser.separator)
-        parser = current if same else dataclasses.replace(parser, before=current.before, after=current.after)
+    if current is not None and _core(current) == _core(parser):
+        one_call = ONE_CALL in grammar.notes
+        parser = dataclasses.replace(current, separator=parser.separator) if one_call else current
+    elif current is not None:
+        parser = dataclasses.replace(parser, before=current.before, after=current.after)
     return grammar.replace(calls=parser, channels=None, notes=notes)
 
 
@@ -231,14 +214,14 @@ def _lacking(calls: CallGrammar) -> list[str]:
 
 def _with_reasoning(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     frame = find_reasoning(parser) if isinstance(parser, str) else parser
-    if frame is not None and not isinstance(frame, Frame):
+    if frame is None:
+        return grammar.replace(reasoning=None)
+    if not isinstance(frame, Frame):
         raise RendererError(f"reasoning_parser is a name or a Frame, not {brief(parser)}")
-    if frame is not None and not (frame.open and frame.close):
+    if not (frame.open and frame.close):
         raise RendererError(f"a reasoning_parser needs open and close; {frame!r} lacks one of them")
     current = grammar.reasoning
-    if frame is None or (current is not None and (current.open, current.close) == (frame.open, frame.close)):
-        return grammar.replace(reasoning=current if frame is not None else None)
-    head = grammar.head
-    if frame.open in head:  # the prompt opens it
-        head = head[: head.index(frame.open)]
+    if current is not None and (current.open, current.close) == (frame.open, frame.close):
+        return grammar
+    head = grammar.head.partition(frame.open)[0]  # the prompt may open it
     return grammar.replace(reasoning=frame, after_empty=frame.after, head=head)

@@ -1,7 +1,6 @@
 """The known families of templates, recognised by their outline (`study.outline`).
 
-To add one: a row here, a row in the tests' asset list, a golden file. Nothing here decides how a template is rendered,
-except for the formats that have no template.
+To add one: a row here, a row in the tests' asset list, a golden file.
 """
 
 from __future__ import annotations
@@ -12,20 +11,19 @@ from typing import Any, Final
 from ..template.chat_template import PythonFormat
 from ..tokens.tokenizer import Tokenizer
 from .deepseek import DEEPSEEK_V4, DEEPSEEK_V32, EOS
+from .dialects import DIALECTS
 
-_CHATML: Final = "<|im_start|>assistant\n"
-_CLOSE: Final = "<|im_end|>\n"
+_CONTENT: Final = "⟨content⟩"
+_CHATML: Final = ("<|im_start|>assistant\n", "<|im_end|>\n")
 _THOUGHT: Final = "<think>\n⟨reasoning⟩\n</think>\n\n"
 _RESULT: Final = "<|im_start|>user\n<tool_response>\n⟨content⟩\n</tool_response>"
-_HERMES: Final = '\n<tool_call>\n{"name": "⟨name⟩", "arguments": ⟨arguments⟩}\n</tool_call>'
-_QWEN_XML: Final = "<tool_call>\n<function=⟨name⟩>\n<parameter=⟨key⟩>\n⟨value⟩\n</parameter>\n</function>\n</tool_call>"
-_KIMI: Final = "<|im_assistant|>assistant<|im_middle|>"
-_KIMI_CALL: Final = (
-    "<|tool_calls_section_begin|><|tool_call_begin|>⟨id⟩<|tool_call_argument_begin|>⟨arguments⟩<|tool_call_end|>"
-    "<|tool_calls_section_end|><|im_end|>"
-)
+_KIMI: Final = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
 _KIMI_RESULT: Final = "<|im_system|>⟨name⟩<|im_middle|>## Return of ⟨tool_call_id⟩\n⟨content⟩<|im_end|>"
-_LLAMA: Final = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+_MINIMAX: Final = ("]~b]ai\n", "[e~[\n")
+_MINIMAX_RESULT: Final = "]~b]tool\n<response>⟨content⟩</response>[e~[\n"
+_DEEPSEEK: Final = ("<｜Assistant｜>", EOS)
+_DEEPSEEK_RESULT: Final = "<｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>"
+_LLAMA: Final = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +32,9 @@ class Family:
 
     name: str
     models: str
-    answer: str
-    call: str
-    result: str
+    answer: str = ""
+    call: str = ""
+    result: str = ""
     prompt: str | None = None
     """The generation prompt, if it distinguishes the family from another with the same turns."""
     image: str | None = None
@@ -48,7 +46,7 @@ class Family:
 
     @property
     def turn(self) -> str:
-        """An assistant's turn, as written with a tool call where there are any."""
+        """An assistant's turn, with a tool call if the template writes any."""
         return self.call or self.answer
 
     @property
@@ -64,121 +62,77 @@ class Family:
         return ""
 
 
+def _call(dialect: str) -> str:
+    """One call of a dialect, with one argument."""
+    calls = DIALECTS[dialect].calls
+    assert calls is not None
+    return calls.call_outline("{}")
+
+
+def _family(
+    name: str, models: str, turn: tuple[str, str], thought: str = "", call: str = "", result: str = "", **more: Any
+) -> Family:
+    """A family whose turns are a head, reasoning, content, calls and an end."""
+    head, end = turn
+    opening = f"{head}{thought}{_CONTENT}"
+    return Family(name, models, opening + end, opening + call + end, result, **more)
+
+
+_HERMES: Final = "\n" + _call("hermes")
+_QWEN_XML: Final = _call("qwen-xml")
+
 FAMILIES: Final[tuple[Family, ...]] = (
-    Family(
-        "qwen3", "Qwen3 hybrid and Qwen3-Thinking-2507",
-        answer=_CHATML + _THOUGHT + "⟨content⟩" + _CLOSE,
-        call=_CHATML + _THOUGHT + "⟨content⟩" + _HERMES + _CLOSE,
-        result=_RESULT + _CLOSE,
-    ),
-    Family(
-        "qwen3_vl", "Qwen3-VL instruct",
-        answer=_CHATML + "⟨content⟩" + _CLOSE,
-        call=_CHATML + "⟨content⟩" + _HERMES + _CLOSE,
-        result=_RESULT + _CLOSE,
+    _family("qwen3", "Qwen3 hybrid and Qwen3-Thinking-2507", _CHATML, _THOUGHT, _HERMES, _RESULT + _CHATML[1]),
+    _family(
+        "qwen3_vl", "Qwen3-VL instruct", _CHATML, "", _HERMES, _RESULT + _CHATML[1],
         image="<|vision_start|><|image_pad|><|vision_end|>",
     ),
-    Family(
-        "qwq", "QwQ-32B",
-        answer=_CHATML + "⟨content⟩" + _CLOSE,
-        call=_CHATML + "⟨content⟩" + _HERMES + _CLOSE,
-        result=_RESULT + _CLOSE,
-        prompt=_CHATML + "<think>\n", image="",
+    _family(
+        "qwq", "QwQ-32B", _CHATML, "", _HERMES, _RESULT + _CHATML[1],
+        prompt=_CHATML[0] + "<think>\n", image="",
     ),
-    Family(
+    _family(
         "qwen2.5", "Qwen2.5, Qwen3-Instruct-2507 and others that write hermes calls in ChatML",
-        answer=_CHATML + "⟨content⟩" + _CLOSE,
-        call=_CHATML + "⟨content⟩" + _HERMES + _CLOSE,
-        result=_RESULT + _CLOSE,
-        prompt=_CHATML, image="",
+        _CHATML, "", _HERMES, _RESULT + _CHATML[1], prompt=_CHATML[0], image="",
     ),
-    Family(
-        "qwen3_coder", "Qwen3-Coder",
-        answer=_CHATML + "⟨content⟩" + _CLOSE,
-        call=_CHATML + "⟨content⟩\n\n" + _QWEN_XML + _CLOSE,
-        result=_RESULT + "\n" + _CLOSE,
+    _family("qwen3_coder", "Qwen3-Coder", _CHATML, "", "\n\n" + _QWEN_XML, _RESULT + "\n" + _CHATML[1]),
+    _family("qwen3.5", "Qwen3.5 and Qwen3.6", _CHATML, _THOUGHT, "\n\n" + _QWEN_XML, _RESULT + _CHATML[1]),
+    _family(
+        "glm4.5", "GLM-4.5 and GLM-4.6", ("<|assistant|>\n", ""),
+        "<think>⟨reasoning⟩</think>\n", "\n" + _call("glm-xml"),
+        "<|observation|>\n<tool_response>\n⟨content⟩\n</tool_response>",
     ),
-    Family(
-        "qwen3.5", "Qwen3.5 and Qwen3.6",
-        answer=_CHATML + _THOUGHT + "⟨content⟩" + _CLOSE,
-        call=_CHATML + _THOUGHT + "⟨content⟩\n\n" + _QWEN_XML + _CLOSE,
-        result=_RESULT + _CLOSE,
+    _family(
+        "glm5", "GLM-4.7 and GLM-5", ("<|assistant|>", ""),
+        "<think>⟨reasoning⟩</think>", _call("glm-xml").replace("\n", ""),
+        "<|observation|><tool_response>⟨content⟩</tool_response>",
     ),
-    Family(
-        "glm4.5", "GLM-4.5 and GLM-4.6",
-        answer="<|assistant|>\n<think>⟨reasoning⟩</think>\n⟨content⟩",
-        call="<|assistant|>\n<think>⟨reasoning⟩</think>\n⟨content⟩\n<tool_call>⟨name⟩\n<arg_key>⟨key⟩</arg_key>\n"
-        "<arg_value>⟨value⟩</arg_value>\n</tool_call>",
-        result="<|observation|>\n<tool_response>\n⟨content⟩\n</tool_response>",
+    _family("minimax-m2", "MiniMax-M2", _MINIMAX, _THOUGHT, "\n" + _call("minimax-xml"), _MINIMAX_RESULT),
+    _family(
+        "minimax-m3", "MiniMax-M3", _MINIMAX,
+        "<mm:think>⟨reasoning⟩</mm:think>", _call("minimax-tree"), _MINIMAX_RESULT,
     ),
-    Family(
-        "glm5", "GLM-4.7 and GLM-5",
-        answer="<|assistant|><think>⟨reasoning⟩</think>⟨content⟩",
-        call="<|assistant|><think>⟨reasoning⟩</think>⟨content⟩<tool_call>⟨name⟩<arg_key>⟨key⟩</arg_key>"
-        "<arg_value>⟨value⟩</arg_value></tool_call>",
-        result="<|observation|><tool_response>⟨content⟩</tool_response>",
-    ),
-    Family(
-        "minimax-m2", "MiniMax-M2",
-        answer="]~b]ai\n" + _THOUGHT + "⟨content⟩[e~[\n",
-        call="]~b]ai\n" + _THOUGHT + '⟨content⟩\n<minimax:tool_call>\n<invoke name="⟨name⟩">\n'
-        '<parameter name="⟨key⟩">⟨value⟩</parameter>\n</invoke>\n</minimax:tool_call>[e~[\n',
-        result="]~b]tool\n<response>⟨content⟩</response>[e~[\n",
-    ),
-    Family(
-        "minimax-m3", "MiniMax-M3",
-        answer="]~b]ai\n<mm:think>⟨reasoning⟩</mm:think>⟨content⟩[e~[\n",
-        call="]~b]ai\n<mm:think>⟨reasoning⟩</mm:think>⟨content⟩]<]minimax[>[<tool_call>\n"
-        ']<]minimax[>[<invoke name="⟨name⟩">]<]minimax[>[<⟨key⟩>⟨value⟩]<]minimax[>[</⟨key⟩>]<]minimax[>[</invoke>\n'
-        "]<]minimax[>[</tool_call>[e~[\n",
-        result="]~b]tool\n<response>⟨content⟩</response>[e~[\n",
-    ),
-    Family(
-        "deepseek_v3", "DeepSeek V3",
-        answer="<｜Assistant｜>⟨content⟩" + EOS,
-        call="<｜Assistant｜>⟨content⟩" + EOS,
-        result="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
+    _family(
+        "deepseek_v3", "DeepSeek V3", _DEEPSEEK, "", "", "<｜tool▁outputs▁begin｜>" + _DEEPSEEK_RESULT,
         tool_parser="deepseek",
     ),
-    Family(
-        "deepseek_r1", "DeepSeek R1",
-        answer="<｜Assistant｜>⟨content⟩" + EOS,
-        call="<｜Assistant｜>⟨content⟩<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>⟨type⟩<｜tool▁sep｜>⟨name⟩\n```json\n"
-        "⟨arguments⟩\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + EOS,
-        result="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
+    _family(
+        "deepseek_r1", "DeepSeek R1", _DEEPSEEK, "", _call("deepseek").replace("function", "⟨type⟩"),
+        "<｜tool▁outputs▁begin｜>" + _DEEPSEEK_RESULT,
     ),
-    Family(
-        "deepseek_v3.1", "DeepSeek V3.1",
-        answer="<｜Assistant｜></think>⟨content⟩" + EOS,
-        call="<｜Assistant｜></think>⟨content⟩<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>⟨name⟩<｜tool▁sep｜>⟨arguments⟩"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + EOS,
-        result="<｜tool▁output▁begin｜>⟨content⟩<｜tool▁output▁end｜>",
-    ),
-    Family(
-        "deepseek_v3.2", "DeepSeek V3.2",
-        answer="", call="", result="", format=DEEPSEEK_V32,
-    ),
-    Family(
-        "deepseek_v4", "DeepSeek V4",
-        answer="", call="", result="", format=DEEPSEEK_V4,
-    ),
-    Family(
-        "kimi_k2", "Kimi K2 instruct",
-        answer=_KIMI + "⟨content⟩<|im_end|>",
-        call=_KIMI + "⟨content⟩" + _KIMI_CALL,
-        result=_KIMI_RESULT,
-    ),
+    _family("deepseek_v3.1", "DeepSeek V3.1", _DEEPSEEK, "</think>", _call("deepseek-v3.1"), _DEEPSEEK_RESULT),
+    Family("deepseek_v3.2", "DeepSeek V3.2", format=DEEPSEEK_V32),
+    Family("deepseek_v4", "DeepSeek V4", format=DEEPSEEK_V4),
+    _family("kimi_k2", "Kimi K2 instruct", _KIMI, "", _call("kimi"), _KIMI_RESULT),
     Family(
         "kimi_k25", "Kimi K2.5",
-        answer=_KIMI + "<think></think>⟨content⟩<|im_end|>",
-        call=_KIMI + "<think>⟨reasoning⟩</think>⟨content⟩" + _KIMI_CALL,
+        answer=f"{_KIMI[0]}<think></think>{_CONTENT}{_KIMI[1]}",
+        call=f"{_KIMI[0]}<think>⟨reasoning⟩</think>{_CONTENT}{_call('kimi')}{_KIMI[1]}",
         result=_KIMI_RESULT,
     ),
-    Family(
-        "nemotron3", "Nemotron 3 nano",
-        answer=_CHATML + "<think>\n⟨reasoning⟩\n</think>\n⟨content⟩" + _CLOSE,
-        call=_CHATML + "<think>\n⟨reasoning⟩\n</think>\n⟨content⟩\n" + _QWEN_XML + "\n" + _CLOSE,
-        result=_RESULT + "\n" + _CLOSE,
+    _family(
+        "nemotron3", "Nemotron 3 nano", _CHATML,
+        "<think>\n⟨reasoning⟩\n</think>\n", f"\n{_QWEN_XML}\n", _RESULT + "\n" + _CHATML[1],
     ),
     Family(
         "gpt_oss", "gpt-oss 20b and 120b",
@@ -189,21 +143,17 @@ FAMILIES: Final[tuple[Family, ...]] = (
     ),
     Family(
         "llama3", "Llama 3.1 and 3.2",
-        answer=_LLAMA + "⟨content⟩<|eot_id|>",
-        call=_LLAMA + '{"name": "⟨name⟩", "parameters": ⟨arguments⟩}<|eot_id|>',
+        answer=f"{_LLAMA[0]}{_CONTENT}{_LLAMA[1]}",
+        call=f"{_LLAMA[0]}{_call('llama-json')}{_LLAMA[1]}",
         result='<|start_header_id|>ipython<|end_header_id|>\n\n"⟨content⟩"<|eot_id|>',
     ),
     Family(
         "mistral", "Mistral-Nemo instruct",
         answer="⟨content⟩</s>",
-        call='[TOOL_CALLS][{"name": "⟨name⟩", "arguments": ⟨arguments⟩, "id": "⟨id⟩"}]</s>',
+        call=_call("mistral") + "</s>",
         result='[TOOL_RESULTS]{"content": ⟨content⟩, "call_id": "⟨tool_call_id⟩"}[/TOOL_RESULTS]',
     ),
-    Family(
-        "gemma3", "Gemma 3",
-        answer="<start_of_turn>model\n⟨content⟩<end_of_turn>\n",
-        call="", result="",
-    ),
+    Family("gemma3", "Gemma 3", answer="<start_of_turn>model\n⟨content⟩<end_of_turn>\n"),
 )  # fmt: skip
 
 BY_NAME: Final = {family.name: family for family in FAMILIES}

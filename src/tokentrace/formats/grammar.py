@@ -1,9 +1,7 @@
 """Grammars: what an assistant writes in its turn, as data.
 
-A grammar is text as the template writes it, control tokens by their names. It is compiled for a vocabulary when it is
-used (`parsing.compiled`): a delimiter that is a control token there is matched by its id, any other by its letters.
-White space next to what the assistant says is part of the grammar and exact; between delimiters any is accepted.
-
+A grammar is text as the template writes it. A delimiter that is a control token of the vocabulary is matched by its id,
+any other by its letters. White space next to what the assistant says is exact; between delimiters any is accepted.
 `study.derive` reads a grammar off a template; `formats.dialects` has the common ones by name.
 """
 
@@ -22,16 +20,16 @@ ONE_CALL: Final = "the template writes one call a turn"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The text around another: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``."""
+    """The text around another: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``.
+
+    `lead`, `trail` and `after` are white space: before the text, after it, and after the closing.
+    """
 
     open: str = ""
     lead: str = ""
-    """White space between the opening and the text."""
     trail: str = ""
-    """White space between the text and the closing."""
     close: str = ""
     after: str = ""
-    """White space after the closing."""
 
     def wrap(self, text: str) -> str:
         """`text` in its frame."""
@@ -62,36 +60,32 @@ class Value(StrEnum):
     """A string as it is."""
     JSON = "json"
     CDATA = "cdata"
-    """A string as it is, between ``<![CDATA[`` and ``]]>`` where it would be mistaken for markup."""
+    """A string as it is, in ``<![CDATA[`` and ``]]>`` if it looks like markup."""
     PYTHON = "python"
-    """As JSON, but ``True``, ``False`` and ``None`` as Python spells them."""
+    """As JSON, but with Python's ``True``, ``False`` and ``None``."""
     QUOTED = "quoted"
-    """Between the quotes of strings, so that only the tool's schema tells it from one."""
+    """In quotes like a string: only the tool's schema tells it from one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close``.
+    """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close after``.
 
-    `head` are the fields before the arguments, each with what introduces it: ``name`` and ``id``, and the number of the
-    call in its turn, counted from one (``number``) or from zero (``index``). Not every style uses every part.
+    `before` and `after` are white space. `head` are the fields before the arguments, each with what introduces it:
+    ``name`` and ``id``, and the number of the call in its turn, counted from one (``number``) or zero (``index``).
     """
 
     style: Style
     before: str = ""
-    """White space between content and calls."""
     section_open: str = ""
     section_close: str = ""
     separator: str = ""
     open: str = ""
     head: tuple[tuple[str, str], ...] = ()
     begin: str = ""
-    """From the last field of the head to the arguments."""
     end: str = ""
-    """From the arguments to the closing."""
     close: str = ""
     after: str = ""
-    """White space after the last call."""
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """JSON_CALL: the path of each field in the object, in order."""
     named_key: bool = False
@@ -102,9 +96,9 @@ class CallGrammar:
     value_open: str = ""
     value_close: str = ""
     string_open: str = ""
-    """Opens a string, where strings open otherwise than other values: ``" string="true">``."""
+    """Opens a string, if not as other values: ``" string="true">``."""
     typed_opens: tuple[tuple[str, str], ...] = ()
-    """Opens values of a JSON type (``boolean``, ``null``, ``array``, ``object``) that open otherwise than numbers."""
+    """Opens values of a JSON type (``boolean``, ``null``, ``array``, ``object``), if not as numbers."""
     quote: str = ""
     """BRACES: the quotes of strings."""
     item: str = ""
@@ -112,19 +106,20 @@ class CallGrammar:
     strings: Value = Value.BARE
     others: Value = Value.JSON
     ascii: bool = False
-    """Whether JSON is written with everything but ASCII escaped."""
+    """True if JSON escapes everything but ASCII."""
 
     @property
     def outline(self) -> str:
         """One call with holes for its fields, as a person would write it down."""
+        return self.call_outline("[{}]…")
+
+    def call_outline(self, repeated: str) -> str:
+        """One call with holes for its fields. `repeated` formats the arguments that are written one by one."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:
-                named = (
-                    (".".join(path), f"⟨{field}⟩" if field == "arguments" else f'"⟨{field}⟩"')
-                    for field, path in self.keys
-                )
-                members = ", ".join(f'"{key}": {hole}' for key, hole in named)
+                holes = ((".".join(path), f"⟨{field}⟩", field == "arguments") for field, path in self.keys)
+                members = ", ".join(f'"{key}": ' + (hole if is_json else f'"{hole}"') for key, hole, is_json in holes)
                 body = '{"⟨name⟩": ⟨arguments⟩}' if self.named_key else f"{{{members}}}"
             case Style.PYTHON:
                 body = "⟨name⟩(⟨key⟩=⟨value⟩, …)"
@@ -137,7 +132,8 @@ class CallGrammar:
                 ways = [self.string_open, self.value_open, *(text for _, text in self.typed_opens)]
                 opened = f"{{{' | '.join(ways)}}}" if self.string_open else self.value_open
                 closed = "⟨key⟩>" if self.style is Style.TREE else ""
-                body = f"{head}{self.begin}[{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{closed}]…{self.end}"
+                argument = f"{self.key_open}⟨key⟩{opened}⟨value⟩{self.value_close}{closed}"
+                body = f"{head}{self.begin}{repeated.format(argument)}{self.end}"
         return f"{self.section_open}{self.open}{body}{self.close}{self.section_close}"
 
 
@@ -155,7 +151,6 @@ class Channels:
     reasoning: str = "analysis"
     content: str = "final"
     recipient: str = "to="
-    """Prefix of the addressee of a call, in the header."""
     namespace: str = "functions."
     """Prefix of function names."""
     call: str = "commentary"
@@ -193,11 +188,11 @@ class TurnGrammar:
 
     @property
     def opens_reasoning(self) -> bool:
-        """Whether the generation prompt ends inside reasoning."""
-        if self.reasoning is None:
+        """True if the generation prompt ends inside reasoning."""
+        if self.reasoning is None or not self.reasoning.open:
             return False
         tail = self.prompt[len(self.head) :]
-        return tail.rfind(self.reasoning.open) > tail.rfind(self.reasoning.close) if self.reasoning.open else False
+        return tail.rfind(self.reasoning.open) > tail.rfind(self.reasoning.close)
 
     def replace(self, **changes: object) -> TurnGrammar:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

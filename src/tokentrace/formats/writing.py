@@ -13,8 +13,8 @@ from .grammar import CallGrammar, Channels, Style, Value
 def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, beside: bool = False) -> str:
     """Calls (``{"name": …, "arguments": {…}, "id": …}``) as the template would write them, JSON as `json.dumps` does.
 
-    `beside` says that content comes before them. InputError names a call that lacks what the grammar writes. What else
-    a template puts into the object of a call (its type) is not in the grammar, and is left out.
+    `beside`: content comes before them. Raises InputError naming a call that lacks what the grammar writes. Leaves out
+    what else a template puts into the object of a call (its type).
     """
     if not calls:
         return ""
@@ -26,14 +26,10 @@ def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, bes
 
 
 def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], content: str) -> str:
-    """A call, after content, in messages of their own, after the head of the turn.
-
-    InputError where there are several: what ends a call ends the turn.
-    """
+    """A call after content, each in a message, after the head of the turn. Raises InputError for several calls."""
     if len(calls) > 1:
-        raise InputError(
-            f"are {len(calls)}, and a turn of messages on channels ends with its first", field="tool_calls"
-        )
+        problem = f"are {len(calls)}, and a turn of messages on channels ends with its first"
+        raise InputError(problem, field="tool_calls")
     text = ""
     if content:
         head = channels.call if calls else channels.content
@@ -47,7 +43,7 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
     if grammar.style is Style.JSON_CALL:
         return _json(grammar, _object(grammar, call, arguments, at))
     if grammar.style is Style.PYTHON:
-        pairs = ", ".join(f"{key}={_python(grammar, value)}" for key, value in arguments.items())
+        pairs = ", ".join(f"{key}={_bracketed(grammar, value)}" for key, value in arguments.items())
         return f"{_field(call, 'name', at)}({pairs})"
     head = "".join(f"{lead}{_field(call, field, at)}" for lead, field in grammar.head)
     if grammar.style is Style.JSON_ARGUMENTS:
@@ -55,7 +51,7 @@ def _body(grammar: CallGrammar, call: Mapping[str, Any], at: int) -> str:
     elif grammar.style is Style.PAIRS:
         inside = "".join(_pair(grammar, key, value) for key, value in arguments.items())
     elif grammar.style is Style.BRACES:
-        return f"{head}{{{','.join(f'{key}:{_braces(grammar, value)}' for key, value in arguments.items())}}}"
+        return f"{head}{{{','.join(f'{key}:{_bracketed(grammar, value)}' for key, value in arguments.items())}}}"
     else:
         inside = "".join(_element(grammar, key, value) for key, value in arguments.items())
     return f"{head}{grammar.begin}{inside}{grammar.end}"
@@ -134,23 +130,17 @@ def _element(grammar: CallGrammar, key: str, value: Any) -> str:
     return f"{grammar.key_open}{key}{grammar.value_open}{text}{grammar.value_close}{key}{grammar.value_open}"
 
 
-def _python(grammar: CallGrammar, value: Any) -> str:
-    value = _json(grammar, value) if grammar.others is Value.QUOTED and not isinstance(value, str) else value
+def _bracketed(grammar: CallGrammar, value: Any) -> str:
+    """A value as in Python, or as in braces with quotes of their own."""
+    python = grammar.style is Style.PYTHON
+    comma, colon = (", ", ": ") if python else (",", ":")
+    if grammar.others is Value.QUOTED and not isinstance(value, str):
+        value = _json(grammar, value)
     if isinstance(value, str):
-        return _json(grammar, value)
+        return _json(grammar, value) if python else f"{grammar.quote}{value}{grammar.quote}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_json(grammar, key)}: {_python(grammar, some)}" for key, some in value.items()) + "}"
+        keys = {key: _json(grammar, key) if python else key for key in value}
+        return "{" + comma.join(f"{keys[key]}{colon}{_bracketed(grammar, some)}" for key, some in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_python(grammar, some) for some in value) + "]"
-    return _value(grammar, value)
-
-
-def _braces(grammar: CallGrammar, value: Any) -> str:
-    value = _json(grammar, value) if grammar.others is Value.QUOTED and not isinstance(value, str) else value
-    if isinstance(value, str):
-        return f"{grammar.quote}{value}{grammar.quote}"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_braces(grammar, some)}" for key, some in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(_braces(grammar, some) for some in value) + "]"
+        return "[" + comma.join(_bracketed(grammar, some) for some in value) + "]"
     return _value(grammar, value)

@@ -15,10 +15,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundLoop:
-    """Runs coroutines in a thread of its own.
-
-    An engine belongs to the loop that it is used in, so connect it here: ``loop.run(VLLMEngine.connect(url))``.
-    """
+    """Runs coroutines in a thread. Connect engines here, too: ``loop.run(VLLMEngine.connect(url))``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -26,14 +23,14 @@ class BackgroundLoop:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Begin to run a coroutine; what it returns or raises is in the future."""
+        """Start a coroutine and return its future."""
         if self._loop.is_closed():
             work.close()
             raise InputError("it was closed: make a new one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What a coroutine returns. It is cancelled where the waiting is interrupted (Ctrl-C)."""
+        """Run a coroutine and return its result. Ctrl-C cancels it."""
         future = self.start(work)
         try:
             return future.result()
@@ -41,7 +38,7 @@ class BackgroundLoop:
             future.cancel()
 
     def close(self) -> None:
-        """Cancel what is under way and end the thread. A loop that is closed cannot be used again."""
+        """Cancel all coroutines and end the thread. A closed loop cannot be used again."""
         if not self._loop.is_closed():
             self.run(_cancel_tasks())
             self._loop.call_soon_threadsafe(self._loop.stop)

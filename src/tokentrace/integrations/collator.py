@@ -10,26 +10,24 @@ import numpy as np
 
 from ..errors import SampleError, brief
 from ..samples.collation import collate
-from ..samples.sample import IGNORE, Sample
-from ..tokens.ids import check_ids, check_integers
+from ..samples.sample import Sample
+from .rows import ids_and_mask
 
 _EXTRAS: Final = ("logprobs", "advantages")
 
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """Rows to a batch of tensors, padded on the right: what `SFTTrainer`'s own collator gives, and positions.
+    """Rows to a batch of tensors, padded on the right: that of `SFTTrainer`'s collator, with positions.
 
-    A row is a `Sample`, or a mapping with the columns of a file of rows: `input_ids`, `labels`, and if all rows have
-    them `logprobs` (NaN where nothing was sampled) and `advantages`, for a loss of your own. Rows that TRL packed are
-    for TRL's own collator.
+    A row is a `Sample`, or a mapping of columns; `logprobs` and `advantages` are kept for a loss of your own.
     """
 
     pad_id: int
     multiple_of: int | None = None
 
     def __call__(self, rows: Sequence[Sample | Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch: `input_ids`, `attention_mask`, `position_ids`, `labels`, and those of the others that rows have."""
+        """A batch: `input_ids`, `attention_mask`, `position_ids`, `labels`, and what else all rows have."""
         samples = [row if isinstance(row, Sample) else _sample(row) for row in rows]
         batch = collate(samples, pad_id=self.pad_id, multiple_of=self.multiple_of, tensors="torch")
         keys = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)
@@ -37,22 +35,12 @@ class Collator:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    """A row of a file: its ids, where they carry loss, and what else there is for each token."""
+    """A row of a file as a sample."""
     if not isinstance(row, Mapping):
         raise SampleError(f"a row is a Sample or a mapping of columns, not {brief(row)}")
     if "seq_lengths" in row:
         raise SampleError("these rows are packed: leave SFTTrainer's own collator in place")
-    if row.get("labels") is None:
-        raise SampleError(f"a row has no labels; it has {', '.join(row)}: every token would be trained")
-    if row.get("input_ids") is None:
-        raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
-    ids = check_ids(row["input_ids"], "input_ids", error=SampleError)
-    labels = check_integers(row["labels"], "labels", SampleError)
-    if ids.shape != labels.shape:
-        raise SampleError(f"a row has {len(ids)} ids and {len(labels)} labels")
-    mask = labels != IGNORE
-    if (labels[mask] != ids[mask]).any():
-        raise SampleError("the labels of a row are not its ids: they must not be shifted")
+    ids, mask = ids_and_mask(row)
     extras: dict[str, Any] = {name: _floats(row, name) for name in _EXTRAS if row.get(name) is not None}
     return Sample(ids, mask, np.full(len(ids), -1, np.int32), np.zeros(len(ids), np.uint8), **extras)
 

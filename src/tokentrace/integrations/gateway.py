@@ -1,4 +1,4 @@
-"""Agents that are not ours, as something that a trainer runs: each rollout is a session of the recording gateway."""
+"""Anyone's agents as something that a trainer runs: each rollout is a session of the recording gateway."""
 
 from __future__ import annotations
 
@@ -18,34 +18,29 @@ from ..rollout.calling import called
 from ..rollout.ends import End
 from ..rollout.patience import EngineDown, Patience
 from ..rollout.record import Task, checked_reward
-from ..samples.sample import Sample
 from .rows import FinishedRollout
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Where an agent of one rollout sends its requests."""
+    """Where the agent of one rollout sends its requests. `base_url` is for Anthropic's clients."""
 
     task: Task
     base_url: str
-    """For Anthropic's clients; OpenAI's want `openai_base_url`."""
     openai_base_url: str
     key: str
-    """Of this session alone."""
 
 
 Client = Callable[[Session], float | Awaitable[float | None] | None]
-"""Runs an agent to its end, and returns its reward, or None if the gateway is told it otherwise. A plain function runs
-in a thread of its own."""
+"""Runs an agent to its end and returns its reward, if the gateway does not get it otherwise. A plain function runs in
+a thread."""
 
 
 class GatewayAgent:
-    """Runs an agent behind the gateway at `url`: a session for each rollout, sampled as `settings` say.
+    """Runs an agent behind the gateway at `url`: a session for each rollout, with these `settings`.
 
-    `key` is an admin key of the gateway, None for one that was started with ``--dev``. What the agent asked for is
-    not what is sampled with: ``settings["sampling"]`` is (temperature 1 by default). Seeds are the agent's affair.
-    An agent that raises has failed: its rows are kept, and it has no reward. A session is called by the name of its
-    task, as far as sessions may be called that, and a number; its metadata have the name as it is (``task``).
+    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's parameters. An
+    agent that raises has failed: its rows stay, without a reward.
     """
 
     def __init__(
@@ -57,10 +52,9 @@ class GatewayAgent:
         self._settings = {"sampling": {"temperature": 1.0, "top_p": 1.0}, **(settings or {})}
 
     async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> FinishedRollout:
-        """One rollout, from its session to its rows.
+        """Run a task in a session, and read its rows.
 
-        `patience` waits for a gateway that cannot be reached, and raises `EngineDown` when it runs out. Without it, and
-        where the gateway refuses something, the rollout has failed, as an agent's does when its engine fails.
+        Raises EngineDown if `patience` with an unreachable gateway runs out; other errors are failed rollouts.
         """
         async with httpx2.AsyncClient(base_url=self._url, headers=self._headers, timeout=60) as http:
             try:
@@ -88,7 +82,8 @@ class GatewayAgent:
         table = pyarrow().ipc.open_stream(await gateway.ask("GET", f"/sessions/{name}/rows?format=arrow")).read_all()
         samples = list(table_samples(table))
         messages = json.loads(table.column("messages")[-1].as_py()) if samples else list(task.messages)
-        prompt = _prompt_length(samples[-1]) if samples else len(messages)
+        last = samples[-1] if samples else None
+        prompt = len(messages) if last is None else int(last.messages[last.completions[0].start])
         if end is not End.FAILED and samples:
             reward = samples[0].reward
         metrics = {"end": str(end), "reward": reward, "samples": len(samples)}
@@ -97,7 +92,7 @@ class GatewayAgent:
 
 @dataclass(frozen=True, slots=True)
 class _Gateway:
-    """What is asked of the gateway, again and again while it cannot be reached and there is patience."""
+    """Requests to the gateway, repeated while it cannot be reached and there is patience."""
 
     http: Any
     patience: Patience | None
@@ -115,9 +110,7 @@ class _Gateway:
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:  # nothing was sent: it may be sent again
             raise EngineUnavailable(f"the gateway cannot be reached: {type(error).__name__}: {error}") from error
         except httpx2.HTTPError as error:
-            raise EngineError(
-                f"the gateway does not answer {method} {path}: {type(error).__name__}: {error}"
-            ) from error
+            raise EngineError(f"the gateway does not answer {method} {path}: {type(error).__name__}") from error
         if answer.status_code >= 300:
             raise EngineError(f"the gateway refused {method} {path}: {answer.status_code} {answer.text[:500]}")
         content: bytes = answer.content
@@ -125,11 +118,6 @@ class _Gateway:
 
 
 def _session_name(task: str) -> str:
-    """A name of its own for a session, of what sessions may be called; the task's own is in the metadata."""
+    """A unique name for a session, in the characters that sessions allow."""
     readable = re.sub(r"[^A-Za-z0-9._:@~-]", "-", task)[:100].lstrip("._:@~-")
     return f"{readable or 'rollout'}.{uuid.uuid4().hex[:12]}"
-
-
-def _prompt_length(row: Sample) -> int:
-    """How many messages stand before the first that was sampled in a row."""
-    return int(row.messages[row.completions[0].start])

@@ -1,17 +1,6 @@
-"""NeMo Gym's token capture, kept in a store of ours: SQLite for one machine, PostgreSQL for many.
+"""NeMo Gym's token capture in our store: a rollout is a session, a captured call is a turn.
 
-In NeMo Gym's YAML, with both on the same store::
-
-    token_id_capture:
-      enabled: true
-      sink: tokentrace.integrations.nemo_gym:TokenStore
-      sink_kwargs: {store: captures.db}
-      lineage_store: tokentrace.integrations.nemo_gym:TokenStore
-      lineage_store_kwargs: {store: captures.db}
-
-A rollout is a session of the store, a captured call is a turn, and a frozen rollout is a sealed session. The records
-are NeMo Gym's own, as JSON, so give it a store of its own: the gateway's commands do not read them.
-`tokentrace.integrations.nemo_items` has what goes between these records, response items and trajectories.
+The records are NeMo Gym's, as JSON: do not share the store with a gateway.
 """
 
 from __future__ import annotations
@@ -32,12 +21,12 @@ except ImportError as error:
     raise ImportError(f"tokentrace.integrations.nemo_gym needs NeMo Gym: pip install nemo-gym ({error})") from error
 
 _MOST_ROLLOUTS: Final = 4096
-"""Of how many rollouts the lineage is remembered; others are read from the store again."""
+"""How many lineages are cached."""
 
 
 @dataclass(slots=True)
 class _ReadSoFar:
-    """What has been read of a rollout."""
+    """The lineage of the turns read so far."""
 
     lineage: RolloutLineage = field(default_factory=RolloutLineage)
     turns: int = 0
@@ -46,9 +35,7 @@ class _ReadSoFar:
 class TokenStore:
     """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``; passes its ``run_conformance``.
 
-    `store` is a path (SQLite) or ``postgresql://user@host/database``. Any number of processes may have one on the same
-    store: what `put` has stored is seen by all. `StoreError` where the store cannot be used; NeMo Gym then marks the
-    rollout as incomplete, and that mark is written to the same store.
+    `store` is a path (SQLite) or ``postgresql://user@host/database``, for any number of processes.
     """
 
     def __init__(self, store: str) -> None:
@@ -63,9 +50,9 @@ class TokenStore:
     # -- the sink
 
     async def put(self, entry: TokenEntry) -> None:
-        """Store a call, on disk when it returns. The same call again changes nothing; another one by its id is refused.
+        """Store a call, on disk when it returns; storing it again changes nothing.
 
-        Refused with `Closed` once the rollout is frozen.
+        Raises Conflict for another call of the same id, Closed once the rollout is frozen.
         """
         id, call = entry.rollout_id, entry.model_call_id
         payload = entry.model_dump_json().encode()
@@ -83,19 +70,19 @@ class TokenStore:
             session = await self._session(id)
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
-        """Note that a call is sent. If nothing is ever stored of it, the rollout is incomplete."""
+        """Record that a call is sent. Without its `put` the rollout is incomplete."""
         await self._session(rollout_id)
         await self._store.begin(rollout_id, model_call_id, {})
 
     async def mark_incomplete(self, rollout_id: str, model_call_id: str = "") -> None:
-        """Note that a call was not captured, also after the rollout was frozen: its snapshot has a new version."""
+        """Record that a call was not captured; the snapshot of a frozen rollout gets a new version."""
         await self._session(rollout_id)
         await self._store.label(rollout_id, [Label(f"incomplete {model_call_id}", True)])
 
     # -- the source
 
     async def freeze(self, rollout_id: str) -> TokenCaptureSnapshot:
-        """Seal the rollout, and give what was captured. It is incomplete where a call was marked or never stored."""
+        """Seal the rollout and return its calls. It is incomplete if one was marked or never stored."""
         await self._session(rollout_id)
         await self._store.set_state(rollout_id, State.SEALED)
         entries = tuple([_entry(turn) async for turn in self._store.turns(rollout_id)])
@@ -104,10 +91,7 @@ class TokenStore:
         return TokenCaptureSnapshot(rollout_id, entries, bool(lost + marks), _snapshot_id(rollout_id), version=marks)
 
     async def drop(self, rollout_id: str, *, snapshot_id: str, version: int) -> bool:
-        """Delete what was captured of a frozen rollout, and remember that it was there; False where it has changed.
-
-        A mark that comes while this runs may be lost with the rest.
-        """
+        """Delete the calls of a frozen rollout; False if it has changed."""
         session = await self._store.session(rollout_id)
         if session is None or session.state is not State.SEALED or snapshot_id != _snapshot_id(rollout_id):
             return False
@@ -120,7 +104,7 @@ class TokenStore:
     # -- the resolver
 
     async def resolve(self, rollout_id: str, request_items: list[dict[str, Any]]) -> LineageResolution:
-        """The call that a request continues, found by NeMo Gym's own matcher and proven by the digest of its tokens."""
+        """The call that a request continues, by NeMo Gym's matcher and the digest of its tokens."""
         lineage = (await self._refreshed(rollout_id)).lineage
         status, node, reason = lineage.resolve_node(request_items)
         if status != ParentResolutionStatus.RESOLVED:
@@ -137,18 +121,18 @@ class TokenStore:
         return LineageResolution(ParentResolutionStatus.RESOLVED, match)
 
     def is_process_shared(self) -> bool:
-        """Whether other processes see what is stored: always."""
+        """True: other processes see what is stored."""
         return True
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         await self._store.close()
 
     async def _session(self, id: str) -> SessionInfo:
         return await self._store.create(SessionInfo(id, State.OPEN, 0.0, {"written by": "NeMo Gym"}))
 
     async def _refreshed(self, id: str) -> _ReadSoFar:
-        """The lineage with all calls that are stored by now; of those it has already nothing is read again."""
+        """The lineage with all stored calls; reads only new ones."""
         progress = self._lineages.pop(id, None) or _ReadSoFar()
         self._lineages[id] = progress  # the one used last is the last
         while len(self._lineages) > _MOST_ROLLOUTS:

@@ -1,8 +1,6 @@
 """NeMo Gym's response items and chat messages of a trajectory, and a trajectory of what NeMo Gym captured.
 
-NeMo RL trains on ``response.output``: an item with ``prompt_token_ids``, ``generation_token_ids`` and
-``generation_log_probs`` is a turn, its prompt has to begin with all tokens of the turns before, and the loss is on the
-generated ids. These are plain dicts; nothing here needs NeMo Gym to be installed.
+These are plain dicts; NeMo Gym need not be installed.
 """
 
 from __future__ import annotations
@@ -23,11 +21,9 @@ Message = Mapping[str, Any]
 def output_items(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """What NeMo Gym expects in ``response.output``: all that follows the first prompt, turns with their tokens.
+    """``response.output``: all that follows the first prompt; the last item of each turn has its tokens.
 
-    `messages` is the conversation of the branch, as `Rollout.messages` has it. Of the items of a turn the last carries
-    the three fields. `SampleError` where the trajectory has several branches and none is named, since NeMo RL takes one
-    response for a rollout; of a branch that is named, turns that another branch trains carry no tokens.
+    Raises SampleError for several branches without a `branch`: NeMo RL takes one response a rollout.
     """
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
@@ -42,14 +38,14 @@ def output_items(
 def chat_messages(
     trajectory: Trajectory, messages: Sequence[Message], *, branch: int | None = None
 ) -> list[dict[str, Any]]:
-    """The conversation as chat messages, those of the model with the three fields. As `output_items` in the rest."""
+    """As `output_items`, but as chat messages, prompt included."""
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
     return [{**message, **tokens.get(number, {})} for number, message in enumerate(messages)]
 
 
 def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) -> dict[int, dict[str, Any]]:
-    """The three fields for each message that the branch trains. Parts of a message that was continued are one."""
+    """The three fields for each message that the branch trains."""
     stream, logprobs = trajectory.stream(branch), trajectory.logprobs(branch)
     spans: dict[int, tuple[int, int]] = {}
     for turn in trajectory.turns(branch):
@@ -59,10 +55,7 @@ def _tokens(trajectory: Trajectory, messages: Sequence[Message], branch: int) ->
             continue
         start, stop = spans.get(turn.message, (turn.start, turn.start))
         if stop != turn.start:
-            raise SampleError(
-                f"message {turn.message} was continued after {turn.start - stop} tokens that nobody sampled; NeMo Gym "
-                "has one completion for each message"
-            )
+            raise SampleError(f"message {turn.message} has several completions, and NeMo Gym takes one a message")
         spans[turn.message] = (start, turn.stop)
     return {
         number: {
@@ -94,17 +87,19 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
 
 
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
-    """A trajectory of NeMo Gym's ``TokenEntry`` records: those of `TokenStore.freeze`, in any order.
+    """A trajectory of NeMo Gym's ``TokenEntry`` records (`TokenStore.freeze`), in any order.
 
-    A prompt that does not go on from an earlier call is a branch; one that is all tokens of a call continues its turn.
-    Calls that generated nothing are left out. The records say neither why a completion ended nor what its logprobs are
-    of, so both are unknown; only of one that is continued is it clear that it was cut ("length"). `TrajectoryError`
-    where a prompt that is stored as a suffix cannot be trajectory whole.
+    A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn that
+    continues. Raises TrajectoryError if the start of a prompt is missing.
     """
     entries = list(entries)
     prompts = full_prompts(entries)
     trajectory = Trajectory(name=name)
-    continued = {tuple(prompts[one.model_call_id]) for one in entries if _has_both(one, prompts)}
+    continued = {
+        tuple(prompts[one.model_call_id])
+        for one in entries
+        if one.generation_token_ids and one.model_call_id in prompts
+    }
     for entry in sorted(entries, key=lambda one: (len(prompts.get(one.model_call_id, ())), one.model_call_id)):
         prompt = prompts.get(entry.model_call_id)
         if prompt is None:
@@ -125,12 +120,8 @@ def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory
     return trajectory
 
 
-def _has_both(entry: Any, prompts: Mapping[str, Sequence[int]]) -> bool:
-    return bool(entry.generation_token_ids) and entry.model_call_id in prompts
-
-
 def full_prompts(entries: Iterable[Any]) -> dict[str, list[int]]:
-    """The whole prompt of each call. One stored as a suffix is left out where what it goes on from is not there."""
+    """The whole prompt of each call, except those stored as a suffix of a missing call."""
     calls = {entry.model_call_id: entry for entry in entries}
     whole: dict[str, list[int]] = {}
     for call in calls:

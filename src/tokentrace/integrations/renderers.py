@@ -1,7 +1,6 @@
-"""A tokentrace renderer where the `renderers` package wants one: in verifiers, in prime-rl, in `renderers.client`.
+"""A tokentrace renderer where the `renderers` package takes one: in verifiers, prime-rl, `renderers.client`.
 
-``{"name": "custom", "import_path": "tokentrace.integrations.renderers:TokentraceRenderer"}`` is its configuration, with
-the fields of `TokentraceConfig` beside it. What differs from renderers' own classes: docs/guides/renderers.md.
+docs/guides/renderers.md shows its configuration, and what differs from renderers' own classes.
 """
 
 from __future__ import annotations
@@ -9,22 +8,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
 from ..conversation.messages import Messages
-from ..errors import InputError, TokentraceError, brief
+from ..errors import InputError, brief
 from ..parsing.response import CallStatus, PartKind
 from ..parsing.response import ParsedToolCall as OurCall
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 from ..rendering.trust import TRUSTED
-from ..study import probes
 from ..tokens.kinds import Kind
 from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
+from .extension import holds
 
 try:
     from renderers import (
@@ -41,10 +40,9 @@ except ImportError as error:
 
 
 class TokentraceConfig(BaseRendererConfig):
-    """The settings of `create_renderer`; any other field is a variable of the chat template, which has to read it.
+    """The settings of `create_renderer`; any other field is a variable of the chat template.
 
-    `thinking_retention` is every renderer's: None bridges wherever the shipped template would not rewrite the past,
-    ``"all"`` bridges always and keeps the past as it was sampled, ``"tool_cycle"`` does not across a user's message.
+    `refuse_unknown_tools` gives a call of a tool that was not offered the status ``unknown_tool``.
     """
 
     model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}
@@ -65,26 +63,9 @@ class TokentraceConfig(BaseRendererConfig):
     messages: Literal["adapt", "as_given"] = "adapt"
     lost: Literal["warn", "error", "ignore"] = "warn"
     refuse_unknown_tools: bool = False
-    """Give a call of a tool that was not offered the status ``unknown_tool``, with which verifiers drops it. Otherwise
-    it is a call like others, which whoever runs the tools has to answer."""
 
     _internal_fields: ClassVar[frozenset[str]] = frozenset(
-        [
-            "renderer",
-            "preserve_all_thinking",
-            "preserve_thinking_between_tool_calls",
-            "use_patched",
-            "control_tokens",
-            "chat_template",
-            "truncation",
-            "tool_parser",
-            "reasoning_parser",
-            "calls",
-            "trusted",
-            "messages",
-            "lost",
-            "refuse_unknown_tools",
-        ]
+        field for field in vars() if not field.startswith("_") and field not in ("model_config", "name")
     )
 
     def settings(self) -> dict[str, Any]:
@@ -97,8 +78,7 @@ _CONVERTED: Final[weakref.WeakKeyDictionary[Any, Tokenizer]] = weakref.WeakKeyDi
 
 
 def converted(tokenizer: Any) -> Tokenizer:
-    """Our tokenizer for what renderers was given, converted once while that lives: verifiers makes a renderer for each
-    rollout. Tokenizers of the same content share their vocabulary as long as one of them is kept, so one is."""
+    """Our tokenizer for renderers' one, cached while that lives: verifiers makes a renderer for each rollout."""
     loaded = load_tokenizer(tokenizer)
     with contextlib.suppress(TypeError):  # a path, which cannot be referenced weakly
         _CONVERTED[tokenizer] = loaded
@@ -106,12 +86,12 @@ def converted(tokenizer: Any) -> Tokenizer:
 
 
 def history_of(config: Any) -> str:
-    """What `thinking_retention` says of the past when the next turn comes."""
+    """The setting `history` that `thinking_retention` means."""
     return "inference" if config.thinking_retention is None else "train"
 
 
 class TokentraceRenderer:
-    """renderers' `Renderer` protocol over our own, which is in `renderer`. Text only: media are refused."""
+    """renderers' `Renderer` protocol over ours, which is in `renderer`. Text only: raises InputError for media."""
 
     config_class: ClassVar[type] = TokentraceConfig
     supports_tools: ClassVar[bool] = True
@@ -146,9 +126,9 @@ class TokentraceRenderer:
     def bridge_to_next_turn(
         self, previous_prompt_ids: Any, previous_completion_ids: Any, new_messages: Any, *, tools: Any = None
     ) -> Any:
-        """The stream, id for id, then the new messages and a generation prompt; None where that cannot be proven.
+        """The stream, id for id, then the new messages and a generation prompt.
 
-        As the protocol has it, None as well for an assistant's message among the new ones, and where none is new.
+        None if that cannot be proven, if none is new, or if an assistant's message is among the new ones.
         """
         refuse_media(new_messages)
         if not new_messages or reject_assistant_in_extension(new_messages):
@@ -170,7 +150,7 @@ class TokentraceRenderer:
         )
 
     def parse_response(self, token_ids: Any, *, tools: Any = None, prompt_ids: Any = None) -> Any:
-        """What a completion says. Without prompt ids (None or none) it is read as after the template's own prompt."""
+        """Parse a completion. Without prompt ids it is read as after the template's own prompt."""
         prompt = None if isinstance(prompt_ids, Sized) and not len(prompt_ids) else prompt_ids
         parsed = self.renderer.parse_response(token_ids, tools=tools, prompt_ids=prompt)
         return ParsedResponse(
@@ -181,7 +161,7 @@ class TokentraceRenderer:
         )
 
     def _call(self, call: OurCall) -> Any:
-        """An attempt. Arguments that cannot be read are the text that the model wrote, never no arguments at all."""
+        """Convert a call. Arguments that cannot be read are the text that the model wrote."""
         refuses = getattr(self.config, "refuse_unknown_tools", False)
         is_reported = refuses or call.status is not CallStatus.UNKNOWN_TOOL
         return ParsedToolCall(
@@ -194,26 +174,19 @@ class TokentraceRenderer:
         )
 
     def get_stop_token_ids(self) -> list[int]:
-        """The ids at which generation has to stop."""
+        """The ids that end a turn."""
         return self.renderer.get_stop_token_ids()
 
     @functools.cached_property
     def is_prefix_stable(self) -> bool:
-        """Whether more messages leave the ids of a conversation as they are, in all conversations that were tried.
+        """Whether more messages leave the ids of a conversation as they are, in all conversations that were tried."""
+        render = self.renderer.silent().render_ids
 
-        A template is a program, so this is no proof: False where one of them changes, True where none does. Those that
-        the template does not take do not count; where it takes none, it is False.
-        """
-        outcomes = [self._extends(*case) for case in _conversations()]
-        return True in outcomes and False not in outcomes
+        def extends(before: Messages, after: Messages, tools: Any) -> bool:
+            first = render(before, tools=tools)
+            return render(after, tools=tools)[: len(first)] == first
 
-    def _extends(self, before: Messages, after: Messages, tools: Any) -> bool | None:
-        render = functools.partial(self.renderer.silent().render_ids, tools=tools)
-        try:
-            first, second = render(before), render([*before, *after])
-        except TokentraceError:
-            return None
-        return second[: len(first)] == first
+        return holds(extends)
 
 
 STATUSES: Final = {
@@ -230,7 +203,7 @@ STATUSES: Final = {
 
 
 def refuse_media(messages: Any) -> None:
-    """InputError for the first part of a message that is an image, a video or audio, and for what is not a message."""
+    """Raise InputError for a part that is an image, a video or audio, and for a message that is not a mapping."""
     for at, message in enumerate(messages if isinstance(messages, Sequence) else ()):
         if not isinstance(message, Mapping):
             raise InputError(f"a message is a mapping with a role, not {brief(message)}", message=at)
@@ -238,24 +211,5 @@ def refuse_media(messages: Any) -> None:
         for part in content if isinstance(content, list) else ():
             kind = str(part.get("type")) if isinstance(part, Mapping) else ""
             if any(word in kind for word in ("image", "video", "audio")):
-                raise InputError(
-                    f"a part of type {kind!r}: tokentrace renders text only; use renderers' own class for images",
-                    message=at,
-                    field="content",
-                )
-
-
-def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
-    """Conversations that end with an assistant, and what may come after them."""
-    empty = {**probes.ANSWER, "reasoning_content": ""}
-    padded = {**probes.THOUGHT, "content": " answer \n", "reasoning_content": " thought \n"}
-    answers = (probes.ANSWER, probes.THOUGHT, probes.INLINE_THOUGHT, empty, padded)
-    for answer in answers:
-        for more in ([probes.USER], [probes.USER, probes.THOUGHT], [probes.USER, probes.THOUGHT, probes.USER]):
-            yield [probes.USER, answer], more, None
-    for fields in ({}, {"reasoning_content": "thought"}, {"content": "answer", "reasoning_content": "thought"}):
-        calling = probes.calling(**fields)
-        for following in ([], [probes.ANSWER], [probes.THOUGHT, probes.USER]):
-            yield [probes.USER, calling], [probes.RESULT, *following], [probes.STAND_IN_TOOL]
-        done: Messages = [probes.USER, calling, probes.RESULT, probes.THOUGHT]
-        yield done, [probes.USER, calling, probes.RESULT], [probes.STAND_IN_TOOL]
+                problem = f"a part of type {kind!r}: only text is rendered; use renderers' own class for images"
+                raise InputError(problem, message=at, field="content")

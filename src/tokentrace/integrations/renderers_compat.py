@@ -1,9 +1,6 @@
-"""For users of the `renderers` package: the same names, rendered by tokentrace. One import changes:
-``import renderers`` becomes ``from tokentrace.integrations import renderers_compat as renderers``.
+"""The names of the `renderers` package, rendered by tokentrace: one import changes (docs/guides/renderers.md).
 
-`create_renderer` and the renderer classes are ours. Everything else (configurations, `RenderedTokens`, statuses,
-`build_training_sample`, ...) is renderers' own object, so that both can be used side by side; `renderers.base`,
-`renderers.client` and `renderers.configs` work with our renderers unchanged. What differs: docs/guides/renderers.md.
+`create_renderer` and the renderer classes are ours; everything else is renderers' object.
 """
 
 from __future__ import annotations
@@ -26,10 +23,9 @@ _SHARED: Final = frozenset({"name", "thinking_retention"})
 
 
 class ConfiguredRenderer(TokentraceRenderer):
-    """A tokentrace renderer that is configured as one of renderers' own classes is.
+    """A tokentrace renderer with the configuration of one of renderers' classes.
 
-    Fields of the configuration are variables of the chat template. One that was changed from its default has to be
-    read by the template; a default is used where the template reads it.
+    Fields are variables of the chat template. It must read one that was changed from its default.
     """
 
     def _create(self, tokenizer: Any) -> Renderer:
@@ -60,7 +56,7 @@ CLASSES: Final = {
 }
 """Our classes with the names and configurations of renderers' own."""
 
-_BY_CONFIG: Final = {made.config_class: made for made in CLASSES.values()}
+_BY_CONFIG: Final = {kind.config_class: kind for kind in CLASSES.values()}
 
 
 def create_renderer(

@@ -1,5 +1,4 @@
-"""What trainers take of a rollout that has ended, whoever ran it: its rows, or the one that they want, cut where the
-model first spoke; and what they get of one that cannot be trained."""
+"""What trainers take of a rollout: its rows, or one row as prompt and response, or a row that trains nothing."""
 
 from __future__ import annotations
 
@@ -15,31 +14,32 @@ from ..errors import SampleError
 from ..rollout.ends import FAILED_ENDS
 from ..rollout.patience import Patience
 from ..rollout.record import Rollout, Task
-from ..samples.sample import Sample
+from ..samples.sample import IGNORE, Sample
 from ..samples.trajectories import trajectory_samples
+from ..tokens.ids import check_ids, check_integers
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, LogprobKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedRollout:
-    """A rollout that has ended: its rows, and what rewards and logs want to know."""
+    """A rollout that has ended: its rows, and what rewards and logs need."""
 
     samples: Sequence[Sample]
-    """One for each branch that has sampled tokens; none where nothing was sampled."""
+    """One for each branch that has sampled tokens."""
     messages: Sequence[Mapping[str, Any]]
-    """The whole conversation, prompt included."""
+    """The whole conversation."""
     prompt: int
-    """How many of the messages were given."""
+    """How many of the messages are the prompt."""
     reward: float | None
-    """None where nobody gave one, and for rollouts that failed."""
+    """None without a reward, and for rollouts that failed."""
     metrics: Mapping[str, Any]
     """``end`` says why it ended; for rollouts of an `Agent` all of `Rollout.metrics`."""
     notes: Sequence[str] = ()
 
     @property
     def failed(self) -> bool:
-        """Whether it says nothing of the model: it failed (`FAILED_ENDS`), or nothing was sampled."""
+        """True if it failed (`FAILED_ENDS`), or if nothing was sampled: it says nothing about the model."""
         return not self.samples or self.metrics.get("end") in FAILED_ENDS
 
 
@@ -63,35 +63,28 @@ async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patienc
 
 @dataclass(frozen=True, slots=True)
 class PromptResponse:
-    """A row in two parts. The response goes from the first sampled token of the row to the last that carries loss, with
-    the template's tokens and tool results between completions, whose mask is 0. What follows the last (tool results
-    that nobody answered) is left out: trainers put the reward on the last token, and some count only where the mask is
-    1."""
+    """A row in two parts: the response goes from its first sampled token to the last that carries loss.
+
+    `response_logprobs` are 0.0 where nothing was sampled; None if the engine returned none.
+    """
 
     prompt_ids: list[int]
     response_ids: list[int]
     response_mask: list[int]
-    """1 where a token carries loss."""
     response_logprobs: list[float] | None
-    """The engine's, and 0.0 where nothing was sampled, as trainers want it; None where the engine told none."""
 
 
 def prompt_response(sample: Sample) -> PromptResponse:
-    """A row of a trajectory as prompt and response; `SampleError` where it has no token that carries loss."""
+    """A row of a trajectory as prompt and response. Raises SampleError if no token carries loss."""
     sample = without_tail(sample)
     first = int(sample.completions[0].start) if sample.completions else int(sample.mask.argmax())
-    response = slice(first, None)
-    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[response].tolist()
-    return PromptResponse(
-        sample.ids[:first].tolist(),
-        sample.ids[response].tolist(),
-        sample.mask[response].astype(int).tolist(),
-        logprobs,
-    )
+    logprobs = None if sample.logprobs is None else filled_logprobs(sample)[first:].tolist()
+    ids = sample.token_ids
+    return PromptResponse(ids[:first], ids[first:], sample.mask[first:].astype(int).tolist(), logprobs)
 
 
 def without_tail(sample: Sample) -> Sample:
-    """A row up to its last token that carries loss; `SampleError` where it has none."""
+    """A row up to its last token that carries loss. Raises SampleError if it has none."""
     trained = np.flatnonzero(sample.mask)
     if not len(trained):
         raise SampleError(f"{sample!r} has no token that carries loss: there is no response")
@@ -99,7 +92,7 @@ def without_tail(sample: Sample) -> Sample:
 
 
 def filled_logprobs(sample: Sample) -> npt.NDArray[np.float32]:
-    """The logprobs of a row, and 0.0 where nothing was sampled. `SampleError` where a token with loss has none."""
+    """The logprobs of a row, 0.0 where nothing was sampled. Raises SampleError if a token with loss has none."""
     if sample.logprobs is None:
         raise SampleError(f"{sample!r} has no logprobs: this trainer needs that of every token that was sampled")
     missing = np.flatnonzero(sample.mask & ~np.isfinite(sample.logprobs))
@@ -112,8 +105,7 @@ _WHOLE: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
-    """Warn where the engine's logprobs are of another distribution than the one that a trainer computes, which is the
-    model's at the temperature of sampling: the ratios of the two are then not 1 before the first step."""
+    """Warn if the engine's logprobs are of another distribution than the trainer's: then their ratios are never 1."""
     changed = {
         f"{name} {value:g}"
         for completion in sample.completions
@@ -123,39 +115,31 @@ def warn_of_other_distribution(sample: Sample, trainer: str) -> None:
     }
     if changed:
         what = " and ".join(sorted(changed))
-        warnings.warn(
-            f"rows were sampled with {what}, and the engine's logprobs are of that distribution; {trainer} computes "
-            "the whole one, so importance ratios are not 1: leave these settings out, or correct for them",
-            stacklevel=3,
-        )
+        problem = f"rows were sampled with {what}, which {trainer} does not know: importance ratios are not 1"
+        warnings.warn(problem, stacklevel=3)
 
 
 def only_sample(trajectory: Trajectory) -> Sample:
-    """The one row of a trajectory; `SampleError` where it has none, or several because its history was rewritten."""
-    samples = trajectory_samples(trajectory)
+    """The one row of a trajectory. Raises SampleError if it has none, or several because its history was rewritten."""
+    samples, name = trajectory_samples(trajectory), trajectory.name or "the trajectory"
     if len(samples) == 1:
         return samples[0]
     if not samples:
-        raise SampleError(f"{trajectory.name or 'the trajectory'}: nothing was sampled, so there is no row")
-    raise SampleError(
-        f"{trajectory.name or 'the trajectory'} has {len(samples)} rows, because its history was rewritten, and this "
-        "trainer takes one row for each rollout; one that takes several samples of a group can have them all"
-    )
+        raise SampleError(f"{name}: nothing was sampled, so there is no row")
+    raise SampleError(f"{name} has {len(samples)} rows: its history was rewritten, and this trainer takes one row")
 
 
 def reward_of(rollout: Rollout) -> float:
-    """The reward of a rollout that is trained; `SampleError` where nobody gave one."""
+    """The reward of a rollout that is trained. Raises SampleError if it has none."""
     if rollout.reward is None:
         raise SampleError(f"rollout {rollout.task.name!r} has no reward: give the agent a reward function")
     return rollout.reward
 
 
 def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> PromptResponse | None:
-    """The row of a rollout that cannot be trained, because it failed or nothing was sampled; None for any other.
+    """The row of a rollout that failed or sampled nothing, which trains nothing; None for any other.
 
-    Trainers want a row for each rollout, so it is one that trains nothing: the prompt, its last token as the response,
-    with mask 0. (Two ids of 0 where not even a prompt was rendered.) `SampleError` where there is no `failed_reward`
-    to count it as.
+    It is the prompt, with its last token as the response. Raises SampleError without a `failed_reward`.
     """
     failed = rollout.end in FAILED_ENDS
     if not failed and rollout.trajectory.num_sampled:
@@ -163,10 +147,35 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
     if failed_reward is None:
         what = "failed" if failed else "ended before anything was sampled"
         why = "; ".join([str(rollout.end), *rollout.notes])
-        raise SampleError(
-            f"rollout {rollout.task.name!r} {what} ({why}), and {trainer} wants a row and a reward for each: give a "
-            "failed_reward to count it as"
-        )
+        name = rollout.task.name
+        raise SampleError(f"rollout {name!r} {what} ({why}); {trainer} wants a row for each: give a failed_reward")
     ids = rollout.trajectory.stream().tolist() if rollout.trajectory.num_branches else []
     ids = ids if len(ids) > 1 else [0, 0]
     return PromptResponse(ids[:-1], ids[-1:], [0], [0.0])
+
+
+def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    """The ids of a row of a file, and where they carry loss by its ``labels`` or ``loss_mask``. Raises SampleError."""
+    if row.get("input_ids") is None:
+        raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
+    ids = check_ids(row["input_ids"], "input_ids", error=SampleError)
+    present = {name: row[name] for name in ("labels", "loss_mask") if row.get(name) is not None}
+    for name, values in present.items():
+        if len(values) != len(ids):
+            raise SampleError(f"a row has {len(ids)} ids, and {len(values)} entries in {name}")
+    if not present:
+        raise SampleError("a row of input_ids has neither labels nor loss_mask: every token would be trained")
+    masks: list[npt.NDArray[np.bool_]] = []
+    if "labels" in present:
+        labels = check_integers(present["labels"], "labels", SampleError)
+        masks.append(labels != IGNORE)
+        if (labels[masks[0]] != ids[masks[0]]).any():
+            raise SampleError("the labels of a row are not its ids: they must not be shifted")
+    if "loss_mask" in present:
+        mask = np.asarray(present["loss_mask"])
+        if not np.isin(mask, (0, 1)).all():
+            raise SampleError("a loss_mask must be 0 or 1 for each token")
+        masks.append(mask.astype(np.bool_))
+    if (masks[0] != masks[-1]).any():
+        raise SampleError("the labels and the loss_mask of a row do not agree")
+    return ids, masks[0]

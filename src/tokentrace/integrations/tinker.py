@@ -1,27 +1,19 @@
-"""A renderer of ours as one of tinker-cookbook's: the model's own template, for any model, with its exact mask.
-
-    from tinker_cookbook.renderers import register_renderer
-    register_renderer("tokentrace", renderer_factory())
-
-Settings of `create_renderer` are settings of `renderer_factory`: ``renderer_factory(use_patched=True)``.
-`tokentrace.integrations.tinker_rollouts` has the engine and the training data.
-"""
+"""Our renderer as one of tinker-cookbook's: ``register_renderer("tokentrace", renderer_factory())``."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from ..errors import InputError, TokentraceError, brief
+from ..errors import InputError, brief
 from ..parsing.response import Finish, ParsedResponse
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer as TemplateRenderer
 from ..samples.supervised import build_supervised_samples
-from ..study import probes
+from .extension import holds
 
 try:
     import tinker
@@ -29,9 +21,7 @@ try:
     from tinker_cookbook.renderers import Message, ParseTermination, Renderer, ToolCall, ToolSpec, TrainOnWhat
     from tinker_cookbook.renderers.base import RenderContext, RenderedMessage, UnparsedToolCall
 except ImportError as error:
-    raise ImportError(
-        f"tokentrace.integrations.tinker needs tinker-cookbook: pip install tinker-cookbook ({error})"
-    ) from error
+    raise ImportError(f"this needs tinker-cookbook: pip install tinker-cookbook ({error})") from error
 
 _TOOLS: Final = "tools"
 """The key of a system message that has the schemas of the tools."""
@@ -48,7 +38,7 @@ def renderer_factory(**settings: Any) -> Callable[..., Renderer]:
 
 
 class TracedRenderer(Renderer):
-    """tinker-cookbook's `Renderer` over a renderer of ours. Texts only: images and audio are refused."""
+    """tinker-cookbook's `Renderer` over ours. Text only: raises InputError for images and audio."""
 
     def __init__(self, tokenizer: Any, renderer: TemplateRenderer) -> None:
         super().__init__(tokenizer)
@@ -60,42 +50,27 @@ class TracedRenderer(Renderer):
 
     @functools.cached_property
     def has_extension_property(self) -> bool:
-        """Whether each prompt begins with the prompt and the completion before it, in all conversations tried.
-
-        A template is a program, so this is no proof: False where one of them changes its past, True where none does.
-        Those that the template does not take do not count.
-        """
-        outcomes = [self._extends(*case) for case in _conversations()]
-        return True in outcomes and False not in outcomes
-
-    def _extends(self, messages: Sequence[Message], tools: Any) -> bool | None:
+        """Whether each prompt begins with the prompt and the completion before it, in all conversations tried."""
         renderer = self.renderer.silent()
-        turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        try:
-            for at, following in itertools.pairwise(turns):
-                row = renderer.render(messages[: at + 1], tools=tools)
-                stream = row.ids[: np.flatnonzero(row.mask)[-1] + 1].tolist()
-                prompts = [
-                    renderer.render_ids(messages[:end], tools=tools, add_generation_prompt=True)
-                    for end in (at, following)
-                ]
-                if prompts[1][: len(stream)] != stream or stream[: len(prompts[0])] != prompts[0]:
-                    return False
-        except TokentraceError:
-            return None
-        return True
+
+        def extends(before: Sequence[Message], after: Sequence[Message], tools: Any) -> bool:
+            row = renderer.render(before, tools=tools)
+            stream = row.ids[: np.flatnonzero(row.mask)[-1] + 1].tolist()
+            prompt = renderer.render_ids(before[:-1], tools=tools, add_generation_prompt=True)
+            prompts = after[-1]["role"] != "assistant"
+            following = renderer.render_ids(after, tools=tools, add_generation_prompt=prompts)
+            return bool(following[: len(stream)] == stream and stream[: len(prompt)] == prompt)
+
+        return holds(extends)
 
     def create_conversation_prefix_with_tools(self, tools: list[ToolSpec], system_prompt: str = "") -> list[Message]:
-        """A system message that has the schemas under ``"tools"``, for the template to write where and as it does.
-
-        Without a `system_prompt` no system message is rendered, only the tools.
-        """
+        """A system message with the schemas under ``"tools"``; an empty `system_prompt` renders only the tools."""
         return [{"role": "system", "content": system_prompt, _TOOLS: list(tools)}]
 
     def build_generation_prompt(
         self, messages: list[Message], role: str = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """The prompt for the model's next turn; `prefill` is encoded by itself and put after it."""
+        """The prompt for the model's next turn; `prefill` is encoded separately and follows it."""
         if role != "assistant":
             raise InputError(f"a template prompts for the assistant, not for {brief(role)}")
         chat, tools = conversation(messages)
@@ -109,11 +84,8 @@ class TracedRenderer(Renderer):
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
         """The conversation as the template writes it, and the weights: 1 for what the model samples, stop token too.
 
-        For LAST_ASSISTANT_MESSAGE, and for LAST_ASSISTANT_TURN where one row can show it, the row is that of
-        `build_supervised_samples` with ``past="expand"``. In other modes past turns are as the template writes them,
-        with a `HistoryWarning` where inference never shows them so. Of messages that are not the model's (ALL_MESSAGES,
-        ALL_USER_AND_SYSTEM_MESSAGES, CUSTOMIZED) only the text carries weight. A last turn that the template leaves
-        without its stop token gets it.
+        The last message, and the last turn if one row can show it, are rows of ``past="expand"``. Of messages that are
+        not the model's only the text carries weight.
         """
         what = TrainOnWhat(train_on_what)
         custom = what is TrainOnWhat.CUSTOMIZED
@@ -140,7 +112,7 @@ class TracedRenderer(Renderer):
         return tinker.ModelInput.from_ints(sample.ids.tolist()), torch.from_numpy(weights.astype(np.float32))
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
-        """What the model wrote: thinking and text, calls that can be run, and those that cannot be read."""
+        """Parse a turn: thinking and text, calls that can be run, and calls that cannot be read."""
         parsed = self.renderer.parse_response(response)
         clean = parsed.finish is Finish.STOP and parsed.unread is None
         return sampled_message(parsed), ParseTermination.STOP_SEQUENCE if clean else ParseTermination.MALFORMED
@@ -150,23 +122,8 @@ class TracedRenderer(Renderer):
         return chat_message(0, message)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Refused: see the error."""
-        raise NotImplementedError(
-            "a template renders whole conversations, and what it writes of a message depends on the others; use "
-            "build_generation_prompt or build_supervised_example"
-        )
-
-
-def _conversations() -> list[tuple[probes.Probe, Any]]:
-    """Conversations in which templates are known to change the past, and the tools of each."""
-    user, answer, thought, result = probes.USER, probes.ANSWER, probes.THOUGHT, probes.RESULT
-    calling, tools = probes.calling(), [probes.STAND_IN_TOOL]
-    return [
-        ([user, answer, user, answer], None),
-        ([user, thought, user, thought], None),
-        ([user, calling, result, answer, user, answer], tools),
-        ([user, probes.calling(reasoning_content="thought"), result, thought, user, thought], tools),
-    ]
+        """Raise NotImplementedError."""
+        raise NotImplementedError("use build_generation_prompt: a template renders whole conversations")
 
 
 # -- tinker-cookbook's messages as OpenAI's, which templates read, and back
@@ -190,7 +147,7 @@ def conversation(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], lis
 def chat_message(at: int, message: Message) -> dict[str, Any]:
     """A message in OpenAI's shape. Calls that could not be read are text again, at the end; ``trainable`` is ``train``.
 
-    InputError, naming the message by its number, where it holds what no template of texts has a place for.
+    Raises InputError with the number of a message that is not text.
     """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str | list):
@@ -220,7 +177,7 @@ def chat_message(at: int, message: Message) -> dict[str, Any]:
 
 
 def sampled_message(parsed: ParsedResponse) -> Message:
-    """What a model wrote as tinker-cookbook's message: parts where there is thinking, else a string."""
+    """A parsed turn as tinker-cookbook's message: parts if there is thinking, else a string."""
     content: Any = parsed.content
     if parsed.reasoning_content:
         text = [{"type": "text", "text": parsed.content}] if parsed.content else []

@@ -1,9 +1,4 @@
-"""Rollouts on Tinker: our agents on its `SamplingClient`, and trajectories as the data that it trains on.
-
-engine = TinkerEngine(service.create_sampling_client(base_model=name), vocab_size=renderer.tokenizer.vocabulary.size)
-rollout = await Agent(engine, renderer, tools=[...]).run(task)
-await training_client.forward_backward_async(training_data(rollout.trajectory, advantage=1.0), "importance_sampling")
-"""
+"""Rollouts on Tinker: our agents on its `SamplingClient`, and trajectories as the data that it trains on."""
 
 from __future__ import annotations
 
@@ -15,10 +10,11 @@ import numpy as np
 from ..engines.answers import EngineReply
 from ..engines.protocol import Capabilities, EngineAnswerError, EngineRefusal, EngineUnavailable, GenerateRequest
 from ..engines.scripted import CallbackEngine
-from ..errors import SampleError
+from ..samples.sample import Sample
 from ..samples.trajectories import trajectory_samples
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn, VersionSpan
+from .rows import filled_logprobs
 
 try:
     import tinker
@@ -27,11 +23,9 @@ except ImportError as error:
 
 
 class TinkerEngine(CallbackEngine):
-    """Samples with a `tinker.SamplingClient`: ids in, ids and logprobs out.
+    """Samples with a `tinker.SamplingClient`. Make a new engine, with a new `version`, for new weights.
 
-    `version` is what completions say of the weights: a new `SamplingClient` has new weights, so make a new engine for
-    it. `max_length` is the model's context. What Tinker's logprobs are of at a temperature other than 1 is not
-    documented; so they are ``UNKNOWN``, and such temperatures are refused unless `SamplingParams.allow_raw_logprobs`.
+    Tinker does not document its logprobs at temperatures other than 1: these need `allow_raw_logprobs`.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class TinkerEngine(CallbackEngine):
         except tinker.APIStatusError as error:
             raise EngineRefusal(f"tinker: {error}", status=error.status_code) from error
         if len(answer.sequences) != 1:
-            raise EngineAnswerError(f"tinker returned {len(answer.sequences)} sequences, and one was sampling for")
+            raise EngineAnswerError(f"tinker returned {len(answer.sequences)} sequences, not one")
         [sampled] = answer.sequences
         count = len(sampled.tokens)
         versions = () if self._version is None or not count else (VersionSpan(self._version, 0, count),)
@@ -82,21 +76,16 @@ def training_data(
 ) -> list[tinker.Datum]:
     """The rows of a trajectory as Tinker trains on them: one datum for each branch.
 
-    ``target_tokens``, ``logprobs`` and ``advantages`` are those of the tokens that the model input predicts, so they
-    begin with the second token. Where nothing was sampled, or another branch trains it, logprobs and advantages are 0.
-    With `mask`, each datum has ``mask`` as well, which tinker-cookbook's training loop reads, and takes out before it
-    sends them. `advantage` is that of `trajectory_samples`. `SampleError` without logprobs.
+    Tokens that the branch does not train have logprobs and advantages of 0. `mask` adds what tinker-cookbook reads.
     """
     return [_datum(sample, mask) for sample in trajectory_samples(trajectory, advantage=advantage)]
 
 
-def _datum(sample: Any, mask: bool) -> tinker.Datum:
-    if sample.logprobs is None:
-        raise SampleError(f"{sample!r} has no logprobs: the importance of a token cannot be told without")
-    inputs = {
+def _datum(sample: Sample, mask: bool) -> tinker.Datum:
+    inputs: dict[str, Any] = {
         "target_tokens": sample.ids.astype(np.int64),
-        "logprobs": np.where(sample.mask, sample.logprobs, np.float32(0)),
-        "advantages": sample.advantages.astype(np.float32),
+        "logprobs": np.where(sample.mask, filled_logprobs(sample), np.float32(0)),
+        "advantages": np.asarray(sample.advantages, np.float32),
     }
     if mask:
         inputs["mask"] = sample.mask.astype(np.float32)

@@ -1,12 +1,4 @@
-"""torchtune: rows that `tokentrace tokenize --for torchtune` wrote, as a dataset of its recipes.
-
-In a recipe's configuration::
-
-    dataset:
-      _component_: tokentrace.integrations.torchtune.tokenized_rows
-      source: parquet
-      data_files: rows.parquet
-"""
+"""torchtune: rows that `tokentrace tokenize --for torchtune` wrote, as a dataset of its recipes."""
 
 from __future__ import annotations
 
@@ -25,9 +17,7 @@ except ImportError as error:
 def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
     """Rows of ids and labels as torchtune's `SFTDataset`, or with `packed` as its `PackedDataset`.
 
-    `source` and `load_dataset` are what ``datasets.load_dataset`` takes: ``data_files``, ``split`` ("train" unless it
-    is given). The recipe gives the tokenizer, of which only `max_seq_len` is used: a longer row is a SampleError
-    when it is read, as it would have to be cut.
+    Of the tokenizer only `max_seq_len` is used: a longer row raises SampleError when it is read.
     """
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")
@@ -48,8 +38,6 @@ class TokenizedRow:
     def __call__(self, row: Mapping[str, Any], inference: bool = False) -> dict[str, Any]:
         ids, labels = row["input_ids"], row["labels"]
         if self.longest is not None and len(ids) > self.longest:
-            raise SampleError(
-                f"a row has {len(ids):,} tokens, and max_seq_len is {self.longest:,}: make it longer, or tokenize with "
-                "--max-length"
-            )
+            problem = f"a row has {len(ids):,} tokens, and max_seq_len is {self.longest:,}"
+            raise SampleError(f"{problem}: make it longer, or tokenize with --max-length")
         return {"tokens": list(ids), "mask": [label == IGNORE for label in labels]}

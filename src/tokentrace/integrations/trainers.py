@@ -1,8 +1,6 @@
 """Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, and the engines of two of them.
 
-In all of them every sampled token carries loss exactly once, next to the logprob that the engine returned. What a
-trainer cannot take is a `SampleError`. Nothing of a trainer is imported but where its types are made. How each trainer
-is given these: docs/guides/rows-for-trainers.md.
+Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take raises SampleError.
 """
 
 from __future__ import annotations
@@ -38,21 +36,33 @@ from .rows import (
 
 
 def _row(sample: Sample) -> PromptResponse:
-    """A row as prompt and response; `SampleError` where a token that carries loss has no logprob."""
+    """A row as prompt and response. Raises SampleError if a token that carries loss has no logprob."""
     filled_logprobs(sample)
     return prompt_response(sample)
+
+
+def _rows(
+    rollout: Rollout, failed_reward: float | None, trainer: str, *, several: bool
+) -> tuple[list[PromptResponse], float | None]:
+    """The rows of a rollout, or of one that failed the row that trains nothing; and the reward."""
+    failed = failed_row(rollout, failed_reward, trainer)
+    if failed is not None:
+        return [failed], failed_reward
+    samples = trajectory_samples(rollout.trajectory) if several else [only_sample(rollout.trajectory)]
+    return [_row(sample) for sample in samples], reward_of(rollout)
+
+
+def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
+    return any(row.response_mask) and rollout.per_turn[-1].finish_reason == "length"
 
 
 # -- slime
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """A rollout as copies of the sample that slime gave: one for each branch that has sampled tokens.
+    """A rollout as copies of slime's sample `like`, one for each branch.
 
-    What `like` says of the prompt, the group and the label is kept; the copies share its ``rollout_id``. The response
-    is what the model said last, for reward models and logs. A rollout that failed, or where nothing was sampled, is a
-    `SampleError`, unless `failed_reward` says what to count it as: it is then one sample that trains nothing
-    (``remove_sample``). Its reward still counts in the mean of its group, unless `slime_whole_groups` drops the group.
+    One that failed or sampled nothing needs a `failed_reward`, and trains nothing (``remove_sample``).
     """
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
@@ -89,17 +99,13 @@ def _slime_status(end: End | None) -> str:
 
 
 def slime_whole_groups(args: Any, group: Sequence[Any], **_: Any) -> bool:
-    """For ``--dynamic-sampling-filter-path``: False for a group with a rollout that failed, so that slime samples
-    another. Without it that rollout counts in the mean reward of its group."""
+    """For ``--dynamic-sampling-filter-path``: False for a group with a failed rollout; slime then samples another."""
     rows = [one for each in group for one in (each if isinstance(each, list) else [each])]
     return not any(one.remove_sample for one in rows)
 
 
 def slime_task(sample: Any) -> Task:
-    """The task of a slime sample: its prompt, text or messages, with its label and metadata for rewards.
-
-    `SampleError` if it has a response already: partial rollouts are not continued.
-    """
+    """The task of a slime sample, with its label and metadata for rewards. Raises SampleError for partial rollouts."""
     if sample.response_length:
         raise SampleError("the sample has a response already: partial rollouts of slime are not continued here")
     prompt = sample.prompt
@@ -117,12 +123,9 @@ def skyrl_output(
     step_wise: bool = False,
     failed_reward: float | None = None,
 ) -> dict[str, Any]:
-    """Rollouts as a `GeneratorOutput`, in their order.
+    """Rollouts as a `GeneratorOutput`; with ``step_wise`` a rewritten history is several rows with one trajectory id.
 
-    One row a rollout; a rollout whose history was rewritten has several, which SkyRL takes with ``step_wise`` (its
-    ``generator.step_wise_trajectories``): neighbours with one trajectory id, the last of them marked. A rollout that
-    failed, or where nothing was sampled, is a `SampleError`, unless `failed_reward` says what to count it as: it is
-    then one row whose loss mask is 0.
+    A rollout that failed or sampled nothing needs a `failed_reward`, and has a loss mask of 0.
     """
     if trajectory_ids is not None and len(trajectory_ids) != len(rollouts):
         raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
@@ -130,13 +133,7 @@ def skyrl_output(
         raise SampleError("step-wise rows need trajectory_ids: SkyRL tells by them which rows belong together")
     rows: list[dict[str, Any]] = []
     for at, rollout in enumerate(rollouts):
-        failed = failed_row(rollout, failed_reward, "SkyRL")
-        if failed is None:
-            samples = trajectory_samples(rollout.trajectory) if step_wise else [only_sample(rollout.trajectory)]
-            parts, reward = [_row(sample) for sample in samples], reward_of(rollout)
-        else:
-            parts, reward = [failed], failed_reward  # type: ignore[assignment]
-        cut = failed is None and rollout.per_turn[-1].finish_reason == "length"
+        parts, reward = _rows(rollout, failed_reward, "SkyRL", several=step_wise)
         for row in parts:
             rows.append(
                 {
@@ -145,7 +142,7 @@ def skyrl_output(
                     "loss_masks": row.response_mask,
                     "rollout_logprobs": row.response_logprobs,
                     "rewards": reward,
-                    "stop_reasons": "length" if cut else "stop",
+                    "stop_reasons": "length" if _is_cut(rollout, row) else "stop",
                     "trajectory_generation_times": rollout.seconds,
                     "trajectory_ids": None if trajectory_ids is None else trajectory_ids[at],
                     "is_last_step": row is parts[-1],
@@ -179,18 +176,16 @@ def _skyrl_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
-    """A rollout as the tensors of an episode; None, which AReaL rejects, where it failed or nothing was sampled."""
+    """A rollout as the tensors of an episode; None, which AReaL rejects, if it failed or sampled nothing."""
     if rollout.end in FAILED_ENDS or not rollout.trajectory.num_sampled:
         return None
     return areal_tensors(rollout.trajectory, reward_of(rollout))
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """The rows of a trajectory, one for each branch that has sampled tokens, as AReaL takes an episode.
+    """The rows of a trajectory as an episode, each up to its last token with loss: AReaL puts the reward on it.
 
-    Each ends with its last token that carries loss, and is padded after it: AReaL puts the reward on the last token,
-    and counts it only where the loss mask is 1. ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled.
-    `SampleError` where a token that carries loss has no logprob, or weights that are not numbered.
+    ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled.
     """
     import torch
 
@@ -224,10 +219,7 @@ def _areal_versions(sample: Sample) -> Any:
 
 
 def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.UNKNOWN) -> CallbackEngine:
-    """AReaL's inference engine, which tells the version of the weights for each token and takes no seed.
-
-    `settings` are its `GenerationHyperparameters`; what a turn samples with is the agent's.
-    """
+    """AReaL's inference engine with its `GenerationHyperparameters`; the agent's sampling parameters replace them."""
     from areal.api import ModelRequest
 
     async def sample(request: GenerateRequest) -> EngineReply:
@@ -243,7 +235,7 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
         )
         answer = await engine.agenerate(ModelRequest(input_ids=prompt, gconfig=config))
         if list(answer.input_tokens) != prompt:
-            raise EngineAnswerError("AReaL's engine read another prompt than it was given")
+            raise EngineAnswerError("AReaL's engine read another prompt than the one sent")
         if len(answer.output_versions) != len(answer.output_tokens):
             raise EngineAnswerError(f"{len(answer.output_versions)} versions for {len(answer.output_tokens)} ids")
         versions: list[VersionSpan] = []
@@ -265,39 +257,29 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 
 
 def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None) -> dict[str, Any]:
-    """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs, which
-    are 0.0 where nothing was sampled.
+    """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs.
 
-    One row a rollout: `SampleError` where its history was rewritten, and where it has no reward. So is one that failed
-    or where nothing was sampled, unless `failed_reward` says what to count it as; it is then its prompt, with no range
-    that carries loss.
+    One that failed or sampled nothing needs a `failed_reward`, and has no range.
     """
-    failed = failed_row(rollout, failed_reward, "OpenRLHF")
-    reward: float | None
-    if failed is not None:
-        ids, ranges, reward = failed.prompt_ids + failed.response_ids, [], failed_reward
-        logprobs = [0.0] * len(ids)
-    else:
-        sample, reward = without_tail(only_sample(rollout.trajectory)), reward_of(rollout)
-        ids, ranges, logprobs = sample.token_ids, runs(sample.mask), filled_logprobs(sample).tolist()
+    [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
+    start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {
         "prompt": prompt,
         "label": label,
         "images": None,
         "mm_train_inputs": None,
-        "observation_tokens": ids,
-        "action_ranges": ranges,
-        "rollout_log_probs": logprobs,
-        "truncated": failed is None and rollout.per_turn[-1].finish_reason == "length",
+        "observation_tokens": row.prompt_ids + row.response_ids,
+        "action_ranges": [(start + first, start + stop) for first, stop in trained],
+        "rollout_log_probs": [0.0] * start + (row.response_logprobs or []),
+        "truncated": _is_cut(rollout, row),
         "reward": reward,
         "scores": reward,
-        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(failed is not None)},
+        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(not trained)},
     }
 
 
 def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine:
-    """The vLLM engine that OpenRLHF hands to an executor, with its parameters. It samples with what the agent asks for;
-    of the trainer's parameters only what is not about sampling is kept."""
+    """The vLLM engine that OpenRLHF hands to an executor. The agent's sampling parameters replace the trainer's."""
     if getattr(params, "logprobs", None) is None:
         raise InputError("OpenRLHF does not ask vLLM for logprobs: turn on its importance sampling correction")
 
@@ -324,12 +306,9 @@ def openrlhf_engine(engine: Any, params: Any, max_length: int) -> CallbackEngine
 def prime_rl_samples(
     trajectory: Trajectory, *, env_name: str, advantage: Advantage | None = None
 ) -> list[dict[str, Any]]:
-    """The fields of prime-rl's `TrainingSample` for each row of a trajectory. prime-rl is not on the index; its class
-    is in ``prime_rl.transports.rollouts.types`` (as of 21 August 2026).
+    """The fields of a `TrainingSample` (``prime_rl.transports.rollouts.types``, 21 August 2026) for each row.
 
-    Logprobs are 0.0 and temperatures 1.0 where nothing was sampled. `SampleError` where logprobs or temperatures were
-    not recorded, a warning where tokens were sampled with settings that prime-rl does not know (top-p, penalties).
-    `advantage` is that of `trajectory_samples`; without it prime-rl has to assign credit itself.
+    Warns of settings that prime-rl does not know. Without `advantage` prime-rl assigns credit itself.
     """
     return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
 
@@ -341,10 +320,8 @@ def _prime_rl_sample(sample: Sample, env_name: str) -> dict[str, Any]:
     for completion in sample.completions:
         if not completion.temperature:
             problem = "was not recorded" if completion.temperature is None else "is 0"
-            raise SampleError(
-                f"{sample!r}: the temperature of tokens {completion.start} to {completion.stop} {problem}; prime-rl "
-                "divides by the temperature that each token was sampled with"
-            )
+            where = f"{sample!r}, tokens {completion.start} to {completion.stop}"
+            raise SampleError(f"{where}: the temperature {problem}, and prime-rl divides by it")
         temperatures[completion.start : completion.stop] = completion.temperature
     fields = {
         "token_ids": sample.token_ids,

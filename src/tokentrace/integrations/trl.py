@@ -1,7 +1,4 @@
-"""TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows.
-
-`trl_async` has the same for `AsyncGRPOTrainer`. docs/guides/trl.md shows both.
-"""
+"""TRL: agents' rollouts as the completions of `GRPOTrainer`, and a collator for rows (docs/guides/trl.md)."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from ..engines.protocol import Engine
@@ -28,48 +26,46 @@ from .rows import FinishedRollout, PromptResponse, Runs, finish, prompt_response
 __all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
 
 
+def _task(prompt: Any) -> Task:
+    if not isinstance(prompt, list):
+        raise InputError(f"a prompt is a list of messages, not {brief(prompt)}: pass task= to make a Task of it")
+    return Task(prompt)
+
+
+def _only(rows: Sequence[Sample]) -> Sample:
+    name = rows[0].name or "a rollout"
+    raise SampleError(
+        f"{name} has {len(rows)} rows: its history was rewritten, and GRPOTrainer takes one: choose with one_of=, or "
+        "use AsyncGRPOTrainer, which takes all"
+    )
+
+
+@dataclass(eq=False)
 class RolloutFunction:
     """A `rollout_func` for `GRPOTrainer`: each prompt becomes one rollout of an agent, and one row.
 
-    TRL gives every prompt as many times as there are generations, and wants a row for each. `weights_to` is the engine
-    that is sent the trainer's weights whenever they have changed; None where it has them already, as a vLLM server has
-    that TRL itself keeps up to date (``use_vllm=True``). A prompt is a list of messages; `task` makes a `Task` of it
-    where it needs settings of tools, or is not one.
+    - `weights_to`: the engine that gets the trainer's weights when they change; None if TRL updates it.
+    - `task`: makes a `Task` of a prompt that is not just a list of messages.
+    - `one_of`: chooses one of the rows of a rewritten history; without it they raise SampleError.
 
-    Reward functions are given, beside what TRL gives them, ``messages`` (the whole conversation, as it was parsed) and
-    ``rollout`` (a `FinishedRollout` for each row). `rollout_reward` returns the reward that the agent itself gave. A
-    rollout that failed is left out of its group where all reward functions say None: wrap the others in
-    `unless_failed`.
-
-    A history that was rewritten gives several rows, and TRL takes one: `SampleError`, unless `one_of` chooses. A
-    rollout of which nothing was sampled becomes a row that carries no loss, with a warning that says why.
+    Reward functions also get ``messages`` and ``rollout`` (a `FinishedRollout` for each row). TRL leaves a failed
+    rollout out of its group only if all of them return None: see `rollout_reward` and `unless_failed`. A rollout that
+    sampled nothing becomes a row that carries no loss, with a warning.
     """
 
-    def __init__(
-        self,
-        agent: Runs,
-        *,
-        weights_to: Engine | None,
-        task: Callable[[Any], Task] | None = None,
-        one_of: Callable[[Sequence[Sample]], Sample] | None = None,
-        done: Callable[[Sequence[FinishedRollout]], None] | None = None,
-        concurrency: int = 64,
-        patience: Patience | None = None,
-        seed: int | None = None,
-        loop: BackgroundLoop | None = None,
-    ) -> None:
-        self.loop = BackgroundLoop() if loop is None else loop
-        self._agent = agent
-        self._engine = weights_to
-        self._task = _task if task is None else task
-        self._one_of = _only if one_of is None else one_of
-        self._done = done
-        self._concurrency = concurrency
-        self._patience = Patience() if patience is None else patience
-        self._seed = seed
-        self._started = 0
-        self._sent: tuple[Any, int] | None = None
-        """The state of the run whose weights were sent last, which is a new one in each `train()`, and its step."""
+    agent: Runs
+    _: KW_ONLY
+    weights_to: Engine | None
+    task: Callable[[Any], Task] = _task
+    one_of: Callable[[Sequence[Sample]], Sample] = _only
+    done: Callable[[Sequence[FinishedRollout]], None] | None = None
+    concurrency: int = 64
+    patience: Patience = field(default_factory=Patience)
+    seed: int | None = None
+    loop: BackgroundLoop = field(default_factory=BackgroundLoop)
+    _started: int = field(default=0, init=False)
+    _sent: tuple[Any, int] | None = field(default=None, init=False)
+    """The state of the trainer whose weights were sent last (new in each `train()`), and its step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """The rows of a batch of prompts, in their order."""
@@ -79,8 +75,8 @@ class RolloutFunction:
         ranks, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         numbers = [number * ranks + rank for number in range(first, self._started)]
         finished = self.loop.run(self._run(numbers, self._tasks(prompts, numbers), trainer))
-        if self._done is not None:
-            self._done(finished)
+        if self.done is not None:
+            self.done(finished)
         _warn_of_scored_failures(finished, trainer.reward_funcs, trainer.reward_func_names)
         rows = [self._row(one, trainer) for one in finished]
         return {
@@ -94,8 +90,8 @@ class RolloutFunction:
 
     def close(self) -> None:
         """Close the engine that is sent weights, and the loop."""
-        if self._engine is not None:
-            self.loop.run(self._engine.close())
+        if self.weights_to is not None:
+            self.loop.run(self.weights_to.close())
         self.loop.close()
 
     def _tasks(self, prompts: Sequence[Any], numbers: Sequence[int]) -> list[Task]:
@@ -104,7 +100,7 @@ class RolloutFunction:
         for _, group in itertools.groupby(prompts):
             first = numbers[len(tasks)]
             for member, prompt in enumerate(group):
-                task = self._task(prompt)
+                task = self.task(prompt)
                 name = f"{task.name or 'grpo'}-{numbers[len(tasks)]:06d}"
                 about = {**task.metadata, "group": f"grpo-{first:06d}", "member": member}
                 tasks.append(dataclasses.replace(task, name=name, metadata=about))
@@ -113,15 +109,15 @@ class RolloutFunction:
     async def _run(self, numbers: Sequence[int], tasks: Sequence[Task], trainer: Any) -> list[FinishedRollout]:
         state, step = trainer.state, trainer.state.global_step
         sent = self._sent is not None and self._sent[0] is state and self._sent[1] == step
-        if self._engine is not None and not sent:
-            await self._engine.update_weights(_weights(trainer), version=step)
+        if self.weights_to is not None and not sent:
+            await self.weights_to.update_weights(_weights(trainer), version=step)
             self._sent = (state, step)
-        room = asyncio.Semaphore(self._concurrency)
+        room = asyncio.Semaphore(self.concurrency)
 
         async def one(number: int, task: Task) -> FinishedRollout:
-            seed = rollout_seed(self._seed, number)
+            seed = rollout_seed(self.seed, number)
             async with room:
-                return await finish(self._agent, task, seed=seed, patience=self._patience)
+                return await finish(self.agent, task, seed=seed, patience=self.patience)
 
         return await together(one(number, task) for number, task in zip(numbers, tasks, strict=True))
 
@@ -131,7 +127,7 @@ class RolloutFunction:
             warnings.warn(f"nothing was sampled in a rollout, whose row carries no loss: {why}", stacklevel=4)
             pad = trainer.processing_class.pad_token_id
             return PromptResponse([pad], [pad], [0], [0.0])
-        row = finished.samples[0] if len(finished.samples) == 1 else self._one_of(finished.samples)
+        row = finished.samples[0] if len(finished.samples) == 1 else self.one_of(finished.samples)
         check_temperature(row, trainer.args.temperature)
         warn_of_other_distribution(row, "TRL")
         cut = prompt_response(row)
@@ -145,66 +141,40 @@ _UNREAD: Final = ("top_p", "top_k", "min_p", "repetition_penalty", "generation_k
 
 
 def _check_trainer(trainer: Any) -> None:
-    """InputError for what is set in the trainer and is the agent's to do here."""
+    """Raise InputError for settings of the trainer that belong to the agent."""
     if getattr(trainer, "tools", None):
-        raise InputError(
-            "TRL runs the tools of tools= after rollout_func has run the agent's: give them to the agent alone"
-        )
+        raise InputError("TRL would run the tools of tools= after the agent's: give them to the agent alone")
     defaults = {one.name: one.default for one in dataclasses.fields(trainer.args)}
     for name in _UNREAD:
         if name in defaults and getattr(trainer.args, name) != defaults[name]:
-            raise InputError(
-                f"{name} of the trainer's config is for TRL's own generation, and the agent's engine samples: set it "
-                "in the agent's SamplingParams"
-            )
+            raise InputError(f"{name} of the trainer's config has no effect: set it in the agent's SamplingParams")
 
 
 def check_temperature(row: Sample, temperature: float) -> None:
-    """`SampleError` where a row was sampled at another temperature than the trainer computes its logprobs with."""
+    """Raise SampleError if a row was sampled at another temperature than the trainer's."""
     for completion in row.completions:
         if completion.temperature not in (None, temperature):
-            raise SampleError(
-                f"{row!r} was sampled at temperature {completion.temperature:g}, and the trainer divides logits by "
-                f"{temperature:g}: set the same in the agent's SamplingParams and in the trainer's config"
-            )
+            problem = f"{row!r} was sampled at temperature {completion.temperature:g}, and the trainer's is"
+            raise SampleError(f"{problem} {temperature:g}: set the same in the agent's SamplingParams and the config")
 
 
 def _weights(trainer: Any) -> dict[str, Any]:
     """The weights that are being trained, by name."""
     if trainer.accelerator.num_processes > 1:
-        raise InputError(
-            "weights_to sends the weights of one process; with several, let TRL keep a vLLM server up to date "
-            "(use_vllm=True), connect the agent to it, and pass weights_to=None"
-        )
+        problem = "weights_to is for one process: connect the agent to TRL's vLLM server"
+        raise InputError(f"{problem} (use_vllm=True), and pass weights_to=None")
     return dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
 
 
-def _task(prompt: Any) -> Task:
-    if not isinstance(prompt, list):
-        raise InputError(
-            f"a prompt is a list of messages, not {brief(prompt)}: pass task=, a function that makes a Task of it"
-        )
-    return Task(prompt)
-
-
-def _only(rows: Sequence[Sample]) -> Sample:
-    raise SampleError(
-        f"{rows[0].name or 'a rollout'} has {len(rows)} rows, because its history was rewritten, and GRPOTrainer takes "
-        "one for each prompt: pass one_of= to choose (lambda rows: rows[-1]), or use AsyncGRPOTrainer, which takes all"
-    )
-
-
-# -- rewards: rollouts that failed are left out only where no function scores them
+# -- rewards
 
 _MARK: Final = "leaves_out_failed_rollouts"
 
 
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """A reward function of TRL's kind that says None for rollouts that failed, and otherwise what `reward` says.
+    """Wrap a reward function of TRL's kind, plain or async: None for rollouts that failed, else its score.
 
-    TRL adds up what the functions say, and leaves a row out of its group only where every one of them says None. So
-    each function beside `rollout_reward` wants this, or rollouts that failed are trained as if they had no reward from
-    the agent. `reward` is a function or a coroutine function; it is asked for all rows.
+    TRL leaves a row out of its group only if every function returns None.
     """
     if not callable(reward):
         raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")
@@ -228,21 +198,17 @@ def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
 
 @unless_failed
 def rollout_reward(rollout: Sequence[FinishedRollout], **_: Any) -> list[float | None]:
-    """A reward function for TRL: what the agent's own reward function, its tools or its simulated user gave.
-
-    None for rollouts that failed or sampled nothing. TRL leaves them out of their group, with an advantage of 0, if all
-    its other reward functions say None as well: `unless_failed` makes them.
-    """
+    """A reward function for TRL: the agent's reward; None for rollouts that failed or sampled nothing."""
     return [one.reward for one in rollout]
 
 
 def _warn_of_scored_failures(finished: Sequence[FinishedRollout], rewards: Sequence[Any], names: Sequence[str]) -> None:
-    """Warn where rollouts failed, and a reward function of the trainer scores them nevertheless."""
+    """Warn if rollouts failed, and a reward function of the trainer scores them anyway."""
     failed = sum(one.failed for one in finished)
     scoring = [name for reward, name in zip(rewards, names, strict=True) if not getattr(reward, _MARK, False)]
     if failed and scoring:
         warnings.warn(
-            f"{failed} of {len(finished)} rollouts failed, and these reward functions score them as well, so that they "
-            f"are trained: {', '.join(scoring)}; pass unless_failed(function) in their place",
+            f"{failed} of {len(finished)} rollouts failed and are trained, because these functions score them: "
+            f"{', '.join(scoring)}; wrap them in unless_failed",
             stacklevel=3,
         )

@@ -1,6 +1,6 @@
-"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains, and the way of its weights.
+"""TRL's `AsyncGRPOTrainer`: a rollout worker whose agents run while the trainer trains (docs/guides/trl.md).
 
-A rollout whose history was rewritten gives several samples of one group. docs/guides/trl.md shows how it is used.
+A rollout whose history was rewritten gives several samples of one group.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..rollout.patience import Patience
 from ..rollout.record import Task
 from ..samples.sample import Sample
 from .background import BackgroundLoop
-from .rows import FinishedRollout, Runs, finish
+from .rows import FinishedRollout, Runs, filled_logprobs, finish
 from .trl import check_temperature
 
 try:
@@ -37,54 +38,39 @@ except ImportError as error:
 _NOTHING: Final = "nothing was sampled in a group of rollouts, which gives the trainer no samples"
 
 
+@dataclass(eq=False)
 class RolloutWorker:
-    """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's own rewards.
+    """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's rewards.
 
-    Runs the tasks over and over, `num_generations` rollouts of each, `groups` groups at a time; `temperature` and
-    `num_generations` are those of the trainer's config. While more than `waiting` samples wait for the trainer, no
-    group is begun. `done` is called with each group that has ended. A group without samples or without any reward is
-    warned of, with the reason of its first rollout.
-
-    With `weights_to`, pass `weight_transfer=worker` to the trainer as well: that engine is then sent its weights, and
-    samples say which of them sampled their tokens. Otherwise TRL itself keeps a vLLM server up to date, and samples
-    have the version that was the trainer's when their group began.
+    Runs the tasks over and over, `num_generations` of each, `groups` groups at a time, while fewer than `waiting`
+    samples wait. With `weights_to`, pass `weight_transfer=worker` to the trainer too: that engine gets its weights, and
+    samples say which version sampled their tokens.
     """
 
-    def __init__(
-        self,
-        agent: Runs,
-        tasks: Iterable[Task],
-        *,
-        weights_to: Engine | None,
-        num_generations: int,
-        temperature: float = 1.0,
-        groups: int = 4,
-        waiting: int = 256,
-        done: Callable[[Sequence[FinishedRollout]], None] | None = None,
-        patience: Patience | None = None,
-        seed: int | None = None,
-        loop: BackgroundLoop | None = None,
-    ) -> None:
-        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
-        self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
-        self.model_version = 0
-        self.loop = BackgroundLoop() if loop is None else loop
-        self._agent = agent
-        self._tasks = list(tasks)
+    agent: Runs
+    tasks: Iterable[Task]
+    _: KW_ONLY
+    weights_to: Engine | None
+    num_generations: int
+    temperature: float = 1.0
+    groups: int = 4
+    waiting: int = 256
+    done: Callable[[Sequence[FinishedRollout]], None] | None = None
+    patience: Patience = field(default_factory=Patience)
+    seed: int | None = None
+    loop: BackgroundLoop = field(default_factory=BackgroundLoop)
+    rollout_buffer: queue.Queue[Any] = field(default_factory=queue.Queue, init=False)
+    metrics_queue: queue.Queue[dict[str, float]] = field(default_factory=queue.Queue, init=False)
+    model_version: int = field(default=0, init=False)
+    _running: Future[None] | None = field(default=None, init=False)
+    _moved: float = field(default_factory=time.monotonic, init=False)
+    _why: str = field(default="", init=False)
+    """The last warning."""
+
+    def __post_init__(self) -> None:
+        self._tasks = list(self.tasks)
         if not self._tasks:
             raise InputError("there are no tasks to run")
-        self._engine = weights_to
-        self._size = num_generations
-        self._temperature = temperature
-        self._groups = groups
-        self._waiting = waiting
-        self._done = done
-        self._patience = Patience() if patience is None else patience
-        self._seed = seed
-        self._running: Future[None] | None = None
-        self._moved = time.monotonic()
-        self._why = ""
-        """What was last warned of."""
 
     # -- TRL's RolloutWorkerProtocol
 
@@ -94,17 +80,16 @@ class RolloutWorker:
         self._running = self.loop.start(self._work())
 
     def stop(self) -> None:
-        """End what is under way. Samples that wait for the trainer stay in the buffer."""
+        """Cancel all rollouts. Samples that wait for the trainer stay in the buffer."""
         if self._running is not None:
             self._running.cancel()
 
     def update_model_version(self, model_version: int) -> None:
-        """The trainer's weights have this number from now on."""
+        """Set the version of the trainer's weights."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the work, or `TimeoutError` where the trainer waits and no group has given it samples for so
-        long."""
+        """Raise what ended the work, or `TimeoutError` if the trainer has waited so long for samples."""
         if self._running is not None and self._running.done():
             self._running.result()
         idle = time.monotonic() - self._moved
@@ -118,16 +103,16 @@ class RolloutWorker:
         """Nothing to set up."""
 
     def pause(self) -> None:
-        """Let no request go on until `resume`."""
+        """Pause all requests until `resume`."""
         self.loop.run(self._updated().pause())
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Send the engine weights; the trainer gives them the next number."""
+        """Send the engine weights; they have the next version."""
         weights = dict(iterator)
         self.loop.run(self._updated().update_weights(weights, version=self.model_version + 1))
 
     def resume(self) -> None:
-        """Let requests go on; what they have read was read with the old weights."""
+        """Continue the requests."""
         self.loop.run(self._updated().resume())
 
     def destroy(self) -> None:
@@ -136,27 +121,27 @@ class RolloutWorker:
         self.loop.close()
 
     def _updated(self) -> Engine:
-        if self._engine is None:
+        if self.weights_to is None:
             raise InputError("this worker was made with weights_to=None: leave weight_transfer to TRL")
-        return self._engine
+        return self.weights_to
 
     # -- the work
 
     async def _work(self) -> None:
         numbers = itertools.count()
-        await together(self._one_group_after_another(numbers) for _ in range(self._groups))
+        await together(self._one_group_after_another(numbers) for _ in range(self.groups))
 
     async def _one_group_after_another(self, numbers: Iterator[int]) -> None:
         while True:
-            while self.rollout_buffer.qsize() >= self._waiting:
+            while self.rollout_buffer.qsize() >= self.waiting:
                 self._moved = time.monotonic()
                 await asyncio.sleep(0.05)
             number, began = next(numbers), self.model_version
             finished = await together(self._members(number))
-            if self._done is not None:
-                self._done(finished)
-            version = began if self._engine is None else None
-            samples = rollout_samples(finished, group=number, version=version, temperature=self._temperature)
+            if self.done is not None:
+                self.done(finished)
+            version = began if self.weights_to is None else None
+            samples = rollout_samples(finished, group=number, version=version, temperature=self.temperature)
             self._warn_of(finished, samples)
             for sample in samples:
                 self.rollout_buffer.put(sample)
@@ -164,7 +149,7 @@ class RolloutWorker:
                 self._moved = time.monotonic()
 
     def _warn_of(self, finished: Sequence[FinishedRollout], samples: Sequence[Any]) -> None:
-        """Say why a group teaches nothing: it has no samples, or none of its rollouts has a reward."""
+        """Warn of a group without samples or rewards."""
         if any(one.reward is not None for one in finished) and samples:
             return
         what = "no rollout of a group has a reward, and all have an advantage of 0" if samples else _NOTHING
@@ -175,9 +160,9 @@ class RolloutWorker:
     def _members(self, number: int) -> Iterator[Coroutine[Any, Any, FinishedRollout]]:
         task = self._tasks[number % len(self._tasks)]
         named = dataclasses.replace(task, name=f"{task.name or 'grpo'}-{number:06d}")
-        for member, one in enumerate(grouped([named], self._size)):
-            seed = rollout_seed(self._seed, number * self._size + member)
-            yield finish(self._agent, one, seed=seed, patience=self._patience)
+        for member, one in enumerate(grouped([named], self.num_generations)):
+            seed = rollout_seed(self.seed, number * self.num_generations + member)
+            yield finish(self.agent, one, seed=seed, patience=self.patience)
 
 
 # -- samples
@@ -188,9 +173,7 @@ def rollout_samples(
 ) -> list[RolloutSample]:
     """The samples of a group: one for each row of each rollout, with advantages as TRL computes them.
 
-    All rows of a rollout have its advantage. Rollouts without a reward count neither in the mean nor in the deviation,
-    and have an advantage of 0, as in TRL. `model_version`, by which TRL drops what is too old, is `version`, or if that
-    is None the oldest that sampled a token that carries loss; `metrics` have the newest, and the share of older tokens.
+    `model_version`, by which TRL drops old samples, is `version`, or the oldest that sampled a trained token.
     """
     rewards = np.asarray([np.nan if one.reward is None else one.reward for one in finished], float)
     scored = rewards[~np.isnan(rewards)]
@@ -200,8 +183,6 @@ def rollout_samples(
     for one, reward, advantage in zip(finished, rewards, advantages, strict=True):
         for row in one.samples:
             check_temperature(row, temperature)
-            if row.logprobs is None:
-                raise SampleError(f"{row!r} has no logprobs: the engine has to tell them")
             versions = np.asarray([version]) if version is not None else _versions(row)
             metrics = {"reward": reward, "reward_std": deviation, "rollout/rows": len(one.samples)}
             metrics |= {"version/newest": versions.max(), "version/older_tokens": (versions < versions.max()).mean()}
@@ -211,7 +192,7 @@ def rollout_samples(
                     completion=[dict(message) for message in one.messages[one.prompt :]],
                     input_ids=row.ids.astype(np.int64),
                     completion_mask=row.mask.astype(np.int64),
-                    old_log_probs=np.where(row.mask, row.logprobs, 0).astype(np.float32),
+                    old_log_probs=np.where(row.mask, filled_logprobs(row), 0).astype(np.float32),
                     advantage=float(advantage),
                     model_version=int(versions.min()),
                     group_id=group,
@@ -223,12 +204,12 @@ def rollout_samples(
 
 
 def _versions(row: Sample) -> npt.NDArray[np.int64]:
-    """Which weights sampled each of the tokens that carry loss."""
+    """The version of the weights that sampled each trained token."""
     versions = np.full(len(row), -1, np.int64)
     for span in row.versions:
         if isinstance(span.version, int):
             versions[span.start : span.stop] = span.version
     trained = versions[row.mask]
     if (trained < 0).any():
-        raise SampleError(f"{row!r}: the engine does not say by a number which weights sampled its tokens")
+        raise SampleError(f"{row!r}: the engine does not number the weights that sampled its tokens")
     return trained

@@ -1,13 +1,4 @@
-"""verl: our agent as one of its agent loops.
-
-In the YAML file that ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names::
-
-    - name: tokentrace
-      _target_: tokentrace.integrations.verl.TokentraceAgentLoop
-
-and ``actor_rollout_ref.rollout.agent.default_agent_loop=tokentrace``, or rows with that ``agent_name``. This
-registers the tool parser of `verl_parser`, too; supervised rows are in `verl_sft`.
-"""
+"""verl: our agent as one of its agent loops (docs/guides/verl.md). Registers the tool parsers of `verl_parser`, too."""
 
 from __future__ import annotations
 
@@ -44,7 +35,8 @@ from ..rollout.tools import as_tools
 from ..samples.sample import Sample
 from ..settings import nearest
 from .rows import only_sample, prompt_response
-from .verl_engine import ServerEngine, logprob_kind, sampling_of, seed_field
+from .sampling import sampling_of
+from .verl_engine import OPTIONAL, ServerEngine
 from .verl_parser import plain, renderer_of
 
 ROLLOUT_REWARD: Final = "rollout"
@@ -53,7 +45,7 @@ _NOT_METADATA: Final = ("raw_prompt", "tools_kwargs", "interaction_kwargs")
 
 
 class RolloutFailed(TokentraceError):  # noqa: N818
-    """A rollout ended in a way of which nothing can be said: verl counts it as failed, too."""
+    """A rollout failed, or has no reward; verl counts it as failed, too."""
 
 
 class TokentraceAgentLoop(AgentLoopBase):
@@ -61,11 +53,10 @@ class TokentraceAgentLoop(AgentLoopBase):
 
     Settings, as keys of the YAML entry:
 
-    - `tools_file`, `interaction_file`: tools and simulated users in YAML. verl's own ``tool_config_path`` and
-      ``function_tool_path`` are read by verl, and their tools are here too.
-    - `reward`: ``module:function`` of the rollout; or ``"rollout"``, what tools and simulated user say. Without it
-      verl's reward function is asked.
-    - `budget`: fields of `Budget`, in place of what verl's settings say.
+    - `tools_file`, `interaction_file`: tools and simulated users in YAML, beside verl's own tools.
+    - `reward`: ``module:function`` of the rollout; ``"rollout"``: that of tools and simulated user. Without it verl's
+      reward function scores it.
+    - `budget`: fields of `Budget` that replace verl's limits.
     - `renderer`: settings of `create_renderer`. Template variables are verl's ``data.apply_chat_template_kwargs``.
     - `allow_raw_logprobs`: see `SamplingParams`.
     """
@@ -89,8 +80,7 @@ class TokentraceAgentLoop(AgentLoopBase):
         renderer: Mapping[str, Any] | None = None,
         allow_raw_logprobs: bool = False,
     ) -> None:
-        # not verl's constructor: for each row it makes a builder of prompts by the model's type, which warns or fails
-        # for a tokenizer that it does not know; prompts are rendered and bridged here
+        # not verl's constructor: its builder of prompts warns or fails for a tokenizer that it does not know
         self.config, self.data_config = trainer_config.config, data_config.config
         self.rollout_config = self.config.actor_rollout_ref.rollout
         self.server_manager, self.tokenizer, self.processor = server_manager, tokenizer, processor
@@ -112,20 +102,17 @@ class TokentraceAgentLoop(AgentLoopBase):
         """One rollout of a row of verl's dataset."""
         settings = self.rollout_config
         request_id = f"det-{int(priority)}" if settings.full_determinism else uuid4().hex
-        engine = ServerEngine(
-            self.server_manager,
-            request_id,
-            kind=logprob_kind(settings),
-            vocab_size=self.renderer.tokenizer.vocabulary.size,
-            priority=int(priority),
-            seed_field=seed_field(settings),
-        )
+        size = self.renderer.tokenizer.vocabulary.size
+        engine = ServerEngine(self.server_manager, request_id, settings, vocab_size=size, priority=int(priority))
+        raw = self._allow_raw
         task = self._task(request_id, kwargs)
         judge = self._reward if self._reward != ROLLOUT_REWARD else None
         agent = Agent(
             engine,
             self.renderer,
-            sampling=sampling_of(sampling_params, settings.response_length, allow_raw_logprobs=self._allow_raw),
+            sampling=sampling_of(
+                sampling_params, max_tokens=settings.response_length, supports=OPTIONAL, allow_raw_logprobs=raw
+            ),
             tools=self.tools,
             interaction=self._interactions,
             reward=None if judge is None else load_object(judge, Path.cwd()),
@@ -135,11 +122,8 @@ class TokentraceAgentLoop(AgentLoopBase):
         if rollout.end in FAILED_ENDS:
             raise RolloutFailed(f"{task.name} ended with {rollout.end}: {'; '.join(rollout.notes)}")
         if self._reward is not None and rollout.reward is None:
-            raise RolloutFailed(
-                f"{task.name}, {brief(task.messages[-1].get('content'))}: {self._reward} gave it no reward (None), and "
-                "verl has no rewards for a whole batch where one row has none: return a number, or leave the setting "
-                "`reward` out and let verl's reward function judge"
-            )
+            last = brief(task.messages[-1].get("content"))
+            raise RolloutFailed(f"{task.name}, {last}: {self._reward} gave no reward, and verl needs all or none")
         experts = engine.routed_experts
         output = row_output(
             only_sample(rollout.trajectory),
@@ -158,7 +142,7 @@ class TokentraceAgentLoop(AgentLoopBase):
         return output
 
     def _task(self, name: str, row: Mapping[str, Any]) -> Task:
-        """What the row asks for: its columns are the task's metadata, where a reward function finds them."""
+        """The task of a row: its columns are the task's metadata, for reward functions."""
         messages = without_nulls(plain_values(list(row["raw_prompt"])))
         for at, message in enumerate(messages):
             _check_text(at, message.get("content"))
@@ -174,21 +158,21 @@ class TokentraceAgentLoop(AgentLoopBase):
         )
 
     def _chosen(self, names: Sequence[str]) -> list[BaseTool] | None:
-        """The tools that a row names as its tools; None: all of them."""
+        """The tools that a row names; None for all."""
         tools = {tool.name: tool for tool in self.tools}
         if missing := [name for name in names if name not in tools]:
             raise InputError(f"there is no tool {missing[0]!r}; {nearest(missing[0], tools)}", field="tool_selection")
         return [tools[name] for name in names] or None
 
     def _limits(self, task: Task) -> Budget:
-        """verl's limits as a budget: nothing is sampled that its rows have no room for, so nothing is cut off."""
+        """verl's limits as a budget: samples nothing that its rows have no room for."""
         settings, turns = self.rollout_config, self.rollout_config.multi_turn
         tools = [tool.tool_schema for tool in (self.tools if task.tools is None else task.tools)]
         prompt = len(self.renderer.silent().render(task.messages, tools=tools or None, add_generation_prompt=True))
         if prompt > settings.prompt_length:
             raise InputError(
-                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}; raise "
-                "data.max_prompt_length, or let verl leave such rows out with data.filter_overlong_prompts=True"
+                f"a prompt of {prompt} tokens is longer than rollout.prompt_length, {settings.prompt_length}: raise "
+                "data.max_prompt_length, or set data.filter_overlong_prompts=True"
             )
         lengths = [prompt + settings.response_length, settings.max_model_len, self._budget.get("context")]
         limits = {
@@ -203,7 +187,7 @@ class TokentraceAgentLoop(AgentLoopBase):
 
 
 def row_output(sample: Sample, *, logprobs: bool = True, metrics: Any = None, **more: Any) -> AgentLoopOutput:
-    """A row of a trajectory as verl wants it: to the last sampled token, on which verl puts the reward."""
+    """A row of a trajectory for verl, up to the last sampled token, on which verl puts the reward."""
     row = prompt_response(sample)
     if logprobs and row.response_logprobs is None:
         raise InputError(f"{sample!r} has no logprobs, and verl is set to use them (rollout.calculate_log_probs)")
@@ -235,7 +219,7 @@ def _check_text(at: int, content: Any) -> None:
 
 
 def _extra_fields(rollout: Rollout) -> dict[str, Any]:
-    """What verl's reward functions and logs are told beside the row, by the keys that verl has in every batch."""
+    """Fields for verl's reward functions and logs, by the keys that verl has in every batch."""
     return {
         "turn_scores": [turn.reward for turn in rollout.per_turn if not turn.tool_calls],
         "tool_rewards": [turn.reward for turn in rollout.per_turn if turn.tool_calls],

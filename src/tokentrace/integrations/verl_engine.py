@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from ..engines.answers import EngineReply
 from ..engines.protocol import Capabilities, EngineAnswerError, FinishReason, GenerateRequest, SamplingParams
 from ..engines.scripted import CallbackEngine
-from ..errors import InputError
-from ..settings import nearest
 from ..trajectory.turns import PENALTIES, LogprobKind, VersionSpan
 
 _ABORTED: Final = ("aborted", "abort")
 _ADDED_UP: Final = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
-_OPTIONAL: Final = ("min_p", *PENALTIES)
-_READ: Final = ("temperature", "top_p", "top_k", "seed", "logprobs", *_OPTIONAL)
-
-
-def sampling_of(params: Mapping[str, Any], max_tokens: int, *, allow_raw_logprobs: bool = False) -> SamplingParams:
-    """The sampling parameters that verl hands to an agent loop. InputError for one that is not known here."""
-    for name in params:
-        if name not in _READ:
-            raise InputError(f"the sampling parameter {name!r} of verl is not known here; {nearest(name, _READ)}")
-    numbers: dict[str, Any] = {name: value for name, value in params.items() if name != "logprobs"}
-    if numbers.get("top_k") == -1:  # all tokens, in verl
-        numbers["top_k"] = 0
-    return SamplingParams(max_tokens, allow_raw_logprobs=allow_raw_logprobs, **numbers)
+OPTIONAL: Final = ("min_p", *PENALTIES)
+"""Sampling parameters that verl's servers take beside those that all engines take."""
 
 
 def logprob_kind(rollout: Any) -> LogprobKind:
-    """Of which distribution the logprobs of the servers are, by verl's ``actor_rollout_ref.rollout``."""
+    """The distribution of the servers' logprobs, by verl's ``actor_rollout_ref.rollout``."""
     name, mode = rollout.get("name"), rollout.get("logprobs_mode")
     if name == "vllm" and mode == "processed_logprobs":
         return LogprobKind.PROCESSED
@@ -39,25 +25,16 @@ def logprob_kind(rollout: Any) -> LogprobKind:
     return LogprobKind.SCALED if name == "sglang" else LogprobKind.UNKNOWN
 
 
-def seed_field(rollout: Any) -> str:
-    """What the servers call the seed of a request, by verl's ``actor_rollout_ref.rollout``."""
-    return "sampling_seed" if rollout.get("name") == "sglang" else "seed"
-
-
 class ServerEngine(CallbackEngine):
-    """verl's servers, for one rollout: all its requests go to one of them, where their prefix is cached."""
+    """verl's servers for one rollout, with the settings ``actor_rollout_ref.rollout``.
+
+    All its requests go to one of them, where their prefix is cached.
+    """
 
     def __init__(
-        self,
-        server_manager: Any,
-        request_id: str,
-        *,
-        kind: LogprobKind,
-        vocab_size: int,
-        priority: int = 0,
-        seed_field: str = "seed",
+        self, server_manager: Any, request_id: str, rollout: Any, *, vocab_size: int, priority: int = 0
     ) -> None:
-        optional = frozenset(_OPTIONAL)
+        kind, optional = logprob_kind(rollout), frozenset(OPTIONAL)
         capabilities = Capabilities("verl", vocab_size=vocab_size, logprobs=kind, versions=True, sampling=optional)
         super().__init__(self._ask, capabilities)
         self.answers: list[Any] = []
@@ -65,7 +42,7 @@ class ServerEngine(CallbackEngine):
         self._servers = server_manager
         self._request_id = request_id
         self._priority = priority
-        self._seed_field = seed_field
+        self._seed_field = "sampling_seed" if rollout.get("name") == "sglang" else "seed"
 
     async def _ask(self, request: GenerateRequest) -> EngineReply:
         sampling = request.sampling
@@ -93,18 +70,18 @@ class ServerEngine(CallbackEngine):
 
     @property
     def num_preempted(self) -> int:
-        """How often the requests were preempted, or -1 where no server says."""
+        """How often the requests were preempted, or -1 if no server reports it."""
         reported = [answer.num_preempted for answer in self.answers if answer.num_preempted is not None]
         return sum(reported) if reported else -1
 
     @property
     def routed_experts(self) -> Any:
-        """The experts of every position that was read, as the server reported with the last request that tells them."""
+        """The experts of every position, from the last request that reports them."""
         reported = [answer.routed_experts for answer in self.answers if answer.routed_experts is not None]
         return reported[-1] if reported else None
 
     def extra_fields(self) -> dict[str, Any]:
-        """What the servers fields beside: of the first request, with the last version of the weights, and sums."""
+        """The extra fields of the first request, with the last version of the weights, and sums."""
         if not self.answers:
             return {}
         fields = [answer.extra_fields for answer in self.answers]
@@ -127,7 +104,7 @@ def _finish(answer: Any, sampling: SamplingParams) -> FinishReason:
 
 
 def _versions(answer: Any) -> tuple[VersionSpan, ...]:
-    """The global step whose weights sampled it; none where there were several, since nobody says where they changed."""
+    """The global step of the weights; none if there were several, since verl does not say where they changed."""
     fields = answer.extra_fields
     first = fields.get("min_global_steps", fields.get("global_steps"))
     last = fields.get("max_global_steps", fields.get("global_steps"))

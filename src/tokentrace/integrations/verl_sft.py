@@ -1,9 +1,6 @@
-"""verl: a dataset for its SFT trainer whose rows are the model's own render, with a mask that is derived from it.
+"""verl: a dataset for its SFT trainer, with the columns and keys of verl's ``MultiTurnSFTDataset``.
 
-    data.custom_cls.path=pkg://tokentrace.integrations.verl_sft data.custom_cls.name=SFTDataset
-
-It reads the columns that verl's own ``MultiTurnSFTDataset`` reads and gives the same keys, or takes rows of ids that
-`tokentrace tokenize` and `tokentrace rollout` have written.
+Rows are conversations, or ids that `tokentrace tokenize` and `tokentrace rollout` wrote.
 """
 
 from __future__ import annotations
@@ -19,15 +16,13 @@ try:
     from verl.utils import hf_tokenizer
     from verl.utils.fs import copy_local_path_from_hdfs
 except ImportError as error:
-    raise ImportError(
-        f"tokentrace.integrations.verl_sft needs verl: pip install 'verl[verl-core]' ({error})"
-    ) from error
+    raise ImportError(f"the dataset needs verl: pip install 'verl[verl-core]' ({error})") from error
 
 from ..data.conversations import Columns, conversation_of, without_nulls
 from ..data.sources import pyarrow
 from ..errors import InputError, SampleError, brief
-from ..samples.sample import IGNORE
 from ..samples.supervised import build_supervised_sample
+from .rows import ids_and_mask
 from .verl_parser import plain, renderer_of
 
 _PAD_MODES: Final = ("right", "no_padding")
@@ -36,10 +31,8 @@ _SAMPLE: Final = ("turns", "parts", "roles", "past", "final_stop")
 
 
 class SFTDataset(Dataset):  # type: ignore[type-arg]
-    """Rows for verl's SFT trainer, made as ``MultiTurnSFTDataset`` is.
-
-    ``data.tokentrace`` may hold settings of `build_supervised_sample` (`turns`, `parts`, `roles`, `past`,
-    `final_stop`), and of `create_renderer`.
+    """Rows for verl's SFT trainer. ``data.tokentrace`` may have settings of `build_supervised_sample` and of
+    `create_renderer`.
     """
 
     def __init__(
@@ -47,9 +40,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
     ) -> None:
         settings = config or {}
         if processor is not None:
-            raise InputError(
-                "pictures are not supported: this dataset has rows of text, for models without a processor"
-            )
+            raise InputError("images are not supported: this dataset is for models without a processor")
         self.tokenizer = hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.pad_mode = _one_of("pad_mode", settings.get("pad_mode", "right"), _PAD_MODES)
         self.truncation = _one_of("truncation", settings.get("truncation", "error"), _CUTS)
@@ -59,7 +50,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         self._media = [settings.get("image_key", "images"), settings.get("video_key", "videos")]
         self._thinking = settings.get("enable_thinking_key", "enable_thinking")
         default = settings.get("enable_thinking_default")
-        self._thinking_default = None if default == "none" else _switch(default)  # "none" is verl's ours default
+        self._thinking_default = None if default == "none" else _switch(default)  # verl's default
         ours = plain(settings.get("tokentrace"))
         self._sample = {key: ours.pop(key) for key in _SAMPLE if key in ours}
         self._renderer = {**ours, **plain(settings.get("apply_chat_template_kwargs"))}
@@ -91,7 +82,7 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         """A row of messages, rendered."""
         for column in self._media:
             if row.get(column):
-                raise InputError("pictures and films are not supported", field=column)
+                raise InputError("images and videos are not supported", field=column)
         thinking = _switch(row.get(self._thinking))
         thinking = self._thinking_default if thinking is None else thinking
         variables = {} if thinking is None else {"enable_thinking": thinking}
@@ -105,36 +96,21 @@ class SFTDataset(Dataset):  # type: ignore[type-arg]
         return sample.ids.tolist(), sample.mask.astype(int).tolist()
 
     def _recorded(self, row: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int]]:
-        """A row of ids. Its mask is ``loss_mask``, or where ``labels`` are not -100."""
+        """A row of ids."""
         if self._sample or self._renderer:
             raise InputError("rows of ids are rendered already: leave data.tokentrace and template variables out")
-        ids: Sequence[int] = row["input_ids"]
-        mask: Any = row.get("loss_mask")
-        labels: Any = row.get("labels")
-        if mask is None and labels is None:
-            raise SampleError("a row of input_ids has neither loss_mask nor labels: nothing says what to train")
-        for name, values in (("loss_mask", mask), ("labels", labels)):
-            if values is not None and len(values) != len(ids):
-                raise SampleError(f"a row has {len(ids)} ids, and {len(values)} entries in {name}")
-        if labels is not None and any(label not in (one, IGNORE) for one, label in zip(ids, labels, strict=True)):
-            raise SampleError("the labels of a row are not its ids: they must not be shifted")
-        if mask is None:
-            return ids, [int(label != IGNORE) for label in labels]
-        if any(one not in (0, 1) for one in mask):
-            raise SampleError("a loss_mask must be 0 or 1 for each token")
-        return ids, [int(one) for one in mask]
+        ids, mask = ids_and_mask(row)
+        return ids.tolist(), mask.astype(int).tolist()
 
     def _cut(self, item: int, values: Sequence[int]) -> Sequence[int]:
         if self.truncation == "error":
-            raise SampleError(
-                f"row {item} has {len(values)} tokens, more than data.max_length, {self.max_length}; raise it, or set "
-                "data.truncation to left or right"
-            )
+            problem = f"row {item} has {len(values)} tokens, more than data.max_length, {self.max_length}"
+            raise SampleError(f"{problem}: raise it, or set data.truncation to left or right")
         return values[-self.max_length :] if self.truncation == "left" else values[: self.max_length]
 
 
 def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
-    """The rows of all files, or as many as `limit` says, chosen as verl chooses them."""
+    """The rows of all files, or `limit` of them, chosen as verl does."""
     names = [files] if isinstance(files, str) else list(files)
     parquet = pyarrow("pyarrow.parquet")
     tables = [parquet.read_table(copy_local_path_from_hdfs(name)) for name in names]
@@ -147,7 +123,7 @@ def _rows(files: Any, limit: int, shuffle: bool, seed: int | None) -> Any:
 
 
 def _switch(value: Any) -> bool | None:
-    """Whether to think; None where nothing is said. A text such as "false" would be true."""
+    """Whether to think; None if unset. Raises InputError for text: "false" would be true."""
     if value is not None and value not in (True, False):
         raise InputError(f"must be true or false, not {brief(value)}", field="enable_thinking")
     return None if value is None else bool(value)

@@ -1,14 +1,8 @@
-"""Attempts: well-formed calls outside their place.
+"""Attempts: well-formed calls outside their place, as vLLM and SGLang accept them.
 
-vLLM and SGLang search a text for whatever looks like a call. So does `find_attempts`, in content and in reasoning that
-is never closed, with the grammar that reads calls in their place:
-
-- a call inside reasoning that is not closed;
-- a call that begins with its head, without the delimiter before it;
-- a call without delimiters after other text;
-- a call in any dialect, if the template shows no calls.
-
-A strict reading reports attempts; a lenient one counts them as calls (`count_attempts`).
+A strict reading reports them; a lenient one counts them as calls. They are calls inside reasoning that is never closed,
+calls without the delimiter before their head, calls without delimiters after other text, and, if the template shows no
+calls, calls in any dialect.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ from .calls import CallParser
 from .compiled import Compiled, CompiledCalls
 from .output import Output
 from .reader import Reader
-from .response import CallStatus, ParsedPart, ParsedResponse, ParsedToolCall, PartKind
+from .response import CallStatus, ParsedPart, ParsedResponse, ParsedToolCall, PartKind, joined
 
 _RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
 """The calls that servers pass on to an agent."""
@@ -32,7 +26,7 @@ _INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A call outside its place: as a strict reading reports it, its bytes, and its status in a lenient reading."""
+    """A call outside its place, its bytes, and its status in a lenient reading."""
 
     call: ParsedToolCall
     start: int
@@ -58,24 +52,18 @@ def _attempts(compiled: Compiled, calls: CompiledCalls, output: Output, problem:
     for start, stop, openers, why in _places(calls, output, problem):
         pattern, at = re.compile(b"|".join(map(re.escape, openers))), start
         while (match := pattern.search(data, at, stop)) is not None:
-            introduction = _INTRODUCTION.search(data, at, match.start()) if calls.bare else None
-            first = introduction.start() if introduction is not None else match.start()
-            scratch = _read_calls(compiled, calls, output, match.start(), stop)
-            at = match.start() + max(scratch.reader.at, len(match[0]))
+            base = match.start()
+            introduction = _INTRODUCTION.search(data, at, base) if calls.bare else None
+            scratch = _read_calls(compiled, calls, output, base, stop)
+            at = base + max(scratch.reader.at, len(match[0]))
             places = [place for part, place in zip(scratch.parts, scratch.places, strict=True) if part.call is not None]
-            for call, status, place in zip(scratch.calls, scratch.lenient, places, strict=True):
-                if status in _RUNNABLE:
-                    begin, end = match.start() + place[0], match.start() + place[1]
-                    begin = first if call.index == 0 else begin  # with what opens and closes a section
-                    end = match.start() + scratch.reader.at if call is scratch.calls[-1] else end
-                    call = replace(
-                        call,
-                        index=count,
-                        status=CallStatus.MALFORMED,
-                        problem=problem or (calls.bare and call.problem) or why,
-                        raw=output.text(begin, end),
-                        span=output.span(begin, end),
-                    )
+            for call, status, (begin, end) in zip(scratch.calls, scratch.lenient, places, strict=True):
+                if status in _RUNNABLE:  # the first and the last with what opens and closes a section
+                    begin = base + begin if call.index else introduction.start() if introduction is not None else base
+                    end = base + (scratch.reader.at if call is scratch.calls[-1] else end)
+                    reason = problem or (calls.bare and call.problem) or why
+                    call = replace(call, index=count, status=CallStatus.MALFORMED, problem=reason)
+                    call = replace(call, raw=output.text(begin, end), span=output.span(begin, end))
                     count += 1
                     yield Attempt(call, begin, end, status)
 
@@ -100,12 +88,12 @@ def _read_calls(compiled: Compiled, calls: CompiledCalls, output: Output, start:
     """Read calls at byte `start` as if they were in their place."""
     reader = Reader(bytes(output.reader.data[start:stop]), ended=True)
     scratch = Output(reader, compiled.marked, 0, output.tools)
-    parser = CallParser(compiled, calls, reader, scratch, lenient=True)
+    parser = CallParser(compiled, calls, scratch, lenient=True)
     headless = calls.headless_opener and reader.data.startswith(calls.headless_opener)
-    for _ in parser.bare() if calls.bare else parser.headless() if headless else parser.read():
+    for _ in parser.bare() if calls.bare else parser.calls_from(0) if headless else parser.read():
         pass
     if calls.bare and not scratch.calls:  # what is inside of some other JSON is no call
-        for _ in parser.skip_json():
+        for _ in parser.json.value():
             pass
     return scratch
 
@@ -117,28 +105,26 @@ def count_attempts(response: ParsedResponse, output: Output, attempts: list[Atte
 
     def add_call(call: ParsedToolCall, status: CallStatus, lead: str) -> None:
         problem = "" if status is CallStatus.OK else call.problem
-        call = replace(call, index=len(calls), status=status, problem=problem)
-        calls.append(call)
-        parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, call.index, lead))
+        calls.append(replace(call, index=len(calls), status=status, problem=problem))
+        parts.append(ParsedPart(PartKind.TOOL_CALL, call.raw, call.span, calls[-1].index, lead))
 
     for part, (start, stop) in zip(output.parts, output.places, strict=True):
         if part.call is not None:
             add_call(output.calls[part.call], output.lenient[part.call], part.lead)
             continue
-        inside = [one for one in attempts if start <= one.start < stop]
-        bounds = [start, *(bound for one in inside for bound in (one.start, one.stop)), stop]
-        for at, (begin, end) in enumerate(zip(bounds[::2], bounds[1::2], strict=True)):
-            if begin < end:
-                parts.append(ParsedPart(part.kind, output.text(begin, end), output.span(begin, end)))
-            if at < len(inside):
-                add_call(inside[at].call, inside[at].lenient, "")
-                output.enter(PartKind.TOOL_CALL, inside[at].start)
-                output.enter(part.kind, inside[at].stop)
-    reasoning = "".join(part.text for part in parts if part.kind is PartKind.REASONING)
+        for attempt in (*(one for one in attempts if start <= one.start < stop), None):
+            end = stop if attempt is None else attempt.start
+            if start < end:
+                parts.append(ParsedPart(part.kind, output.text(start, end), output.span(start, end)))
+            if attempt is not None:
+                add_call(attempt.call, attempt.lenient, "")
+                output.enter(PartKind.TOOL_CALL, attempt.start)
+                output.enter(part.kind, attempt.stop)
+                start = attempt.stop
     return replace(
         response,
-        content="".join(part.text for part in parts if part.kind is PartKind.CONTENT),
-        reasoning_content=reasoning or ("" if response.reasoning_content == "" else None),
+        content=joined(parts, PartKind.CONTENT),
+        reasoning_content=joined(parts, PartKind.REASONING) or ("" if response.reasoning_content == "" else None),
         tool_calls=calls,
         parts=parts,
         attempts=[],

@@ -1,7 +1,6 @@
-"""Reading calls that are not JSON and not pairs: first their end is found, then a pure function reads them.
+"""Reading calls in Python, ``[look_up(place="Paris")]``, in braces, ``{place:<|"|>Paris<|"|>}``, and as elements.
 
-Python's calls, ``[look_up(place="Paris", days=3)]``; braces with unquoted keys and quotes of their own,
-``{place:<|"|>Paris<|"|>,days:3}``; and elements named after the arguments, nested as the values are.
+First their end is found, then a pure function reads them.
 """
 
 from __future__ import annotations
@@ -15,23 +14,16 @@ from typing import Any, Final
 
 from ..formats.grammar import Value
 from .compiled import CompiledCalls
-from .output import OpenCall, Output
-from .reader import Notation, Reader, Reading
+from .output import CallReader, OpenCall, Output
+from .reader import Notation, Reading
 from .response import CallStatus
 from .values import Schema, read_value
 
 _NAME: Final = re.compile(rb"[A-Za-z_][\w.]*")
-_PYTHON: Final = Notation(
-    opening=b"([{",
-    closing=b")]}",
-    outside=re.compile(b"[\"'()\\[\\]{}\xff]"),
-    strings={
-        ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\[^\xff][^%b\\\\\xff]*)*" % (quote, quote))
-        for quote in (b'"', b"'")
-    },
-    in_string=re.compile(b"[\"'\\\\\xff]"),
-    strict=False,
-)
+_STRINGS: Final = {
+    ord(quote): re.compile(b"[^%b\\\\\xff]*(?:\\\\[^\xff][^%b\\\\\xff]*)*" % (quote, quote)) for quote in (b'"', b"'")
+}
+_PYTHON: Final = Notation(b"([{", b")]}", re.compile(b"[\"'()\\[\\]{}\xff]"), _STRINGS, re.compile(b"[\"'\\\\\xff]"))
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 """JSON's constants, which models write in Python too."""
 _KEY: Final = re.compile(rb"\s*([^\s:,{}\[\]]+)\s*:")
@@ -40,52 +32,48 @@ _SPACE: Final = re.compile(rb"\s*")
 _DEEPEST: Final = 64
 
 
-class BracketReader:
+class BracketReader(CallReader):
     """Finds the end of a call in Python (`call`), of arguments in braces (`arguments`) and of elements (`tree`)."""
-
-    def __init__(self, calls: CompiledCalls, reader: Reader, output: Output) -> None:
-        self.calls = calls
-        self.reader = reader
-        self.output = output
 
     def begins(self, at: int) -> Reading[bool]:
         """True if a name and a parenthesis are at a position."""
-        reader = self.reader
+        data = self.reader.data
         while True:
-            match = _NAME.match(reader.data, at)
+            match = _NAME.match(data, at)
             end = match.end() if match else at
-            if end < len(reader.data) or reader.ended:
-                return end > at and reader.data[end : end + 1] == b"("
+            if end < len(data) or self.reader.ended:
+                return end > at and data.startswith(b"(", end)
             yield
 
     def call(self, call: OpenCall) -> Reading[None]:
         """One Python call, up to its closing parenthesis."""
-        reader, output = self.reader, self.output
+        reader = self.reader
         start = yield from reader.past_space()
         if not (yield from self.begins(start)):
-            call.break_off(CallStatus.MALFORMED, "no function is called")
+            call.fail(CallStatus.MALFORMED, "no function is called", ragged=True)
             return
         reader.at = reader.data.index(b"(", start)
         call.set_name(reader.data[start : reader.at].decode())
         if not (yield from reader.enclosed(_PYTHON, self.calls.hard_ends)):
-            call.break_off(CallStatus.MALFORMED, "the call is not a Python call")
+            call.fail(CallStatus.MALFORMED, "the call is not a Python call", ragged=True)
             return
         try:
-            values, call.raw_values, repeated = read_python_call(output.text(start, reader.at))
-            values = {key: self._typed(call, key, value) for key, value in values.items()}
+            text = self.output.text(start, reader.at)
+            words = _keywords(text)
+            values = {key: self._typed(call, key, _literal(node)) for key, node in words}
+            call.raw_values = {key: ast.get_source_segment(text, node) or "" for key, node in words}
             json.dumps(values)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             call.fail(CallStatus.MALFORMED, f"the call is not a Python call: {error}")
             return
-        if repeated:
+        if len(values) < len(words):
             call.fail(CallStatus.DUPLICATE_ARGUMENT, "an argument is given twice", lenient=True)
-        call.set_values(values)
+        self._report(call, values)
 
     def arguments(self, call: OpenCall) -> Reading[None]:
         """Arguments in braces, after the opening brace, up to the closing one."""
         reader, calls = self.reader, self.calls
-        start = reader.at - 1
-        depth, quoted = 1, False
+        start, depth, quoted = reader.at - 1, 1, False
         while depth:
             match = yield from reader.find(calls.in_quotes if quoted else calls.in_braces)
             if match is None or match.kind in ("stop", "hard"):
@@ -94,16 +82,16 @@ class BracketReader:
             quoted = not quoted if match.kind == "quote" else quoted
             depth += {"open": 1, "close": -1}.get(match.kind, 0)
             reader.at = match.stop
-        braces = _Braces(bytes(reader.data[start : reader.at]), calls.quote, self.output.decoded)
         try:
-            values, stop = braces.value(0, 0)
+            values = _Braces(bytes(reader.data[start : reader.at]), calls.quote, self.output.decoded).arguments()
         except ValueError as error:
             call.fail(CallStatus.MALFORMED, f"the arguments cannot be read: {error}")
             return
-        if not isinstance(values, dict) or braces.data[stop:].strip():
-            call.fail(CallStatus.MALFORMED, "the arguments are not an object")
-            return
-        call.set_values({key: self._typed(call, key, value) for key, value in values.items()})
+        self._report(call, {key: self._typed(call, key, value) for key, value in values.items()})
+
+    def _report(self, call: OpenCall, values: dict[str, Any]) -> None:
+        call.values = values
+        call.add_arguments(json.dumps(values, ensure_ascii=False))
 
     def _typed(self, call: OpenCall, key: str, value: Any) -> Any:
         """A value; by the tool's schema if the format writes all values as strings."""
@@ -122,35 +110,23 @@ class BracketReader:
                 break
             reader.at = match.stop
         tree = _Tree(bytes(reader.data[start : reader.at]), calls, call, output)
-        call.values = {}
-        for key, value in tree.arguments():
-            lead = ", " if call.has_arguments else "{"
-            text = json.dumps(value, ensure_ascii=False)
-            call.add_arguments(f"{lead}{json.dumps(key, ensure_ascii=False)}: {text}")
-            if key in call.values:
-                call.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice", lenient=True)
-            call.values[key] = value
+        tree.read()
         reader.at = start + tree.at
         if match is None:
-            output.missing += tree.unclosed
-        if not reader.exhausted:
-            call.add_arguments("}" if call.has_arguments else "{}")
+            closing, opening = calls.grammar.value_close, calls.grammar.value_open
+            output.missing += [f"{closing}{element.name}{opening}" for element in reversed(tree.stack)]
+        call.end_values()
 
 
-def read_python_call(text: str) -> tuple[dict[str, Any], dict[str, str], bool]:
-    """The keyword arguments of a call in Python: values, verbatim texts, and whether one is given twice.
-
-    Raises what `ast.parse` raises, and ValueError if an argument has no name or is not a literal.
-    """
+def _keywords(text: str) -> list[tuple[str, ast.expr]]:
+    """The keyword arguments of a call in Python. Raises what `ast.parse` does; ValueError if one has no name."""
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError:  # line breaks in strings
         tree = ast.parse(text.replace("\n", "\\n"), mode="eval").body
     if not isinstance(tree, ast.Call) or tree.args or any(word.arg is None for word in tree.keywords):
         raise ValueError("it has arguments without a name")
-    values = {str(word.arg): _literal(word.value) for word in tree.keywords}
-    raw = {str(word.arg): ast.get_source_segment(text, word.value) or "" for word in tree.keywords}
-    return values, raw, len(values) < len(tree.keywords)
+    return [(str(word.arg), word.value) for word in tree.keywords]
 
 
 def _literal(node: ast.expr) -> Any:
@@ -171,52 +147,54 @@ def _literal(node: ast.expr) -> Any:
 
 
 class _Braces:
-    """Marked bytes in braces, in which text cannot spell a quote that is a control token.
-
-    `value` reads the value at a position: what it is, and where it ends. Raises ValueError.
-    """
+    """Marked bytes in braces, in which text cannot spell a quote that is a control token. Raises ValueError."""
 
     def __init__(self, data: bytes, quote: bytes, decoded: Callable[[bytes], str]) -> None:
-        self.data = data
-        self.quote = quote
-        self._decoded = decoded
+        self.data, self.at = data, 0
+        self.quote, self._decoded = quote, decoded
 
-    def value(self, at: int, depth: int) -> tuple[Any, int]:
+    def arguments(self) -> dict[str, Any]:
+        """All of the data as an object."""
+        values = self._value(0)
+        if not isinstance(values, dict) or self.data[self.at :].strip():
+            raise ValueError("they are not an object")
+        return values
+
+    def _skip(self, text: bytes) -> bool:
+        """Go past white space, and past `text` if it follows; True if it does."""
+        match = _SPACE.match(self.data, self.at)
+        self.at = match.end() if match else self.at
+        matches = self.data.startswith(text, self.at)
+        self.at += len(text) if matches else 0
+        return matches
+
+    def _value(self, depth: int) -> Any:
         if depth > _DEEPEST:
             raise ValueError("it is nested too deeply")
-        at = _past_space(self.data, at)
-        if self.data.startswith(self.quote, at):
-            stop = self.data.find(self.quote, at + len(self.quote))
+        if self._skip(self.quote):
+            start, stop = self.at, self.data.find(self.quote, self.at)
             if stop < 0:
                 raise ValueError("a string is not closed")
-            return self._decoded(self.data[at + len(self.quote) : stop]), stop + len(self.quote)
-        if self.data.startswith((b"{", b"["), at):
-            return self._members(at + 1, b"}" if self.data.startswith(b"{", at) else b"]", depth)
-        match = _BARE_VALUE.match(self.data, at)
-        word = match[0] if match else b""
-        return read_value(self._decoded(word).strip(), None)[0], at + len(word)
+            self.at = stop + len(self.quote)
+            return self._decoded(self.data[start:stop])
+        if self._skip(b"{"):
+            return dict(self._members(b"}", depth))
+        if self._skip(b"["):
+            return [value for _, value in self._members(b"]", depth)]
+        match = _BARE_VALUE.match(self.data, self.at)
+        self.at = match.end() if match else self.at
+        return read_value(self._decoded(match[0]).strip(), None)[0] if match else ""
 
-    def _members(self, at: int, close: bytes, depth: int) -> tuple[Any, int]:
+    def _members(self, close: bytes, depth: int) -> Iterator[tuple[str, Any]]:
         """The members of an object or a list, by what closes it."""
-        members: list[tuple[str, Any]] = []
-        while not self.data.startswith(close, _past_space(self.data, at)):
-            match = _KEY.match(self.data, at) if close == b"}" else None
-            if match is None and close == b"}":
+        while not self._skip(close):
+            key = _KEY.match(self.data, self.at) if close == b"}" else None
+            if key is None and close == b"}":
                 raise ValueError("a key is missing")
-            value, at = self.value(match.end() if match else at, depth + 1)
-            members.append((self._decoded(match[1].replace(self.quote, b"")) if match else "", value))
-            at = _past_space(self.data, at)
-            if self.data.startswith(b",", at):
-                at += 1
-            elif not self.data.startswith(close, at):
+            self.at = key.end() if key else self.at
+            yield self._decoded(key[1].replace(self.quote, b"")) if key else "", self._value(depth + 1)
+            if not self._skip(b",") and not self.data.startswith(close, self.at):
                 raise ValueError(f"a comma or {close.decode()!r} is missing")
-        values = dict(members) if close == b"}" else [value for _, value in members]
-        return values, _past_space(self.data, at) + 1
-
-
-def _past_space(data: bytes, at: int) -> int:
-    match = _SPACE.match(data, at)
-    return match.end() if match else at
 
 
 @dataclass(slots=True)
@@ -230,78 +208,65 @@ class _Element:
 
 
 class _Tree:
-    """Elements named after arguments, as marked bytes: ``<key>`` value or elements ``</key>``.
-
-    `arguments` yields those that are whole. Afterwards `at` is where reading stopped, and `unclosed` is what would
-    close the elements that are open there.
-    """
+    """Elements named after arguments: ``<key>`` value or elements ``</key>``. `stack` has those open at `at`."""
 
     def __init__(self, data: bytes, calls: CompiledCalls, call: OpenCall, output: Output) -> None:
-        self.data = data
-        self.at = 0
-        self.unclosed: list[str] = []
-        self._call = call
-        self._output = output
-        self._open, self._close = calls.key_open[0], calls.value_close[0]
-        self._tag_end = calls.value_opens[0].pieces[0]
-        self._grammar = calls.grammar
+        self.data, self.at = data, 0
+        self.stack: list[_Element] = []
+        self._calls, self._call, self._output = calls, call, output
 
-    def arguments(self) -> Iterator[tuple[str, Any]]:
-        """Each argument that is closed, with its value."""
-        stack: list[_Element] = []
-        while True:
-            at = _past_space(self.data, self.at)
-            opens = self.data.startswith(self._open, at) and not self.data.startswith(self._close, at)
-            if opens and len(stack) <= _DEEPEST:
-                end = self.data.find(self._tag_end, at + len(self._open))
-                if end < 0:
-                    self._call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
-                    break
-                name = self._output.decoded(self.data[at + len(self._open) : end]).strip()
-                self.at = end + len(self._tag_end)
-                stack.append(_Element(name, self.at, self._schema(stack, name)))
-                continue
-            if not stack:
+    def read(self) -> None:
+        """Add all elements that are whole to the call."""
+        call, data, stack, decoded = self._call, self.data, self.stack, self._output.decoded
+        for tag in self._calls.tags.finditer(data):
+            between, name = data[self.at : tag.start()].strip(), decoded(tag["name"])
+            if not stack and (between or tag["close"]):
                 return
-            stop = self.data.find(self._close, self.at)
-            if stop < 0:
+            if stack and not tag["close"] and (len(stack) > _DEEPEST or (between and not stack[-1].children)):
+                continue  # a part of the text
+            if tag["close"]:
+                self._close(tag, name, between)
+            elif not tag["end"]:
+                call.fail(CallStatus.MALFORMED, "an argument breaks off at its name")
+                self.at = len(data)
                 break
-            element = stack.pop()
-            if element.children and stop > at:
-                self._call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
-            value = self._closed(element, stop)
-            if stack:
-                stack[-1].children.append((element.name, value))
             else:
-                self._call.raw_values[element.name] = self._output.decoded(self.data[element.start : stop])
-                yield element.name, value
+                stack.append(_Element(name.strip(), tag.end(), self._schema(name.strip())))
+            self.at = tag.end() if tag["end"] else tag.start("name")
         for element in reversed(stack):
-            self._call.fail(CallStatus.UNCLOSED, f"the argument {element.name!r} is not closed")
-            self.unclosed.append(f"{self._grammar.value_close}{element.name}{self._grammar.value_open}")
+            call.fail(CallStatus.UNCLOSED, f"the argument {element.name!r} is not closed")
         if stack:
-            self._call.raw_values[stack[0].name] = self._output.decoded(self.data[stack[0].start :])
-        self.at = len(self.data)
+            call.raw_values[stack[0].name] = decoded(data[stack[0].start :])
+            self.at = len(data)
 
-    def _schema(self, stack: list[_Element], name: str) -> Schema | None:
-        if not stack:
+    def _close(self, tag: re.Match[bytes], name: str, between: bytes) -> None:
+        """The innermost element ends at a tag. An argument is added to the call, another to the element around it."""
+        call, element = self._call, self.stack.pop()
+        if element.children and between:
+            call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
+        if name != element.name or not tag["end"]:
+            call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
+        text = self._output.decoded(self.data[element.start : tag.start()])
+        value = self._nested(element) if element.children else self._leaf(element, text)
+        if self.stack:
+            self.stack[-1].children.append((element.name, value))
+        else:
+            call.raw_values[element.name] = text
+            call.add_key(element.name)
+            call.add_value(element.name, value)
+
+    def _schema(self, name: str) -> Schema | None:
+        if not self.stack:
             return self._output.tools.parameter(self._call.name, name)
-        outer = stack[-1].schema
+        outer = self.stack[-1].schema
         if outer is None:
             return None
-        return outer.items() if name == self._grammar.item else outer.property(name)
+        return outer.items() if name == self._calls.grammar.item else outer.property(name)
 
-    def _closed(self, element: _Element, stop: int) -> Any:
-        """The value of an element whose closing tag begins at `stop`; goes past that tag."""
-        end = self.data.find(self._tag_end, stop + len(self._close))
-        if end < 0 or self._output.decoded(self.data[stop + len(self._close) : end]) != element.name:
-            self._call.fail(CallStatus.MALFORMED, f"{element.name!r} is closed by another name")
-        self.at = end + len(self._tag_end) if end >= 0 else stop + len(self._close)
-        if element.children:
-            return self._nested(element)
-        text, schema = self._output.decoded(self.data[element.start : stop]), element.schema
-        value, certain = read_value(text, schema)
-        if not certain and not text and schema is not None:  # an empty list or object, where text is not allowed
-            types = schema.types or ()
+    def _leaf(self, element: _Element, text: str) -> Any:
+        value, certain = read_value(text, element.schema)
+        if not certain and not text and element.schema is not None:  # empty, where text is not allowed
+            types = element.schema.types or ()
             value, certain = ([], True) if "array" in types else ({}, True) if "object" in types else ("", False)
         if not certain:
             self._call.fail(CallStatus.INVALID_JSON, f"{element.name!r} is not of its type")
@@ -309,13 +274,12 @@ class _Tree:
 
     def _nested(self, element: _Element) -> Any:
         """Elements as a list or an object. In an object, several of one name are a list, so that none is lost."""
-        if all(name == self._grammar.item for name, _ in element.children):
+        if all(name == self._calls.grammar.item for name, _ in element.children):
             return [value for _, value in element.children]
         values: dict[str, list[Any]] = {}
         for name, value in element.children:
             values.setdefault(name, []).append(value)
-        repeated = [name for name, some in values.items() if len(some) > 1]
-        if repeated:
-            problem = f"{repeated[0]!r} is given more than once in {element.name!r}"
-            self._call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
+            if len(values[name]) == 2:
+                problem = f"{name!r} is given more than once in {element.name!r}"
+                self._call.fail(CallStatus.DUPLICATE_ARGUMENT, problem, lenient=True)
         return {name: some if len(some) > 1 else some[0] for name, some in values.items()}

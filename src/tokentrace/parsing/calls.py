@@ -1,37 +1,31 @@
 """Reading tool calls, in whatever way a grammar writes them.
 
-What opens as a call is one, whatever follows: it gets a status, and its text is never lost. Control tokens end a call
-early (a stop token, the opening of another call, the end of the section), because no text can spell them; other
-delimiters end it only where the grammar expects them.
+What opens as a call is one, whatever follows. Control tokens end it early, because no text can spell them; other
+delimiters only where the grammar expects them.
 """
 
 from __future__ import annotations
 
 from ..formats.grammar import Style
+from .arguments import JsonReader, PairReader
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
-from .jsonreading import JsonReader
 from .marked import unforgeable
-from .output import OpenCall, Output
-from .pairs import PairReader
-from .reader import Match, Reader, Reading
+from .output import CallReader, OpenCall, Output
+from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
 
-class CallParser:
+class CallParser(CallReader):
     """Reads calls: `read` where a section or a call opens, `bare` where a call without delimiters may begin."""
 
-    def __init__(
-        self, compiled: Compiled, calls: CompiledCalls, reader: Reader, output: Output, *, lenient: bool = False
-    ) -> None:
-        self.calls = calls
+    def __init__(self, compiled: Compiled, calls: CompiledCalls, output: Output, *, lenient: bool = False) -> None:
+        super().__init__(calls, output)
         self.style = calls.grammar.style
-        self.reader = reader
-        self.output = output
         self._stops = list(compiled.stops)
-        self._json = JsonReader(calls, reader, output, lenient=lenient)
-        self._pairs = PairReader(calls, reader, output)
-        self._bracketed = BracketReader(calls, reader, output)
+        self.json = JsonReader(calls, output, lenient=lenient)
+        self._pairs = PairReader(calls, output)
+        self._bracketed = BracketReader(calls, output)
         self.header: int | None = None
         """Where the header of the next call's message begins, in formats that have such."""
 
@@ -45,19 +39,13 @@ class CallParser:
             return
         while True:
             yield from self._delimited(outside=calls.named_section)
-            if (yield from self._opens_again()):
-                reader.at += len(calls.separator)
+            at, opens = reader.at + len(calls.separator), calls.separator + calls.open[0]
+            if (yield from reader.sees(opens)) and (yield from reader.sees_all(calls.open, at)) is not None:
+                reader.at = at
                 continue
             if calls.after and (yield from self._ends_after(calls.after)):
                 reader.at += len(calls.after)
             return
-
-    def _opens_again(self) -> Reading[bool]:
-        """True if another call follows, after what the grammar writes between two."""
-        calls, reader = self.calls, self.reader
-        if not (yield from reader.sees(calls.separator + calls.open[0])):
-            return False
-        return (yield from reader.sees_all(calls.open, reader.at + len(calls.separator))) is not None
 
     def _ends_after(self, pad: bytes) -> Reading[bool]:
         """True if only white space that the grammar writes comes before the end."""
@@ -77,20 +65,18 @@ class CallParser:
             at = yield from self._past_separator()
             if self.style is Style.PYTHON and not calls.open and (yield from self._bracketed.begins(at)):
                 reader.at, any_calls = at, True
-                yield from self._calls(at)
+                yield from self.calls_from(at)
                 continue
             text, reader.at = reader.at, at
             match = yield from reader.find(calls.in_section)
             if reader.at > at and (any_calls or (match is not None and match.kind == "open")):
                 output.content(text, reader.at)
-            if match is None or match.kind in ("stop", "reopened"):
-                break
-            if match.kind == "closed":
-                if not (yield from reader.skip_all(calls.section_close)):
-                    reader.at = match.stop
+            if match is None or match.kind != "open":
                 break
             any_calls = True
-            yield from (self._delimited() if calls.open else self._calls(reader.at))
+            yield from (self._delimited() if calls.open else self.calls_from(reader.at))
+        if match is not None and match.kind == "closed" and not (yield from reader.skip_all(calls.section_close)):
+            reader.at = match.stop
         output.end_text()
         if not any_calls:
             call = output.start_call(start)
@@ -98,13 +84,10 @@ class CallParser:
             if match is None or match.kind != "closed":
                 self._end_early(call, match, "")
             call.finish(reader.at)
-        if match is None and (any(map(unforgeable, calls.section_close)) or (opened and not self._inside_json())):
+        # A call that is cut off inside JSON which nothing closes goes on in any text.
+        cut_off = bool(output.calls) and output.calls[-1].status is CallStatus.TRUNCATED and not calls.finish
+        if match is None and (any(map(unforgeable, calls.section_close)) or (opened and not cut_off)):
             output.missing.append(calls.grammar.section_close)
-
-    def _inside_json(self) -> bool:
-        """True if the last call ends inside JSON that nothing closes: any text would be more of it."""
-        cut_off = self.output.calls[-1:] and self.output.calls[-1].status is CallStatus.TRUNCATED
-        return bool(cut_off) and not self.calls.finish
 
     def _past_separator(self) -> Reading[int]:
         reader, separator = self.reader, self.calls.separator.strip()
@@ -128,7 +111,8 @@ class CallParser:
         any_calls = False
         while True:
             reader.at = at
-            call = output.open_call(at, space=None if any_calls or calls.section_open else (start, at))
+            space = None if any_calls or calls.section_open else (start, at)
+            call = OpenCall(output, len(output.calls), at, space=space)
             if not (yield from self._bare_call(call)):
                 reader.at = start
                 return any_calls
@@ -138,43 +122,30 @@ class CallParser:
                 return True
             at = yield from self._past_separator()
 
-    def skip_json(self) -> Reading[None]:
-        """Go past a JSON value, or to where it cannot be one any more."""
-        yield from self._json.value()
-
     def _bare_call(self, call: OpenCall) -> Reading[bool]:
-        if self.style is Style.PYTHON:
-            if not (yield from self._bracketed.begins(self.reader.at)):
+        if self.style is not Style.PYTHON:
+            if not (yield from self.reader.sees(b"{")) or not (yield from self.json.bare_call(call)):
                 return False
+            yield from self._to_its_end(call)
+        elif (yield from self._bracketed.begins(self.reader.at)):
             call.announce()
             yield from self._bracketed.call(call)
-            return True
-        if not (yield from self.reader.sees(b"{")) or not (yield from self._json.bare_call(call)):
-            return False
-        yield from self._to_its_end(call)
-        return True
+        return call.announced
 
     # -- one call after another
 
     def _delimited(self, *, outside: bool = False) -> Reading[None]:
-        """What is between the opening and the closing of a call: one, or several if the grammar allows it.
-
-        `outside`: they are outside of the section that they belong in.
-        """
+        """One or several calls between an opening and a closing; `outside` of the section that they belong in."""
         calls, reader = self.calls, self.reader
         start = reader.at if self.header is None else self.header
         self.header = None
         if not (yield from reader.skip_all(calls.open)):
             reader.at += len(calls.open[0])
         misplaced = f"the call is outside of {calls.grammar.section_open.strip()!r}" if outside else ""
-        yield from self._calls(start, misplaced)
+        yield from self.calls_from(start, misplaced)
 
-    def headless(self) -> Reading[None]:
-        """Calls that begin with their head, without the delimiter before it."""
-        yield from self._calls(self.reader.at)
-
-    def _calls(self, start: int, misplaced: str = "") -> Reading[None]:
-        """One call after the other, until the closing delimiter or what ends calls early."""
+    def calls_from(self, start: int, misplaced: str = "") -> Reading[None]:
+        """One call after the other, after the opening, until the closing delimiter or what ends calls early."""
         again = True
         while again:
             call = self.output.start_call(start, closing=self.calls.grammar.end)
@@ -188,13 +159,13 @@ class CallParser:
 
     def _body(self, call: OpenCall) -> Reading[None]:
         if self.style is Style.JSON_CALL:
-            yield from self._json.call(call)
+            yield from self.json.call(call)
         elif self.style is Style.PYTHON:
             yield from self._bracketed.call(call)
         elif not (yield from self._head(call)):
             call.ragged = True
         elif self.style is Style.JSON_ARGUMENTS:
-            yield from self._json.arguments(call)
+            yield from self.json.arguments(call)
         elif self.style is Style.BRACES:
             yield from self._bracketed.arguments(call)
         elif self.style is Style.PAIRS:
@@ -205,28 +176,24 @@ class CallParser:
     def _head(self, call: OpenCall) -> Reading[bool]:
         """The fields before the arguments, reported together; True if the arguments follow."""
         calls, reader, output = self.calls, self.reader, self.output
-        name: str | None = None
-        call_id: str | None = None
+        fields: dict[str, str] = {}
         problem = ""
         for (lead, field), following in zip(calls.head, calls.after_field, strict=True):
             if not (yield from reader.skip_all(lead)):
                 problem = "the call does not begin as calls do"
-                call.closing = _trailing_space(calls.grammar.open) if name is None else call.closing
+                call.closing = call.closing if "name" in fields else _trailing_space(calls.grammar.open)
                 break
             start = reader.at
             match = yield from reader.find(following)
-            text = output.text(start, reader.at).strip() if match is not None else ""  # there may be more of it
-            if field == "name":
-                name = text
-            elif field == "id":
-                call_id = text
-                name = calls.name_in_id(text) or name
+            fields[field] = output.text(start, reader.at).strip() if match is not None else ""  # else more may follow
+            if field == "id" and (name := calls.name_in_id(fields["id"])):
+                fields["name"] = name
             if match is None or match.kind == "hard" or (match.kind == "end" and calls.begin):
                 problem = "the call breaks off before its arguments"
                 end = calls.grammar.end
                 call.closing = end if end[:1].isspace() else _trailing_space(calls.grammar.begin) + end
                 break
-        call.set_name(name, call_id)
+        call.set_name(fields.get("name"), fields.get("id"))
         if not problem and not (yield from reader.skip_all(calls.begin)):
             problem = "something else follows where the arguments should begin"
         if problem:
@@ -243,16 +210,16 @@ class CallParser:
             return False
         if (yield from reader.skip_all(calls.finish)):
             return False
-        ended = False
+        ended, lacks_end = False, f"{calls.grammar.end.strip()!r} is missing"
         if calls.end and calls.close:
             if (yield from reader.skip_all(calls.close)):
-                call.fail(CallStatus.UNCLOSED, f"{calls.grammar.end.strip()!r} is missing", lenient=True)
+                call.fail(CallStatus.UNCLOSED, lacks_end, lenient=True)
                 return False
             ended = yield from reader.skip_all(calls.end)
             call.closing = "" if ended else call.closing
         if calls.inner and (yield from self._another_inside()):
             if calls.end and not ended:
-                call.fail(CallStatus.UNCLOSED, f"{calls.grammar.end.strip()!r} is missing", lenient=True)
+                call.fail(CallStatus.UNCLOSED, lacks_end, lenient=True)
             return True
         in_json = self.style in (Style.JSON_CALL, Style.JSON_ARGUMENTS)
         complete = not call.ragged and not call.problems and (in_json or ended)
@@ -261,9 +228,8 @@ class CallParser:
             return False
         at = yield from reader.past_space()
         match = yield from reader.find(calls.to_close)
-        complete = complete and reader.at == at
         if match is None or match.kind != "close":
-            self._end_early(call, match, call.closing + calls.grammar.close, complete=complete)
+            self._end_early(call, match, call.closing + calls.grammar.close, complete=complete and reader.at == at)
             return False
         if match.start > at:
             status = CallStatus.INVALID_JSON if in_json else CallStatus.MALFORMED

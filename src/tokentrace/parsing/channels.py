@@ -1,22 +1,19 @@
 """Reading a turn that consists of messages with headers (Harmony).
 
 ``<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>``: a header names the
-channel of a message, its recipient (``to=``, before or after the channel) and its type (``json``, ``code``). A message
-to a tool is a call, whatever its channel; one on the reasoning channel is reasoning; any other is content.
+channel of a message, its recipient (``to=``) and its type (``json``). A message to a tool is a call; one on the
+reasoning channel is reasoning; any other is content. Without channels, headers name only the recipient.
 
-This is openai-harmony's reading, with deliberate differences:
+Differs from openai-harmony on purpose:
 
 - Only a word that begins with ``to=`` is a recipient. A message to ``user``, ``assistant`` or ``all`` is no call.
-- ``<|start|>`` inside a body begins a message, because no text can spell it. A call that ends so is UNCLOSED.
-- What follows a stop token is unread, unless the assistant goes on right after ``<|call|>`` with another message.
+- ``<|start|>`` inside a body begins a message: no text can spell it. A call that ends so is UNCLOSED.
+- A stop token ends the turn, unless the assistant goes on right after ``<|call|>`` with another message.
 - From the header of another role on (an invented turn or result) everything is content, verbatim.
-- Headers that openai-harmony refuses are read as far as possible. Stray words before channel and recipient are content;
-  unknown words after the channel are ignored. Without ``<|message|>``, all after the channel's name is the body; with a
-  recipient it is a call that is MALFORMED, or TRUNCATED at the end of the completion.
+- Broken headers are read as far as possible. Stray words before channel and recipient are content. Without
+  ``<|message|>``, all after the channel's name is the body; with a recipient it is a call that is MALFORMED.
 
-Without channels, headers name the recipient, and anything but reasoning and content is a call. A call may be closed by
-``<|end|>``, ``<|return|>`` or ``<|call|>``. The arguments of a function have to be a JSON object, as does everything
-whose header says ``json``. Other tools (``python``) take any text: `arguments` are None unless it is a JSON object.
+The arguments of functions, and whatever is typed ``json``, are JSON. Other tools (``python``) take any text.
 """
 
 from __future__ import annotations
@@ -28,13 +25,12 @@ from typing import Final, NamedTuple
 from ..formats.grammar import Channels
 from .calls import CallParser
 from .compiled import Compiled
-from .output import ArgumentsText, OpenCall, Output
-from .reader import Match, Reader, Reading, Report
+from .output import ArgumentsText, OpenCall, Output, Text
+from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
 _NOT_TOOLS: Final = frozenset({b"user", b"assistant", b"all"})
 """Recipients that are not tools."""
-
 _WORD: Final = re.compile(rb"[^\s\xff]+|\xff[\x80-\xbf]{4}")
 """A word of a header, or a control token."""
 
@@ -48,33 +44,30 @@ class _Word(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The fields of a header."""
+    """The fields of a header: the recipient is a tool if it can be called, `types` say how the message is written.
+
+    `stray` are words before channel and recipient that belong to no header; their text ends at `stray_stop`.
+    """
 
     role: _Word | None
-    channel: bytes
     recipient: _Word | None
     tool: bytes | None
-    """The recipient, if it can be called."""
+    kind: PartKind
     stray: list[_Word]
-    """Words before channel and recipient that belong to no header."""
     stray_stop: int
-    """Where the text of these ends."""
     types: list[_Word]
-    """Words that say how the message is written."""
     stop: int
 
 
 class ChannelParser:
     """Reads a turn of messages."""
 
-    def __init__(self, compiled: Compiled, channels: Channels, reader: Reader, output: Output) -> None:
+    def __init__(self, compiled: Compiled, channels: Channels, output: Output) -> None:
         assert compiled.channels is not None
-        self.channels = channels
-        self.delimiters = compiled.channels
-        self.reader = reader
-        self.output = output
+        self.channels, self.delimiters = channels, compiled.channels
+        self.reader, self.output = output.reader, output
         self._to = channels.recipient.encode()
-        self._calls = CallParser(compiled, compiled.calls, reader, output) if compiled.calls is not None else None
+        self._calls = CallParser(compiled, compiled.calls, output) if compiled.calls is not None else None
         """Reads the body of a call, if that is not one JSON."""
         named = (channels.reasoning, channels.content) if not channels.channel else ()
         self._not_tools = _NOT_TOOLS.union(name.encode() for name in named)
@@ -83,9 +76,10 @@ class ChannelParser:
     def read(self) -> Reading[Match | None]:
         """All of the turn: its stop token, or None if the completion ends without one."""
         reader, delimiters, output = self.reader, self.delimiters, self.output
-        start = self._after_prompt()
-        started = False
-        while True:
+        closed = delimiters.to_close.pattern.finditer(reader.data, 0, output.base)
+        start = max((match.end() for match in closed), default=reader.at)  # of the message that the prompt left open
+        started, goes_on = False, True
+        while goes_on:
             reader.at = at = start + len(delimiters.start) if started else start
             match = yield from reader.find(delimiters.in_header)
             header = self._header(at, reader.at, started=started)
@@ -94,31 +88,22 @@ class ChannelParser:
                 reader.at = start
                 match = yield from reader.find(delimiters.to_stop, output.content)
                 output.end_text()
-                self._stop(match)
-                return match
+                break
             start = self._stray(header, start, cut=match is None)
-            output.enter(self._kind(header), start)
+            output.enter(header.kind, start)
             if match is not None and match.kind == "message":
                 reader.at = match.stop
                 match = yield from self._message(header, start)
             else:
                 self._without_body(header, start, match)
-                if match is None:
-                    output.missing.append(self._empty_message(header, at, started))
-            if match is None or (match.kind == "stop" and not (yield from self._goes_on(match))):
-                self._stop(match)
-                return match
-            started = match.kind == "start"
-            start = match.start if started else match.stop
-
-    def _stop(self, match: Match | None) -> None:
+                output.missing += [self._empty_message(header, at, started)] if match is None else []
+            goes_on = match is not None and (match.kind != "stop" or (yield from self._goes_on(match)))
+            if match is not None:
+                started = match.kind == "start"
+                start = match.start if started else match.stop
         if match is not None:
-            self.output.enter(PartKind.STOP, match.start)
-
-    def _after_prompt(self) -> int:
-        """Where the message begins that the prompt left open."""
-        closed = self.delimiters.to_close.pattern.finditer(self.reader.data, 0, self.output.base)
-        return max((match.end() for match in closed), default=self.reader.at)
+            output.enter(PartKind.STOP, match.start)
+        return match
 
     def _goes_on(self, match: Match) -> Reading[bool]:
         """True if a stop token ends a call, and another message of the assistant follows at once."""
@@ -130,42 +115,33 @@ class ChannelParser:
 
     def _header(self, at: int, stop: int, *, started: bool) -> _Header:
         """The header from `at` to `stop`. It names a role if it is `started`, and otherwise may."""
-        words = self._words(at, stop)
-        lead = list(takewhile(lambda word: not word.control and not self._names_recipient(word), words))
-        remaining = words[len(lead) :]
-        role = lead.pop(0) if lead and (started or lead[0].text == self._role) else None
-        named = next((word for word in remaining if self._names_recipient(word)), None)
-        to = named.text.removeprefix(self._to) if named is not None else None
-        marker = next((word.start for word in remaining if word.text == self.delimiters.channel), stop)
-        plain = [word for word in remaining if not word.control and not self._names_recipient(word)]
-        channel = next((word for word in plain if word.start > marker), None)
-        return _Header(
-            role=role,
-            channel=(channel.text if channel is not None else b"") if self.delimiters.channel else to or b"",
-            recipient=named,
-            tool=to if to not in self._not_tools else None,
-            stray=lead,
-            stray_stop=remaining[0].start if remaining else stop,
-            types=[word for word in plain if word is not channel],
-            stop=stop,
-        )
-
-    def _words(self, at: int, stop: int) -> list[_Word]:
         words: list[_Word] = []
         for match in _WORD.finditer(self.reader.data, at, stop):
             control = match[0][0] == 0xFF
             words.append(_Word(match[0], match.start() if control else at, match.end(), control))
             at = match.end()
-        return words
-
-    def _names_recipient(self, word: _Word) -> bool:
-        return word.text.startswith(self._to)
+        lead = list(takewhile(lambda word: not word.control and not word.text.startswith(self._to), words))
+        remaining = words[len(lead) :]
+        role = lead.pop(0) if lead and (started or lead[0].text == self._role) else None
+        recipient = next((word for word in remaining if word.text.startswith(self._to)), None)
+        to = recipient.text.removeprefix(self._to) if recipient is not None else None
+        tool = to if to not in self._not_tools else None
+        marker = next((word.start for word in remaining if word.text == self.delimiters.channel), stop)
+        plain = [word for word in remaining if not word.control and not word.text.startswith(self._to)]
+        channel = next((word for word in plain if word.start > marker), None)
+        name = (channel.text if channel is not None else b"") if self.delimiters.channel else to
+        kind = PartKind.REASONING if name == self.channels.reasoning.encode() else PartKind.CONTENT
+        kind = kind if tool is None else PartKind.TOOL_CALL
+        types = [word for word in plain if word is not channel]
+        stray_stop = remaining[0].start if remaining else stop
+        return _Header(role, recipient, tool, kind, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
         """True if a message is not the assistant's. A role that is cut off may still become the assistant's."""
-        if header.role is None or header.role.text == self._role:
+        role = header.role
+        if role is None or role.text == self._role:
             return False
-        return not (cut and header.role.stop == header.stop and self._role.startswith(header.role.text))
+        return not (cut and role.stop == header.stop and self._role.startswith(role.text))
 
     def _stray(self, header: _Header, start: int, *, cut: bool) -> int:
         """Report words that belong to no header as content. Returns where the header begins after them."""
@@ -178,10 +154,7 @@ class ChannelParser:
         return header.stray_stop
 
     def _without_body(self, header: _Header, start: int, match: Match | None) -> None:
-        """A header without a message: a call without arguments, or text that lacks the delimiter before it.
-
-        A header that is cut off may still name a content type.
-        """
+        """A header without a message: a call without arguments, or text that lacks the delimiter before it."""
         if header.tool is not None:
             call = self.output.start_call(start)
             assert header.recipient is not None
@@ -190,8 +163,8 @@ class ChannelParser:
             if match is not None or header.recipient.stop < header.stop:
                 self._name(call, header.tool)  # else there may be more of it
             self._finish(call, match)
-        elif len(header.types) > (match is None):
-            self._report(header)(header.types[0].start, header.stop)
+        elif len(header.types) > (match is None):  # one word of a header that is cut off may be a type
+            self._text(header)(header.types[0].start, header.stop)
             self.output.end_text()
 
     def _empty_message(self, header: _Header, at: int, started: bool) -> str:
@@ -204,28 +177,21 @@ class ChannelParser:
 
     # -- messages
 
-    def _kind(self, header: _Header) -> PartKind:
-        if header.tool is not None:
-            return PartKind.TOOL_CALL
-        is_reasoning = header.channel == self.channels.reasoning.encode()
-        return PartKind.REASONING if is_reasoning else PartKind.CONTENT
-
-    def _report(self, header: _Header) -> Report:
-        return self.output.reasoning if self._kind(header) is PartKind.REASONING else self.output.content
+    def _text(self, header: _Header) -> Text:
+        return self.output.reasoning if header.kind is PartKind.REASONING else self.output.content
 
     def _message(self, header: _Header, begin: int) -> Reading[Match | None]:
         """A message, after its header; the delimiter that ends it."""
         output, start = self.output, self.reader.at
         if header.tool is not None:
-            return (yield from self._call(header, header.tool, begin))
-        match = yield from self.reader.find(self.delimiters.in_body, self._report(header))
-        output.end_text()
-        is_reasoning = self._kind(header) is PartKind.REASONING
-        if is_reasoning and start == self.reader.at > output.base:
-            output.blank_reasoning = True
-        if match is None:
-            output.missing.append(self.channels.end)
-            output.open = PartKind.REASONING if is_reasoning else output.open
+            match = yield from self._call(header, header.tool, begin)
+        else:
+            match = yield from self.reader.find(self.delimiters.in_body, self._text(header))
+            output.end_text()
+            if header.kind is PartKind.REASONING:
+                output.blank_reasoning |= start == self.reader.at > output.base
+                output.open = PartKind.REASONING if match is None else output.open
+        output.missing += [self.channels.end] if match is None else []
         return match
 
     def _call(self, header: _Header, tool: bytes, begin: int) -> Reading[Match | None]:
@@ -235,14 +201,13 @@ class ChannelParser:
             yield from calls.read()
             match = yield from self.reader.find(self.delimiters.in_body, output.content)
             output.end_text()
-        else:
-            call = output.start_call(begin, takes_json=self._takes_json(header, tool))
-            self._name(call, tool)
-            report = ArgumentsText(call)
-            match = yield from self.reader.find(self.delimiters.in_body, report)
-            report.done()
-            self._finish(call, match)
-        output.missing += [self.channels.end] if match is None else []
+            return match
+        call = output.start_call(begin, takes_json=self._takes_json(header, tool))
+        self._name(call, tool)
+        report = ArgumentsText(call)
+        match = yield from self.reader.find(self.delimiters.in_body, report)
+        report.done()
+        self._finish(call, match)
         return match
 
     def _takes_json(self, header: _Header, tool: bytes) -> bool:
@@ -262,5 +227,4 @@ class ChannelParser:
             self.output.open = PartKind.TOOL_CALL
         elif match.kind == "start":
             call.fail(CallStatus.UNCLOSED, "another message begins inside the call")
-        closed = match is not None and match.kind != "start"
-        call.finish(match.stop if match is not None and closed else self.reader.at)
+        call.finish(match.stop if match is not None and match.kind != "start" else self.reader.at)

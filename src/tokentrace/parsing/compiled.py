@@ -1,10 +1,11 @@
-"""A grammar compiled for one vocabulary: delimiters as marked bytes, and the sets of them to look for in each place.
+"""A grammar compiled for one vocabulary: delimiters as marked bytes, and those to look for in each place.
 
-A delimiter is a tuple of *pieces*: white space between them is free. `Delimiters` looks for the first piece of each.
+A delimiter is a tuple of *pieces*: white space between them is free. `Delimiters` looks for the first.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from ..computed import computed
 from ..formats.dialects import DIALECTS, with_parsers
 from ..formats.grammar import CallGrammar, Channels, Frame, Style, TurnGrammar, Value
 from ..tokens.ids import check_last
-from ..tokens.tokenizer import Ids, Tokenizer
+from ..tokens.tokenizer import Ids
 from .marked import MarkedBytes, mark, parts, pieces, tags, unforgeable
 from .reader import Delimiters
 
@@ -41,10 +42,7 @@ class CompiledFrame(NamedTuple):
 
 
 class ValueOpening(NamedTuple):
-    """One way in which a value opens: the delimiter, white space after it, and whether it says the value is a string.
-
-    `is_string` is None if the opening does not tell.
-    """
+    """A way in which a value opens, and white space after it. `is_string` is None if the opening does not tell."""
 
     pieces: Pieces
     lead: bytes
@@ -67,7 +65,8 @@ class CompiledCalls:
         self.begin, self.end = of(grammar.begin), of(grammar.end)
         self.finish = self.end + self.close
         """All that ends a call."""
-        self.another = self.open or (self.head[0][0] if self.head else ())
+        lead = self.head[0][0] if self.head else ()
+        self.another = self.open or lead
         """What the next call begins with."""
         self.quote = marked.scaffold(grammar.quote)
         self.key_open = of(grammar.key_open)
@@ -76,25 +75,27 @@ class CompiledCalls:
         self.value_close, self.value_trail = pieces(closing), closing[: len(closing) - len(closing.lstrip())]
         first = (self.section_open or self.open or (b"",))[0]
         self.bare = first in (b"", b"[", b"{")
-        """True if calls have no delimiter of their own, and are recognised by their contents."""
+        """True if calls have no delimiter, and are recognised by their contents."""
         self.named_section = any(set(piece[5:]) & _LETTERS for piece in self.section_open if unforgeable(piece))
-        """True if the tag that opens the section names it, so that a call outside of it is misplaced."""
-        self.inner = bool(self.open) and (bool(self.head and self.head[0][0]) or grammar.style is Style.JSON_CALL)
+        """True if a tag names the section: a call outside of it is misplaced."""
+        self.inner = bool(self.open) and (bool(lead) or grammar.style is Style.JSON_CALL)
         """True if several calls can be inside one pair of delimiters."""
-        self.openers: list[bytes] = []
-        """What begins a call within content: the opening of the section, and that of a call if no text can spell it."""
-        if not self.bare:
-            self.openers = [self.section_open[0]] if self.section_open else []
-            if self.open and (not self.openers or unforgeable(self.open[0])):
-                self.openers.append(self.open[0])
+        self.openers = [] if self.bare else [*self.section_open[:1]]
+        """What begins a call within content: the section, or a call if no text can spell its opening."""
+        if not self.bare and self.open and (not self.openers or unforgeable(self.open[0])):
+            self.openers.append(self.open[0])
         self.headless_opener = b""
-        """What a call begins with that lacks its delimiter: its head, or for bare calls what they begin with."""
-        lead = self.head[0][0] if self.head else ()
+        """What a call begins with that lacks its delimiter."""
         if self.bare:
             self.headless_opener = b"{" if grammar.style is Style.JSON_CALL and not self.section_open else first
         elif grammar.style is Style.PAIRS and self.open and lead and self.end:
             self.headless_opener = lead[0]
         self._compile_sets([("stop", stop) for stop in stops])
+        if grammar.style is Style.TREE:
+            tag = (self.value_close[0], self.key_open[0], self.value_opens[0].pieces[0])
+            pattern = b"(?:(?P<close>%b)|%b)(?P<name>[^<\xff]*?)(?P<end>%b|\\Z)"
+            self.tags = re.compile(pattern % tuple(map(re.escape, tag)))
+            """The tags of elements; the `end` of one that is cut off is empty."""
 
     def _compile_sets(self, stops: Kinds) -> None:
         """The sets of delimiters to look for in each place."""
@@ -103,7 +104,6 @@ class CompiledCalls:
         self._hard = [*stops, *(one for one in openings if unforgeable(one[1]))]
         self.hard = Delimiters(self._hard)
         """What ends a call anywhere: stop tokens, and openings that no text can spell."""
-        closers = (self.end[:1], self.close[:1], self.section_close[:1])
         self.hard_ends = [(piece,) for _, piece in self._hard]
         self.hard_ends += [(piece,) for piece in self.finish if unforgeable(piece)]
         """The same and all closings that no text can spell."""
@@ -121,6 +121,7 @@ class CompiledCalls:
         sequences = [self.finish, self.finish + self.section_close, self.finish + self.another]
         self.certain_ends = [some for some in sequences if some and (len(some) > 1 or unforgeable(some[0]))]
         """What ends a call even inside an argument that was not closed."""
+        closers = (self.end[:1], self.close[:1], self.section_close[:1])
         self.after_value = [some for some in (self.key_open, *closers, self.another, *self.hard_ends) if some]
         """What may follow the closing of an argument."""
         brackets = [("open", b"{"), ("open", b"["), ("close", b"}"), ("close", b"]")]
@@ -128,23 +129,16 @@ class CompiledCalls:
         self.in_quotes = Delimiters([("quote", self.quote), *self._hard])
         begins = self.another or ((b"{",) if style is Style.JSON_CALL else ())
         section = [*_first("closed", self.section_close), *_first("open", begins)]
-        if self.section_open and unforgeable(self.section_open[0]):
-            section.append(("reopened", self.section_open[0]))
+        section += [("reopened", piece) for piece in self.section_open[:1] if unforgeable(piece)]
         self.in_section = Delimiters([*section, *stops])
-        self._value_ends: dict[frozenset[str], Delimiters] = {}
-
-    def value_ends(self, declared: frozenset[str]) -> Delimiters:
+        self.value_ends = functools.lru_cache(maxsize=1000)(self._value_ends)
         """What may end a value, among it the openings of other arguments that the tool declares."""
-        ends = self._value_ends.get(declared)
-        if ends is None:
-            opening, after = b" ".join(self.key_open), self.value_opens[0].pieces[0]
-            kinds = [("value", self.value_close[0]), *(("finish", some[0]) for some in self.certain_ends)]
-            kinds += [(f"key {key}", opening + key.encode("utf-8", "replace") + after) for key in declared]
-            pads = {kind: self.value_trail for kind, _ in kinds}
-            if len(self._value_ends) > 1000:
-                self._value_ends.clear()
-            ends = self._value_ends[declared] = Delimiters([*kinds, *self._hard], pads)
-        return ends
+
+    def _value_ends(self, declared: frozenset[str]) -> Delimiters:
+        opening, after = b" ".join(self.key_open), self.value_opens[0].pieces[0]
+        kinds = [("value", self.value_close[0]), *(("finish", some[0]) for some in self.certain_ends)]
+        kinds += [(f"key {key}", opening + key.encode("utf-8", "replace") + after) for key in declared]
+        return Delimiters([*kinds, *self._hard], {kind: self.value_trail for kind, _ in kinds})
 
     def name_in_id(self, call_id: str) -> str | None:
         """The name inside an id, if the format writes it nowhere else."""
@@ -155,11 +149,8 @@ class CompiledCalls:
 def _value_openings(grammar: CallGrammar, marked: MarkedBytes) -> list[ValueOpening]:
     texts = [(grammar.string_open, True), (grammar.value_open, False)]
     texts += [(text, False) for _, text in grammar.typed_opens]
-    ways = []
-    for text, is_string in texts:
-        if text:
-            opening = marked.scaffold(text)
-            ways.append(ValueOpening(parts(opening), opening[len(opening.rstrip()) :], is_string))
+    openings = [(marked.scaffold(text), is_string) for text, is_string in texts if text]
+    ways = [ValueOpening(parts(text), text[len(text.rstrip()) :], is_string) for text, is_string in openings]
     if len(ways) == 1:  # one opening for all values tells nothing
         ways = [ways[0]._replace(is_string=True if grammar.others is Value.BARE else None)]
     return ways
@@ -181,12 +172,9 @@ class CompiledChannels:
 class Compiled:
     """A turn's grammar for one vocabulary. Immutable."""
 
-    def __init__(
-        self, grammar: TurnGrammar, tokenizer: Tokenizer, stops: Iterable[int], marked: MarkedBytes | None = None
-    ) -> None:
+    def __init__(self, grammar: TurnGrammar, marked: MarkedBytes, stops: Iterable[int]) -> None:
         self.grammar = grammar
-        self.marked = marked = marked or MarkedBytes(tokenizer.vocabulary)
-        self._tokenizer = tokenizer
+        self.marked = marked
         self.stops = {mark(index): index for index in stops}
         frame, channels = grammar.reasoning, grammar.channels
         self.reasoning = _compiled(frame, marked) if frame is not None and frame.close else None
@@ -200,28 +188,22 @@ class Compiled:
         self.head_trail = head[len(self.head) :]
         self.prompt = marked.scaffold(grammar.prompt)
         stopping = [("stop", stop) for stop in self.stops]
-        reasoning = self.reasoning
-        self.in_reasoning = Delimiters(
-            [("close", reasoning.close), *stopping] if reasoning else stopping,
-            {"close": reasoning.trail} if reasoning else None,
-        )
+        closing = self.reasoning.close if self.reasoning else b""
+        trail = self.reasoning.trail if self.reasoning else b""
+        self.in_reasoning = Delimiters([("close", closing), *stopping], {"close": trail})
         opening = [("call", opener) for opener in self.calls.openers] if self.calls else []
-        if reasoning and unforgeable(reasoning.open):
-            opening.append(("reasoning", reasoning.open))
-        if self.content.close:
-            opening.append(("answered", self.content.close))
-        before = self.calls.before if self.calls else b""
-        pads = {"call": before, "answered" if self.content.close else "stop": self.content.trail}
-        self.in_content = Delimiters([*opening, *stopping], pads)
+        if self.reasoning and unforgeable(self.reasoning.open):
+            opening.append(("reasoning", self.reasoning.open))
+        pads = {"answered" if self.content.close else "stop": self.content.trail}
+        pads |= {"call": self.calls.before} if self.calls else {}
+        self.in_content = Delimiters([*opening, ("answered", self.content.close), *stopping], pads)
 
     @computed
     def dialects(self) -> dict[str, Compiled]:
         """This grammar with the calls of each dialect that has delimiters, for templates that show no calls."""
-        compiled = {
-            name: Compiled(with_parsers(self.grammar, dialect, None), self._tokenizer, self.stops.values(), self.marked)
-            for name, dialect in DIALECTS.items()
-            if dialect.calls is not None
-        }
+        grammars = {name: with_parsers(self.grammar, one, None) for name, one in DIALECTS.items() if one.calls}
+        stops, marked = self.stops.values(), self.marked
+        compiled = {name: Compiled(one, marked, stops) for name, one in grammars.items()}
         return {name: one for name, one in compiled.items() if one.calls is not None and one.calls.openers}
 
     @computed
@@ -232,10 +214,7 @@ class Compiled:
         return tags(close)[0][0] if tags(close) else close
 
     def prompt_bytes(self, ids: Sequence[int] | Ids, name: str = "prompt_ids") -> bytes:
-        """The end of a prompt, from the head of its open turn on.
-
-        Reads only as many ids as that takes. Raises InputError, for the field `name`, if one is not a token id.
-        """
+        """The end of a prompt, from the head of its open turn on. Raises InputError for an id that is none."""
         count = 16
         while True:
             tail, _ = self.marked.spelled(check_last(ids, name, count), 0)

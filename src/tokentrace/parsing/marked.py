@@ -1,15 +1,13 @@
 """Completions as bytes in which control tokens cannot be mistaken for text.
 
 A control token is the byte FF, which UTF-8 never contains, and four bytes that say which one. Ordinary tokens are the
-bytes they spell; a lone FF in one of them is written as FE: both decode to U+FFFD, as every broken byte does. So
-delimiters can be searched for as bytes, and only a control token matches a control token.
+bytes they spell, a lone FF as FE: both decode to U+FFFD. So delimiters can be searched for as bytes.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,11 +18,8 @@ from ..tokens.tokenizer import Ids, Tokenizer
 from ..tokens.vocabulary import Vocabulary
 
 _MARK: Final = re.compile(b"\xff[\x80-\xbf]{4}")
-_TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _MARKS: Final = re.compile(b"(?:\xff[\x80-\xbf]{4})+")
-Starts = list[int] | memoryview
-"""Where tokens begin: numbers to look for one after another, for which an array would be slow."""
-
+_TAG: Final = re.compile(b"</?[^\\s<>=\"'/\xff]+(?:>|(?=[\\s=]))|\xff[\x80-\xbf]{4}")
 _UNKNOWN: Final = "\ufffd".encode()
 _FEW: Final = 128
 """So many tokens are looked up one by one; more are picked from a table."""
@@ -36,19 +31,18 @@ def mark(index: int) -> bytes:
 
 
 class _Table(dict[int, bytes]):
-    """The bytes of tokens: one by one, kept when they have been asked for, or many without a step for each of them."""
+    """The bytes of tokens: one by one, cached, or many without a step for each of them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        control = vocabulary.control.values()
-        super().__init__({token.id: mark(token.id) for token in control})
+        control = [token.id for token in vocabulary.control.values()]
+        super().__init__({index: mark(index) for index in control})
         spelled, ends = vocabulary.spelled, vocabulary.spelled_ends
         starts = np.concatenate([[0], ends])
         lengths = np.diff(starts, append=starts[-1])
         starts[lengths == 0], lengths[lengths == 0] = len(spelled), len(_UNKNOWN)
-        controls = [token.id for token in control]
-        starts[controls], lengths[controls] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(controls)), 5
+        starts[control], lengths[control] = len(spelled) + len(_UNKNOWN) + 5 * np.arange(len(control)), 5
         self._unknown = len(ends)
-        self._bytes = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(map(mark, controls))
+        self._bytes = spelled.replace(b"\xff", b"\xfe") + _UNKNOWN + b"".join(map(mark, control))
         self._array = np.frombuffer(self._bytes, np.uint8)
         self._starts, self._lengths = starts.astype(np.int32), lengths.astype(np.int32)
         self._places = self._starts.data, self._lengths.data
@@ -73,37 +67,25 @@ class MarkedBytes:
     """Tokens and scaffold as marked bytes."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
         self.table = _Table(vocabulary)
         """The bytes of each token."""
-        self._ids = {mark(token.id): token.id for token in vocabulary.control.values()}
-        self._texts: dict[bytes, bytes] = {
-            mark(token.id): token.text.encode("utf-8", "surrogatepass") for token in vocabulary.control.values()
-        }
+        self._control = vocabulary.control
+        self._pattern = vocabulary.control_pattern
+        self._tokens = {mark(token.id): token for token in vocabulary.control.values()}
 
-    def spelled(self, ids: Iterable[int] | Ids, base: int) -> tuple[bytes, Starts]:
+    def spelled(self, ids: Ids, base: int) -> tuple[bytes, list[int]]:
         """Tokens as bytes, and where each of them begins after `base` others. One that is unknown is U+FFFD."""
-        if isinstance(ids, np.ndarray):
-            if len(ids) > _FEW and ids.dtype.kind in "iu":
-                spelled, starts = self.table.many(ids)
-                starts += base
-                return spelled, starts.data
-            ids = ids.tolist()
-        table = self.table
-        if type(ids) is list and len(ids) == 1:  # as streams bring them
-            return table[ids[0]], [base]
-        pieces = [table[index] for index in ids]
-        return b"".join(pieces), list(accumulate(map(len, pieces[:-1]), initial=base)) if pieces else []
+        if len(ids) > _FEW:
+            spelled, starts = self.table.many(ids)
+            return spelled, (starts + base).tolist()
+        pieces = list(map(self.table.__getitem__, ids.tolist()))
+        return b"".join(pieces), list(accumulate(map(len, pieces), initial=base))[:-1]
 
     def scaffold(self, text: str) -> bytes:
         """Text as the template would write it: names of control tokens are the tokens."""
-        pattern = self._vocabulary.control_pattern
-        if pattern is None:
-            return text.encode("utf-8", "surrogatepass")
         out, at = b"", 0
-        for match in pattern.finditer(text):
-            out += text[at : match.start()].encode("utf-8", "surrogatepass")
-            out += mark(self._vocabulary.control[match[0]].id)
+        for match in self._pattern.finditer(text) if self._pattern is not None else ():
+            out += text[at : match.start()].encode("utf-8", "surrogatepass") + mark(self._control[match[0]].id)
             at = match.end()
         return out + text[at:].encode("utf-8", "surrogatepass")
 
@@ -112,14 +94,16 @@ class MarkedBytes:
         ids: list[int] = []
         for piece in re.split(b"(\xff[\x80-\xbf]{4})", data):
             if piece[:1] == b"\xff":
-                ids.append(self._ids[piece])
+                ids.append(self._tokens[piece].id)
             elif piece:
                 ids += tokenizer.encode_plain(piece.decode("utf-8", "surrogatepass")).tolist()
         return ids
 
     def visible(self, data: bytes | bytearray) -> bytes:
         """Marked bytes as people read them: control tokens by their names."""
-        return _MARK.sub(lambda match: self._texts[match[0]], data) if 0xFF in data else bytes(data)
+        if 0xFF not in data:
+            return bytes(data)
+        return _MARK.sub(lambda match: self._tokens[match[0]].text.encode("utf-8", "surrogatepass"), data)
 
 
 def tags(data: bytes) -> list[re.Match[bytes]]:
@@ -128,15 +112,14 @@ def tags(data: bytes) -> list[re.Match[bytes]]:
 
 
 def unforgeable(piece: bytes) -> bool:
-    """Whether marked bytes hold a control token, so that text cannot spell them."""
+    """True if marked bytes hold a control token, so that text cannot spell them."""
     return 0xFF in piece
 
 
 def pieces(data: bytes) -> tuple[bytes, ...]:
-    """What has to be there of a delimiter: its pieces, without the white space in and around it.
+    """The pieces of a delimiter, without the white space in and around it.
 
-    Control tokens at the beginning of a word are a piece by themselves, so that white space may stand after them;
-    not so before a tag, or inside of one (``</｜DSML｜invoke>``).
+    Control tokens that begin a word are a piece by themselves, but not in a tag (``</｜DSML｜invoke>``).
     """
     out: list[bytes] = []
     for word in data.split():
@@ -147,11 +130,6 @@ def pieces(data: bytes) -> tuple[bytes, ...]:
 
 
 def parts(data: bytes) -> tuple[bytes, ...]:
-    """The pieces of a delimiter, each control token that leads a word by itself: white space may stand between any."""
-    out: list[bytes] = []
-    for piece in pieces(data):
-        match = _MARKS.match(piece)
-        marks = match[0] if match is not None else b""
-        whole = len(marks) == len(piece)
-        out += [marks[at : at + 5] for at in range(0, len(marks), 5)] if whole else [piece]
-    return tuple(part for part in out if part)
+    """The pieces of a delimiter, each leading control token by itself: white space may be between any."""
+    split = (_MARK.findall(piece) if _MARKS.fullmatch(piece) else [piece] for piece in pieces(data))
+    return tuple(part for some in split for part in some)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..errors import kind_of
+from .compiled import CompiledCalls
 from .events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from .marked import MarkedBytes
 from .reader import Reader
@@ -20,18 +21,13 @@ from .response import CallStatus, ParsedPart, ParsedToolCall, PartKind, Region, 
 from .values import Tools, read_json
 
 _SEVERITY: Final = (
-    CallStatus.TRUNCATED,
-    CallStatus.UNCLOSED,
-    CallStatus.MISSING_NAME,
-    CallStatus.MALFORMED,
-    CallStatus.INVALID_JSON,
-    CallStatus.DUPLICATE_ARGUMENT,
-    CallStatus.UNKNOWN_TOOL,
+    *(CallStatus.TRUNCATED, CallStatus.UNCLOSED, CallStatus.MISSING_NAME, CallStatus.MALFORMED),
+    *(CallStatus.INVALID_JSON, CallStatus.DUPLICATE_ARGUMENT, CallStatus.UNKNOWN_TOOL),
 )
 """Of several problems of a call, the first is its status."""
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: JSON and Python can escape one, but no text can contain it."""
+"""Half of a surrogate pair, which JSON can escape, but no text can contain."""
 
 
 @dataclass(slots=True)
@@ -48,25 +44,24 @@ class OpenCall:
     announced: bool = False
     named: bool = False
     """True once its name was reported; arguments wait for that."""
-    pending: list[str] = field(default_factory=list)
-    reported: list[str] = field(default_factory=list)
+    late_id: bool = False
+    texts: list[str] = field(default_factory=list)
+    """Its arguments as JSON."""
     values: dict[str, Any] | None = None
-    """Its arguments, where the format writes them one by one."""
+    """Its arguments, where the format writes them one by one; `raw_values` has their texts."""
     raw_values: dict[str, str] = field(default_factory=dict)
     takes_json: bool = True
-    """True if its arguments have to be a JSON object."""
     ragged: bool = False
     """True if its contents did not show where it ends."""
-    late_id: bool = False
-    """True if its id came after its name was reported."""
     closing: str = ""
     """What the grammar writes between its arguments and its closing delimiter."""
     problems: dict[CallStatus, str] = field(default_factory=dict)
     forgiven: set[CallStatus] = field(default_factory=set)
     """Problems that a lenient reading forgives."""
 
-    def fail(self, status: CallStatus, problem: str, *, lenient: bool = False) -> None:
+    def fail(self, status: CallStatus, problem: str, *, lenient: bool = False, ragged: bool = False) -> None:
         """Note a problem; the first of each status counts. A lenient reading forgives it if `lenient`."""
+        self.ragged |= ragged
         if not self.takes_json and status in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
             return
         if status not in self.problems and lenient:
@@ -74,16 +69,6 @@ class OpenCall:
         elif not lenient:
             self.forgiven.discard(status)
         self.problems.setdefault(status, problem)
-
-    def break_off(self, status: CallStatus, problem: str) -> None:
-        """Note a problem that hides where the call ends."""
-        self.fail(status, problem)
-        self.ragged = True
-
-    def status(self, *, lenient: bool = False) -> CallStatus:
-        """The worst of its problems."""
-        forgiven = self.forgiven if lenient else ()
-        return next((one for one in _SEVERITY if one in self.problems and one not in forgiven), CallStatus.OK)
 
     def announce(self) -> None:
         """Report that this is certain to be a call."""
@@ -99,13 +84,10 @@ class OpenCall:
         if call_id and not self.id:
             self.id, self.late_id = _SURROGATE.sub("\ufffd", call_id), self.named
         self.name = self.name or _SURROGATE.sub("\ufffd", name or "") or None
-        if self.name is None or self.named or not self.announced:
-            return
-        self.named = True
-        self.output.events.append(CallNamed(self.index, self.name, self.id))
-        pending, self.pending = self.pending, []
-        for text in pending:
-            self.add_arguments(text)
+        if self.name is not None and self.announced and not self.named:
+            self.named = True
+            self.output.events.append(CallNamed(self.index, self.name, self.id))
+            self.output.events += [ArgumentsDelta(self.index, text) for text in self.texts]
 
     def add_arguments(self, text: str) -> None:
         """More of the arguments' JSON."""
@@ -113,20 +95,27 @@ class OpenCall:
             return
         if not text.isascii():
             text = _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
-        if not self.named:
-            self.pending.append(text)
-            return
-        self.reported.append(text)
-        self.output.events.append(ArgumentsDelta(self.index, text))
+        self.texts.append(text)
+        if self.named:
+            self.output.events.append(ArgumentsDelta(self.index, text))
 
-    @property
-    def has_arguments(self) -> bool:
-        return bool(self.reported or self.pending)
+    def add_key(self, key: str) -> None:
+        """One of the arguments begins."""
+        self.add_arguments(f"{', ' if self.texts else '{'}{json.dumps(key, ensure_ascii=False)}: ")
 
-    def set_values(self, values: dict[str, Any]) -> None:
-        """All arguments at once."""
-        self.values = values
-        self.add_arguments(json.dumps(values, ensure_ascii=False))
+    def add_value(self, key: str, value: Any, *, reported: bool = False) -> None:
+        """The value of an argument, unless its text was reported as it came."""
+        self.values = {} if self.values is None else self.values
+        if key in self.values:
+            self.fail(CallStatus.DUPLICATE_ARGUMENT, f"the argument {key!r} is given twice", lenient=True)
+        self.values[key] = value
+        self.add_arguments("" if reported else json.dumps(value, ensure_ascii=False))
+
+    def end_values(self) -> None:
+        """No more arguments follow, unless the completion ends here."""
+        self.values = {} if self.values is None else self.values
+        if not self.output.reader.exhausted:
+            self.add_arguments("}" if self.texts else "{}")
 
     def finish(self, stop: int) -> None:
         """The call has ended, well or not. One that the prompt wrote to its end is left out."""
@@ -138,23 +127,16 @@ class OpenCall:
             self.fail(CallStatus.MISSING_NAME, "the call has no name")
         elif not output.tools.knows(self.name):
             self.fail(CallStatus.UNKNOWN_TOOL, f"there is no tool {self.name!r}")
-        text = "".join(self.reported or self.pending)
+        text, raw = "".join(self.texts), output.text(max(self.start, output.base), stop)
         arguments = self.values if self.values is not None else self._read_arguments(text)
-        status = self.status()
+        problems = [status for status in _SEVERITY if status in self.problems]
+        status = problems[0] if problems else CallStatus.OK
+        problem, span = self.problems.get(status, ""), output.span(self.start, stop)
         call = ParsedToolCall(
-            index=self.index,
-            name=self.name,
-            arguments=arguments,
-            arguments_text=text,
-            id=self.id,
-            status=status,
-            problem=self.problems.get(status, ""),
-            raw=output.text(max(self.start, output.base), stop),
-            raw_arguments=self.raw_values,
-            span=output.span(self.start, stop),
-            late_id=self.late_id,
+            self.index, self.name, arguments, text, self.id, status, problem, raw, self.raw_values, span, self.late_id
         )
-        output.add_call(call, self.status(lenient=True), self.start, stop)
+        lenient = next((status for status in problems if status not in self.forgiven), CallStatus.OK)
+        output.add_call(call, lenient, self.start, stop)
 
     def _read_arguments(self, text: str) -> dict[str, Any] | None:
         """Arguments that were written as one JSON."""
@@ -180,16 +162,15 @@ class OpenCall:
 
 
 class ArgumentsText:
-    """Reports bytes of a call's arguments; with `quoted` they are the text of a string, and JSON escapes are added."""
+    """Reports bytes of a call's arguments; with `quoted`, as text of a JSON string."""
 
     def __init__(self, call: OpenCall, *, quoted: bool = False) -> None:
-        self._call = call
-        self._quoted = quoted
-        self._pending = b""
-        """The beginning of a character."""
+        self._call, self._quoted = call, quoted
+        self._pending = b""  # the beginning of a character
 
     def __call__(self, start: int, stop: int) -> None:
-        self.add(self._call.output.visible(start, stop), stop)
+        output = self._call.output
+        self.add(output.marked.visible(output.reader.data[start:stop]), stop)
 
     def add(self, piece: bytes, stop: int, final: bool = False) -> None:
         """More bytes, control tokens by their names."""
@@ -207,11 +188,9 @@ class Text:
     """Reports reasoning or content: a stretch of it is a part."""
 
     def __init__(self, output: Output, kind: PartKind) -> None:
-        self._output = output
-        self._kind = kind
+        self._output, self._kind = output, kind
         self._event = ReasoningDelta if kind is PartKind.REASONING else ContentDelta
-        self._pending = b""
-        """The beginning of a character."""
+        self._pending = b""  # the beginning of a character
         self._texts: list[str] = []
         self._start = -1
 
@@ -223,7 +202,7 @@ class Text:
         if start > output.stop:
             output.end_text()
         self._begin(start)
-        self.add(output.visible(start, stop), stop)
+        self.add(output.marked.visible(output.reader.data[start:stop]), stop)
 
     def _begin(self, start: int) -> None:
         if self._output.current is not self:
@@ -246,9 +225,8 @@ class Text:
         """The stretch has ended."""
         output = self._output
         self.add(b"", output.stop, final=True)
-        output.add_part(
-            ParsedPart(self._kind, "".join(self._texts), output.span(self._start, output.stop)), self._start
-        )
+        span = output.span(self._start, output.stop)
+        output.add_part(ParsedPart(self._kind, "".join(self._texts), span), self._start)
         self._texts = []
 
 
@@ -256,9 +234,7 @@ class Output:
     """Collects what a parser reads from `reader`, from byte `base` on."""
 
     def __init__(self, reader: Reader, marked: MarkedBytes, base: int, tools: Tools) -> None:
-        self.reader = reader
-        self.base = base
-        self.tools = tools
+        self.reader, self.marked, self.base, self.tools = reader, marked, base, tools
         self.events: list[Event] = []
         self.parts: list[ParsedPart] = []
         self.places: list[tuple[int, int]] = []
@@ -268,32 +244,25 @@ class Output:
         """The status of each call in a lenient reading."""
         self.starts: list[int] = []
         """Where each token begins."""
+        self.stop = 0
+        """Where the last part ends, in bytes."""
         self.open: PartKind | None = None
-        """What the completion ends inside of."""
         self.missing: list[str] = []
-        """What the grammar writes to close a completion that was cut off, from the inside out; without a stop token."""
+        """What would close a completion that was cut off, from the inside out; without a stop token."""
         self.blank_reasoning = False
         """True if there was a message of reasoning without text."""
         self.closed = False
         """True if the turn was closed in letters, where its grammar has no token for that."""
-        self._marked = marked
         self._regions: list[tuple[int, PartKind]] = []
         self.reasoning, self.content = Text(self, PartKind.REASONING), Text(self, PartKind.CONTENT)
         self.current: Text | None = None
-        self.stop = 0
-        """Where the last part ends, in bytes."""
-
-    def visible(self, start: int, stop: int) -> bytes:
-        """Bytes with control tokens by their names."""
-        return self._marked.visible(self.reader.data[start:stop])
 
     def text(self, start: int, stop: int) -> str:
-        """Bytes as people read them."""
         return self.decoded(self.reader.data[start:stop])
 
     def decoded(self, data: bytes | bytearray) -> str:
         """Marked bytes as people read them."""
-        return self._marked.visible(data).decode("utf-8", "replace")
+        return self.marked.visible(data).decode("utf-8", "replace")
 
     def span(self, start: int, stop: int) -> TokenRange:
         """The tokens that bytes touch."""
@@ -315,13 +284,9 @@ class Output:
 
     # -- calls
 
-    def open_call(self, start: int, **fields: Any) -> OpenCall:
-        """A call that begins at byte `start` and is not announced yet."""
-        return OpenCall(self, len(self.calls), start, **fields)
-
     def start_call(self, start: int, **fields: Any) -> OpenCall:
         """A call that is certain to be one."""
-        call = self.open_call(start, **fields)
+        call = OpenCall(self, len(self.calls), start, **fields)
         call.announce()
         return call
 
@@ -355,3 +320,10 @@ class Output:
             elif first < end:
                 regions.append(Region(kind, TokenRange(first, end)))
         return regions
+
+
+class CallReader:
+    """Reads calls, or a part of them, into an output."""
+
+    def __init__(self, calls: CompiledCalls, output: Output) -> None:
+        self.calls, self.reader, self.output = calls, output.reader, output

@@ -9,22 +9,134 @@ import numpy as np
 from ..tokens.ids import INT32_MAX, check_ids
 from ..tokens.tokenizer import Ids
 from .attempts import count_attempts, find_attempts
+from .calls import CallParser
 from .channels import ChannelParser
 from .compiled import Compiled
 from .events import Done, Event, events_of
 from .output import Output
-from .reader import Match, Reader
-from .response import CallReading, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange
-from .turn import TurnParser
+from .reader import Match, Reader, Reading
+from .response import CallReading, Finish, ParsedResponse, ParsedToolCall, PartKind, TokenRange, joined
 from .values import NO_TOOLS, Tools
+
+
+class TurnParser:
+    """Reads a turn from its head on. What the prompt wrote of it comes first, and is not reported.
+
+    `prompted`: the prompt is known. Otherwise the template's own generation prompt is assumed, and a completion may
+    open reasoning that this prompt opened already.
+    """
+
+    def __init__(self, compiled: Compiled, output: Output, *, prompted: bool) -> None:
+        self.compiled, self.reader, self.output = compiled, output.reader, output
+        self.prompted = prompted
+        self.calls = CallParser(compiled, compiled.calls, output) if compiled.calls is not None else None
+
+    def read(self) -> Reading[Match | None]:
+        """All of the turn: its stop token, or None if the completion ends without one."""
+        compiled, reader, output, calls = self.compiled, self.reader, self.output, self.calls
+        yield from reader.skip(compiled.head_trail)
+        yield from self._begin()
+        fresh, answered, after_calls = True, False, -1
+        while True:
+            if fresh and calls is not None and calls.calls.bare:
+                output.enter(PartKind.TOOL_CALL, reader.at)
+                yield from calls.bare()
+                output.enter(PartKind.CONTENT, reader.at)
+            fresh, start = False, reader.at
+            match = yield from reader.find(compiled.in_content, output.content)
+            if match is None or match.kind == "stop" or (yield from self._is_stop(match)):
+                output.end_text()
+                if match is not None:
+                    output.enter(PartKind.STOP, match.start)
+                elif after_calls == start == reader.at:
+                    output.missing += (
+                        [compiled.grammar.calls.after] if compiled.grammar.calls and output.missing else []
+                    )
+                elif not answered:
+                    frame = compiled.grammar.content
+                    output.missing.append(f"{frame.trail}{frame.close}{frame.after if frame.close else ''}")
+                return match
+            if match.kind == "reasoning":
+                output.enter(PartKind.REASONING, match.start)
+                reader.at = match.stop
+                yield from self._reasoning()
+                fresh = True
+            elif match.kind == "answered":
+                reader.at = match.stop
+                output.end_text()
+                output.closed = not compiled.content.open
+                answered = True
+                yield from reader.skip(compiled.content.after)
+            elif calls is not None:
+                output.enter(PartKind.TOOL_CALL, match.text)
+                yield from calls.read()
+                output.enter(PartKind.CONTENT, reader.at)
+                after_calls = reader.at
+
+    def _is_stop(self, match: Match) -> Reading[bool]:
+        """True if a token that may open calls is a stop token here: the remainder of the opening does not follow."""
+        calls = self.compiled.calls
+        if bytes(self.reader.data[match.start : match.stop]) not in self.compiled.stops or calls is None:
+            return False
+        return (yield from self.reader.sees_all(calls.section_open or calls.open)) is None
+
+    def _begin(self) -> Reading[None]:
+        """What comes before content: reasoning, or an empty place for it."""
+        reader, frame, output = self.reader, self.compiled.reasoning, self.output
+        output.enter(PartKind.CONTENT, reader.at)
+        if frame is not None:
+            at = yield from reader.past_space()
+            opens = bool(frame.open) and (yield from reader.sees(frame.open, at))
+            if opens or (yield from reader.sees(frame.close, at)):
+                output.content(reader.at, at)
+                output.enter(PartKind.REASONING, at)
+                reader.at = at + len(frame.open if opens else frame.close)
+                if opens:
+                    yield from self._reasoning()
+                    return
+                yield from reader.skip(self.compiled.after_empty)
+                output.enter(PartKind.CONTENT, reader.at)
+        yield from self._open_content()
+
+    def _reasoning(self) -> Reading[None]:
+        """Reasoning, after its opening."""
+        compiled, reader, output = self.compiled, self.reader, self.output
+        frame, grammar = compiled.reasoning, compiled.grammar.reasoning
+        assert frame is not None
+        assert grammar is not None
+        by_prompt = reader.at <= output.base
+        yield from reader.skip(frame.lead)
+        if by_prompt and not self.prompted:
+            if frame.open and (yield from reader.skip(frame.open)):
+                yield from reader.skip(frame.lead)
+            if frame.lead and (yield from reader.sees(frame.lead + frame.trail + frame.close)):
+                reader.at += len(frame.lead)
+        start = reader.at
+        match = yield from reader.find(compiled.in_reasoning, output.reasoning)
+        output.end_text()
+        if match is None or match.kind != "close":
+            output.open = PartKind.REASONING
+            if match is None:
+                after = compiled.grammar.after_empty if start == reader.at else grammar.after
+                output.missing.append(f"{grammar.trail}{grammar.close}{after}")
+            return
+        reader.at = match.stop
+        yield from reader.skip(compiled.after_empty if match.text == start else frame.after)
+        output.enter(PartKind.CONTENT, reader.at)
+        yield from self._open_content()
+
+    def _open_content(self) -> Reading[None]:
+        """Go past what opens content, if the grammar opens it."""
+        frame = self.compiled.content
+        if frame.open and (yield from self.reader.skip(frame.open)):
+            yield from self.reader.skip(frame.lead)
 
 
 class StreamingParser:
     """Parses a completion as it arrives. Make one with `Renderer.streaming_parser`.
 
-    `feed` takes ids and returns the events that have become certain; `finish` ends the completion. Events are never
-    taken back, and however the ids are cut into chunks, they add up to the same. With ``calls="lenient"`` all events
-    come from `finish`: whether text is a call outside its place is known only then.
+    Events are never taken back, and add up to the same however the ids are cut into chunks. With ``calls="lenient"``
+    all come from `finish`: whether text is a call outside its place is known only then.
     """
 
     def __init__(
@@ -39,9 +151,9 @@ class StreamingParser:
         self._reader = reader = Reader(compiled.prefix(compiled.prompt if prompt is None else prompt))
         self._output = output = Output(reader, compiled.marked, len(reader.data), tools or NO_TOOLS)
         if compiled.grammar.channels is not None:
-            self._reading = ChannelParser(compiled, compiled.grammar.channels, reader, output).read()
+            self._reading = ChannelParser(compiled, compiled.grammar.channels, output).read()
         else:
-            self._reading = TurnParser(compiled, reader, output, prompted=prompt is not None).read()
+            self._reading = TurnParser(compiled, output, prompted=prompt is not None).read()
         self._stop: Match | None = None
         self._over = False
         self._response: ParsedResponse | None = None
@@ -50,7 +162,7 @@ class StreamingParser:
     def feed(self, ids: Iterable[int]) -> list[Event]:
         """Take more ids, and return the events that have become certain.
 
-        Raises InputError if one of them is not a token id. Then none of them was taken, and the parser can go on.
+        Raises InputError, and takes none of them, if one is not a token id.
         """
         reader, output = self._reader, self._output
         if type(ids) is list and len(ids) == 1 and type(index := ids[0]) is int and 0 <= index <= INT32_MAX:
@@ -75,7 +187,7 @@ class StreamingParser:
         else:
             checked = check_ids(ids if isinstance(ids, (Sequence, np.ndarray)) else list(ids), "ids")
             data, starts = self._compiled.marked.spelled(checked, len(reader.data))
-            output.starts += starts if isinstance(starts, list) else starts.tolist()
+            output.starts += starts
             reader.data += data
         self._resume()
         events, output.events = output.events, []
@@ -115,12 +227,11 @@ class StreamingParser:
         output, match, data, count = self._output, self._stop, self._reader.data, len(self._output.starts)
         stop = self._compiled.stops.get(bytes(data[match.start : match.stop])) if match else None
         end = output.span(match.start, match.stop).stop if match else count
-        reasoning = "".join(part.text for part in output.parts if part.kind is PartKind.REASONING)
         closing = "".join(output.missing)
         space = closing[: len(closing) - len(closing.lstrip())].encode()
         return ParsedResponse(
-            content="".join(part.text for part in output.parts if part.kind is PartKind.CONTENT),
-            reasoning_content=reasoning or ("" if output.blank_reasoning else None),
+            content=joined(output.parts, PartKind.CONTENT),
+            reasoning_content=joined(output.parts, PartKind.REASONING) or ("" if output.blank_reasoning else None),
             tool_calls=output.calls,
             finish=Finish.LENGTH if stop is None and not output.closed else Finish.STOP,
             stop_token=stop,

@@ -1,8 +1,4 @@
-"""What cannot be read back from a rendered assistant turn: its tokens are parsed, and compared with the message.
-
-Parsing inverts rendering if the template lets it. A template may leave a field out or trim it; text may spell a
-delimiter; a bare ``42`` may be a number or a string. Whatever is not reported here reads back equal.
-"""
+"""What cannot be read back from a rendered assistant turn: its tokens are parsed, and compared with the message."""
 
 from __future__ import annotations
 
@@ -15,20 +11,19 @@ from enum import StrEnum
 from typing import Any, Final
 
 from ..conversation.forms import texts_of
+from ..formats.grammar import TurnGrammar
+from ..study.probes import call as probe_call
 from ..study.turns import common_prefix
 from ..template.chat_template import REASONING_FIELDS
+from ..template.trace import Rendering
 from .response import CallStatus, ParsedResponse, ParsedToolCall
-
-_READ: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
 
 
 class UnreadableKind(StrEnum):
-    """What is read instead of a field."""
+    """What is read instead of a field: nothing, or something else."""
 
     DROPPED = "dropped"
-    """Nothing."""
     CHANGED = "changed"
-    """Something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,41 +45,46 @@ def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[Pars
     calls = message.get("tool_calls") or ()
     parsed_calls = [call for turn in turns for call in turn.tool_calls]
     name = next((name for name in REASONING_FIELDS if message.get(name)), "reasoning_content")
-    reasoning = "".join(turn.reasoning_content or "" for turn in turns)
     content = "".join(text for _, text in texts_of(message))
-    yield from _compared(index, name, message.get(name) or "", reasoning)
-    yield from _compared(index, "content", content, "".join(turn.content for turn in turns))
+    fields: list[tuple[str, Any, Any]] = [
+        (name, message.get(name) or "", "".join(turn.reasoning_content or "" for turn in turns)),
+        ("content", content, "".join(turn.content for turn in turns)),
+    ]
     if len(calls) != len(parsed_calls):
         names = [call.get("function", call)["name"] for call in calls]
-        yield from _compared(index, "tool_calls", names, [call.name for call in parsed_calls])
-        return
-    for at, (call, parsed) in enumerate(zip(calls, parsed_calls, strict=True)):
-        yield from _unreadable_call(index, f"tool_calls.{at}", call, parsed)
+        fields.append(("tool_calls", names, [call.name for call in parsed_calls]))
+        parsed_calls = []
+    for at, (call, parsed) in enumerate(zip(calls, parsed_calls, strict=False)):
+        fields += _call_fields(f"tool_calls.{at}", call, parsed)
+    for field, expected, actual in fields:
+        if isinstance(actual, _Failed):
+            why = f"{_short(expected)} is read as a call that {actual}"
+            yield Unreadable(index, field, UnreadableKind.CHANGED, why)
+        elif not _same(expected, actual):
+            kind = UnreadableKind.CHANGED if actual else UnreadableKind.DROPPED
+            yield Unreadable(index, field, kind, _both(expected, actual))
 
 
-def _unreadable_call(index: int, field: str, call: Mapping[str, Any], parsed: ParsedToolCall) -> Iterator[Unreadable]:
+class _Failed(str):
+    """What is wrong with a call whose arguments cannot be compared."""
+
+
+def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) -> Iterator[tuple[str, Any, Any]]:
+    """The fields of a call, each with its expected and its actual value."""
     function = call.get("function", call)
     if call.get("id"):
-        yield from _compared(index, f"{field}.id", call["id"], parsed.id)
-    field = f"{field}.function"
-    yield from _compared(index, f"{field}.name", function["name"], parsed.name)
-    arguments = function.get("arguments")
+        yield f"{field}.id", call["id"], parsed.id
+    yield f"{field}.function.name", function["name"], parsed.name
+    arguments, field = function.get("arguments"), f"{field}.function.arguments"
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-    field = f"{field}.arguments"
-    if parsed.status not in _READ or not isinstance(arguments, Mapping) or parsed.arguments is None:
-        why = f"{_short(arguments)} is read as a call that is {parsed.status}: {parsed.problem}"
-        yield Unreadable(index, field, UnreadableKind.CHANGED, why)
+    readable = parsed.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL)
+    if not readable or not isinstance(arguments, Mapping) or parsed.arguments is None:
+        yield field, arguments, _Failed(f"is {parsed.status}: {parsed.problem}")
         return
     for key in dict.fromkeys([*arguments, *parsed.arguments]):
-        yield from _compared(index, f"{field}.{key}", arguments.get(key), parsed.arguments.get(key))
-
-
-def _compared(index: int, field: str, expected: Any, actual: Any) -> Iterator[Unreadable]:
-    if not _same(expected, actual):
-        kind = UnreadableKind.CHANGED if actual else UnreadableKind.DROPPED
-        yield Unreadable(index, field, kind, _both(expected, actual))
+        yield f"{field}.{key}", arguments.get(key), parsed.arguments.get(key)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -108,3 +108,35 @@ def _both(expected: Any, actual: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+# -- proofs of a grammar
+
+MISREAD: Final = "not all that the template writes is read back"
+_THOUGHT: Final = {"reasoning_content": "a thought"}
+_ONE: Final = {"tool_calls": [probe_call(1, {"key": "value", "more": 7})]}
+_TWO: Final = {"tool_calls": [probe_call(1, {"key": "value"}), probe_call(2, {"more": True})]}
+PROOFS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "an answer": {"content": "an answer"},
+    "an answer with reasoning": {"content": "an answer", **_THOUGHT},
+    "a call": {"content": "", **_ONE},
+    "an answer and a call": {"content": "an answer", **_ONE},
+    "two calls": {"content": "", **_TWO},
+    "reasoning and two calls": {"content": "", **_THOUGHT, **_TWO},
+}
+"""Turns that a grammar has to read back as far as the template writes them."""
+
+
+def misread_parts(rendering: Rendering, parsed: ParsedResponse, grammar: TurnGrammar) -> Iterator[str]:
+    """The parts of a proof that are read otherwise than the trace shows them."""
+    spans = [(text, origin.path) for text, _, origin in rendering.spans() if origin and origin.message == 1]
+    content = "".join(text for text, path in spans if path[:1] == ("content",))
+    reasoning = "".join(text for text, path in spans if path and path[0] in REASONING_FIELDS)
+    if grammar.channels is None:  # there, a template may write content as reasoning
+        if parsed.content != content:
+            yield "content"
+        if (grammar.reasoning is not None or not grammar.notes) and (parsed.reasoning_content or "") != reasoning:
+            yield "reasoning"
+    calls = {path[1] for _, path in spans if path[:1] == ("tool_calls",) and path[-1] in ("name", "id")}
+    if not len(parsed.calls) == len(parsed.tool_calls) == len(calls):
+        yield "calls"

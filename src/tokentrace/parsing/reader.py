@@ -1,7 +1,6 @@
-"""Reading bytes that arrive bit by bit.
+"""Reading bytes that arrive bit by bit: a parser is a generator, and yields where it needs more.
 
-A parser is a generator: it reads what has arrived and yields where it needs more. So the code reads like a parser of a
-whole text. It reports only what is certain, and looks at every byte a bounded number of times.
+It reports only what is certain, and looks at every byte a bounded number of times.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class Plain:
-    """While a parser waits here, a piece without any byte of `special` is just more text to report.
-
-    `pending` may still begin a delimiter; it is text too if the piece does not continue one (`starts`).
-    """
+    """While a parser waits here, a piece without any byte of `special` is text, and so is what is `pending`."""
 
     special: re.Pattern[bytes]
     report: Report
@@ -61,15 +57,14 @@ class Delimiters:
         for kind, delimiter in delimiters:
             if delimiter:
                 self.kinds.setdefault(delimiter, kind)
-        self.pads = {kind: pad for kind, pad in (pads or {}).items() if pad}
+        self.pads = pads or {}
         ordered = sorted(self.kinds, key=len, reverse=True)
         self.pattern = re.compile(b"|".join(map(re.escape, ordered)) or b"(?!)")
         padded = {self.pads.get(kind, b"") + delimiter for delimiter, kind in self.kinds.items()} | set(self.kinds)
         prefixes = {text[:length] for text in padded for length in range(1, len(text))}
         self._pending = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(prefixes))) + rb")\Z")
         self.starts = prefixes | set(self.kinds)
-        """Delimiters and what they may begin with."""
-        self._longest = max(map(len, prefixes), default=0)
+        self.longest = max(map(len, prefixes), default=0)
         self._last_bytes = frozenset(prefix[-1] for prefix in prefixes)
         first_bytes = b"".join(sorted({b"\xff", *(text[:1] for text in padded)}))
         self.special = re.compile(b"[" + re.escape(first_bytes) + b"]")
@@ -79,39 +74,31 @@ class Delimiters:
         """Where a delimiter may begin that has not arrived in full; the end if there is none."""
         if not data or data[-1] not in self._last_bytes:
             return len(data)
-        match = self._pending.search(data, max(start, len(data) - self._longest))
+        match = self._pending.search(data, max(start, len(data) - self.longest))
         return match.start() if match else len(data)
 
-    def reaches(self, data: bytearray, start: int) -> bool:
-        """True if a delimiter that begins at `start` may be longer than what has arrived."""
-        return len(data) - start <= self._longest
 
+class Notation(NamedTuple):
+    """How brackets and strings are written. `strict`: any control token outside of strings is an error.
 
-@dataclass(frozen=True, slots=True)
-class Notation:
-    """How brackets and strings are written in a notation."""
+    `outside` finds brackets, quotes, and what is not allowed; `strings` match, by quote, what a string can contain.
+    """
 
     opening: bytes
     closing: bytes
     outside: re.Pattern[bytes]
-    """Finds the next bracket, quote or control token, or anything the notation does not allow."""
     strings: Mapping[int, re.Pattern[bytes]]
-    """By quote: matches a string up to its closing quote, a control token, or anything a string cannot contain."""
     in_string: re.Pattern[bytes]
-    """Finds a byte that may end a string."""
-    strict: bool
-    """True if any control token outside of strings is an error; else only those that end calls are."""
+    strict: bool = False
 
 
 class Reader:
-    """Bytes that have arrived, and how far they were read."""
+    """Bytes that have arrived, and how far they were read (`at`) and reported."""
 
     def __init__(self, data: bytes = b"", *, ended: bool = False) -> None:
         self.data = bytearray(data)
-        self.at = 0
+        self.at = self.reported = 0
         self.ended = ended
-        self.reported = 0
-        """How far `find` and `enclosed` have reported text."""
         self.plain: Plain | None = None
         """Set while plain text can be reported without resuming the parser."""
 
@@ -127,7 +114,7 @@ class Reader:
             yield
 
     def sees_all(self, pieces: Iterable[bytes], at: int | None = None) -> Reading[int | None]:
-        """Where the delimiter at a position ends, with any white space between its pieces; None if it is not there."""
+        """Where the delimiter at a position ends, white space between its pieces included; None if it is not there."""
         at = self.at if at is None else at
         for piece in pieces:
             at = yield from self.past_space(at)
@@ -172,10 +159,7 @@ class Reader:
         return self.ended and self.at == len(self.data)
 
     def find(self, delimiters: Delimiters, report: Report | None = None) -> Reading[Match | None]:
-        """Go to the next delimiter; None at the end of the completion.
-
-        `report` receives the text before it, as soon as that is certain.
-        """
+        """Go to the next delimiter, or to the end (None). `report` receives the text before it once that is certain."""
         data, start = self.data, self.at
         self.reported = scan = start
         plain = Plain(delimiters.special, report, delimiters.starts) if report is not None else None
@@ -186,7 +170,7 @@ class Reader:
                 self.at = len(data)
                 return None
             pending = len(data)
-            if not self.ended and (match is None or delimiters.reaches(data, match.start())):
+            if not self.ended and (match is None or pending - match.start() <= delimiters.longest):
                 pending = delimiters.pending(data, self.reported)
             if match is not None and match.start() < pending:
                 kind, text = delimiters.kinds[match[0]], match.start()
@@ -215,7 +199,7 @@ class Reader:
     ) -> Reading[bool]:
         """Go past what the bracket or quote here encloses; True if it is closed.
 
-        Stops at one of `ends`, and at anything the notation does not allow. `report` receives what is certain.
+        Stops at one of `ends`, and at anything the notation does not allow.
         """
         data, at = self.data, self.at
         self.reported, quote, depth = at, 0, 0

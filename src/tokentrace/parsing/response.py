@@ -1,18 +1,11 @@
 """A turn as the parser reads it: parts with token ranges, calls, what is still open, the stop.
 
-`Renderer.parse_response(completion_ids, tools=..., prompt_ids=...)` reads any completion into a `ParsedResponse`:
-
-- `parts`: reasoning, content and calls in order, each with the tokens (`span`) that its text touches;
-- `regions`: the same tokens tiled without gaps, so that every token of the completion up to its stop token has a kind,
-  delimiters included (``<think>`` is reasoning, ``<tool_call>`` a call);
-- `tool_calls`: every call with its name, arguments and status; `attempts`: well-formed calls outside their place;
-- `open` and `closing`: what the completion ends inside of, and the text that would close it;
-- `stop_token` and `unread`: the token that ended it, and the tokens after that.
+`Renderer.parse_response(completion_ids, tools=..., prompt_ids=...)` reads any completion into a `ParsedResponse`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -34,27 +27,23 @@ class CallStatus(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
     """No tool has this name, although there are tools."""
     DUPLICATE_ARGUMENT = "duplicate_argument"
-    """An argument is written twice; the last one counts."""
+    """An argument appears twice; the last one counts."""
     TRUNCATED = "truncated"
     """The completion ended inside the call, with no stop token."""
 
 
 class CallReading(StrEnum):
-    """Which calls count."""
+    """Which calls count: those where the grammar has calls, or any whose name and arguments can be read."""
 
     STRICT = "strict"
-    """Those where the grammar has calls. Other well-formed calls are in `ParsedResponse.attempts`."""
     LENIENT = "lenient"
-    """Attempts too, as in vLLM and SGLang: any call whose name and arguments can be read."""
 
 
 class Finish(StrEnum):
-    """How a completion ended."""
+    """How a completion ended: with a stop token, or cut off."""
 
     STOP = "stop"
-    """With a stop token."""
     LENGTH = "length"
-    """With none: it was cut off."""
 
 
 class PartKind(StrEnum):
@@ -102,8 +91,6 @@ class ParsedToolCall:
     span: TokenRange
     late_id: bool = field(default=False, compare=False)
     """True if its id came after its name and arguments, too late for a stream."""
-    told: bool = field(default=False, compare=False)
-    """Whether a client is told that it is a call, whatever its status. The gateway decides it."""
 
     @property
     def ok(self) -> bool:
@@ -112,7 +99,7 @@ class ParsedToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPart:
-    """A stretch of a completion: reasoning, content, or a call."""
+    """A stretch of a completion: reasoning, content, or a call. `span` are the tokens that its text touches."""
 
     kind: PartKind
     text: str
@@ -125,14 +112,13 @@ class ParsedPart:
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse(ShowsItself):
-    """A completion as one turn. See the head of this module."""
+    """A completion as one turn."""
 
     content: str
     reasoning_content: str | None
     tool_calls: list[ParsedToolCall]
     finish: Finish
     stop_token: int | None
-    """The token that ended it."""
     open: PartKind | None
     """What the completion ends inside of: reasoning or a call that is not closed."""
     parts: list[ParsedPart] = field(default_factory=list)
@@ -145,12 +131,9 @@ class ParsedResponse(ShowsItself):
     vLLM or SGLang would run them; ``calls="lenient"`` counts them as calls. Each is MALFORMED, and `problem` says why.
     """
     closing: str = field(default="", compare=False)
-    """What the grammar writes to close a completion that was cut off, without its stop token.
-
-    Leaves out white space that the completion already ends with.
-    """
+    """What would close a completion that was cut off, before its stop token and after its white space."""
     regions: list[Region] = field(default_factory=list, compare=False)
-    """The kind of every token up to the stop token, delimiters included."""
+    """The kind of every token up to the stop token: ``<think>`` is reasoning, ``<tool_call>`` a call."""
 
     @property
     def calls(self) -> list[ParsedToolCall]:
@@ -174,11 +157,29 @@ class ParsedResponse(ShowsItself):
         spans = [part.span for part in self.parts if part.kind == kind]
         return TokenRange(spans[0].start, spans[-1].stop) if spans else None
 
-    def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
+    def to_message(self, *, call_id: Callable[[int], str] = "call{:05}".format) -> dict[str, Any]:
         """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
 
-        See `parsing.messages.history_message`.
+        Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content, where and
+        as they were written; so do those with an argument twice, of which a mapping would lose one. `call_id` makes
+        ids for calls without one, by default of the nine letters and digits that Mistral's templates insist on.
         """
-        from .messages import history_message
+        calls = {
+            call.index: {
+                "id": call.id or call_id(call.index),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments_text},
+            }
+            for call in self.tool_calls
+            if call.status in (CallStatus.OK, CallStatus.UNKNOWN_TOOL) and call.arguments is not None
+        }
+        texts = (part for part in self.parts if part.kind is not PartKind.REASONING and part.call not in calls)
+        content = "".join(part.lead + part.text for part in texts)
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+        message |= {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
+        return message | ({"tool_calls": list(calls.values())} if calls else {})
 
-        return history_message(self, call_id=call_id)
+
+def joined(parts: Sequence[ParsedPart], kind: PartKind) -> str:
+    """The text of all parts of a kind."""
+    return "".join(part.text for part in parts if part.kind is kind)

@@ -1,30 +1,22 @@
-"""What bare text means, by the tool's JSON schema: one ladder of rules for all formats that write text between tags.
+"""What bare text means by the tool's JSON schema, in formats that write arguments between tags.
 
-In these formats a string is written as it is and everything else as JSON; some templates write ``True``, ``False`` and
-``None``. The first rule that applies decides:
+There a string is written as it is and everything else as JSON, or as Python writes it. The first rule that applies:
 
-1. Only strings are allowed: the text, verbatim, quotes and all. So it can be passed on as it arrives.
-2. The text spells a value, other than a string, of an allowed type: that value. ``5.0`` is an integer, 5, if numbers
-   are not allowed. If null is allowed and strings are not, the empty text is null.
-3. Strings are allowed, or the schema says nothing: the text, verbatim.
-4. Neither: the value it spells, be it a string in quotes; checking types is left to the tool. If it spells none, the
-   text, and that is uncertain.
+1. Only strings are allowed: the text, which can be passed on as it arrives.
+2. It spells a value, not a string, of an allowed type: that value. ``5.0`` is 5 if only integers are allowed.
+3. Strings are allowed, or the schema says nothing: the text.
+4. The value it spells, which the tool may refuse; null for empty text, if allowed; else the text, which is uncertain.
 
-A text *spells* a value, with white space around it or not, if it is JSON, ``True``, ``False`` or ``None``; if objects
-or arrays are allowed, also if it is one as Python's repr() writes it.
-
-Types are what ``type``, ``nullable``, ``enum`` and ``const`` say, united over ``anyOf`` and ``oneOf``, intersected over
-``allOf`` and its neighbours; ``$ref`` is followed within the tool's schema. Anything unclear, contradictory or circular
-allows every type.
+Whatever is unclear, contradictory or circular in a schema allows every type.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -32,53 +24,38 @@ from ..computed import computed
 from ..conversation.values import finite, no_constant
 
 Types = frozenset[str] | None
-"""JSON types; None is any. ``number`` includes integers."""
+"""JSON types; None is any. With ``number`` comes ``integer``."""
 
 _LONGEST_LITERAL: Final = 100_000
 _EXACT: Final = 2**53
 """Below it, every integer is a float."""
-_TYPES: Final[dict[type, str]] = {
-    type(None): "null",
-    bool: "boolean",  # before int, of which it is a kind
-    int: "integer",
-    float: "number",
-    str: "string",
-    list: "array",
-    dict: "object",
-}
+_NAMES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
+_TYPES: Final[dict[type, str]] = dict(zip((type(None), bool, int, float, str, list, dict), _NAMES, strict=True))
+"""With ``bool`` before ``int``, of which it is a kind."""
 _WORDS: Final = {"True": True, "False": False, "None": None}
 _SPACE: Final = " \t\n\r"
 
 
 def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
-    """The value of a bare text, and whether that is certain. Never raises.
-
-    >>> read_value("42", Schema({"type": "integer"}))
-    (42, True)
-    >>> read_value("42", Schema({"type": "string"}))
-    ('42', True)
-    >>> read_value("many", Schema({"type": "integer"}))
-    ('many', False)
-    """
+    """The value of a bare text, and whether that is certain. Never raises."""
     types = None if schema is None else schema.types
     text_allowed = types is None or "string" in types
     if schema is not None and schema.only_text:
         return text, True
     try:
-        value = _spelled(text, types)
+        value = _spelled(text.strip(_SPACE), types)
     except ValueError:
-        if not text_allowed and types is not None and "null" in types and not text.strip(_SPACE):
-            return None, True
-        return text, text_allowed
-    if not isinstance(value, str) and _allows(types, value):
-        whole = isinstance(value, float) and types is not None and "number" not in types
-        return (int(value) if whole else value), True
+        is_null = not text_allowed and "null" in (types or ()) and not text.strip(_SPACE)
+        return (None, True) if is_null else (text, text_allowed)
+    if isinstance(value, float) and types is not None and "number" not in types:
+        value = int(value) if "integer" in types and value.is_integer() and abs(value) < _EXACT else value
+    if not isinstance(value, str) and (types is None or _type_of(value) in types):
+        return value, True
     return (text if text_allowed else value), True
 
 
 def _spelled(text: str, types: Types) -> Any:
-    """The value that a text spells. Raises ValueError if it spells none."""
-    text = text.strip(_SPACE)
+    """The value that a text spells in JSON or, if objects and arrays are allowed, in Python. Raises ValueError."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -90,10 +67,7 @@ def _spelled(text: str, types: Types) -> Any:
 
 
 def read_json(text: str, members: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text; of equal keys the last one counts. `members` makes the objects.
-
-    Raises ValueError for anything else: NaN and infinities, numbers out of range, nesting that is too deep.
-    """
+    """The value of a JSON text; `members` makes the objects. Raises ValueError, for NaN and deep nesting too."""
     decoder = _DECODER if members is None else json.JSONDecoder(object_pairs_hook=members, **_STRICT)
     try:
         return decoder.decode(text)
@@ -106,7 +80,7 @@ _DECODER: Final = json.JSONDecoder(**_STRICT)
 _LITERAL_TEXT: Final = re.compile(
     r"""[\[{](?:[\[\]{}:,\s]|'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|-?[0-9]++(?:\.[0-9]*+)?+(?:[eE][+-]?[0-9]++)?+|True|False|None)*+""",
 )
-"""What literals of JSON's kind consist of. Anything else never reaches Python's parser, which warns of much."""
+"""What literals of JSON's kind consist of. Anything else never reaches Python's parser."""
 _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
@@ -123,29 +97,16 @@ def _read_literal(text: str) -> dict[str, Any] | list[Any]:
     return value
 
 
-def _type_of(value: Any) -> str | None:
-    """The JSON type of a value; None if JSON has no such value."""
-    return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), None)
-
-
-def _allows(types: Types, value: Any) -> bool:
-    """True if a value is of one of these types. Floats that are certain to be whole are integers as well."""
-    kind = _type_of(value)
-    if types is None or kind in types:
-        return True
-    if isinstance(value, float):
-        return "integer" in types and value.is_integer() and abs(value) < _EXACT
-    return kind == "integer" and "number" in types
+def _type_of(value: Any) -> str:
+    """The JSON type of a value; empty if JSON has no such value."""
+    return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), "")
 
 
 # -- schemas
 
 
 class Schema:
-    """The schema of one value, and the root that its references lead into (itself by default).
-
-    Accepts anything for a schema and never raises.
-    """
+    """The schema of one value, and the root of its references. Accepts anything for a schema and never raises."""
 
     def __init__(self, node: Any, root: Any = None) -> None:
         self._node = node
@@ -161,49 +122,51 @@ class Schema:
 
     @computed
     def only_text(self) -> bool:
-        """True if only strings are allowed: every text then means itself, and can be passed on before it is whole."""
+        """True if only strings are allowed: every text then means itself."""
         return self.types == frozenset({"string"})
 
     def keys(self) -> frozenset[str]:
         """The properties that are declared, in any branch."""
-        declared = (node.get("properties") for node in _same_value(self._node, self._root))
+        declared = (node.get("properties") for node in self._nodes())
         return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
 
     def items(self) -> Schema | None:
-        """The schema of each item of an array; None if the schema does not say, or items differ by place."""
-        return self._combined(
-            node["items"]
-            for node in _same_value(self._node, self._root)
-            if "items" in node and "prefixItems" not in node
-        )
+        """The schema of each item of an array; None if it does not say, or items differ by place."""
+        return self._combined(node.get("items") for node in self._nodes() if "prefixItems" not in node)
 
     def property(self, key: str) -> Schema | None:
-        """The schema of a property, declared or not; None if the schema does not say."""
-        return self._combined(_property(node, key) for node in _same_value(self._node, self._root))
+        """The schema of a property, declared or not; None if it does not say."""
+        return self._combined(_property(node, key) for node in self._nodes())
 
-    def _combined(self, nodes: Iterator[Any]) -> Schema | None:
+    def _combined(self, nodes: Iterable[Any]) -> Schema | None:
         """One schema out of what several branches say."""
         distinct = list({id(node): node for node in nodes if node is not None}.values())
         if not distinct:
             return None
         return Schema(distinct[0] if len(distinct) == 1 else {"anyOf": distinct}, self._root)
 
+    def _nodes(self) -> Iterator[Mapping[Any, Any]]:
+        """This schema and all that say more about the same value, each once."""
+        pending, seen = [self._node], set[int]()
+        while pending:
+            node = pending.pop()
+            if isinstance(node, Mapping) and id(node) not in seen:
+                seen.add(id(node))
+                yield node
+                pending += [*_joined(node, self._root), *_entries(node, "anyOf"), *_entries(node, "oneOf")]
+
 
 def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
-    """The types a schema allows. `memo` has the answer by node, so that circles end and every node is read once."""
-    if not isinstance(node, Mapping):
-        return None
-    if id(node) in memo:
-        return memo[id(node)]
+    """The types a schema allows. With `memo`, circles end and every node is read once."""
+    if not isinstance(node, Mapping) or id(node) in memo:
+        return memo.get(id(node))
     memo[id(node)] = None
-    types = _stated_types(node)
-    for other in _joined(node, root):
-        types = _intersection(types, _types(other, root, memo))
+    statements = [_stated_types(node), *(_types(other, root, memo) for other in _joined(node, root))]
     for word in ("anyOf", "oneOf"):
-        branches = [_types(branch, root, memo) for branch in _entries(node.get(word))]
+        branches = [_types(branch, root, memo) for branch in _entries(node, word)]
         stated = [branch for branch in branches if branch is not None]
-        if branches and len(stated) == len(branches):
-            types = _intersection(types, frozenset[str]().union(*stated))
+        statements += [frozenset[str]().union(*stated)] if stated and len(stated) == len(branches) else []
+    types = functools.reduce(_intersection, statements)
     if node.get("nullable") is True and types is not None:
         types |= {"null"}
     memo[id(node)] = types
@@ -213,24 +176,18 @@ def _types(node: Any, root: Any, memo: dict[int, Types]) -> Types:
 def _stated_types(node: Mapping[Any, Any]) -> Types:
     """What ``type`` says, or the types of the values in ``const`` or ``enum``."""
     named = node.get("type")
-    names = (named,) if isinstance(named, str) else _entries(named)
-    if names and all(isinstance(name, str) and name in _TYPES.values() for name in names):
-        return frozenset(names)
-    listed = (node["const"],) if "const" in node else _entries(node.get("enum"))
-    kinds = frozenset(_type_of(value) or "" for value in listed)
-    return None if not kinds or "" in kinds else kinds
+    names = [named] if isinstance(named, str) else _entries(node, "type")
+    if not names or not all(isinstance(name, str) and name in _TYPES.values() for name in names):
+        names = [_type_of(value) for value in ((node["const"],) if "const" in node else _entries(node, "enum"))]
+    types = frozenset(names) | ({"integer"} if "number" in names else set())
+    return types if types and "" not in types else None
 
 
 def _intersection(one: Types, other: Types) -> Types:
     """Types that both allow; any, if there is none."""
     if one is None or other is None:
         return one if other is None else other
-    both = {kind for kind in one | other if _covers(one, kind) and _covers(other, kind)}
-    return frozenset(both) or None
-
-
-def _covers(types: frozenset[str], kind: str) -> bool:
-    return kind in types or (kind == "integer" and "number" in types)
+    return one & other or None
 
 
 def _property(node: Mapping[Any, Any], key: str) -> Any:
@@ -241,24 +198,13 @@ def _property(node: Mapping[Any, Any], key: str) -> Any:
     return undeclared if isinstance(undeclared, Mapping) and "patternProperties" not in node else None
 
 
-def _same_value(node: Any, root: Any) -> Iterator[Mapping[Any, Any]]:
-    """A schema and all that say more about the same value, each once."""
-    waiting, seen = [node], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, Mapping) and id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            waiting += [*_joined(node, root), *_entries(node.get("anyOf")), *_entries(node.get("oneOf"))]
-
-
 def _joined(node: Mapping[Any, Any], root: Any) -> list[Any]:
     """The schemas that hold besides this one."""
-    referred = [_target(root, node["$ref"])] if "$ref" in node else []
-    return [*referred, *_entries(node.get("allOf"))]
+    return [*([_target(root, node["$ref"])] if "$ref" in node else []), *_entries(node, "allOf")]
 
 
-def _entries(value: Any) -> Sequence[Any]:
+def _entries(node: Mapping[Any, Any], word: str) -> Sequence[Any]:
+    value = node.get(word)
     return value if isinstance(value, (list, tuple)) else ()
 
 
@@ -281,18 +227,13 @@ def _target(root: Any, reference: Any) -> Any:
 
 
 class Tools:
-    """Schemas by name, of tools in the shape of OpenAI (nested or flat) or Anthropic.
-
-    Accepts anything for a tool and never raises; leaves out tools without a name. Of equal names the last one counts.
-    Without tools every name may be one.
-    """
+    """Schemas by name, of tools in the shape of OpenAI or Anthropic. Never raises; leaves out what is no tool."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()
         self.declared_any = bool(entries)
         """True if there are tools."""
         self._schemas = {name: schema for entry in entries for name, schema in _declaration(entry)}
-        self._parameters: dict[tuple[str, str], Schema | None] = {}
 
     def knows(self, name: str) -> bool:
         """True if a tool has this name, or if there are no tools."""
@@ -300,13 +241,7 @@ class Tools:
 
     def parameter(self, name: str | None, key: str) -> Schema | None:
         """The schema of one parameter; None if nothing declares it."""
-        if name not in self._schemas:
-            return None
-        if (name, key) not in self._parameters:
-            if len(self._parameters) > 10_000:
-                self._parameters.clear()
-            self._parameters[name, key] = self._schemas[name].property(key)
-        return self._parameters[name, key]
+        return self._schemas[name].property(key) if name in self._schemas else None
 
     def declared(self, name: str | None) -> frozenset[str]:
         """The names of the declared parameters; none if there is no such tool."""
@@ -317,27 +252,17 @@ NO_TOOLS: Final = Tools(None)
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]] | None) -> Tools:
-    """Tools, cached: the same ones come again and again."""
-    if not tools:
-        return NO_TOOLS
+    """The schemas of tools as they are now."""
     try:
-        return _cached_tools(json.dumps(tools))
+        return Tools(json.loads(json.dumps(tools)))
     except (TypeError, ValueError, RecursionError):
         return Tools(tools)
 
 
-@lru_cache(maxsize=64)
-def _cached_tools(tools: str) -> Tools:
-    return Tools(json.loads(tools))
-
-
 def _declaration(tool: Any) -> Iterator[tuple[str, Schema]]:
     """The name of a tool and the schema of its parameters, if it is one."""
-    if not isinstance(tool, Mapping):
-        return
-    function = tool.get("function")
+    function = tool.get("function") if isinstance(tool, Mapping) else None
     function = function if isinstance(function, Mapping) else tool
-    name = function.get("name")
-    if isinstance(name, str):
+    if isinstance(function, Mapping) and isinstance(function.get("name"), str):
         stated = (function[word] for word in ("parameters", "input_schema") if isinstance(function.get(word), Mapping))
-        yield name, Schema(next(stated, {}))
+        yield function["name"], Schema(next(stated, {}))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,9 +25,9 @@ from ..study.seams import (
     INLINE,
     BridgeRefusal,
     Continuation,
+    EncodedTurns,
     RefusalReason,
     StandIn,
-    Written,
     base_stand_ins,
     check_continuation,
     find_continuation,
@@ -44,22 +44,12 @@ from ..template.chat_template import REASONING_FIELDS
 from ..tokens.ids import check_ids
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
-from .closing import GetCompiled, SeamFinder, Tail, Truncation
+from .closing import GetCompiled, SeamFinder, Stream, Tail, Truncation
 
 _OF_CONTEXT: Final = (RefusalReason.CONTEXT_DEPENDENT, RefusalReason.REPEATS_PAST)
 
-Write = Callable[[Messages, int, Any, bool], Written]
+Write = Callable[[Messages, int, Any, bool], EncodedTurns]
 """Renders a conversation: messages, the message whose turn has to be found, tools, with a generation prompt or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A prompt and its completion, as ids."""
-
-    prompt: Sequence[int] | Ids
-    completion: Ids
-    passed: Any
-    """The completion as the caller passed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +63,6 @@ class _Request:
     names: Sequence[str] = ()
     name_count: int = 0
     """How many calls have the completion's own names, from the first on."""
-    rendered: dict[Any, Continuation | BridgeRefusal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +139,16 @@ class Bridger:
         return continuation if isinstance(continuation, BridgeRefusal) else self._join(stream, continuation)
 
     def _join(self, stream: Stream, continuation: Continuation) -> BridgedTokens | BridgeRefusal:
-        return self._seams.join(
-            stream.prompt, stream.completion, stream.passed, Tail.of(continuation, self._study.forms)
-        )
+        return self._seams.join(stream, Tail.of(continuation, self._study.forms))
 
     # -- rendering after a turn
 
     def _continue(
         self, context: Messages, stand_in: StandIn, request: _Request, tools: Any
     ) -> Continuation | BridgeRefusal:
-        """The new messages after a context and a stand-in, rendered once for a request."""
-        key = (id(context), stand_in, tools is request.tools)
-        if key not in request.rendered:
-            reply = stand_in.message(leading_results(request.new), request.names)
-            request.rendered[key] = self._rendered_after([*context, reply, *request.new], len(context), tools)
-        return request.rendered[key]
+        """The new messages after a context and a stand-in."""
+        reply = stand_in.message(leading_results(request.new), request.names)
+        return self._rendered_after([*context, reply, *request.new], len(context), tools)
 
     def _rendered_after(
         self, conversation: Messages, at: int, tools: Any, *, prompt: bool = True
@@ -328,7 +312,7 @@ class Bridger:
         seen = frozenset(index for index in telling if (ids == index).any())
         return tuple(context for context, controls in by_context if controls == seen) or self._contexts(has_tools)
 
-    def _try_context(self, context: Messages, has_tools: bool) -> Written | None:
+    def _try_context(self, context: Messages, has_tools: bool) -> EncodedTurns | None:
         try:
             return self._write(context, -1, [STAND_IN_TOOL] if has_tools else None, True)
         except TokentraceError:

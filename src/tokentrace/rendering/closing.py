@@ -28,7 +28,7 @@ from ..tokens.table import TokenTable, join
 from ..tokens.tokenizer import Ids
 from .bridged import BridgedTokens
 from .lost import Lost, find_lost
-from .rendered import roles_of, span_messages
+from .rendered import span_messages
 
 _CUT_OFF: Final = "the completion was cut off before it ended its turn"
 
@@ -40,6 +40,16 @@ class Truncation(StrEnum):
     """It is closed with tokens that carry no loss."""
     REFUSE = "refuse"
     """There is no bridge."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stream:
+    """A prompt and its completion, as ids."""
+
+    prompt: Sequence[int] | Ids
+    completion: Ids
+    passed: Any
+    """The completion as the caller passed it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class Tail:
     def of(cls, continuation: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         encoded, rendering, first = continuation.encoded, continuation.encoded.rendering, continuation.first_new
-        owners = span_messages(rendering, roles_of(continuation.conversation))
+        owners = span_messages(rendering, continuation.conversation)
         messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
         kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)
         lost = find_lost(rendering, continuation.conversation, forms, first=first).lost
@@ -99,22 +109,20 @@ class SeamFinder:
     truncation: Truncation
     compiled: GetCompiled
 
-    def join(
-        self, prompt: Sequence[int] | Ids, completion: Ids, passed: Any, tail: Tail
-    ) -> BridgedTokens | BridgeRefusal:
-        """The stream, its seam, and what follows the turn; `passed` is the completion as the caller passed it."""
-        seam = self._seam(prompt, completion, tail)
+    def join(self, stream: Stream, tail: Tail) -> BridgedTokens | BridgeRefusal:
+        """The stream, its seam, and what follows the turn."""
+        seam = self._seam(stream, tail)
         if isinstance(seam, BridgeRefusal):
             return seam
         pieces = [TokenTable.of(np.asarray(ids, np.int32), kind) for ids, kind in seam.pieces if len(ids)]
         following = tail.tokens.slice(seam.overlap, len(tail.tokens)) if seam.overlap else tail.tokens
-        return BridgedTokens(prompt, passed, join([*pieces, following]), tail.new_count, tail.lost)
+        return BridgedTokens(stream.prompt, stream.passed, join([*pieces, following]), tail.new_count, tail.lost)
 
-    def _seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail) -> _Seam | BridgeRefusal:
+    def _seam(self, stream: Stream, tail: Tail) -> _Seam | BridgeRefusal:
+        completion, stop = stream.completion, tail.stop_token
         last = int(completion[-1]) if len(completion) else -1
-        stop = tail.stop_token
         if stop is None:
-            return self._open_seam(prompt, completion, tail, last)
+            return self._open_seam(stream, tail, last)
         if last == stop:
             return _NOTHING
         is_head = stop in self.endings.heads and stop not in self.endings.closers
@@ -126,7 +134,7 @@ class SeamFinder:
             return _Seam([], overlap)
         if self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)
-        parsed = read_turn(self.compiled(), completion, prompt)
+        parsed = read_turn(self.compiled(), completion, stream.prompt)
         missing = parsed.closing or self._space_before(stop, completion, parsed)
         closing = self._ids(self._marked(missing.rstrip() if is_head else missing))
         if stop in closing:  # where the template does not show whose turn it writes, its end may be part of the grammar
@@ -172,8 +180,9 @@ class SeamFinder:
                 return None
         return None
 
-    def _open_seam(self, prompt: Sequence[int] | Ids, completion: Ids, tail: Tail, last: int) -> _Seam | BridgeRefusal:
+    def _open_seam(self, stream: Stream, tail: Tail, last: int) -> _Seam | BridgeRefusal:
         """The seam of a template that ends the turn with text, or with nothing."""
+        completion = stream.completion
         whole = self._marked(tail.closing)
         past_close = self._marked(self.study.past_close())
         shared = zip(reversed(whole), reversed(past_close), strict=False)
@@ -188,7 +197,7 @@ class SeamFinder:
             return _Seam([(self._ids(closing[there:]), Kind.SCAFFOLD)])
         remaining = closing[there:]
         if not there:
-            inner = self._marked(read_turn(self.compiled(), completion, prompt).closing)
+            inner = self._marked(read_turn(self.compiled(), completion, stream.prompt).closing)
             remaining = inner + closing[_overlap(inner, closing) :]
         if remaining and self.truncation is Truncation.REFUSE:
             return BridgeRefusal(RefusalReason.TRUNCATED, _CUT_OFF)

@@ -90,7 +90,7 @@ def create_renderer(
         trusted=check_trusted(trusted, templates.values(), template_kwargs),
         messages=choose(MessageForm, "messages", messages),
         lost=choose(LostPolicy, "lost", lost),
-        variables=template_kwargs,
+        template_kwargs=template_kwargs,
     )
 
 

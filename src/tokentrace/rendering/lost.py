@@ -13,7 +13,6 @@ that policy. Not lost:
 from __future__ import annotations
 
 import bisect
-import itertools
 import json
 import re
 import sys
@@ -47,11 +46,10 @@ PAST_REASONING: Final = "past_reasoning"
 
 _DELIMITERS: Final = re.compile(r"(?:\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\]))+\s*")
 _CALL: Final = BOOKKEEPING | {"function", "arguments"}
-_USUAL_CALL: Final = frozenset({"name", "arguments"})
+_USUAL: Final = frozenset({"name", "arguments"})
 _JSON: Final = json.JSONDecoder(strict=False)
-_MOST: Final = 10_000
-"""Texts of one field that are searched, among _MOST_VALUES, and _DEEP how deep: a value may contain itself."""
-_MOST_VALUES: Final = 50_000
+_MOST: Final = 50_000
+"""Values of one field that are searched, and _DEEP how deep: a value may contain itself."""
 _DEEP: Final = 160
 
 
@@ -118,10 +116,10 @@ def find_lost(
 ) -> LeftOut:
     """What of `messages` (from message `first` on) and of `tools` is lost, dropped by design, or altered."""
     finder = _LostFinder(rendering, messages, forms)
-    for index, message in enumerate(messages[first:], first):
-        for key, value in message.items():
-            if value and key not in BOOKKEEPING and isinstance(value, (str, Sequence, Mapping)):
-                finder.check_field(index, key, value)
+    for index in range(first, len(messages)):
+        for key, value in messages[index].items():
+            if value and key not in BOOKKEEPING and not finder.is_whole(index, key, value):
+                finder.check_field(Origin.of(index, key), value)
     finder.check_tools(tools)
     return finder.left_out
 
@@ -134,36 +132,78 @@ class _LostFinder:
         self._rendering = rendering
         self._messages = messages
         self._forms = forms
-        ends, origins = rendering.ends, rendering.origins
-        pieces = map(rendering.text.__getitem__, map(slice, [0, *ends], ends))
-        self._texts: dict[FieldPath, list[str]] = {}
-        """The text that came from each field, span by span."""
-        for origin, piece in zip(origins, pieces, strict=True):
+        self._budget = 0
+        self._places: dict[FieldPath, list[int]] = {}
+        """Where the text of each field starts and ends, span by span."""
+        start = 0
+        for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             if origin is not None:
-                self._texts.setdefault(origin, []).append(piece)
+                self._places.setdefault(origin, []).extend((start, end))
+            start = end
 
-    def check_field(self, index: int, key: str, value: Any) -> None:
-        pieces = self._texts.get(("messages", index, key))
-        if pieces is not None and pieces[0] == value and len(pieces) == 1:
-            return  # nearly always
-        if key == "tool_calls" and not isinstance(value, (str, Mapping)):
-            for at, call in enumerate(value):
-                if isinstance(call, Mapping) and not self._is_written(index, at, call):
-                    self._check_call(index, at, call)
-        elif key == "content" and not isinstance(value, Mapping):
-            for path, text in texts_of(self._messages[index]):
-                self._check_text(Origin.of(index, *path), text)
-        elif isinstance(value, str):
-            self._check_text(Origin.of(index, key), value)
-        else:
-            missing = [text for path, text in _leaves(value, Origin.of(index, key)) if self._gaps(path, text)]
-            self._add(Origin.of(index, key), "…".join(missing), whole=True)
+    # -- fields that are written as they are
+
+    def is_whole(self, index: int, key: str, value: Any) -> bool:
+        """Whether a field is written as it is, in one span; of usual calls the name, and the arguments as JSON."""
+        path = ("messages", index, key)
+        if key != "tool_calls" or type(value) is not list:
+            return self._is_span(path, value)
+        return all(self._is_whole_call((*path, at, "function"), call) for at, call in enumerate(value))
+
+    def _is_whole_call(self, path: FieldPath, call: Any) -> bool:
+        function = call.get("function") if type(call) is dict and call.keys() <= _CALL else None
+        if type(function) is not dict or function.keys() != _USUAL:
+            return False
+        if not self._is_span((*path, "name"), function["name"]):
+            return False
+        arguments, places = function["arguments"], self._places.get((*path, "arguments"), ())
+        if type(arguments) is not dict or len(places) != 2:
+            return self._is_span((*path, "arguments"), arguments)
+        return bool(_as_json(self._rendering.text[slice(*places)]) == arguments)
+
+    def _is_span(self, path: FieldPath, value: Any) -> bool:
+        places = self._places.get(path, ())
+        if len(places) != 2 or type(value) is not str or places[1] - places[0] != len(value):
+            return False
+        return self._rendering.text.startswith(value, places[0])
+
+    # -- all others
+
+    @computed
+    def _texts(self) -> dict[FieldPath, list[str]]:
+        """The text that came from each field, span by span."""
+        text = self._rendering.text
+        return {
+            origin: [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
+            for origin, places in self._places.items()
+        }
+
+    def check_field(self, origin: Origin, value: Any) -> None:
+        """Report what is missing of a field of a message."""
+        self._budget = _MOST
+        message = self._messages[origin.message or 0]
+        if origin.field == "tool_calls" and not isinstance(value, (str, Mapping)):
+            for at, call in enumerate(value if origin not in self._places else ()):  # else it was printed as it is
+                if isinstance(call, Mapping):
+                    self._check_call(origin.at(at), call)
+        elif origin.field == "content" and not isinstance(value, Mapping):
+            for path, text in texts_of(message):
+                self._check_text(Origin((*origin[:2], *path)), text)
+        elif (
+            origin.field not in REASONING_FIELDS
+            or not any(  # several names, of which the template reads one
+                self._is_present(Origin((*origin[:2], name)), value)
+                for name in REASONING_FIELDS
+                if message.get(name) == value and isinstance(value, str)
+            )
+        ):
+            self._check_value(origin, value)
 
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Report tools of which nothing is written."""
         missing = set(range(len(tools)))
-        for origin in self._rendering.origins if missing else ():
-            if origin is not None and origin[0] == "tools":
+        for origin in self._places if missing else ():
+            if origin[0] == "tools":
                 missing.difference_update(origin[1:2])
                 if len(origin) == 1:  # all, printed as a list
                     return
@@ -171,31 +211,79 @@ class _LostFinder:
             name = str(tools[at].get("function", tools[at])["name"])
             self.left_out.lost.append(Lost(None, f"tools.{at}", "the template writes nothing of it", name))
 
-    # -- texts
-
-    def _check_text(self, origin: Origin, text: str) -> None:
-        """Report what is missing of a text: as dropped if it is reasoning of the past, else as lost."""
-        index, message = origin.message or 0, self._messages[origin.message or 0]
-        is_reasoning = origin.field in REASONING_FIELDS
-        if is_reasoning and any(  # it may go by several names, of which the template reads one
-            self._is_present(Origin.of(index, name), text) for name in REASONING_FIELDS if message.get(name) == text
-        ):
+    def _check_call(self, base: Origin, call: Mapping[str, Any]) -> None:
+        """Report what is missing of a call: as a whole if nothing of it is written."""
+        function = call.get("function")
+        holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
+        name, arguments = holder.get("name"), holder.get("arguments")
+        if base not in self._calls:
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+            self._add(base, f"{name}({text})")
             return
+        for path, fields in {base: call, inner: holder}.items():
+            for key in fields:
+                if key not in _CALL:
+                    self._check_value(path.at(key), fields[key])
+        if isinstance(name, str) and not self._is_present(base.at("id"), name):  # Kimi writes it there
+            self._check_text(inner.at("name"), name)
+        self._check_arguments(inner.at("arguments"), arguments)
+
+    @computed
+    def _calls(self) -> set[FieldPath]:
+        """The calls of which something is written."""
+        return {origin[:4] for origin in self._places if len(origin) > 3 and origin[2] == "tool_calls"}
+
+    def _check_arguments(self, origin: Origin, arguments: Any) -> None:
+        """Report each text, number and key of a call's arguments that is not written."""
+        if isinstance(arguments, str):
+            value = _as_json(arguments)
+            is_read = not value or any(path[: len(origin)] == origin for path in self._places)
+            if self._is_present(origin, arguments) or not isinstance(value, Mapping) or not is_read:
+                self._check_text(origin, arguments)
+                return
+            arguments = value
+        if origin not in self._places or _as_json("".join(self._texts[origin])) != arguments:
+            self._check_value(origin, arguments or {}, keys=True)
+
+    def _check_value(self, origin: Origin, value: Any, *, keys: bool = False) -> bool:
+        """Report texts in a value that are missing; with `keys` also numbers, and keys whose value is there.
+
+        Returns whether anything is. True, false and null a template may write in other words. Stops after a number of
+        values: one that shares its parts may be endless.
+        """
+        self._budget -= 1
+        if len(origin) > _DEEP or self._budget < 0:
+            return False
+        if isinstance(value, (Mapping, list, tuple)):
+            missing = False
+            for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+                place = origin.at(key if isinstance(key, (str, int)) else str(key))
+                missing |= self._check_value(place, inner, keys=keys) or (
+                    keys and isinstance(key, str) and self._check_text(place.at(KEY), key)
+                )
+            return missing
+        if keys and isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:
+            value = json.dumps(value)
+        return isinstance(value, str) and self._check_text(origin, value)
+
+    def _check_text(self, origin: Origin, text: str) -> bool:
+        """Report what is missing of a text: as dropped if it is reasoning of the past, else as lost."""
         gaps = self._gaps(origin, text)
         if not gaps:
-            return
+            return False
+        index, message = origin.message or 0, self._messages[origin.message or 0]
         missing = "…".join(text[start:stop] for start, stop in gaps)
         end = text.rfind("</think>")
         inline = origin.field == "content" and end >= 0 and not any(text[end + 8 : stop].strip() for _, stop in gaps)
         is_past = index < len(self._messages) - 1 and message["role"] == "assistant"
-        has_calls = bool(message.get("tool_calls"))
-        if (is_reasoning or inline) and is_past and self._forms.shows_reasoning(has_calls, inline):
+        is_reasoning = (inline or origin.field in REASONING_FIELDS) and is_past
+        if is_reasoning and self._forms.shows_reasoning(bool(message.get("tool_calls")), inline):
             why = "the template shows the reasoning of the last turn only"
-            path = ".".join(map(str, origin.path))
-            self.left_out.dropped.append(Lost(index, path, why, missing, PAST_REASONING))
+            self.left_out.dropped.append(Lost(index, _path(origin), why, missing, PAST_REASONING))
         else:
-            whole = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
-            self._add(origin, missing, whole=whole)
+            is_all = sum(len(text[start:stop].strip()) for start, stop in gaps) == len(text.strip())
+            self._add(origin, missing, is_all=is_all)
+        return True
 
     def _gaps(self, origin: Origin, text: str) -> list[tuple[int, int]]:
         """The stretches of a text that are not written, without white space and delimiters."""
@@ -203,8 +291,7 @@ class _LostFinder:
             return []
         pieces = self._texts.get(origin, [])
         if _letters(text) and _letters(text) in _letters("".join(pieces)):
-            path = ".".join(map(str, origin.path))
-            self.left_out.altered.append(f"{place(origin.message, path)}text is not written as in the message")
+            self.left_out.altered.append(f"{place(origin.message, _path(origin))}text is not written as in the message")
             return []
         scaffold = self._scaffold.get(origin.message or 0, "") + "\0" + self._scaffold.get(-1, "")
         return [
@@ -216,10 +303,8 @@ class _LostFinder:
 
     def _is_present(self, origin: Origin, text: str) -> bool:
         """Whether a text is in the spans of its field, or of a value around it that was printed whole."""
-        if text.strip() in "".join(self._texts.get(origin, [])) and origin in self._texts:
-            return True
         around = (origin[:length] for length in range(len(origin), 1, -1))
-        return any(_contains("".join(self._texts[path]), text) for path in (*around, UNKNOWN) if path in self._texts)
+        return any(contains("".join(self._texts[path]), text) for path in (*around, UNKNOWN) if path in self._places)
 
     @computed
     def _scaffold(self) -> dict[int, str]:
@@ -230,73 +315,27 @@ class _LostFinder:
                 pieces.setdefault(turn, []).append(text)
         return {turn: "\0".join(some) for turn, some in pieces.items()}
 
-    # -- calls
-
-    def _check_call(self, index: int, at: int, call: Mapping[str, Any]) -> None:
-        base = Origin.of(index, "tool_calls", at)
-        if base[:3] in self._texts:
-            return  # the list of calls was printed as it is
-        function = call.get("function")
-        holder, inner = (function, base.at("function")) if isinstance(function, Mapping) else (call, base)
-        name, arguments = holder.get("name"), holder.get("arguments")
-        if base not in self._called:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-            self._add(base, f"{name}({text})", whole=True)
-            return
-        for path, fields in {base: call, inner: holder}.items():
-            for key, value in fields.items():
-                if key not in _CALL:
-                    missing = [text for leaf, text in _leaves(value, path.at(key)) if self._gaps(leaf, text)]
-                    self._add(path.at(key), "…".join(missing), whole=True)
-        in_id = isinstance(name, str) and self._is_present(base.at("id"), name)  # as Kimi writes it
-        if isinstance(name, str) and not in_id and self._gaps(inner.at("name"), name):
-            self._add(inner.at("name"), name, whole=True)
-        self._check_arguments(inner.at("arguments"), arguments)
-
-    def _is_written(self, index: int, at: int, call: Mapping[str, Any]) -> bool:
-        """Whether a call of the usual form is written: its name as it is, its arguments as text or JSON."""
-        function = call.get("function")
-        if type(function) is not dict or not function.keys() <= _USUAL_CALL or not call.keys() <= _CALL:
-            return False
-        base = ("messages", index, "tool_calls", at, "function")
-        arguments, pieces = function.get("arguments"), self._texts.get((*base, "arguments"))
-        if self._texts.get((*base, "name")) != [function.get("name")] or pieces is None or len(pieces) != 1:
-            return False
-        return pieces[0] == arguments or (type(arguments) is dict and _as_json(pieces[0]) == arguments)
-
-    @computed
-    def _called(self) -> set[FieldPath]:
-        """The calls of which something is written."""
-        return {origin[:4] for origin in self._texts if len(origin) > 3 and origin[2] == "tool_calls"}
-
-    def _check_arguments(self, origin: Origin, arguments: Any) -> None:
-        """Report each text, number and key of a call's arguments that is not written."""
-        if isinstance(arguments, str):
-            value = _as_json(arguments)
-            is_read = not value or any(path[: len(origin)] == origin for path in self._texts)
-            if self._is_present(origin, arguments) or not isinstance(value, Mapping) or not is_read:
-                self._check_text(origin, arguments)
-                return
-            arguments = value
-        if origin in self._texts and _as_json("".join(self._texts[origin])) == arguments:
-            return  # printed as a whole
-        lost = {path: text for path, text in _leaves(arguments or {}, origin, keys=True) if self._gaps(path, text)}
-        for path, text in lost.items():
-            if not path.is_key or not any(other[: len(path) - 1] == path[:-1] for other in lost if other != path):
-                self._add(path, text, whole=True)
-
-    def _add(self, origin: Origin, missing: str, *, whole: bool) -> None:
-        """Report lost text, if there is any."""
-        if not missing.strip():
-            return
+    def _add(self, origin: Origin, missing: str, *, is_all: bool = True) -> None:
+        """Report lost text."""
         index = origin.message or 0
-        if not whole:
+        if not is_all:
             why = "the template leaves out a part of it"
-        elif any(path[:2] == ("messages", index) and path[2:] != ("role",) for path in self._texts if len(path) > 2):
+        elif any(path[:2] == origin[:2] and path[2:] != ("role",) for path in self._places if len(path) > 2):
             why = "the template does not write it"
         else:
             why = "the template writes nothing of this message"
-        self.left_out.lost.append(Lost(index, ".".join(map(str, origin.path)), why, missing))
+        self.left_out.lost.append(Lost(index, _path(origin), why, missing))
+
+
+def _path(origin: Origin) -> str:
+    return ".".join(map(str, origin.path))
+
+
+def contains(output: str, text: str) -> bool:
+    """Whether a text is in an output, as it is (but for white space around it) or as JSON or Python writes it."""
+    if text.strip() in output:
+        return True
+    return any(form[1:-1] in output for form in (json.dumps(text, ensure_ascii=False), json.dumps(text), repr(text)))
 
 
 def _uncovered(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:
@@ -306,15 +345,17 @@ def _uncovered(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:
     for piece in pieces:
         remaining = next((form for form in _forms(piece) if form in text), piece)
         for _ in range(64):
-            size = _longest_prefix(remaining, text)
+            if not remaining:
+                break
+            size = bisect.bisect_left(  # of its longest beginning that is in the text
+                range(1, len(remaining) + 1), True, key=lambda length: remaining[:length] not in text
+            )
             if size:
                 at = text.find(remaining[:size], cursor)
                 at = text.find(remaining[:size]) if at < 0 else at
                 cursor = at + size
                 covered.append((at, cursor))
             remaining = remaining[max(size, 1) :]
-            if not remaining:
-                break
     gaps: list[tuple[int, int]] = []
     end = 0
     for start, stop in [*sorted(covered), (len(text), len(text))]:
@@ -322,11 +363,6 @@ def _uncovered(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:
             gaps.append((end, start))
         end = max(end, stop)
     return gaps
-
-
-def _longest_prefix(piece: str, text: str) -> int:
-    """The length of the longest beginning of a piece that is in a text."""
-    return bisect.bisect_left(range(1, len(piece) + 1), True, key=lambda length: piece[:length] not in text)
 
 
 def _forms(piece: str) -> Iterator[str]:
@@ -341,42 +377,8 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))
 
 
-def _contains(whole: str, text: str) -> bool:
-    """Whether a text is in another, as it is or as JSON or Python writes it."""
-    if text.strip() in whole:
-        return True
-    return any(form[1:-1] in whole for form in (json.dumps(text, ensure_ascii=False), json.dumps(text), repr(text)))
-
-
 def _as_json(text: str) -> Any:
     try:
         return _JSON.decode(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _leaves(value: Any, path: Origin, *, keys: bool = False) -> Iterator[tuple[Origin, str]]:
-    """Texts in a value; with `keys` also numbers and keys. True, false and null a template may write in other words."""
-    return itertools.islice(_each_leaf(value, path, keys, iter(range(_MOST_VALUES))), _MOST)
-
-
-def _each_leaf(value: Any, path: Origin, keys: bool, budget: Iterator[int]) -> Iterator[tuple[Origin, str]]:
-    """Each leaf. Takes a step of `budget` for each value: a value that shares its parts may be endless."""
-    if len(path) > _DEEP or next(budget, None) is None:
-        return
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            name = key if isinstance(key, (str, int)) else str(key)
-            if keys and isinstance(key, str) and key.strip():
-                yield path.at(name, KEY), key
-            yield from _each_leaf(inner, path.at(name), keys, budget)
-    elif isinstance(value, (list, tuple)):
-        for at, inner in enumerate(value):
-            yield from _each_leaf(inner, path.at(at), keys, budget)
-    elif isinstance(value, str) and value.strip():
-        yield path, value
-    elif keys and isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            yield path, json.dumps(value)
-        except ValueError:  # more digits than Python writes
-            return

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..computed import computed
 from ..conversation.forms import Change, with_parsed_arguments
@@ -177,17 +177,22 @@ def keep_reasoning(
 
 def _extended(old: list[Span], new: list[Span]) -> list[Span] | None:
     """`new` with the end of `old`, if it has all text of `old` in the same order, field by field; else None."""
-    before, after = _text(old), _text(new)
-    old_end, new_end = _body_end(old), _body_end(new)
+    before, after = Rendering.of(old), Rendering.of(new)
+    old_end, new_end = _body_end(before), _body_end(after)
     old_fields, new_fields = _by_field(old), _by_field(new)
-    if not _is_subsequence(before[:old_end], after[:new_end]) or any(
+    if not _is_subsequence(before.text[:old_end], after.text[:new_end]) or any(
         not _is_subsequence(text, new_fields.get(origin, "")) for origin, text in old_fields.items()
     ):
         return None
     is_empty = all(origin.is_role for origin in old_fields)
-    if after[new_end:].endswith(before[old_end:]) or (is_empty and _is_subsequence(before, after)):
+    if after.text[new_end:].endswith(before.text[old_end:]) or (is_empty and _is_subsequence(before.text, after.text)):
         return new  # it ends as the old one does, after what closes its reasoning
-    return [*_slice_spans(new, 0, new_end), *_slice_spans(old, old_end, len(before))]
+    return [*after.spans(0, new_end), *before.spans(old_end)]
+
+
+def _body_end(turn: Rendering) -> int:
+    """Where the last text of a field ends."""
+    return max((end for end, origin in zip(turn.ends, turn.origins, strict=True) if origin is not None), default=0)
 
 
 def _is_subsequence(short: str, long: str) -> bool:
@@ -246,11 +251,11 @@ class _TurnRenderer:
         match = reasoning_of(self._messages[index])
         if match is None or match[1] == "content":
             return None
-        text, origin = _text(old), Origin.of(index, match[1])
+        turn, origin = Rendering.of(old), Origin.of(index, match[1])
         for before, opening, closing in self._reasoning_blocks:
-            if text.startswith(before):
+            if turn.text.startswith(before):
                 block: list[Span] = [(opening, index, None), (match[0], index, origin), (closing, index, None)]
-                return [*_slice_spans(old, 0, len(before)), *block, *_slice_spans(old, len(before), len(text))]
+                return [*turn.spans(0, len(before)), *block, *turn.spans(len(before))]
         return None
 
     @computed
@@ -423,26 +428,6 @@ def _text(spans: Sequence[Span]) -> str:
     return "".join(text for text, _, _ in spans)
 
 
-def _body_end(spans: Sequence[Span]) -> int:
-    """Where the last text of a field ends."""
-    at = end = 0
-    for text, _, origin in spans:
-        at += len(text)
-        end = at if origin is not None else end
-    return end
-
-
-def _slice_spans(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
-    out: list[Span] = []
-    at = 0
-    for text, turn, origin in spans:
-        piece = text[max(0, start - at) : max(0, stop - at)]
-        if piece:
-            out.append((piece, turn, origin))
-        at += len(text)
-    return out
-
-
 def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Rendering:
     """The rendering with some of its turns replaced, each by where it begins."""
     if not replaced:
@@ -454,3 +439,60 @@ def _spliced(rendering: Rendering, replaced: Mapping[int, list[Span]]) -> Render
             pieces += rendering.spans(at, turn.start) + replaced[turn.start]
             at = turn.end
     return Rendering.of([*pieces, *rendering.spans(at)])
+
+
+# -- a last message that is left open, for the model to continue: prefill
+#
+# As in transformers, a mark goes after the content and the rendering is cut there. So the template sees a message with
+# content, even if it is empty, and white space before the mark is not taken for the end of the message.
+
+_MARK: Final = "CONTINUED_FROM_HERE"
+_TAG: Final = _MARK + " "
+"""Its space tells whether the template strips content."""
+
+
+def with_mark(messages: Messages) -> list[Mapping[str, Any]]:
+    """The messages with a mark after the content of the last one; InputError if there is nothing to go on with."""
+    at = len(messages) - 1
+    last = messages[at]
+    if last["role"] != "assistant":
+        raise InputError(
+            f"continue_final_message goes on with an assistant's message, and the last one is of role {last['role']}; "
+            "use add_generation_prompt for a new one",
+            message=at,
+        )
+    if last.get("tool_calls"):
+        raise InputError(
+            "continue_final_message goes on with content, and tool calls come after it; leave the calls out",
+            message=at,
+            field="tool_calls",
+        )
+    content = last.get("content")
+    if isinstance(content, str):
+        return [*messages[:at], {**last, "content": content + _TAG}]
+    if isinstance(content, Sequence) and content and isinstance(content[-1], Mapping) and "text" in content[-1]:
+        part = {**content[-1], "text": content[-1]["text"] + _TAG}
+        return [*messages[:at], {**last, "content": [*content[:-1], part]}]
+    raise InputError("continue_final_message needs content to go on with, if only an empty one", message=at)
+
+
+def left_open(rendering: Rendering, message: int) -> Rendering:
+    """The rendering up to the mark. Where the template strips content, white space before the mark goes too."""
+    at = _place(rendering, message)
+    if at < 0:
+        raise TemplateError(
+            "the template does not write the content of this message where it could be continued", message=message
+        )
+    if not rendering.text.startswith(_TAG, at):
+        at = len(rendering.text[:at].rstrip())
+    return rendering.until(at)
+
+
+def _place(rendering: Rendering, message: int) -> int:
+    """Where the mark stands in text of the message itself: others may spell it too."""
+    at = len(rendering.text)
+    while (at := rendering.text.rfind(_MARK, 0, at)) >= 0:
+        origin = rendering.origins[bisect.bisect_right(rendering.ends, at)]
+        if origin is not None and origin.message == message:
+            return at
+    return -1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast, overload
 
 import numpy as np
@@ -13,14 +12,15 @@ import numpy.typing as npt
 from ..computed import computed
 from ..conversation.forms import Change
 from ..conversation.messages import ROLES
-from ..errors import RendererError, SampleError, brief
+from ..errors import RendererError, brief, place
 from ..settings import flag, whole
 from ..showing import ShowsItself
 from ..study.sampling import SampledTurn
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import UNKNOWN, Origin
 from ..template.spans import Rendering
-from ..tokens.encoded import Encoded, Number
+from ..tokens.encoded import Encoded
+from ..tokens.ids import segments
 from ..tokens.tokenizer import Ids, Tokenizer
 from .lost import LeftOut, Lost
 
@@ -51,81 +51,52 @@ class TokenSpan:
     field: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RenderedTokens(ShowsItself):
     """A rendered conversation.
 
     Arrays with one entry per token: `ids`, `messages` (-1 for none), `mask` (True where the model samples). Lists of
     the same: `token_ids`, `message_indices`, `sampled`, `fields`, `origins`. ``rendered[3]`` is one `Token`.
-
-    `turns` are the sampled turns with their stop tokens. `changes` lists changes to the messages that made them fit
-    the template, and turns that differ from the shipped template's (`past`). `notes` lists what could not be proven or
-    does not agree. `mask_means` is ``"sampled"``, or ``"trained"`` if the mask is that of a training row.
     """
 
-    def __init__(
-        self,
-        *,
-        tokenizer: Tokenizer,
-        encoded: Encoded,
-        conversation: Sequence[Mapping[str, Any]],
-        turns: Sequence[SampledTurn],
-        mask: npt.NDArray[np.bool_],
-        prompted: bool,
-        changes: Sequence[Change] = (),
-        find_notes: Callable[[], Iterable[str]] = tuple,
-        find_lost: Callable[[], LeftOut] | None = None,
-    ) -> None:
-        self.ids: Ids = encoded.ids
-        self.turns = list(turns)
-        self.mask = mask
-        self.mask_means = "sampled"
-        self.changes = list(changes)
-        self._find_lost = find_lost
-        self._find_notes = find_notes
-        self._tokenizer = tokenizer
-        self._encoded = encoded
-        self._conversation = conversation
-        self._roles = roles_of(conversation)
-        self._prompted = prompted
+    tokenizer: Tokenizer
+    """What it was encoded with."""
+    encoded: Encoded
+    conversation: Sequence[Mapping[str, Any]]
+    turns: list[SampledTurn]
+    """The sampled turns with their stop tokens."""
+    mask: npt.NDArray[np.bool_]
+    prompted: bool = False
+    """Whether it ends with a generation prompt."""
+    changes: list[Change] = field(default_factory=list)
+    """What made the messages fit the template, and turns that differ from the shipped template's (`past`)."""
+    find_notes: Callable[[], Iterable[str]] = tuple
+    find_lost: Callable[[], LeftOut] = lambda: LeftOut([], [], [])
 
     # -- per token
 
     @property
-    def rendering(self) -> Rendering:
-        """The text as spans, before it became tokens."""
-        return self._encoded.rendering
+    def ids(self) -> Ids:
+        return self.encoded.ids
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """What it was encoded with."""
-        return self._tokenizer
+    def rendering(self) -> Rendering:
+        """The text as spans, before it became tokens."""
+        return self.encoded.rendering
 
     @property
     def text(self) -> str:
         """The rendered text."""
-        return self._encoded.rendering.text
-
-    @property
-    def span_indices(self) -> npt.NDArray[np.int32]:
-        """Which span of `rendering` each token begins in."""
-        return self._encoded.spans
-
-    def per_token(self, of_spans: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """A value of each closed span of `rendering`, for each token that begins in it."""
-        return self._encoded.per_token(of_spans)
+        return self.rendering.text
 
     @computed
     def _left_out(self) -> LeftOut:
-        return self._find_lost() if self._find_lost is not None else LeftOut([], [], [])
+        return self.find_lost()
 
     @computed
-    def _remarks(self) -> list[str]:
-        return list(self._find_notes())
-
-    @property
     def notes(self) -> list[str]:
         """What could not be proven or does not agree, and fields that are not written as in the message."""
-        return list(dict.fromkeys([*self._remarks, *self._left_out.altered]))
+        return list(dict.fromkeys([*self.find_notes(), *self._left_out.altered]))
 
     @property
     def lost(self) -> list[Lost]:
@@ -139,9 +110,8 @@ class RenderedTokens(ShowsItself):
 
     @computed
     def messages(self) -> npt.NDArray[np.int32]:
-        rendering = self.rendering
-        owners = np.asarray(span_messages(rendering, self._roles), np.int32)
-        messages = self._encoded.per_token(owners)
+        owners = span_messages(self.rendering, self.conversation)
+        messages = self.encoded.per_token(np.asarray(owners, np.int32))
         for turn in self.turns:  # a stop token that is the head of the next turn belongs to who sampled it
             messages[turn.start : turn.stop] = turn.message
         return messages
@@ -154,7 +124,7 @@ class RenderedTokens(ShowsItself):
     def message_indices(self) -> list[int]:
         return cast(list[int], self.messages.tolist())
 
-    @computed
+    @property
     def sampled(self) -> list[bool]:
         return cast(list[bool], self.mask.tolist())
 
@@ -162,45 +132,42 @@ class RenderedTokens(ShowsItself):
     def origins(self) -> list[Origin | None]:
         """The origin of each token: a path such as ``("messages", 2, "content")``, or None for scaffold."""
         origins = self.rendering.origins
-        return [origins[span] for span in self._encoded.spans.tolist()]
+        return [origins[span] for span in self.encoded.spans.tolist()]
 
     @computed
     def fields(self) -> list[str]:
         """The field of each token: ``"content"``, ``"tool_calls.0.function.name"``, ``"scaffold"``…"""
         names = self._span_fields
-        return [names[span] for span in self._encoded.spans.tolist()]
+        return [names[span] for span in self.encoded.spans.tolist()]
 
     @computed
     def _span_fields(self) -> list[str]:
         rendering = self.rendering
         return [
-            "generation_prompt" if origin is None and self._prompted and start >= rendering.tail else field_name(origin)
+            "generation_prompt" if origin is None and self.prompted and start >= rendering.tail else field_name(origin)
             for start, origin in zip([0, *rendering.ends], rendering.origins, strict=False)  # one start too many
         ]
 
-    @computed
+    @property
     def control(self) -> npt.NDArray[np.bool_]:
         """True where a token is a control token."""
-        return self._encoded.control
+        return self.encoded.control
 
     def tokens(self) -> list[str]:
         """The text of each token on its own, for people: bytes that are no UTF-8 become U+FFFD."""
-        return [self._tokenizer.decode((index,)) for index in self.ids.tolist()]
+        return [self.tokenizer.decode((index,)) for index in self.ids.tolist()]
 
     # -- selecting
 
     def role(self, message: int) -> str | None:
-        return self._roles[message] if message >= 0 else None
+        return str(self.conversation[message]["role"]) if message >= 0 else None
 
     def spans(self) -> Iterator[TokenSpan]:
         """All tokens, as spans of one message and one field, in order."""
-        if not len(self.ids):
-            return
-        key = self._encoded.spans
-        cuts = np.flatnonzero(np.diff(key)) + 1
-        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(key)], strict=True):
+        spans = self.encoded.spans
+        for start, stop in segments(spans):
             message = int(self.messages[start])
-            yield TokenSpan(start, stop, message, self.role(message), self._span_fields[int(key[start])])
+            yield TokenSpan(start, stop, message, self.role(message), self._span_fields[int(spans[start])])
 
     def select(
         self,
@@ -214,29 +181,25 @@ class RenderedTokens(ShowsItself):
 
         Raises RendererError for a message that does not exist, and for a role or a field that no message can have.
         """
-        self._check_selection(message, role, field)
         chosen = np.ones(len(self.ids), np.bool_)
+        roles = [row["role"] for row in self.conversation]
         if message is not None:
+            if not -1 <= whole("message", message) < len(roles):
+                raise RendererError(
+                    f"there is no message {message}; there are {len(roles)}, from 0 to {len(roles) - 1}"
+                )
             chosen &= self.messages == message
         if role is not None:
-            of_role = [at for at, other in enumerate(self._roles) if other == role]
-            chosen &= np.isin(self.messages, of_role)
+            _check_name("role", role, {*ROLES, *roles})
+            chosen &= np.isin(self.messages, [at for at, other in enumerate(roles) if other == role])
         if field is not None:
-            fits = [_is_field(name, field) for name in self._span_fields]
-            chosen &= np.asarray(fits, np.bool_)[self._encoded.spans] if fits else False
+            names = {str(key) for row in self.conversation for key in row} | set(self._span_fields)
+            _check_name("field", field, _FIELDS.union(name.split(".")[0] for name in names))
+            fits = np.asarray([_is_field(name, field) for name in self._span_fields], np.bool_)
+            chosen &= self.encoded.per_token(fits)
         if sampled is not None:
             chosen &= self.mask == flag("sampled", sampled)
         return chosen
-
-    def _check_selection(self, message: Any, role: Any, field: Any) -> None:
-        count = len(self._conversation)
-        if message is not None and not -1 <= whole("message", message) < count:
-            raise RendererError(f"there is no message {message}; there are {count}, from 0 to {count - 1}")
-        if role is not None:
-            _check_name("role", role, {*ROLES, *self._roles})
-        if field is not None:
-            names = {str(key) for row in self._conversation for key in row} | set(self._span_fields)
-            _check_name("field", field, _FIELDS.union(name.split(".")[0] for name in names))
 
     def decode(self, chosen: npt.NDArray[np.bool_] | slice | None = None) -> str:
         """The text of the chosen tokens, for people to read."""
@@ -246,20 +209,7 @@ class RenderedTokens(ShowsItself):
             raise RendererError(f"chosen is a mask, a slice or positions of these tokens: {error}") from None
         if ids.ndim != 1:
             raise RendererError("chosen is one row: a mask, a slice or positions of these tokens")
-        return self._tokenizer.decode(ids.tolist())
-
-    def with_mask(self, mask: npt.NDArray[np.bool_]) -> RenderedTokens:
-        """The same tokens with the loss mask of a training row as their mask."""
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            raise SampleError(f"the mask is an array of bools, not {brief(mask)}")
-        if mask.shape != self.ids.shape:
-            raise SampleError(f"a mask of shape {mask.shape} does not fit {len(self.ids)} tokens")
-        other = copy.copy(self)
-        other.__dict__.pop("sampled", None)
-        other.mask = mask
-        other.mask_means = "trained"
-        other.turns = [turn for turn in self.turns if mask[turn.start : turn.stop].any()]
-        return other
+        return self.tokenizer.decode(ids.tolist())
 
     @overload
     def __getitem__(self, at: int) -> Token: ...
@@ -271,11 +221,11 @@ class RenderedTokens(ShowsItself):
         if isinstance(at, slice):
             return [self[index] for index in range(*at.indices(len(self)))]
         index = range(len(self))[at]  # IndexError where there is none
-        span, message = int(self._encoded.spans[index]), int(self.messages[index])
+        span, message = int(self.encoded.spans[index]), int(self.messages[index])
         number = int(self.ids[index])
         return Token(
             number,
-            self._tokenizer.decode((number,)),
+            self.tokenizer.decode((number,)),
             message,
             self.role(message),
             self._span_fields[span],
@@ -322,12 +272,8 @@ def field_name(origin: Origin | None) -> str:
     return ".".join(map(str, origin.path if origin.source == "messages" else origin))
 
 
-def roles_of(conversation: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [str(message["role"]) for message in conversation]
-
-
-def span_messages(rendering: Rendering, roles: Sequence[str]) -> list[int]:
-    """The message of each span. `roles` are by message.
+def span_messages(rendering: Rendering, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The message of each span.
 
     Text belongs to the message it came from, scaffold to the one in whose turn it was written. Text of an assistant
     that another's turn repeats (a function's name above its result) belongs to that other turn: it was not sampled
@@ -339,14 +285,14 @@ def span_messages(rendering: Rendering, roles: Sequence[str]) -> list[int]:
     owners = list(turns)
     for span, origin in enumerate(origins):
         source = None if origin is None else origin.message
-        if source is not None and (owners[span] < 0 or roles[source] != "assistant"):
+        if source is not None and (owners[span] < 0 or messages[source]["role"] != "assistant"):
             owners[span] = source
     first = next((k for k, turn in enumerate(turns) if turn >= 0), len(owners))
     quoted = list(dict.fromkeys(owner for owner in owners[:first] if owner >= 0))
     if not quoted:
         return owners
     begins = owners.index(quoted[0])
-    start = 0 if roles[quoted[0]] in ("system", "developer") else begins
+    start = 0 if messages[quoted[0]]["role"] in ("system", "developer") else begins
     stop = first if len(quoted) == 1 else begins  # Llama's, with tools, quotes the first user's message as well
     for k in range(start, stop):
         before_prompt = rendering.tail == 0 or ends[k] <= rendering.tail
@@ -354,3 +300,42 @@ def span_messages(rendering: Rendering, roles: Sequence[str]) -> list[int]:
         if owners[k] < 0 and (origin is None or origin.source == "kwargs") and before_prompt:
             owners[k] = quoted[0]
     return owners
+
+
+# -- notes
+
+
+def mask_notes(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
+    """Notes on generation tags that disagree with the mask, and on control tokens that stayed text."""
+    return [*compare_generation_tags(encoded, mask), *_literal_tokens(encoded)]
+
+
+def _literal_tokens(encoded: Encoded) -> Iterator[str]:
+    """A note for each control token that a field spells and does not hold: transformers would make it one."""
+    origins = encoded.rendering.origins if encoded.forged else []
+    for origin, token in dict.fromkeys((origins[span], token) for span, token in encoded.forged):
+        message = None if origin is None else origin.message
+        yield (
+            f"{place(message, field_name(origin))}spells the control token {token!r}, which stays text "
+            "(control_tokens='literal')"
+        )
+
+
+def compare_generation_tags(encoded: Encoded, mask: npt.NDArray[np.bool_]) -> list[str]:
+    """A note where the template's own generation tags do not agree with the derived mask."""
+    if not encoded.rendering.generation:
+        return []
+    tagged = np.zeros(len(mask), np.bool_)
+    begins, ends = zip(*encoded.rendering.generation, strict=True)
+    for first, stop in zip(encoded.first_touching(begins), encoded.first_after(ends), strict=True):
+        tagged[first:stop] = True
+    differ = tagged != mask
+    count = int(np.count_nonzero(differ))
+    if not count:
+        return []
+    only_tagged = int(np.count_nonzero(tagged & differ))
+    only_derived, where = count - only_tagged, int(differ.argmax())
+    return [
+        f"the template's generation tags disagree with what is sampled: {only_tagged} tokens are tagged but not "
+        f"sampled, {only_derived} sampled but not tagged; the first at token {where}"
+    ]

@@ -8,90 +8,74 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from ..conversation.forms import Adapted, MessageForm, adapt
 from ..conversation.messages import Messages, check_messages, check_tools
 from ..conversation.remarks import conversation_remarks
-from ..errors import InputError, RendererError
+from ..errors import InputError, RendererError, TokentraceError
 from ..formats.dialects import with_parsers
 from ..formats.grammar import TurnGrammar
 from ..parsing.compiled import Compiled
-from ..parsing.parser import StreamingParser
-from ..parsing.readback import Unreadable, find_unreadable
+from ..parsing.marked import MarkedBytes
+from ..parsing.parser import StreamingParser, parse
+from ..parsing.readback import MISREAD, PROOFS, Unreadable, find_unreadable, misread_parts
 from ..parsing.response import CallReading, ParsedResponse
 from ..settings import choose, flag
 from ..study.memory import Memory
-from ..study.probes import STAND_IN_TOOL
+from ..study.probes import STAND_IN_TOOL, USER
 from ..study.sampling import find_sampled
-from ..study.seams import BridgeRefusal, Written
+from ..study.seams import BridgeRefusal, EncodedTurns
 from ..study.study import TemplateStudy, study_of
 from ..study.turns import find_turns
 from ..template.chat_template import Template
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy
+from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
 from ..tokens.ids import check_ids, check_last
 from ..tokens.tokenizer import Tokenizer
 from .bridged import BridgedTokens
-from .bridging import Bridger, Stream
-from .closing import Truncation
+from .bridging import Bridger
+from .closing import Stream, Truncation
 from .inputs import ToolCache, credit_content, with_original_text
 from .lost import LostPolicy, find_lost, report_lost
-from .masks import compiled_grammar, mask_notes
-from .past import Past, after_prompt, write_conversation
-from .prefill import left_open, with_mark
-from .rendered import RenderedTokens
-from .trust import TRUSTED, encode_trusted
+from .past import Past, after_prompt, left_open, with_mark, write_conversation
+from .rendered import RenderedTokens, mask_notes
+from .trust import TRUSTED, forged_error, trust_of, unencodable_error
 
 Value = TypeVar("Value")
 
 
+@dataclass(eq=False, repr=False)
 class Renderer:
     """Renders conversations to ids with origins and an exact loss mask. Make one with `create_renderer`.
 
     Immutable as far as callers can see, and safe to share between threads.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        templates: Mapping[str, Template],
-        *,
-        family: str = "default",
-        past: Past = Past.TEMPLATE,
-        control_tokens: ControlPolicy = ControlPolicy.LITERAL,
-        truncation: Truncation = Truncation.CLOSE,
-        tool_parser: Any = None,
-        reasoning_parser: Any = None,
-        calls: CallReading = CallReading.STRICT,
-        trusted: Iterable[str] = TRUSTED,
-        messages: MessageForm = MessageForm.ADAPT,
-        lost: LostPolicy = LostPolicy.WARN,
-        variables: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.family = family
-        self.past = past
-        self.control_tokens = control_tokens
-        self.truncation = truncation
-        self.tool_parser = tool_parser
-        self.reasoning_parser = reasoning_parser
-        with_parsers(TurnGrammar(), tool_parser, reasoning_parser)  # says at once what is wrong with them
-        self.calls = calls
-        self.trusted = frozenset(trusted)
-        self.messages = messages
-        self.lost = lost
-        self.template_kwargs = dict(variables or {})
+    tokenizer: Tokenizer
+    templates: Mapping[str, Template]
+    _: KW_ONLY
+    family: str = "default"
+    past: Past = Past.TEMPLATE
+    control_tokens: ControlPolicy = ControlPolicy.LITERAL
+    truncation: Truncation = Truncation.CLOSE
+    tool_parser: Any = None
+    reasoning_parser: Any = None
+    calls: CallReading = CallReading.STRICT
+    trusted: frozenset[str] = TRUSTED
+    messages: MessageForm = MessageForm.ADAPT
+    lost: LostPolicy = LostPolicy.WARN
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with_parsers(TurnGrammar(), self.tool_parser, self.reasoning_parser)  # raises if they are wrong
         self._studies = {
-            name: study_of(template, tokenizer, self.template_kwargs) for name, template in templates.items()
+            name: study_of(template, self.tokenizer, self.template_kwargs) for name, template in self.templates.items()
         }
-        self._tools = ToolCache(as_json=messages is MessageForm.ADAPT)
+        self._tools = ToolCache(as_json=self.messages is MessageForm.ADAPT)
         self._cache = Memory()
 
     # -- rendering
@@ -157,6 +141,12 @@ class Renderer:
             sampling.turns = [turn for turn in sampling.turns if turn.message != len(checked) - 1]
         mask = sampling.mask(len(encoded.ids))
         originals = with_original_text(adapted.messages if continued else text.messages, adapted, checked)
+
+        def notes() -> list[str]:
+            """What could not be proven or does not agree. It runs when somebody reads the notes."""
+            remarks = conversation_remarks(checked, continued=continued)
+            return [*text.notes, *sampling.notes, *mask_notes(encoded, mask), *remarks]
+
         return RenderedTokens(
             tokenizer=self.tokenizer,
             encoded=encoded,
@@ -165,10 +155,8 @@ class Renderer:
             mask=mask,
             prompted=prompt,
             changes=[*adapted.changes, *text.changes],
-            find_notes=functools.partial(
-                _find_notes, (*text.notes, *sampling.notes), encoded, mask, checked, continued
-            ),
-            find_lost=functools.partial(find_lost, rendering, originals, study.forms, tools=schemas or ()),
+            find_notes=notes,
+            find_lost=lambda: find_lost(rendering, originals, study.forms, tools=schemas or ()),
         )
 
     def render_ids(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
@@ -186,11 +174,18 @@ class Renderer:
         return rendering
 
     def encode_text(self, rendering: Rendering, messages: Messages, *, tools: Any = None) -> Encoded:
-        """The ids of a text with its spans, under this renderer's policy for control tokens."""
+        """The ids of a text with its spans, control tokens only where this renderer's policy allows them.
+
+        Raises ControlTokenError or InputError, naming message and field.
+        """
         roles, inner = self.study(tools).template.constants, functools.partial(self.inner_token_ids, tools)
-        return encode_trusted(
-            self.tokenizer, rendering, messages, tools, self.control_tokens, self.trusted, roles, inner
-        )
+        trust = functools.partial(trust_of, messages=messages, trusted=self.trusted, roles=roles)
+        try:
+            return encode_spans(self.tokenizer, rendering, trust, self.control_tokens, inner)
+        except ForgedControl as forged:
+            raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
+        except UnicodeEncodeError as error:
+            raise unencodable_error(rendering, tools) from error
 
     # -- stages
 
@@ -316,7 +311,9 @@ class Renderer:
 
         return self._cache.once(("bridger", id(study), has_tools), make)
 
-    def _render_small(self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool) -> Written:
+    def _render_small(
+        self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
+    ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
         run = functools.partial(study.run_with, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
@@ -383,13 +380,34 @@ class Renderer:
         ]
 
     def _compiled(self, study: TemplateStudy, has_tools: bool) -> Compiled:
+        """The grammar that completions are parsed with. A note says where it does not read back its own template."""
+
         def make() -> Compiled:
-            tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
-            render = functools.partial(self._render, tools=tools, prompt=False)
-            proven = render if study is self._studies.get("default") else None
-            return compiled_grammar(study, has_tools, self.tool_parser, self.reasoning_parser, proven)
+            endings, derived = study.endings(has_tools), study.grammar(has_tools)
+            grammar = with_parsers(derived, self.tool_parser, self.reasoning_parser)
+            stops = [*sorted(endings.stops), *sorted(study.eos - endings.stops)]
+            compiled = Compiled(grammar, MarkedBytes(study.tokenizer.vocabulary), stops)
+            if grammar is derived and study is self._studies.get("default"):
+                tools = [STAND_IN_TOOL] if study.shows_tools(has_tools) else None
+                misread = ", ".join(f"{part} of {name}" for part, name in self._misread(compiled, tools))
+                notes = [f"{MISREAD}: {misread}"] if misread else []
+                compiled.grammar = grammar.replace(notes=(*grammar.notes, *notes))
+            return compiled
 
         return self._cache.once(("compiled", id(study), has_tools), make)
+
+    def _misread(self, compiled: Compiled, tools: Any) -> Iterator[tuple[str, str]]:
+        """Where a grammar does not read back what its own template writes."""
+        for name, message in PROOFS.items():
+            try:
+                rendered = self._render([USER, {"role": "assistant", **message}], tools, False)
+            except TokentraceError:
+                continue
+            for turn in rendered.turns[:1]:
+                prompt = compiled.prompt_bytes(rendered.ids[: turn.start])
+                parsed = parse(compiled, rendered.ids[turn.start : turn.stop], prompt=prompt)
+                for part in misread_parts(rendered.rendering, parsed, compiled.grammar):
+                    yield part, name
 
     # -- copies
 
@@ -416,7 +434,7 @@ class Renderer:
 
     def with_variables(self, variables: Mapping[str, Any]) -> Renderer:
         """This renderer with other template variables beside its own."""
-        return Renderer(**{**self.__getstate__(), "variables": {**self.template_kwargs, **variables}})
+        return replace(self, template_kwargs={**self.template_kwargs, **variables})
 
     def __copy__(self) -> Renderer:
         other = object.__new__(type(self))
@@ -425,22 +443,10 @@ class Renderer:
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings, without what was learned."""
-        names = inspect.signature(Renderer.__init__).parameters
-        settings = {name: getattr(self, name) for name in names if name in self.__dict__}
-        templates = {name: study.template for name, study in self._studies.items()}
-        return {**settings, "templates": templates, "variables": self.template_kwargs}
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Renderer({self.tokenizer.name!r}, family={self.family!r})"
-
-
-def _find_notes(
-    notes: Sequence[str], encoded: Encoded, mask: npt.NDArray[np.bool_], messages: Messages, continued: bool
-) -> Iterator[str]:
-    """Yield what could not be proven or does not agree. It runs when somebody reads the notes."""
-    yield from notes
-    yield from mask_notes(encoded, mask)
-    yield from conversation_remarks(messages, continued=continued)

@@ -1,10 +1,9 @@
-"""Whose text may hold which control tokens, and what is said of text that may not."""
+"""Whose text may hold which control tokens, and the errors for text that may not."""
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..conversation.messages import ROLES, Messages, check_tools
@@ -14,9 +13,7 @@ from ..template.chat_template import Template
 from ..template.origin import KEY, UNKNOWN, Origin
 from ..template.trace import Rendering
 from ..tokens.control import Trust
-from ..tokens.encoded import Encoded
-from ..tokens.encoding import ControlPolicy, ForgedControl, encode_spans
-from ..tokens.tokenizer import Tokenizer
+from ..tokens.encoding import ForgedControl
 from .rendered import field_name
 
 TRUSTED: Final = frozenset({"system", "developer", "assistant", "kwargs"})
@@ -71,29 +68,6 @@ def _source(origin: Origin) -> set[str]:
     if origin.source == "kwargs":
         return {"documents"} if origin[1] == "documents" else {"kwargs", f"kwargs.{origin[1]}"}
     return {"tools"} if origin.source == "tools" else set()
-
-
-def encode_trusted(
-    tokenizer: Tokenizer,
-    rendering: Rendering,
-    messages: Messages,
-    tools: Any,
-    policy: ControlPolicy,
-    trusted: frozenset[str],
-    roles: frozenset[str],
-    inner: Callable[[], frozenset[int]],
-) -> Encoded:
-    """The ids of a rendering, control tokens only where the text may hold them. `roles` are those the template knows.
-
-    Raises ControlTokenError or InputError, naming message and field.
-    """
-    trust = functools.partial(trust_of, messages=messages, trusted=trusted, roles=roles)
-    try:
-        return encode_spans(tokenizer, rendering, trust, policy, inner)
-    except ForgedControl as forged:
-        raise forged_error(forged, rendering.origins[forged.span], messages, tools) from None
-    except UnicodeEncodeError as error:
-        raise unencodable_error(rendering, tools) from error
 
 
 def forged_error(forged: ForgedControl, origin: Origin | None, messages: Messages, tools: Any) -> ControlTokenError:

@@ -222,8 +222,7 @@ class RolloutStore:
         with sample_writer(self.folder / ROWS, layout, about, private=True) as write:
             samples, numbers = self.samples(advantages=advantages), itertools.count(1)
             while some := list(itertools.islice(samples, 256)):
-                counts = [int(one.messages.max(initial=-1)) + 1 for one in some]
-                origins = [SampleOrigin(one.name, next(numbers), 0, n) for one, n in zip(some, counts, strict=True)]
+                origins = [SampleOrigin(one.name, next(numbers)) for one in some]
                 write(samples_table(some, origins, layout))
         return self.folder / ROWS
 
@@ -233,7 +232,6 @@ async def _all(store: Store) -> list[SessionInfo]:
 
 
 def _result(info: SessionInfo) -> dict[str, Any] | None:
-    """How a rollout ended; None if it did not."""
     return info.metadata.get("rollout") if info.state is not State.DROPPED else None
 
 
@@ -247,7 +245,6 @@ def as_plain_json(value: Any) -> Any:
 
 
 def _answered(rollout: Rollout) -> int:
-    """The number of messages up to the model's last one."""
     roles = [message.get("role") for message in rollout.messages]
     last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
     return last + 1 if last >= len(rollout.task.messages) else len(roles)

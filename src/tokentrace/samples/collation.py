@@ -18,18 +18,11 @@ from .staleness import UNSAMPLED, checked_version, row_staleness, token_stalenes
 Tensors: TypeAlias = Literal["numpy", "torch"]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 """Per-token arrays by name."""
-Version: TypeAlias = str | int
 
 _PADDING: Final[dict[str, Any]] = {
-    "attention_mask": 0,
-    "labels": IGNORE,
-    "loss_mask": 0,
-    "position_ids": 0,
-    "logprobs": np.nan,
-    "advantages": 0.0,
-    "version_ids": -1,
-    "token_versions": UNSAMPLED,
-    "staleness": UNSAMPLED,
+    **{"attention_mask": 0, "labels": IGNORE, "loss_mask": 0, "position_ids": 0},
+    **{"logprobs": np.nan, "advantages": 0.0},
+    **{"version_ids": -1, "token_versions": UNSAMPLED, "staleness": UNSAMPLED},
 }
 _COLUMNS: Final = {"input_ids", *_PADDING, "rewards", "versions", "max_staleness", "mean_staleness"}
 MOST_TOKENS: Final = 1 << 27
@@ -52,15 +45,14 @@ def collate(
 ) -> dict[str, Any]:
     """A batch of rows, padded to the longest, to `length`, or up to a multiple of `multiple_of`.
 
-    Has ``input_ids``, ``attention_mask``, ``position_ids``, ``labels`` (-100 without loss; not shifted) and
-    ``loss_mask``; if the samples have them also ``logprobs`` (NaN where nothing was sampled), ``advantages``,
-    ``version_ids``, ``versions`` and ``rewards``. With the `version` of the weights that are trained, also
-    ``token_versions``, ``staleness``, ``max_staleness`` and ``mean_staleness``; with `channels` an array for each name,
-    with its value for tokens without an entry: ``channels={"routed_experts": -1}``. docs/samples.md has the table.
+    docs/samples.md lists its columns. With the `version` of the weights that are trained it has ``token_versions`` and
+    staleness; with `channels` an array for each name, with its value for tokens without an entry:
+    ``channels={"routed_experts": -1}``. The first token of a row never carries loss: nothing before it could predict
+    it.
 
-    The first token of a row never carries loss: nothing before it could predict it. Raises SampleError for no sample,
-    for an empty one or one longer than `length`, if only some have logprobs, advantages or a reward, and for a token
-    that carries loss without a logprob, a version or a channel entry, if these are asked for.
+    Raises SampleError for no sample, for an empty one or one longer than `length`, if only some have logprobs,
+    advantages or a reward, and for a token that carries loss without a logprob, a version or a channel entry, if these
+    are asked for.
 
     >>> kinds = np.array([0, 1, 1], np.uint8)
     >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
@@ -68,27 +60,20 @@ def collate(
     >>> batch["input_ids"].tolist(), batch["labels"].tolist()
     ([[5, 6, 7, 0]], [[-100, 6, 7, -100]])
     """
-    rows = Rows(samples, pad_id, tensors, version)
-    for name in _COLUMNS & set(channels or ()):
+    rows, fills = Rows(samples, pad_id, tensors, version), dict(channels or {})
+    for name in _COLUMNS & fills.keys():
         raise SampleError(f"channels: {name!r} is a column of the batch itself; give the channel another name")
     if not isinstance(side, str) or side not in ("right", "left"):
         raise SampleError(f"side is 'right' or 'left', not {brief(side)}")
-    width = max(rows.lengths) if length is None else index("length", length, least=1)
-    width = rounded_up(width, length, multiple_of)
-    if len(rows.samples) * width > MOST_TOKENS:
-        raise SampleError(
-            f"{len(rows.samples)} rows of {width} tokens: a batch has at most {MOST_TOKENS}, padding included"
-        )
-    rows.check_fit(width)
+    width = rows.width(length, multiple_of)
     batch: Columns = {}
     for number, count in enumerate(rows.lengths):
         place = slice(0, count) if side == "right" else slice(width - count, width)
-        columns = rows.columns(number)
-        fills = {name: rows.fill(name) for name in columns} | dict(channels or {})
-        columns |= {name: rows.channel(number, name, fill) for name, fill in (channels or {}).items()}
+        columns = rows.columns(number) | {name: rows.channel(number, name, fill) for name, fill in fills.items()}
         for name, values in columns.items():
             if name not in batch:
-                batch[name] = np.full((len(rows.samples), width, *values.shape[1:]), fills[name], values.dtype)
+                fill = fills[name] if name in fills else rows.fill(name)
+                batch[name] = np.full((len(rows.samples), width, *values.shape[1:]), fill, values.dtype)
             if batch[name].shape[2:] != values.shape[1:]:
                 shapes = f"{batch[name].shape[2:]} and of {values.shape[1:]}"
                 raise SampleError(f"channel {name!r} has entries of shape {shapes}")
@@ -110,8 +95,20 @@ class Rows:
         self._rewarded = self._all_have("reward")
         self._version = None if version is None else checked_version(version)
         versions = dict.fromkeys(span.version for sample in self.samples for span in sample.versions)
-        self.versions: dict[Version, int] = {version: number for number, version in enumerate(versions)}
+        self.versions: dict[str | int, int] = {version: number for number, version in enumerate(versions)}
         """The versions of the weights that sampled something, and the number of each in `version_ids`."""
+
+    def width(self, length: int | None, multiple_of: int | None, count: int | None = None) -> int:
+        """The length of rows of a batch of `count` rows: one for each sample by default."""
+        least = max(self.lengths) if length is None else index("length", length, least=1)
+        width = rounded_up(least, length, multiple_of)
+        count = len(self.samples) if count is None else count
+        if count * width > MOST_TOKENS:
+            raise SampleError(f"{count} rows, length {width}: a batch has at most {MOST_TOKENS} tokens with padding")
+        for number, size in enumerate(self.lengths):
+            if size > width:
+                raise SampleError(f"{self._label(number)} has {size} tokens, and length is {width}: truncate() it")
+        return width
 
     def columns(self, number: int) -> Columns:
         """The per-token arrays of a sample: new ones, checked."""
@@ -127,14 +124,9 @@ class Rows:
             "labels": labels,
             "loss_mask": loss,
         }
-        for name in self._optional:
-            columns[name] = getattr(sample, name).astype(np.float32)
+        columns |= {name: getattr(sample, name).astype(np.float32) for name in self._optional}
         if "logprobs" in columns:
-            missing = sample.mask & ~np.isfinite(columns["logprobs"])
-            if missing.any():
-                raise SampleError(
-                    f"{self._label(number)} has no logprob for token {int(missing.argmax())}, which carries loss"
-                )
+            self._require(number, np.isfinite(columns["logprobs"]), "logprob")
         if "advantages" in columns:
             columns["advantages"][loss == 0] = 0
         if self.versions:
@@ -152,11 +144,7 @@ class Rows:
         channel = sample.channels.get(name)
         if channel is None:
             raise SampleError(f"{self._label(number)} has no channel {name!r}; it has {sorted(sample.channels)}")
-        missing = sample.mask & ~channel.present
-        if missing.any():
-            raise SampleError(
-                f"{self._label(number)}: {name} has no entry for token {int(missing.argmax())}, which carries loss"
-            )
+        self._require(number, channel.present, f"{name} entry")
         try:
             return channel.array(fill)
         except TrajectoryError as error:
@@ -180,10 +168,13 @@ class Rows:
     def as_tensors(self, columns: Columns) -> dict[str, Any]:
         return {name: self._to_tensor(values) for name, values in columns.items()}
 
-    def check_fit(self, width: int) -> None:
-        for number, count in enumerate(self.lengths):
-            if count > width:
-                raise SampleError(f"{self._label(number)} has {count} tokens, and length is {width}: truncate() it")
+    def _require(self, number: int, present: npt.NDArray[np.bool_], what: str) -> None:
+        """Raise SampleError if a token that carries loss lacks a value."""
+        missing = self.samples[number].mask & ~present
+        if missing.any():
+            raise SampleError(
+                f"{self._label(number)} has no {what} for token {int(missing.argmax())}, which carries loss"
+            )
 
     def _all_have(self, name: str) -> bool:
         having = [getattr(sample, name) is not None for sample in self.samples]
@@ -209,13 +200,9 @@ def rounded_up(width: int, length: int | None, multiple_of: int | None) -> int:
 
 def _converter(tensors: Any) -> Any:
     """What makes a tensor of a numpy array; torch is imported here and nowhere else."""
-    if isinstance(tensors, str) and tensors == "numpy":
-        return np.asarray
-    if not isinstance(tensors, str) or tensors != "torch":
+    if not isinstance(tensors, str) or tensors not in ("numpy", "torch"):
         raise SampleError(f"tensors is 'numpy' or 'torch', not {brief(tensors)}")
     try:
-        return importlib.import_module("torch").from_numpy
+        return np.asarray if tensors == "numpy" else importlib.import_module("torch").from_numpy
     except ImportError as error:
-        raise SampleError(
-            "tensors='torch' needs torch, which is not installed: install it, or ask for numpy"
-        ) from error
+        raise SampleError("tensors='torch' needs torch: install it, or ask for numpy") from error

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import SampleError, brief
 from ..tokens.tokenizer import Ids
-from .collation import MOST_TOKENS, Columns, Rows, Tensors, Version, index, rounded_up
+from .collation import Columns, Rows, Tensors, index, rounded_up
 from .sample import Sample
 
 
@@ -50,7 +50,7 @@ class Pack:
     """One for each document."""
     version_ids: Any = None
     """Which of `versions` sampled a token; -1 on padding and where it is not known. None where no sample says."""
-    versions: tuple[Version, ...] = ()
+    versions: tuple[str | int, ...] = ()
     """The versions of the weights that sampled the samples given, each once; the same for all rows."""
 
     @property
@@ -93,10 +93,7 @@ def pack(
     ([0, 1, 2, 0, 1, 2, 0, 1], [0, 3, 6, 8])
     """
     rows = Rows(samples, pad_id, tensors)
-    capacity = rounded_up(index("length", length, least=1), length, multiple_of)
-    if capacity > MOST_TOKENS:
-        raise SampleError(f"length is {capacity}: a row has at most {MOST_TOKENS} tokens, padding included")
-    rows.check_fit(capacity)
+    capacity = rows.width(index("length", length), multiple_of, 1)
     packs = []
     for members in first_fit_decreasing(rows.lengths, capacity):
         used = sum(rows.lengths[number] for number in members)

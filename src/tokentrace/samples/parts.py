@@ -31,31 +31,28 @@ _KIND_OF_PART: Final = np.asarray([Kind.SCAFFOLD if part is Part.SCAFFOLD else K
 """The kind of a token that nobody samples."""
 
 
-class PartFinder:
-    """Finds the parts of conversations: by the trace and, inside sampled turns, as the parser reads them."""
+def part_columns(renderer: Renderer, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
+    """The message, the `Part` and the `Kind` of each token, by the names of a `Sample`'s columns.
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._renderer = renderer
-
-    def arrays(self, rendered: RenderedTokens, tools: bool = False) -> dict[str, npt.NDArray[Any]]:
-        """The message, the `Part` and the `Kind` of each token, by the names of a `Sample`'s columns."""
-        codes = [_field_part(origin) for origin in rendered.rendering.origins]
-        parts = rendered.per_token(np.asarray(codes, np.uint8))
-        kinds = _KIND_OF_PART.take(parts)
-        kinds[rendered.mask] = Kind.SAMPLED
-        for turn in rendered.turns:
-            prompt, completion = rendered.ids[: turn.start], rendered.ids[turn.start : turn.stop]
-            try:
-                parsed = self._renderer.parse_response(completion, tools=[] if tools else None, prompt_ids=prompt)
-            except TokentraceError:  # a template that refuses every turn has no grammar
-                continue
-            turn_parts = parts[turn.start : turn.stop]
-            for kind, span in parsed.regions:
-                turn_parts[slice(*span)] = _BY_KIND[kind]
-            if turn.stop_token is not None and len(turn_parts):
-                turn_parts[turn_parts == Part.STOP] = Part.CONTENT
-                turn_parts[-1] = Part.STOP
-        return {"messages": rendered.messages, "parts": parts, "kinds": kinds}
+    The trace gives the parts; inside sampled turns the parser does.
+    """
+    codes = [_field_part(origin) for origin in rendered.rendering.origins]
+    parts = rendered.encoded.per_token(np.asarray(codes, np.uint8))
+    kinds = _KIND_OF_PART.take(parts)
+    kinds[rendered.mask] = Kind.SAMPLED
+    for turn in rendered.turns:
+        prompt, completion = rendered.ids[: turn.start], rendered.ids[turn.start : turn.stop]
+        try:
+            parsed = renderer.parse_response(completion, tools=[] if tools else None, prompt_ids=prompt)
+        except TokentraceError:  # a template that refuses every turn has no grammar
+            continue
+        turn_parts = parts[turn.start : turn.stop]
+        for kind, span in parsed.regions:
+            turn_parts[slice(*span)] = _BY_KIND[kind]
+        if turn.stop_token is not None and len(turn_parts):
+            turn_parts[turn_parts == Part.STOP] = Part.CONTENT
+            turn_parts[-1] = Part.STOP
+    return {"messages": rendered.messages, "parts": parts, "kinds": kinds}
 
 
 def _field_part(origin: Origin | None) -> Part:

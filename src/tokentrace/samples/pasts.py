@@ -17,7 +17,7 @@ from ..errors import TokentraceError
 from ..rendering.past import reasoning_of, shows_reasoning
 from ..rendering.rendered import RenderedTokens
 from ..rendering.renderer import Renderer
-from ..study.probes import stringified
+from ..study.probes import RESULT, USER, call, stringified
 from ..template.trace import Span
 
 REASONING_LEFT_OUT: Final = (
@@ -36,10 +36,7 @@ REMEDY: Final = (
 
 _EXCERPT: Final = 48
 """How many characters of a prompt a warning has, from its end."""
-_USER: Final = {"role": "user", "content": "question"}
-_ANSWER: Final = {"role": "assistant", "content": "reply"}
-_CALL: Final = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"key": "value"}}}
-_RESULT: Final = {"role": "tool", "name": "probe", "tool_call_id": "call00001", "content": "result"}
+_REPLY: Final = {"role": "assistant", "content": "reply"}
 
 
 class HistoryWarning(UserWarning):
@@ -74,16 +71,13 @@ class _TurnKind(NamedTuple):
         if self.inline:  # some templates show one of the two: the field, or what the content has between tags
             inline = {"": "", "content": "thought"}.get(self.reasoning, "aside")
             turn["content"] = f"<think>\n{inline}\n</think>\n\nanswer"
-        return {**turn, "tool_calls": [_CALL]} if self.calls else turn
+        return {**turn, "tool_calls": [call()]} if self.calls else turn
 
-    def following(self) -> list[dict[str, Any]]:
+    def following(self) -> list[Mapping[str, Any]]:
         """Messages that follow such a turn."""
-        answer = [_ANSWER] if self.before_answer else []
-        return [*([_RESULT, *answer] if self.calls else []), *([_USER, *answer] if self._is_asked_again else [])]
-
-    @property
-    def _is_asked_again(self) -> bool:
-        return self.before_user or not self.calls
+        reply = [_REPLY] if self.before_answer else []
+        question = [USER, *reply] if self.before_user or not self.calls else []
+        return [*([RESULT, *reply] if self.calls else []), *question]
 
 
 class PastTurns:
@@ -148,7 +142,7 @@ class PastTurns:
         """Whether the template shows the reasoning of such a turn when it is the last."""
         if kind not in self._thinking:
             try:
-                self._thinking[kind] = "thought" in self._render([_USER, kind.turn()], tools).text
+                self._thinking[kind] = "thought" in self._render([USER, kind.turn()], tools).text
             except TokentraceError:  # the template refuses it: only this row, which left it out, is known
                 self._thinking[kind] = True
         return self._thinking[kind]
@@ -170,8 +164,8 @@ class PastTurns:
         """Whether such a turn is written differently when others follow; False if the template refuses it."""
         if kind not in self._changed:
             try:
-                alone = self._render([_USER, kind.turn()], tools)
-                whole = self._render([_USER, kind.turn(), *kind.following()], tools)
+                alone = self._render([USER, kind.turn()], tools)
+                whole = self._render([USER, kind.turn(), *kind.following()], tools)
             except TokentraceError:
                 self._changed[kind] = False
             else:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, brief
+from ..settings import whole
 from .sample import Sample, as_samples
 
 _DIGITS: Final = re.compile("[0-9]{1,19}")
@@ -55,9 +56,7 @@ def token_staleness(sample: Sample, version: int) -> npt.NDArray[np.int64]:
 
 def checked_version(version: int) -> int:
     """The version of the weights that are trained. Raises SampleError if it is no integer from 0 on."""
-    if isinstance(version, bool) or not isinstance(version, int | np.integer) or version < 0:
-        raise SampleError(f"version must be the integer that names the weights, not {brief(version)}")
-    return int(version)
+    return whole("version, the integer that names the weights,", version, least=0, error=SampleError)
 
 
 def row_staleness(sample: Sample, version: int) -> tuple[int, float]:
@@ -68,10 +67,9 @@ def row_staleness(sample: Sample, version: int) -> tuple[int, float]:
 
 def fresh_samples(samples: Sequence[Sample], version: int, *, max_staleness: int) -> tuple[list[Sample], list[Sample]]:
     """The rows whose trained tokens are at most `max_staleness` versions old, and the other rows."""
-    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int) or max_staleness < 0:
-        raise SampleError(f"max_staleness must be a whole number from 0 on, not {brief(max_staleness)}")
+    most = whole("max_staleness", max_staleness, least=0, error=SampleError)
     fresh: list[Sample] = []
     stale: list[Sample] = []
     for sample in as_samples(samples):
-        (stale if row_staleness(sample, version)[0] > max_staleness else fresh).append(sample)
+        (stale if row_staleness(sample, version)[0] > most else fresh).append(sample)
     return fresh, stale

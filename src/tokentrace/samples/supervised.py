@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -26,7 +26,7 @@ from ..rendering.renderer import Renderer
 from ..settings import choose, flag, instance, items, whole
 from ..tokens.kinds import Kind, Part
 from ..tokens.table import Deferred, TokenTable, join
-from .parts import PartFinder
+from .parts import part_columns
 from .pasts import PastTurns, Remark, listed
 from .sample import Sample
 
@@ -49,41 +49,33 @@ class Turns(StrEnum):
     """All but messages with ``"train": false`` or ``"weight": 0``."""
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSettings:
     """What carries loss in a sample, and how past turns are shown. See `build_supervised_sample`, which takes the same.
 
     Raises RendererError or SampleError for a name that does not exist.
     """
 
-    turns: Turns
-    parts: frozenset[Part]
-    roles: frozenset[str]
-    past: Past | None
-    final_stop: bool
+    turns: str = Turns.ALL
+    parts: Collection[Part | str] = TRAINED_PARTS
+    roles: Collection[str] = TRAINED_ROLES
+    past: str | None = None
+    final_stop: bool = False
 
-    def __init__(
-        self,
-        *,
-        turns: str = Turns.ALL,
-        parts: Iterable[Part | str] = TRAINED_PARTS,
-        roles: Iterable[str] = TRAINED_ROLES,
-        past: str | None = None,
-        final_stop: bool = False,
-    ) -> None:
-        names = [parts] if isinstance(parts, str) else items("parts", parts, SampleError)
-        whose = [roles] if isinstance(roles, str) else items("roles", roles, SampleError)
-        if not all(isinstance(role, str) for role in whose):
-            raise SampleError(f"roles must be a list of strings, not {brief(whose)}")
-        chosen = None if past is None else choose(Past, "past", past)
-        if chosen not in (None, *ROW_PASTS):
-            raise SampleError(f"past of rows is one of {', '.join(ROW_PASTS)}; make the renderer with past={chosen!s}")
+    def __post_init__(self) -> None:
+        names = [self.parts] if isinstance(self.parts, str) else items("parts", self.parts, SampleError)
+        roles = [self.roles] if isinstance(self.roles, str) else items("roles", self.roles, SampleError)
+        if not all(isinstance(role, str) for role in roles):
+            raise SampleError(f"roles must be a list of strings, not {brief(roles)}")
+        past = None if self.past is None else choose(Past, "past", self.past)
+        if past not in (None, *ROW_PASTS):
+            raise SampleError(f"past of rows is one of {', '.join(ROW_PASTS)}; make the renderer with past={past!s}")
         checked = {
-            "turns": choose(Turns, "turns", turns),
+            "turns": choose(Turns, "turns", self.turns),
             "parts": frozenset(map(_part, names)),
-            "roles": frozenset(whose),
-            "past": chosen,
-            "final_stop": flag("final_stop", final_stop, SampleError),
+            "roles": frozenset(roles),
+            "past": past,
+            "final_stop": flag("final_stop", self.final_stop, SampleError),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -92,9 +84,9 @@ class SampleSettings:
         """The settings as JSON can hold them; ``SampleSettings(**described)`` gives them back."""
         return {
             "turns": str(self.turns),
-            "parts": sorted(part.name.lower() for part in self.parts),
+            "parts": sorted(_part(part).name.lower() for part in self.parts),
             "roles": sorted(self.roles),
-            "past": None if self.past is None else str(self.past),
+            "past": self.past and str(self.past),
             "final_stop": self.final_stop,
         }
 
@@ -112,8 +104,8 @@ def build_supervised_sample(
     *,
     tools: Any = None,
     turns: str = "all",
-    parts: Iterable[Any] = TRAINED_PARTS,
-    roles: Iterable[str] = TRAINED_ROLES,
+    parts: Collection[Any] = TRAINED_PARTS,
+    roles: Collection[str] = TRAINED_ROLES,
     past: str | None = None,
     final_stop: bool = False,
     since: int = 0,
@@ -193,7 +185,7 @@ def build_prompt_response_sample(
         head, count, notes = TokenTable.of(tokenizer.encode(prompt), Kind.CONTEXT, 0), 1, list[str]()
     else:
         rendered = renderer.render(prompt, tools=tools, add_generation_prompt=True)
-        kinds = PartFinder(renderer).arrays(rendered)["kinds"]
+        kinds = part_columns(renderer, rendered)["kinds"]
         head, count, notes = TokenTable.of(rendered.ids, kinds, rendered.messages), len(prompt), list(rendered.notes)
     stops = renderer.turn_stop_ids()
     if stops and end_id not in stops:
@@ -213,7 +205,6 @@ class SampleBuilder:
     def __init__(self, renderer: Renderer, settings: SampleSettings | None = None) -> None:
         self.settings = settings or SampleSettings()
         self.renderer = renderer.with_past(Past.PRESERVE) if self.settings.past is Past.PRESERVE else renderer
-        self._finder = PartFinder(self.renderer)
         self._pasts = PastTurns(self.renderer)
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
@@ -230,20 +221,20 @@ class SampleBuilder:
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         """The messages that carry loss, and notes."""
-        strange = sorted(self.settings.roles - ROLES - {row["role"] for row in messages})
-        if strange:
+        unknown = sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages})
+        if unknown:
             raise SampleError(
-                f"roles names {strange[0]!r}, which is neither a role of this conversation nor a known one"
+                f"roles names {unknown[0]!r}, which is neither a role of this conversation nor a known one"
             )
-        whose = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
-        replies = [at for at in whose if messages[at]["role"] == "assistant"]
-        flags = {at: value for at in whose if (value := _flag(at, messages[at])) is not None}
+        chosen = [at for at, row in enumerate(messages) if row["role"] in self.settings.roles and at >= since]
+        replies = [at for at in chosen if messages[at]["role"] == "assistant"]
+        off = [at for at in chosen if _flag(at, messages[at]) is False]
         if self.settings.turns is Turns.FLAGGED:
-            return [at for at in whose if flags.get(at, True)], []
+            return [at for at in chosen if at not in off], []
         if self.settings.turns is Turns.LAST:
-            return [at for at in whose if at not in replies[:-1]], []
-        off = [at for at in replies if flags.get(at) is False]
-        return whose, [f"{listed(off)}: flagged not to be trained, and trained: use turns='flagged'"] if off else []
+            return [at for at in chosen if at not in replies[:-1]], []
+        off = [at for at in off if at in replies]
+        return chosen, [f"{listed(off)}: flagged not to be trained, and trained: use turns='flagged'"] if off else []
 
     def _expanded(
         self, messages: Messages, tools: Any, chosen: list[int], notes: list[str], keep: bool
@@ -290,7 +281,7 @@ class SampleBuilder:
                     f"message {last.message}: ends without the token {self.renderer.tokenizer.decode([stop])!r} that "
                     "the model stops with: final_stop=True adds it"
                 )
-        columns = functools.cache(lambda: self._finder.arrays(rendered, tools is not None))
+        columns = functools.cache(lambda: part_columns(self.renderer, rendered, tools is not None))
         deferred: Any = columns
         sample = Sample(
             ids=rendered.ids,

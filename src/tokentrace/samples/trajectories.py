@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SampleError, brief
-from ..settings import is_number
+from ..settings import as_float, is_number
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import PENALTIES, Branch, LogprobKind, Turn, VersionSpan
 from .sample import CompletionSpan, Sample
@@ -47,8 +47,9 @@ def each_trajectory_sample(
     trajectory: Trajectory, *, reward: float | None = None, advantage: Advantage | None = None
 ) -> Iterator[Sample]:
     """The rows of `trajectory_samples`, each made when it is asked for: those of many long branches are large."""
-    _check_trajectory(trajectory)
-    carried = _reward_of(trajectory, reward)
+    if not isinstance(trajectory, Trajectory):
+        raise SampleError(f"rows are made from a Trajectory, not from {brief(trajectory)}")
+    carried = recorded_reward(trajectory) if reward is None else _finite(reward, "the reward", trajectory)
     values = None if advantage is None else _advantages(trajectory, advantage)
     return (_row(trajectory, branch, carried, values) for branch in trajectory.branches if branch.sampled)
 
@@ -87,17 +88,15 @@ def _row(trajectory: Trajectory, branch: Branch, reward: float | None, values: d
 
 def _completion(turn: Turn) -> CompletionSpan:
     sampling = turn.sampling or {}
-    temperature, top_p = (_number(sampling.get(name)) for name in ("temperature", "top_p"))
+    names = ("temperature", "top_p", "min_p", *PENALTIES)
     top_k = sampling.get("top_k")
     return CompletionSpan(
         turn.start,
         turn.stop,
         turn.logprobs_kind,
-        temperature,
-        top_p,
-        top_k if _is_small(top_k) else None,
-        turn.cached_tokens,
-        *(_number(sampling.get(name)) for name in ("min_p", *PENALTIES)),
+        top_k=top_k if _is_small(top_k) else None,
+        cached_tokens=turn.cached_tokens,
+        **{name: _number(sampling.get(name)) for name in names},
     )
 
 
@@ -110,8 +109,7 @@ def _is_small(value: Any) -> TypeGuard[int]:
 
 
 def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
-    """A note where logprobs are not of the distribution that was sampled from, or may not be: temperature, penalties or
-    a structure changed it.
+    """A note where logprobs are not, or may not be, of the distribution that was sampled from.
 
     What top-k, top-p and min-p leave out is not noted: trainers compare with the whole distribution.
     """
@@ -120,10 +118,9 @@ def _notes(turns: Sequence[Turn]) -> tuple[str, ...]:
         for turn in turns
         if (changed := _changes(turn)) and turn.logprobs_kind in (LogprobKind.RAW, LogprobKind.UNKNOWN)
     ]
-    if not odd:
-        return ()
     what = "; ".join(dict.fromkeys(odd))
-    return (f"logprobs of {len(odd)} of {len(turns)} completions are not of what was sampled from: {what}",)
+    count = f"{len(odd)} of {len(turns)}"
+    return (f"logprobs of {count} completions are not of what was sampled from: {what}",) if odd else ()
 
 
 def _changes(turn: Turn) -> list[str]:
@@ -137,12 +134,8 @@ def _changes(turn: Turn) -> list[str]:
     return changed + (["a structure that it must have"] if (turn.sampling or {}).get("structure") else [])
 
 
-def _reward_of(trajectory: Trajectory, reward: float | None) -> float | None:
-    return recorded_reward(trajectory) if reward is None else _finite(reward, "the reward", trajectory)
-
-
 def recorded_reward(trajectory: Trajectory) -> float | None:
-    """What a trajectory says that it was worth: what it was told, else the number in its metadata."""
+    """The reward that was set, else the number in the metadata."""
     if trajectory.reward is not None:
         return _finite(trajectory.reward, "the reward", trajectory)
     recorded = trajectory.metadata.get("reward")
@@ -151,8 +144,7 @@ def recorded_reward(trajectory: Trajectory) -> float | None:
 
 def owned_turns(trajectory: Trajectory) -> list[Turn]:
     """All turns of a trajectory, each once, in the order in which they were written."""
-    owned = (turn for k in range(trajectory.num_branches) for turn in trajectory.turns(k) if turn.branch == k)
-    return sorted(owned, key=lambda turn: turn.write)
+    return [write for write in trajectory.writes() if isinstance(write, Turn)]
 
 
 def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float]:
@@ -169,33 +161,20 @@ def _advantages(trajectory: Trajectory, advantage: Advantage) -> dict[int, float
         values = [*advantage]
     else:
         values = [advantage] * len(turns)
+    place = "the advantage of turn {} (branch {}, message {}, tokens {}..{})"
     return {
-        turn.write: _finite(value, f"the advantage of turn {number} ({_place(turn)})", trajectory)
+        turn.write: _finite(value, place.format(number, turn.branch, turn.message, turn.start, turn.stop), trajectory)
         for number, (turn, value) in enumerate(zip(turns, values, strict=True))
     }
 
 
 def _finite(value: Any, what: str, trajectory: Trajectory) -> float:
     """A number that float32 can hold, as float."""
-    if is_number(value):
-        with np.errstate(over="ignore"):
-            try:
-                fine = bool(np.isfinite(np.float32(value)))
-            except (OverflowError, ValueError, TypeError):  # an int beyond floats
-                fine = False
-        if fine:
-            return float(value)
-    raise SampleError(f"{_called(trajectory)}{what} is {brief(value)}: it must be a finite number (float32)")
-
-
-def _check_trajectory(value: Any) -> None:
-    if not isinstance(value, Trajectory):
-        raise SampleError(f"rows are made from a Trajectory, not from {brief(value)}")
+    number = as_float(value) if is_number(value) else None
+    if number is None or abs(number) > float(np.finfo(np.float32).max):
+        raise SampleError(f"{_called(trajectory)}{what} is {brief(value)}: it must be a finite number (float32)")
+    return number
 
 
 def _called(trajectory: Trajectory) -> str:
     return f"trajectory {trajectory.name!r}: " if trajectory.name else ""
-
-
-def _place(turn: Turn) -> str:
-    return f"branch {turn.branch}, message {turn.message}, tokens {turn.start}..{turn.stop}"

@@ -53,19 +53,13 @@ class _MessagePlace:
 
 
 def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
-    """Make a sample fit into `length` tokens.
+    """Make a sample fit into `length` tokens. One that fits is returned as it is, the same object.
 
-    One that fits is returned as it is, the same object. Of another, a run of its tokens is kept, with a note:
-
-    - ``error``: `SampleError`. ``drop``: nothing.
-    - ``turns``: as many messages from the beginning as fit whole.
-    - ``right``: as many tokens from the beginning as fit. The cut moves back where it would fall inside a run of
-      scaffold or of a synthetic close within one message, or leave only the scaffold of a message.
-    - ``left``: as many messages at the end as fit whole. What comes before all messages (a BOS token, tools) is lost.
-
-    Tokens of no message go with the message they belong to: the generation prompt or header before it, the close
-    after it. A sample whose trained tokens would all be cut off is left out with a reason; so is one of which no
-    whole message fits.
+    Of another, a run of its tokens is kept, with a note. Tokens of no message go with the message they belong to: the
+    generation prompt or header before it, the close after it. ``right`` moves the cut back where it would fall inside
+    a run of scaffold or of a synthetic close within one message, or leave only the scaffold of a message. With
+    ``left``, what comes before all messages (a BOS token, tools) is lost. A sample is left out with a reason if all its
+    trained tokens would be cut off, or if no whole message fits.
 
     >>> codes = np.array([0, 0, 1, 1, 1], np.int32)
     >>> kinds = np.array([0, 0, 1, 1, 1], np.uint8)

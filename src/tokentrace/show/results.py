@@ -159,7 +159,6 @@ def rendering_track(rendered: RenderedTokens) -> Track:
         mask=rendered.mask,
         turns=_turn_numbers(rendered.turns, len(rendered)),
         roles=[str(rendered.role(at)) for at in range(last + 1)],
-        means=rendered.mask_means,
         about=counted(int(rendered.control.sum()), "control token"),
         cards=_stop_cards(rendered),
         notes=[*(f"lost: {one}" for one in rendered.lost), *rendered.notes],

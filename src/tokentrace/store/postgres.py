@@ -69,6 +69,7 @@ class _Postgres:
             min_size=0,
             max_size=connections,
             timeout=patience,
+            reconnect_timeout=patience,  # by default its attempts are soon minutes apart: too rare after an outage
             open=True,
         )
         self._threads = ThreadPoolExecutor(4 * connections, thread_name_prefix="tokentrace-store")

@@ -77,7 +77,8 @@ class _Deriver:
         if closing.close:
             reader.ends.append(closing.close)
             plain = reader.turn({"content": "answer"})
-        before = plain.before_content() if plain is not None else None
+        content_hole = plain.first("content") if plain is not None else None
+        before = plain.text[: content_hole.start] if plain is not None and content_hole is not None else None
         reasoned = self._reasoned()
         channels = self._channels(reasoned)
         if channels is not None:
@@ -174,9 +175,8 @@ class _Deriver:
             turn = self.reader.turn({"content": f"{opened}alpha{closed}omega"})
             dropped = turn is not None and "omega" in turn.text and "alpha" not in turn.text
             if beyond or dropped or prompt.endswith(closed) or (opened in head and closed in head):
-                self.reader.notes.append(
-                    f"the template never shows reasoning; it prompts with {opened} or looks for {closed}"
-                )
+                sight = f"it prompts with {opened} or looks for {closed}"
+                self.reader.notes.append(f"the template never shows reasoning; {sight}")
                 lead = self.prompt[self.prompt.rindex(opened) + len(opened) :] if beyond else ""
                 return Frame(opened, lead, "", closed, "")
         return None
@@ -259,9 +259,8 @@ class _Deriver:
             if not equals or to != other or first == second:
                 return None
             return self._channel_calls(Channels(start, "", message, end, first, second, f"{to}=", "", "", "", end))
-        first, second = (
-            text[text.rindex(channels[0]) + len(channels[0]) : text.rindex(message)].strip() for text in (lead, between)
-        )
+        names = (text[: text.rindex(message)].rpartition(channels[0])[2].strip() for text in (lead, between))
+        first, second = names
         return self._channel_calls(Channels(start, channels[0], message, end, first, second))
 
     def _channel_calls(self, channels: Channels) -> Channels:
@@ -276,14 +275,9 @@ class _Deriver:
         words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
         after = turn.full[arguments[-1].stop :]
         ending = self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
-        return dataclasses.replace(
-            channels,
-            recipient=f"{recipient}=",
-            namespace=namespace,
-            call=words[0] if words else "",
-            content_type=" ".join(words[1:]),
-            call_end=ending[0] if ending else channels.call_end,
-        )
+        call_end = ending[0] if ending else channels.call_end
+        changes: dict[str, Any] = {"recipient": f"{recipient}=", "namespace": namespace, "call_end": call_end}
+        return dataclasses.replace(channels, call="".join(words[:1]), content_type=" ".join(words[1:]), **changes)
 
     def _bodies(self, channels: Channels) -> CallGrammar | None:
         """How calls are written in messages of their own; None if that is one JSON, or was not understood."""

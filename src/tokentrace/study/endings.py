@@ -7,8 +7,9 @@ the stop. A token after each of several calls ends a call, not the turn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from ..tokens.encoded import Encoded
 from .probes import ANSWERED, CALLED, CALLED_TWICE, CONTINUED, REASONED, RETURNED, Probe
 from .turns import turn_spans
 
@@ -27,9 +28,9 @@ class TurnEndings:
     open_ended: bool = False
     """Nothing closes a turn: the head of the next one does."""
     inner: frozenset[int] = frozenset()
-    """Closers that also stand inside a turn (Harmony's ``<|end|>``, after reasoning): no reason to stop there."""
+    """Closers that are also inside a turn (Harmony's ``<|end|>``, after reasoning): no reason to stop there."""
     seen: bool = False
-    """Whether the end of an answer was seen at all."""
+    """True if the end of an answer was seen at all."""
 
     @property
     def stops(self) -> frozenset[int]:
@@ -37,42 +38,37 @@ class TurnEndings:
         return (self.closers - self.inner or self.closers) | self.heads
 
 
-_PROBES: Final[tuple[tuple[Probe, bool], ...]] = (
-    (ANSWERED, False),
-    (CONTINUED, False),
-    (RETURNED, True),
-    (CALLED, True),
-)
-
-
 def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
     """Look at how the template ends turns: with an answer, with a tool call, last and not last."""
     closers: set[int] = set()
     heads: set[int] = set()
     open_ended = seen = False
-    for probe, is_call in _PROBES:
+    for probe in (ANSWERED, CONTINUED, RETURNED, CALLED):
         ending = _ending(study, probe, tools)
         if ending is None:
             continue
         closer, head = ending
-        if not is_call:
+        if probe in (ANSWERED, CONTINUED):
             seen = True
-            if closer is not None:
-                closers.add(closer)
-            elif head is not None:
-                open_ended = True
-                heads.add(head)
+            open_ended |= closer is None and head is not None
         elif open_ended:
-            if head is not None:
-                heads.add(head)
+            closer = None
         elif seen and not closers and closer not in study.eos:
-            continue  # answers end in text, and so do calls: what stands at their end is a delimiter
-        elif closer is not None and (closer in closers | study.eos or not _ends_each_call(study, closer, tools)):
+            continue  # answers end in text, and so do calls: what is at their end is a delimiter
+        elif closer is not None and closer not in closers | study.eos and _ends_each_call(study, closer, tools):
+            closer = None
+        if closer is not None:
             closers.add(closer)
         elif head is not None:
             heads.add(head)
-    inner = closers & _between_fields(study, tools)
-    return TurnEndings(frozenset(closers), frozenset(heads), open_ended, frozenset(inner), seen)
+    rendering = study.probe(REASONED, tools)
+    between = {
+        token
+        for turn in (turn_spans(rendering) if rendering is not None else ())
+        if rendering is not None and turn.message == 1 and turn.body < turn.body_end
+        for token in _control_tokens(study.encode(rendering), turn.body, turn.body_end)
+    }
+    return TurnEndings(frozenset(closers), frozenset(heads), open_ended, frozenset(closers & between), seen)
 
 
 def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None, int | None] | None:
@@ -82,10 +78,16 @@ def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None
     if rendering is None or not turns:
         return None
     encoded = study.encode(rendering)
-    first, stop = encoded.tokens_touching(turns[0].body_end, turns[0].end)
-    inside = [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
+    inside = _control_tokens(encoded, turns[0].body_end, turns[0].end)
+    stop = encoded.tokens_touching(turns[0].body_end, turns[0].end)[1]
     after = int(encoded.ids[stop]) if stop < len(encoded.ids) and encoded.control[stop] else None
     return inside[-1] if inside else None, after
+
+
+def _control_tokens(encoded: Encoded, start: int, end: int) -> list[int]:
+    """The control tokens that touch a stretch of text."""
+    first, stop = encoded.tokens_touching(start, end)
+    return [int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at]]
 
 
 def past_close(study: TemplateStudy) -> str:
@@ -96,20 +98,6 @@ def past_close(study: TemplateStudy) -> str:
         if rendering is not None and turns:
             return rendering.text[turns[0].body_end : turns[0].end]
     return ""
-
-
-def _between_fields(study: TemplateStudy, tools: bool) -> set[int]:
-    """Control tokens that stand between an assistant's reasoning and what it says."""
-    rendering = study.probe(REASONED, tools)
-    if rendering is None:
-        return set()
-    encoded = study.encode(rendering)
-    tokens: set[int] = set()
-    for turn in turn_spans(rendering):
-        if turn.message == 1 and turn.body < turn.body_end:
-            first, stop = encoded.tokens_touching(turn.body, turn.body_end)
-            tokens.update(int(encoded.ids[at]) for at in range(first, stop) if encoded.control[at])
-    return tokens
 
 
 def _ends_each_call(study: TemplateStudy, token: int, tools: bool) -> bool:

@@ -17,28 +17,19 @@ from ..conversation.forms import Silence
 from ..conversation.messages import RESULT_ROLES
 from ..template.chat_template import REASONING_FIELDS
 from ..template.origin import KEY, FieldPath, Origin
-from ..template.trace import Rendering
-from .probes import (
-    ANSWER,
-    CONTINUED,
-    INLINE_THOUGHT,
-    RESULT,
-    SILENT,
-    THOUGHT,
-    TWO_ARGUMENTS,
-    USER,
-    Message,
-    Probe,
-    call,
-)
+from .probes import ANSWER, CONTINUED, INLINE_THOUGHT, RESULT, SILENT, THOUGHT, TWO_ARGUMENTS, USER, call
 
 if TYPE_CHECKING:
+    from .probes import Message, Probe
     from .study import TemplateStudy
 
+Spans = Sequence[tuple[FieldPath, str]]
+"""Texts of one message's fields, each with its path."""
 _PARTS: Final = [{"type": "text", "text": word} for word in ("wordone", "wordtwo")]
 _ODD_ROLE: Final = "probe_role"
 _TOOLS: Final = (False, True)
-_AFTER_CALLS: Final = ((RESULT,), ())
+_CALL_CASES: Final = tuple(itertools.product(((RESULT,), ()), _TOOLS))
+"""Calls with a result after them and as the last message, without tools and with them."""
 _WAYS: Final = tuple(itertools.product((True, False), Silence))
 """Ways to write a call: arguments as a mapping or as JSON text, and how there is no content."""
 
@@ -48,18 +39,11 @@ class TemplateForms:
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
-        self._contents: dict[str, ReadContent] = {}
-        self._reasoning_shown: dict[tuple[bool, bool], bool] = {}
         self.calls = ReadCalls(study, self)
 
     def content(self, role: str) -> ReadContent:
         """The forms of content that the template reads from messages of a role."""
-        content = self._contents.get(role)
-        if content is None:
-            if len(self._contents) >= 256:
-                self._contents.clear()
-            content = self._contents[role] = ReadContent(self._study, self, role)
-        return content
+        return self._study.facts.once(("content", role), lambda: ReadContent(self._study, self, role))
 
     @computed
     def alone(self) -> tuple[Silence, ...]:
@@ -75,7 +59,7 @@ class TemplateForms:
 
     @computed
     def prints_roles(self) -> bool:
-        """Whether the template prints a role as it is given, whatever it is."""
+        """True if the template prints any role as it is."""
         message = {"role": _ODD_ROLE, "content": "wordone"}
         drawn = [_spans(self._study, [USER, message, *after], 1, role=True) for after in ((), (USER,))]
         expected = {(("role",), _ODD_ROLE), (("content",), "wordone")}
@@ -83,17 +67,14 @@ class TemplateForms:
 
     def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool:
         """True if the template shows the reasoning of the last turn, as a field or inline in content."""
-        key = (beside_calls, inline)
-        if key not in self._reasoning_shown:
-            self._reasoning_shown[key] = self._finds_reasoning(beside_calls, inline)
-        return self._reasoning_shown[key]
+        key = ("reasoning", beside_calls, inline)
+        return self._study.facts.once(key, lambda: self._finds_reasoning(beside_calls, inline))
 
     def _finds_reasoning(self, beside_calls: bool, inline: bool) -> bool:
         reply = INLINE_THOUGHT if inline else THOUGHT
-        ways: list[Mapping[str, Any]] = [reply]
-        if beside_calls:
-            ways = [{**reply, "tool_calls": [self.calls.readable]}]
-            ways += [] if inline else [{**self.calls.message, "reasoning_content": "thought"}]
+        ways: list[Message] = [{**reply, "tool_calls": [self.calls.readable]} if beside_calls else reply]
+        if beside_calls and not inline:
+            ways.append({**self.calls.message, "reasoning_content": "thought"})
         names = ("content",) if inline else REASONING_FIELDS
         return any(
             path[0] in names and "thought" in text
@@ -116,11 +97,8 @@ class ReadContent:
 
     @computed
     def parts(self) -> bool:
-        cases = list(self._cases())
-        reads = [self._reads_parts(*case) for case in cases]
-        return any(reads) and all(
-            reads_parts or not self._reads_text(*case) for reads_parts, case in zip(reads, cases, strict=True)
-        )
+        reads = [(self._reads_parts(*case), case) for case in self._cases()]
+        return any(read for read, _ in reads) and all(read or not self._reads_text(*case) for read, case in reads)
 
     @computed
     def mapping(self) -> bool:
@@ -128,49 +106,45 @@ class ReadContent:
         if self._role not in RESULT_ROLES:
             return False
         read = [case for case in self._cases() if self._reads_text(*case) or self._reads_parts(*case)]
-        return bool(read) and all(self._reads_mapping(*case) for case in read)
+        return bool(read) and all(
+            _is_json(_spans(self._study, _replaced(probe, at, TWO_ARGUMENTS), at, tools), ("content",))
+            for probe, at, tools in read
+        )
 
     def _cases(self) -> Iterator[tuple[Probe, int, bool]]:
         """Conversations with a message of the role, its index, and whether there are tools."""
         for (probe, at), tools in itertools.product(self._places(), _TOOLS):
             yield probe, at, tools
 
-    def _places(self) -> Iterator[tuple[Probe, int]]:
-        role = self._role
+    def _places(self) -> list[tuple[Probe, int]]:
+        role, calls = self._role, self._forms.calls
         message = {"role": role, "content": "question"}
         if role == "user":
-            yield CONTINUED, 0
-            yield CONTINUED, 2
-        elif role in ("system", "developer"):
-            yield [message, USER], 0
-        elif role == "assistant":
-            yield [USER, ANSWER], 1
-            yield CONTINUED, 1
-            yield [USER, {**ANSWER, "tool_calls": [self._forms.calls.readable]}, RESULT], 1
-        elif role in RESULT_ROLES:
-            yield [USER, self._forms.calls.message, {**RESULT, "role": role}], 2
-        else:
-            yield [message], 0
-            yield [USER, ANSWER, message], 2
+            return [(CONTINUED, 0), (CONTINUED, 2)]
+        if role in ("system", "developer"):
+            return [([message, USER], 0)]
+        if role == "assistant":
+            return [
+                ([USER, ANSWER], 1),
+                (CONTINUED, 1),
+                ([USER, {**ANSWER, "tool_calls": [calls.readable]}, RESULT], 1),
+            ]
+        if role in RESULT_ROLES:
+            return [([USER, calls.message, {**RESULT, "role": role}], 2)]
+        return [([message], 0), ([USER, ANSWER, message], 2)]
 
     def _reads_text(self, probe: Probe, at: int, tools: bool) -> bool:
         return self._reads(probe, at, tools, {("content",): str(probe[at]["content"])})
 
     def _reads_parts(self, probe: Probe, at: int, tools: bool) -> bool:
         expected = {("content", n, "text"): part["text"] for n, part in enumerate(_PARTS)}
-        return self._reads(_replaced(probe, at, content=_PARTS), at, tools, expected)
+        return self._reads(_replaced(probe, at, _PARTS), at, tools, expected)
 
     def _reads(self, probe: Probe, at: int, tools: bool, expected: Mapping[Any, str]) -> bool:
         """True if the content of a message is in the output as expected: these texts, and nothing else of it."""
-        spans = _spans(self._study, probe, at, tools)
-        if spans is None:
-            return False
+        spans = _spans(self._study, probe, at, tools) or ()
         actual = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
         return {path for path, _ in actual} == set(expected) and all(expected[path] == text for path, text in actual)
-
-    def _reads_mapping(self, probe: Probe, at: int, tools: bool) -> bool:
-        spans = _spans(self._study, _replaced(probe, at, content=TWO_ARGUMENTS), at, tools)
-        return spans is not None and _is_json(spans, ("content",))
 
 
 class ReadCalls:
@@ -207,34 +181,27 @@ class ReadCalls:
     @property
     def message(self) -> Message:
         """A message with that call, and no content."""
-        silence = self.silence[0] if self.silence else Silence.EMPTY
-        return {"role": "assistant", **SILENT[silence], "tool_calls": [self.readable]}
+        return _calling(self.mapping, self.silence[0] if self.silence else Silence.EMPTY)
 
     @computed
     def are_shown(self) -> bool:
         """True if the template writes anything of a call, in any form."""
         renderings = (
-            self._study.probe([USER, _calling(as_mapping, silence), *after], tools)
-            for as_mapping, silence in _WAYS
-            for after, tools in itertools.product(_AFTER_CALLS, _TOOLS)
+            self._study.probe([USER, _calling(*way), *after], tools) for way in _WAYS for after, tools in _CALL_CASES
         )
         return any(origin and origin.field == "tool_calls" for one in renderings if one for origin in one.origins)
 
     @computed
     def _good(self) -> list[tuple[bool, Silence]]:
         """The forms that are read wherever any is; failing that, those read in the first place that reads any."""
-        reads = {way: self._reads(*way) for way in _WAYS}
-        cases = [case for case in range(4) if any(some[case] for some in reads.values())]
+        reads = {
+            way: [self._reads([USER, _calling(*way), *after], tools) for after, tools in _CALL_CASES] for way in _WAYS
+        }
+        cases = [case for case in range(len(_CALL_CASES)) if any(some[case] for some in reads.values())]
         good = [way for way, some in reads.items() if all(some[case] for case in cases)]
         return (good or [way for way, some in reads.items() if some[cases[0]]]) if cases else []
 
-    def _reads(self, as_mapping: bool, silence: Silence) -> list[bool]:
-        """If a call is read with a result after it and as the last message, without tools and with them."""
-        message = _calling(as_mapping, silence)
-        cases = itertools.product(_AFTER_CALLS, _TOOLS)
-        return [self._reads_at([USER, message, *after], tools) for after, tools in cases]
-
-    def _reads_at(self, probe: Probe, tools: bool) -> bool:
+    def _reads(self, probe: Probe, tools: bool) -> bool:
         spans = _spans(self._study, probe, 1, tools)
         if spans is None or any(path[0] == "content" for path, _ in spans):
             return False
@@ -244,27 +211,24 @@ class ReadCalls:
 
     def _writes_alike(self, silence: Silence) -> bool:
         """True if arguments are written the same as a mapping and as JSON text."""
-        for after, tools in itertools.product(_AFTER_CALLS, _TOOLS):
-            mapping, text = (
-                self._study.probe([USER, _calling(as_mapping, silence), *after], tools) for as_mapping in (True, False)
-            )
+        for after, tools in _CALL_CASES:
+            probes = ([USER, _calling(as_mapping, silence), *after] for as_mapping in (True, False))
+            mapping, text = (self._study.probe(probe, tools) for probe in probes)
             if mapping is not None and (text is None or mapping.text != text.text):
                 return False
         return True
 
 
 def _calling(as_mapping: bool, silence: Silence) -> Message:
-    fields = SILENT[silence]
-    return {"role": "assistant", **fields, "tool_calls": [call(1, TWO_ARGUMENTS, as_text=not as_mapping)]}
+    calls = [call(1, TWO_ARGUMENTS, as_text=not as_mapping)]
+    return {"role": "assistant", **SILENT[silence], "tool_calls": calls}
 
 
-def _replaced(probe: Probe, at: int, **fields: Any) -> Probe:
-    return [{**message, **fields} if index == at else message for index, message in enumerate(probe)]
+def _replaced(probe: Probe, at: int, content: Any) -> Probe:
+    return [{**message, "content": content} if index == at else message for index, message in enumerate(probe)]
 
 
-def _spans(
-    study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False
-) -> list[tuple[FieldPath, str]] | None:
+def _spans(study: TemplateStudy, probe: Probe, at: int, tools: bool = False, *, role: bool = False) -> Spans | None:
     """The spans of one message's fields, by their path inside of it; None if the template refuses.
 
     A template that reads nothing but parts gets the other messages as parts.
@@ -272,15 +236,12 @@ def _spans(
     rendering = study.probe(probe, tools) or study.probe(
         [message if index == at else _as_parts(message) for index, message in enumerate(probe)], tools
     )
-    return None if rendering is None else _fields(rendering, at, role)
-
-
-def _fields(rendering: Rendering, at: int, role: bool) -> list[tuple[FieldPath, str]]:
+    if rendering is None:
+        return None
     return [
         (origin.path, text)
         for text, _, origin in rendering.spans()
-        if origin is not None and origin.message == at and origin.path
-        if role or not origin.is_role
+        if origin is not None and origin.message == at and origin.path and (role or not origin.is_role)
     ]
 
 
@@ -289,17 +250,17 @@ def _as_parts(message: Message) -> Message:
     return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
-def _is_json(spans: Sequence[tuple[FieldPath, str]], path: FieldPath) -> bool:
-    """Whether the spans of a field are JSON of the probe's mapping: not its repr, not JSON of its JSON."""
-    text = "".join(text for inner, text in spans if inner[: len(path)] == path and inner != (*path, KEY))
+def _is_json(spans: Spans | None, path: FieldPath) -> bool:
+    """True if the spans of a field are JSON of the probe's mapping: not its repr, not JSON of its JSON."""
+    text = "".join(text for inner, text in spans or () if inner[: len(path)] == path and inner != (*path, KEY))
     try:
         return bool(json.loads(text) == TWO_ARGUMENTS)
     except ValueError:
         return False
 
 
-def _has_leaves(spans: Sequence[tuple[FieldPath, str]]) -> bool:
-    """Whether every argument of the probe's call is written on its own, with its key."""
+def _has_leaves(spans: Spans) -> bool:
+    """True if every argument of the probe's call is written by itself, with its key."""
     texts = {path: text for path, text in spans if path[:1] == ("arguments",)}
     return ("arguments",) not in texts and all(
         value in texts.get(("arguments", key), "") and ("arguments", key, KEY) in texts

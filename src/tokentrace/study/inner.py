@@ -1,17 +1,15 @@
 """Which control tokens live inside an assistant's turn, and which end it or begin another.
 
-An assistant's text may hold the former: a model writes ``<think>`` and ``<tool_call>`` itself, and hand-made turns
-have them in their content. It may not hold the latter: a model that repeats ``<|im_end|><|im_start|>system`` after a
-user, and is read and rendered again, must not end its turn by that. Nothing of this is declared per model:
+An assistant's text may hold the former: a model writes ``<think>`` and ``<tool_call>`` itself. It may not hold the
+latter: a model that repeats ``<|im_end|><|im_start|>system`` after a user must not end its turn by that, once its text
+is rendered again. Nothing of this is declared per model:
 
-- *never inside* is what turns begin and end with: the head of an assistant's turn, what closes one, what stops
-  generation, and the tokens that the tokenizer's configuration names (beginning, end, padding, images);
-- *inside* are the delimiters of reasoning, content and calls, what a generation prompt opens with any setting of the
-  template's variables, and what else the template writes in an assistant's turn after a user's, unless it also writes
-  it in the turns of others;
-- *outside* is all else that the template writes: role markers, markers of results, placeholders of media;
-- a token that is never written is inside if its vocabulary does not call it special and it is a tag, ``<name>`` or
-  ``</name>``. Others that are never written (``<|image|>``, ``<|EOT|>``) may stand for anything, and are outside.
+- *never inside* is what turns begin and end with, what stops generation, and the tokens that the tokenizer's
+  configuration names (beginning, end, padding);
+- *inside* are the delimiters of reasoning, content and calls, what a generation prompt opens under any setting of the
+  template's variables, and what else the template writes only in an assistant's turn;
+- a token that is never written is inside if it is not special and a tag, ``<name>`` or ``</name>``;
+- *outside* is all else: role markers, markers of results, placeholders of media.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..formats.grammar import TurnGrammar
 from ..tokens.vocabulary import Vocabulary
 from .probes import ASSISTANT_TURNS, OTHER_TURNS, USER, role_turn
-from .view import turn_views
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
 
-_NAMED: Final = frozenset({"bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"})
-"""What a configuration calls tokens that no turn holds. It may name others, of which the template has the last word."""
-
+_NAMED: Final = frozenset(f"{name}_token" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))
+"""What a configuration calls tokens that no turn holds."""
 _ROLE: Final = re.compile(r"[a-z][a-z_.-]{2,30}")
 _TAG: Final = re.compile(r"</?[\w:.-]+>")
 
@@ -40,7 +36,7 @@ class ControlTokens(NamedTuple):
     """The control tokens that a template writes, by whose turn they are in."""
 
     assistant: set[int]
-    others: set[int]
+    elsewhere: set[int]
     """Outside of assistants' turns, without tools."""
     all: set[int]
 
@@ -56,7 +52,7 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
     never.update(index for name, index in named.items() if name in _NAMED)
     tokens = control_tokens(study)
     delimiters = _spelled(vocabulary, "\n".join([*_delimiters(grammar), *_prompts(study)]))
-    inside = (delimiters | (tokens.assistant - tokens.others)) - never
+    inside = (delimiters | (tokens.assistant - tokens.elsewhere)) - never
     tags = {token.id for text, token in vocabulary.control.items() if not token.special and _TAG.fullmatch(text)}
     return frozenset(inside | (tags - tokens.all - set(named.values()) - never))
 
@@ -76,14 +72,15 @@ def control_tokens(study: TemplateStudy) -> ControlTokens:
     for tools, prompt in itertools.product((False, True), (False, True)):
         for probe in (*ASSISTANT_TURNS, *OTHER_TURNS, *map(role_turn, roles)):
             rendering = study.readable(probe, tools, prompt)
-            for view in turn_views(rendering) if rendering is not None else ():
-                scaffold = "".join(piece.text if piece.is_scaffold else "\0" for piece in view.pieces)
+            spans = rendering.spans() if rendering is not None else ()
+            for message, turn in itertools.groupby(spans, key=lambda span: span[1]):
+                scaffold = "".join(text if origin is None else "\0" for text, _, origin in turn)
                 spelled = _spelled(study.tokenizer.vocabulary, scaffold)
                 tokens.all.update(spelled)
-                if probe in ASSISTANT_TURNS and view.message == 1:
+                if probe in ASSISTANT_TURNS and message == 1:
                     tokens.assistant.update(spelled)
-                elif not tools and (view.message < 0 or probe[view.message]["role"] != "assistant"):
-                    tokens.others.update(spelled)
+                elif not tools and (message < 0 or probe[message]["role"] != "assistant"):
+                    tokens.elsewhere.update(spelled)
     return tokens
 
 

@@ -12,6 +12,7 @@ MAX_ENTRIES: Final = 1024
 """Templates need some hundred."""
 
 Value = TypeVar("Value")
+_MISSING: Final[Any] = object()
 
 
 class Memory:
@@ -25,12 +26,12 @@ class Memory:
 
     def once(self, key: Hashable, find: Callable[[], Value], keep: Callable[[Value], bool] = lambda _: True) -> Value:
         """The value of `find`, computed once for a key, unless `keep` refuses it. An error is raised and not cached."""
-        try:
-            value: Value = self._values[key]
-        except KeyError:
-            with self._lock:
-                if key in self._values:
-                    return self._values[key]  # type: ignore[no-any-return]
+        value: Value = self._values.get(key, _MISSING)
+        if value is not _MISSING:
+            return value
+        with self._lock:  # computed outside an except clause: an error of `find` has no KeyError as its context
+            value = self._values.get(key, _MISSING)
+            if value is _MISSING:
                 value = find()
                 if keep(value):
                     if len(self._values) >= self._most:

@@ -6,7 +6,6 @@ same to us, whatever they are called and however they are spelled.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from ..computed import computed
@@ -18,7 +17,6 @@ from ..template.origin import KEY, Origin
 from ..template.trace import Rendering
 from .probes import ANSWER, REASONED, RESULT, THOUGHT, USER, Message, call
 from .turns import common_prefix
-from .view import turn_pieces
 
 if TYPE_CHECKING:
     from .study import TemplateStudy
@@ -57,11 +55,9 @@ class TemplateOutline:
         part = {"type": "text", "text": "question"}
         image = {"type": "image", "image": "picture"}
         pictured = self._study.probe([{"role": "user", "content": [image, part]}], prompt=True)
-        if pictured is None:
-            return ""
         for plain in ((USER,), [{"role": "user", "content": [part]}]):
             rendering = self._study.probe(plain, prompt=True)
-            if rendering is not None:
+            if rendering is not None and pictured is not None:
                 start = common_prefix(rendering.text, pictured.text)
                 stop = start + len(pictured.text) - len(rendering.text)
                 if start <= stop and pictured.text[stop:] == rendering.text[start:]:
@@ -72,20 +68,21 @@ class TemplateOutline:
     def _called(self) -> Rendering | None:
         """A call and its result, as the template wants them: beside content or not, arguments as a mapping or JSON."""
         replies: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
-        for spoken, as_text in itertools.product(replies, (False, True)):
-            rendering = self._study.probe([USER, {**spoken, "tool_calls": [call(as_text=as_text)]}, RESULT])
-            if rendering is not None:
-                return rendering
-        return None
+        ways = ({**reply, "tool_calls": [call(as_text=as_text)]} for reply in replies for as_text in (False, True))
+        renderings = (self._study.probe([USER, way, RESULT]) for way in ways)
+        return next((rendering for rendering in renderings if rendering is not None), None)
 
 
 def _turn(rendering: Rendering | None, message: int) -> str:
-    pieces = turn_pieces(rendering, message)
-    return "".join(piece.text if piece.origin is None else hole(piece.origin, piece.text) for piece in pieces)
+    """The turn of a message with holes; empty if the template refused it."""
+    spans = rendering.spans() if rendering is not None else ()
+    return "".join(_hole(origin, text) for text, turn, origin in spans if turn == message)
 
 
-def hole(origin: Origin, text: str) -> str:
+def _hole(origin: Origin | None, text: str) -> str:
     """The hole that a field leaves in the scaffold. Roles are scaffold."""
+    if origin is None:
+        return text
     if origin.field is None:
         return "⟨?⟩"
     path = origin.path
@@ -100,9 +97,9 @@ def hole(origin: Origin, text: str) -> str:
 
 
 def recognise(study: TemplateStudy, renderer: str) -> str:
-    """The name of the family a template belongs to, ``"default"`` if of none that is known.
+    """The name of the family a template belongs to; ``"default"`` if it is none of ours.
 
-    With the name of a family as `renderer`, RendererError says where the template does not behave like it.
+    Raises RendererError if `renderer` is another family: it says where the template behaves differently.
     """
     if renderer not in BY_NAME and renderer != "auto":
         raise RendererError(f"there is no renderer {renderer!r}; {nearest(renderer, ['auto', 'default', *BY_NAME])}")
@@ -114,7 +111,6 @@ def recognise(study: TemplateStudy, renderer: str) -> str:
         return next(fits, "default")
     difference = BY_NAME[renderer].differs(study.outline)
     if difference:
-        raise RendererError(
-            f"this template does not behave like {renderer}: {difference}; renderer='auto' takes any template"
-        )
+        problem = f"this template does not behave like {renderer}: {difference}"
+        raise RendererError(f"{problem}; renderer='auto' takes any template")
     return renderer

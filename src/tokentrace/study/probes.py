@@ -25,13 +25,10 @@ INLINE_THOUGHT: Final = {"role": "assistant", "content": "<think>\nthought\n</th
 ONE_ARGUMENT: Final = {"key": "value"}
 TWO_ARGUMENTS: Final = {"key": "value", "more": "other"}
 
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}, "required": []}
 STAND_IN_TOOL: Final = {
     "type": "function",
-    "function": {
-        "name": "probe",
-        "description": "",
-        "parameters": {"type": "object", "properties": {}, "required": []},
-    },
+    "function": {"name": "probe", "description": "", "parameters": _NO_PARAMETERS},
 }
 """The tool that is declared where a probe has tools."""
 
@@ -45,11 +42,8 @@ SILENT: Final[Mapping[Silence, Message]] = {
 def call(number: int = 1, arguments: Any = ONE_ARGUMENT, *, as_text: bool = False) -> dict[str, Any]:
     """A tool call; its arguments as a mapping or as JSON text."""
     arguments = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-    return {
-        "id": f"call0000{number}",
-        "type": "function",
-        "function": {"name": f"probe{number}", "arguments": arguments},
-    }
+    function = {"name": f"probe{number}", "arguments": arguments}
+    return {"id": f"call0000{number}", "type": "function", "function": function}
 
 
 def calling(*calls: Mapping[str, Any], **fields: Any) -> Message:

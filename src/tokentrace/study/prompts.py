@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,11 +28,8 @@ class GenerationPrompt:
     tail: str
     """The text after the last turn."""
     added: str
-    """What asking adds to the text.
-
-    Less than the tail where a template writes the end of a message outside its turn (Llama's first user message beside
-    tools), more where it writes the prompt inside of one.
-    """
+    """What asking adds to the text: less than the tail if a template writes the end of a message outside its turn
+    (Llama's first user message beside tools), more if it writes the prompt inside of one."""
 
     @computed
     def texts(self) -> tuple[str, ...]:
@@ -43,9 +40,8 @@ class GenerationPrompt:
 class GenerationPrompts:
     """Generation prompts of one template.
 
-    A template can make its prompt depend on anything: the number of messages, a word in one of them, the order of the
-    tools. Where its syntax proves that it does not (`Template.asks_alike`), every turn has the prompt of a probe.
-    Elsewhere the conversation up to the turn is rendered each time: no prompt of another conversation is believed.
+    A template can make its prompt depend on anything in the conversation. If its syntax proves that it does not
+    (`Template.asks_alike`), every turn has the prompt of a probe. Else the conversation up to the turn is rendered.
     """
 
     def __init__(self, study: TemplateStudy) -> None:
@@ -83,7 +79,7 @@ class GenerationPrompts:
         encoded: Encoded,
         turn: TurnSpan,
         prompt: GenerationPrompt | None,
-        alternatives: Iterable[str],
+        alternatives: Callable[[], Iterable[str]],
     ) -> int | None:
         """How many characters at the head of a turn are its generation prompt.
 
@@ -105,7 +101,7 @@ class GenerationPrompts:
         if length is None and tail and text.endswith(tail, 0, turn.start):
             length = 0
         if not length and scaffold:
-            lengths = [self._end_in(scaffold, other) for other in alternatives]
+            lengths = [self._end_in(scaffold, other) for other in alternatives()]
             length = max((other for other in lengths if other), default=length)
         return 0 if length is None and (tail == "" or not scaffold) else length
 
@@ -127,10 +123,9 @@ def _prompt_after(messages: Messages, render: Render) -> GenerationPrompt | None
 
 
 def _compared(prompted: Rendering, plain: Rendering | None) -> GenerationPrompt:
-    is_longer = plain is not None and prompted.text.startswith(plain.text)
-    return GenerationPrompt(
-        prompted.text[prompted.tail :], prompted.text[len(plain.text) :] if plain is not None and is_longer else ""
-    )
+    text = prompted.text
+    added = text[len(plain.text) :] if plain is not None and text.startswith(plain.text) else ""
+    return GenerationPrompt(text[prompted.tail :], added)
 
 
 def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
@@ -147,7 +142,7 @@ def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
 
 
 def _spells_control_tokens(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
-    """Whether control tokens that a text spells are those tokens, and not letters: text that is not trusted."""
+    """True if control tokens that a text spells are those tokens, and not letters: text that is not trusted."""
     pattern = tokenizer.vocabulary.control_pattern
     named = list(pattern.finditer(encoded.rendering.text, start, end)) if pattern is not None else []
     return all(encoded.control[encoded.first_touching([match.start()])[0]] for match in named)

@@ -70,11 +70,6 @@ class WrittenTurn:
     def first(self, field: str, call: int = -1) -> Hole | None:
         return next((hole for hole in self.holes if hole.field == field and hole.call == call), None)
 
-    def before_content(self) -> str | None:
-        """The text before content; None if there is no content."""
-        content = self.first("content")
-        return None if content is None else self.text[: content.start]
-
     def between(self, left: Hole, right: Hole) -> str:
         return self.text[left.stop : right.start]
 

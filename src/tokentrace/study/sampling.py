@@ -1,12 +1,8 @@
 """Which tokens of a rendering the model samples.
 
-A token is sampled iff it lies in an assistant's turn, after that turn's own generation prompt, up to and
-including its stop token. Nothing of this is declared per model:
-
-- *where a turn stands* the trace says (`study.turns`);
-- *its generation prompt* is what the template writes after the last message when it is asked for one, at that
-  very point of a conversation (`study.prompts`);
-- *its stop token* is the control token that ends it (`study.endings`).
+A token is sampled if it lies in an assistant's turn (`study.turns`), after that turn's own generation prompt, which the
+template writes when it is asked for one at that very point of a conversation (`study.prompts`), up to and including the
+control token that ends it (`study.endings`). Nothing of this is declared per model.
 """
 
 from __future__ import annotations
@@ -35,8 +31,7 @@ class SampledTurn:
     stop: int
     stop_token: int | None
     other_prompt: str = ""
-    """The generation prompt of this turn, where the turn does not go on from it, id for id: a start that inference
-    never gives. Empty where it does, or where nothing is known of the prompt."""
+    """The generation prompt of this turn, if the turn does not go on from it, id for id, as inference does."""
 
 
 @dataclass(slots=True)
@@ -60,23 +55,19 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
     if not turns:
         return Sampling(notes=notes)
     endings, prompts = study.endings(bool(tools)), study.prompts.before(turns, messages, render)
-    alternatives = {
-        text
-        for prompt in {id(one): one for one in (study.prompts.alone(bool(tools)), *prompts)}.values()
-        for text in (prompt.texts if prompt is not None else ())
-    }
+
+    @functools.cache
+    def alternatives() -> set[str]:
+        """Prompts that a turn may begin with instead of its own."""
+        every = {id(one): one for one in (study.prompts.alone(bool(tools)), *prompts)}.values()
+        return {text for prompt in every if prompt is not None for text in prompt.texts}
+
     lengths = [
         study.prompts.length(encoded, turn, prompt, alternatives) for turn, prompt in zip(turns, prompts, strict=True)
     ]
-    notes = [
-        *(
-            f"message {turn.message}: the template writes this turn without the generation prompt that it "
-            "asks for a reply with; all of the turn counts as sampled"
-            for turn, length in zip(turns, lengths, strict=True)
-            if length is None
-        ),
-        *notes,
-    ]
+    problem = "the template writes this turn without the generation prompt that it asks for a reply with"
+    unprompted = (turn.message for turn, length in zip(turns, lengths, strict=True) if length is None)
+    notes = [*(f"message {index}: {problem}; all of the turn counts as sampled" for index in unprompted), *notes]
     begins = [turn.start + (length or 0) for turn, length in zip(turns, lengths, strict=True)]
     sampling, before = Sampling(notes=notes), -1
     rows = zip(turns, prompts, begins, encoded.first_touching(begins), encoded.first_after(begins), strict=True)
@@ -91,7 +82,7 @@ def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, too
 
 
 def turn_end(encoded: Encoded, turn: TurnSpan, endings: TurnEndings) -> SampledTurn:
-    """The end of one turn. Nothing is said about where it begins: `start` is the first token after its last field."""
+    """The end of one turn; its `start` is the first token after its last field."""
     return _ended(encoded, turn, turn.body_end, encoded.first_touching([turn.body_end])[0], endings)
 
 

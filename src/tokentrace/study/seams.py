@@ -12,6 +12,7 @@ what follows that turn's end. This is right only if what follows does not depend
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,7 +28,7 @@ from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.tokenizer import Ids
 from .endings import TurnEndings
-from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER
+from .probes import ANSWER, INLINE_THOUGHT, SYSTEM, USER, calling
 from .sampling import SampledTurn, turn_end
 from .turns import TurnSpan
 
@@ -111,18 +112,17 @@ class Continuation:
         return self.encoded.ids[self.turn.stop :]
 
 
-Written = tuple[Encoded, list[TurnSpan]]
-"""A rendered conversation, and where its turns stand."""
+EncodedTurns = tuple[Encoded, list[TurnSpan]]
+"""A rendered conversation, and where its turns are."""
 
 
 def find_continuation(
-    conversation: Messages, first_new: int, write: Callable[[Messages, int], Written], endings: TurnEndings
+    conversation: Messages, first_new: int, encode: Callable[[Messages, int], EncodedTurns], endings: TurnEndings
 ) -> Continuation | BridgeRefusal:
-    """Render with `write`, which is told whose turn has to be found, and find the end of the turn before the new
-    messages."""
+    """Render a conversation, and find the end of the turn before the new messages."""
     at = first_new - 1
     try:
-        encoded, turns = write(conversation, at)
+        encoded, turns = encode(conversation, at)
     except TemplateError as error:
         return BridgeRefusal(RefusalReason.TEMPLATE_REFUSED, error.problem)
     except InputError as error:
@@ -132,30 +132,26 @@ def find_continuation(
         return BridgeRefusal(RefusalReason.NO_TURN_END, "the template does not say where an assistant's turn stands")
     turn = turn_end(encoded, spans[0], endings)
     if turn.stop_token is None and turn.stop and encoded.position(turn.stop) != spans[0].end:
-        return BridgeRefusal(
-            RefusalReason.NO_TURN_END, "no token ends where the assistant's turn ends: it runs into the next one"
-        )
+        problem = "no token ends where the assistant's turn ends: it runs into the next one"
+        return BridgeRefusal(RefusalReason.NO_TURN_END, problem)
     return Continuation(encoded, conversation, first_new, turn, spans[0], turns)
 
 
 # -- stand-ins
 
-_RESULT: Final = {"role": "tool", "name": "earlier", "tool_call_id": "call00009", "content": "result"}
-
-
-def _call(content: str | None, arguments: Any) -> Mapping[str, Any]:
-    function = {"name": "earlier", "arguments": arguments}
-    calls = [{"id": "call00009", "type": "function", "function": function}]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
-
-
 Context = tuple[Mapping[str, Any], ...]
+_EARLIER: Final = {"id": "call00009", "type": "function"}
+_RESULT: Final = {"role": "tool", "name": "earlier", "tool_call_id": "call00009", "content": "result"}
 
 
 def _with_call(before: Context, after: Context) -> tuple[Context, ...]:
     """A context with a call in it, in the ways that one or another template takes."""
     ways: list[tuple[str | None, Any]] = [("", {}), (None, {}), ("", "{}"), (None, "{}")]
-    return tuple((*before, _call(content, arguments), _RESULT, *after) for content, arguments in ways)
+    functions = ((content, {"name": "earlier", "arguments": arguments}) for content, arguments in ways)
+    return tuple(
+        (*before, calling({**_EARLIER, "function": function}, content=content), _RESULT, *after)
+        for content, function in functions
+    )
 
 
 CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
@@ -169,7 +165,7 @@ CONTEXTS: Final[tuple[tuple[Context, ...], ...]] = (
 
 
 def shows_earlier_call(rendering: Rendering) -> bool:
-    """Whether a context's call is written at all."""
+    """True if a context's call is written at all."""
     return any(origin is not None and origin.field == "tool_calls" for origin in rendering.origins)
 
 
@@ -194,14 +190,12 @@ class StandIn:
             message["reasoning_content"] = "thought"
         if self.calls:
             answered = results[:1] if self.single else results
+            arguments: Any = "{}" if self.text_arguments else {}
             message["tool_calls"] = [
                 {
                     "id": _call_id(result, at),
                     "type": "function",
-                    "function": {
-                        "name": names[at] if at < len(names) else UNKNOWN_NAME,
-                        "arguments": "{}" if self.text_arguments else {},
-                    },
+                    "function": {"name": names[at] if at < len(names) else UNKNOWN_NAME, "arguments": arguments},
                 }
                 for at, result in enumerate(answered or [{}])
             ]
@@ -218,10 +212,8 @@ def base_stand_ins(after_call: bool) -> Iterator[StandIn]:
     if not after_call:
         yield StandIn()
         return
-    for single in (False, True):
-        for text_arguments in (False, True):
-            for content in ("", None, "answer"):
-                yield StandIn(content, calls=True, text_arguments=text_arguments, single=single)
+    for single, text_arguments, content in itertools.product((False, True), (False, True), ("", None, "answer")):
+        yield StandIn(content, calls=True, text_arguments=text_arguments, single=single)
 
 
 INLINE: Final = StandIn(str(INLINE_THOUGHT["content"]))
@@ -229,10 +221,11 @@ INLINE: Final = StandIn(str(INLINE_THOUGHT["content"]))
 
 def variants(form: StandIn) -> Iterator[StandIn]:
     """Other ways the turn could have gone: with reasoning, with words, with a call."""
-    for calls in (True,) if form.calls else (False, True):
-        for content in dict.fromkeys((form.content, "answer")):
-            for reasoning in (False, True):
-                yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
+    contents = dict.fromkeys((form.content, "answer"))
+    for calls, content, reasoning in itertools.product(
+        (True,) if form.calls else (False, True), contents, (False, True)
+    ):
+        yield StandIn(content, reasoning, calls, form.text_arguments, form.single)
 
 
 # -- shapes
@@ -240,12 +233,7 @@ def variants(form: StandIn) -> Iterator[StandIn]:
 
 def leading_results(messages: Messages) -> list[Mapping[str, Any]]:
     """The tool results with which the new messages begin."""
-    out: list[Mapping[str, Any]] = []
-    for message in messages:
-        if message["role"] not in RESULT_ROLES:
-            break
-        out.append(message)
-    return out
+    return list(itertools.takewhile(lambda message: message["role"] in RESULT_ROLES, messages))
 
 
 def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
@@ -299,46 +287,35 @@ def check_continuation(
 
     `true_context`: the messages before the turn are the real ones, so the template may repeat them.
     """
-    ends, origins = continuation.encoded.rendering.ends, continuation.encoded.rendering.origins
-    cut, first = continuation.cut, continuation.first_new
-    begin = 0
-    for end, origin in zip(ends, origins, strict=True):
-        if origin is not None and origin.source == "messages" and not origin.is_role:
-            message = origin.message if origin.message is not None else -1
-            if message >= first and begin < cut:
-                return BridgeRefusal(
-                    RefusalReason.MOVED,
-                    f"the template writes its {_path(origin)} before the assistant's turn, and the past would change",
-                    message - first,
-                )
-            if message == first - 1 and end > cut and origin.field != "tool_calls":
-                return BridgeRefusal(
-                    RefusalReason.REPEATS_PAST,
-                    f"the template writes {_path(origin)} of the assistant's message after what answers it",
-                )
-            if message == first - 1 and end > cut and not _is_true_value(origin, name_count):
-                return BridgeRefusal(
-                    RefusalReason.UNKNOWN_VALUE,
-                    f"the template repeats {_path(origin)} of the assistant's message after its turn; "
-                    "give tool results the name of the function they answer",
-                )
-            if message < first - 1 and end > cut and not true_context:
-                return BridgeRefusal(
-                    RefusalReason.REPEATS_PAST,
-                    f"the template writes {_path(origin)} of an earlier message after the assistant's turn; "
-                    "pass messages=, the conversation so far",
-                )
-        begin = end
+    rendering, cut, first, stop = continuation.encoded.rendering, continuation.cut, continuation.first_new, 0
+    for end, origin in zip(rendering.ends, rendering.origins, strict=True):
+        start, stop = stop, end
+        if origin is None or origin.source != "messages" or origin.is_role:
+            continue
+        message = origin.message if origin.message is not None else -1
+        path = ".".join(map(str, origin.path)) or "text"
+        if message >= first and start < cut:
+            problem = f"the template writes its {path} before the assistant's turn, and the past would change"
+            return BridgeRefusal(RefusalReason.MOVED, problem, message - first)
+        if message >= first or stop <= cut:
+            continue
+        if message == first - 1 and origin.field != "tool_calls":
+            problem = f"the template writes {path} of the assistant's message after what answers it"
+            return BridgeRefusal(RefusalReason.REPEATS_PAST, problem)
+        if message == first - 1 and not _is_true_value(origin, name_count):
+            problem = f"the template repeats {path} of the assistant's message after its turn"
+            advice = "give tool results the name of the function they answer"
+            return BridgeRefusal(RefusalReason.UNKNOWN_VALUE, f"{problem}; {advice}")
+        if message < first - 1 and not true_context:
+            problem = f"the template writes {path} of an earlier message after the assistant's turn"
+            advice = "pass messages=, the conversation so far"
+            return BridgeRefusal(RefusalReason.REPEATS_PAST, f"{problem}; {advice}")
     return None
 
 
 def _is_true_value(origin: Origin, names: int) -> bool:
-    """Whether a value of the stand-in turn is the true one: ids and names of calls, where results bring them."""
+    """True if a value of the stand-in turn is the true one: ids and names of calls, where results bring them."""
     return origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < names)
-
-
-def _path(origin: Origin) -> str:
-    return ".".join(map(str, origin.path)) or "text"
 
 
 def shows_tools(rendering: Rendering, cut: int) -> bool:

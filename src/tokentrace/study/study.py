@@ -45,7 +45,7 @@ def learned(
 
     @functools.wraps(find)
     def cached(study: TemplateStudy, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Fact:
-        return study._facts.once((find.__name__, *arguments), lambda: find(study, *arguments, **named))
+        return study.facts.once((find.__name__, *arguments), lambda: find(study, *arguments, **named))
 
     return cached
 
@@ -60,8 +60,8 @@ class TemplateStudy:
         self.forms = TemplateForms(self)
         self.prompts = GenerationPrompts(self)
         self.outline = TemplateOutline(self)
+        self.facts = Memory()
         self._tool = wrap_tools([STAND_IN_TOOL])
-        self._facts = Memory()
         self._renderings = Memory()
         self._limit: TemplateLimitError | None = None
         """The limit that a probe ran into. No other probe is tried then: each could take as long."""
@@ -69,7 +69,7 @@ class TemplateStudy:
     # -- rendering
 
     def run(self, messages: Messages, tools: TracedList | None, prompt: bool) -> Rendering:
-        """Run the template on a conversation. Nothing is kept."""
+        """Run the template on a conversation. Nothing is cached."""
         return self.template.render(messages, tools, add_generation_prompt=prompt, variables=self.variables)
 
     def run_with(self, tools: TracedList | None, messages: Messages, prompt: bool) -> Rendering:
@@ -80,10 +80,9 @@ class TemplateStudy:
     ) -> Rendering | None:
         """A probe conversation, rendered once; None where the template refuses it. Do not change what it returns.
 
-        Raises TemplateLimitError if the template does too much, for every probe from then on.
-
-        `tools` declares the stand-in tool, `changes` are other values of template variables. A template that fails
-        without tools (`needs_tools`) is given the stand-in tool in any case.
+        `tools` declares the stand-in tool, as for every probe of a template that fails without tools (`needs_tools`);
+        `changes` are other values of template variables. Raises TemplateLimitError if the template does too much, for
+        every probe from then on.
         """
         rendering = self._rendered(messages, tools, prompt, changes)
         if rendering is None and not tools and self.needs_tools():
@@ -110,11 +109,10 @@ class TemplateStudy:
 
     def readable(self, messages: Probe, tools: bool = False, prompt: bool = False) -> Rendering | None:
         """A probe with calls, whose arguments are JSON text if the template refuses them as mappings."""
-        return self.probe(messages, tools, prompt) or (
-            self.probe([stringified(message) for message in messages], tools, prompt)
-            if any(message.get("tool_calls") for message in messages)
-            else None
-        )
+        rendering = self.probe(messages, tools, prompt)
+        if rendering is None and any(message.get("tool_calls") for message in messages):
+            return self.probe([stringified(message) for message in messages], tools, prompt)
+        return rendering
 
     def encode(self, rendering: Rendering) -> Encoded:
         """The ids of a probe. All of its text is ours, and may be part of control tokens."""
@@ -130,7 +128,7 @@ class TemplateStudy:
 
     @learned
     def needs_tools(self) -> bool:
-        """Whether the template refuses even an answer without tools, and takes it with them."""
+        """True if the template refuses even an answer without tools, and takes it with them."""
         return self._rendered(REASONED, False) is None and self._rendered(REASONED, True) is not None
 
     @learned
@@ -156,7 +154,7 @@ class TemplateStudy:
 
     @learned
     def shows_tools(self, tools: bool) -> bool:
-        """Whether the turns that `grammar` is read off are written beside a tool: not if calls are written without."""
+        """True if the turns that `grammar` is read off are written beside a tool: not if calls are written without."""
         if self.needs_tools() or not tools or NO_CALLS not in self._derived(tools, False).notes:
             return self.needs_tools()
         return NO_CALLS not in self._derived(tools, True).notes
@@ -164,7 +162,7 @@ class TemplateStudy:
     def _derived(self, tools: bool, declared: bool) -> TurnGrammar:
         endings = self.endings(tools)
         ends = endings.stops | endings.closers | self.eos
-        return self._facts.once(("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared))
+        return self.facts.once(("grammar", ends, declared), lambda: derive.template_grammar(self, ends, declared))
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:

@@ -1,9 +1,9 @@
 """Turns: where each one is in a rendering.
 
 The trace says in whose turn each span was written (`turn_spans`). Some templates collect their whole output in a
-variable and print it at the end: text keeps its origin, but scaffold has no owner. Their turns follow from renders of
-the conversation up to there (`find_turns`): a turn begins where the prompt for it ends, and ends where the conversation
-with it ends. That costs two renders a turn, and is proven only if the past is not rewritten.
+variable and print it at the end: then scaffold has no owner. Their turns follow from renders of the conversation up to
+there (`find_turns`), which is proven only if the past is not rewritten: a turn begins where the prompt for it ends, and
+ends where the conversation with it ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
-from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Tokenizer
 
@@ -37,10 +36,7 @@ class TurnSpan:
 
 
 def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list[TurnSpan]:
-    """The turns of a rendering, in order; with `only`, of these messages.
-
-    A message has several if others were written inside its turn.
-    """
+    """The turns of a rendering, in order; with `only`, of these messages. Others may interrupt a message's turn."""
     spans: list[TurnSpan] = []
     current = before = -1
     first = 0
@@ -58,21 +54,21 @@ def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before
     """The turn that is written in the spans `first` to `stop`."""
     ends, origins = rendering.ends, rendering.origins
     start, end = ends[first - 1] if first else 0, ends[stop - 1]
-    fields = [span for span in range(first, stop) if not _is_scaffold(origins[span])]
+    fields = [
+        span
+        for span, origin in enumerate(origins[first:stop], first)
+        if origin is not None and not (origin[-1] == "role" and origin.is_role)
+    ]
     if not fields:
         return TurnSpan(message, start, end, end, start, before)
     return TurnSpan(message, start, end, ends[fields[0] - 1] if fields[0] else 0, ends[fields[-1]], before)
-
-
-def _is_scaffold(origin: Origin | None) -> bool:
-    return origin is None or (origin[-1] == "role" and origin.is_role)
 
 
 def assistant_turns(
     rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer
 ) -> tuple[list[TurnSpan], list[str]]:
     """The turns of assistants, and notes on those whose turn cannot be proven: see `find_turns`."""
-    assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
+    assistants = _assistants(messages)
     spans = turn_spans(rendering, assistants) if assistants else []
     if assistants.issubset(turn.message for turn in spans):
         return spans, []
@@ -83,21 +79,18 @@ def assistant_turns(
 def find_turns(
     rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of a rendering, and notes on assistant messages whose turn cannot be proven.
-
-    With `only`, looks for no other message's turn where the template does not say whose turn it writes.
-    """
+    """The turns of a rendering, and notes on assistant messages whose turn cannot be proven (of `only` one)."""
     turns = turn_spans(rendering)
     notes: list[str] = []
-    missing = [index for index in _without_turn(rendering, turns, messages) if only in (None, index)]
-    for index in missing:
+    missing = _assistants(messages) - {turn.message for turn in turns}
+    if missing:  # those that are written, without a turn
+        missing &= {one.message for one in rendering.origins if one is not None and one.field not in (None, "role")}
+    for index in sorted(missing if only is None else missing & {only}):
         start = _after_prompt(rendering, messages[:index], render, tokenizer)
         end = _shared_length(rendering, messages[: index + 1], render)
         if start is None or end is None or end < start:
-            notes.append(
-                f"message {index}: the template does not say where its turn stands, and it cannot be proven; "
-                "nothing of it counts as sampled"
-            )
+            problem = "the template does not say where its turn stands, and it cannot be proven"
+            notes.append(f"message {index}: {problem}; nothing of it counts as sampled")
             continue
         ends = zip(rendering.ends, rendering.origins, strict=True)
         stops = [at for at, origin in ends if origin is not None and origin.message == index and start < at <= end]
@@ -105,14 +98,8 @@ def find_turns(
     return sorted(turns, key=lambda turn: turn.start) if missing else turns, notes
 
 
-def _without_turn(rendering: Rendering, turns: list[TurnSpan], messages: Messages) -> list[int]:
-    """Assistant messages whose text is in the rendering, but which have no turn there."""
-    assistants = {at for at, message in enumerate(messages) if message["role"] == "assistant"}
-    missing = assistants - {turn.message for turn in turns}
-    if not missing:
-        return []
-    origins = (origin for origin in rendering.origins if origin is not None and origin.field not in (None, "role"))
-    return sorted({origin.message for origin in origins if origin.message is not None} & missing)
+def _assistants(messages: Messages) -> set[int]:
+    return {at for at, message in enumerate(messages) if message["role"] == "assistant"}
 
 
 def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:

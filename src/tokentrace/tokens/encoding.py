@@ -8,12 +8,14 @@ the pieces between them are encoded with a tokenizer that has no control tokens.
 
 from __future__ import annotations
 
+import bisect
 import unicodedata
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import TokenizerError
 from ..template.origin import Origin
@@ -81,47 +83,46 @@ def _encode_whole(tokenizer: Tokenizer, rendering: Rendering, raw: bytes) -> Enc
     """The text encoded in one call; None if its tokens do not spell it byte for byte."""
     vocabulary, ids = tokenizer.vocabulary, tokenizer.encode(rendering.text)
     lengths = vocabulary.signed_lengths.take(ids)
-    control = lengths < 0
     bounds = np.zeros(len(ids) + 1, np.int32)
-    np.cumsum(np.abs(lengths, out=lengths), out=bounds[1:])
+    np.add.accumulate(np.abs(lengths, out=bounds[1:]), out=bounds[1:])
     if bounds[-1] != len(raw) or not (vocabulary.exact or vocabulary.spells(ids.tolist(), raw)):
         return None
-    return Encoded(ids, rendering, control, *_characters(raw, len(rendering.text), bounds))
+    return Encoded(ids, rendering, lengths < 0, *_characters(raw, len(rendering.text), bounds))
 
 
 def _characters(raw: bytes, length: int, bounds: Positions) -> tuple[Positions, Positions]:
     """Where tokens start and end, in characters, from their `bounds` in bytes. Tokens may share a character."""
     if len(raw) == length:
         return bounds[:-1], bounds[1:]
-    is_inside = np.zeros(len(raw) + 1, np.int8)
-    np.less(np.frombuffer(raw, np.int8), -64, out=is_inside[:-1].view(np.bool_))  # continuation bytes: 10xxxxxx
-    inside = is_inside.take(bounds)
-    characters = bounds - np.cumsum(is_inside, dtype=np.int32).take(bounds)
-    return characters[:-1], characters[1:] + inside[1:]
+    is_inside = np.frombuffer(raw, np.int8) < -64  # continuation bytes: 10xxxxxx
+    inside = is_inside.nonzero()[0]
+    if len(inside) * 4 < len(bounds):
+        starts, ends = (_counted(bounds.searchsorted(inside, side), bounds) for side in ("left", "right"))
+    else:
+        before = np.append(0, np.cumsum(is_inside, dtype=np.int32)).take(bounds)
+        starts, ends = bounds - before - np.append(is_inside, False).take(bounds), bounds - before
+    return starts[:-1], ends[1:]
+
+
+def _counted(following: npt.NDArray[np.intp], bounds: Positions) -> Positions:
+    """The bounds, less the number of continuation bytes before each; `following` is the first bound after each byte."""
+    counts = np.zeros(len(bounds), np.int32)
+    np.add.at(counts, following, -1)
+    return bounds + np.add.accumulate(counts, out=counts)
 
 
 def _is_forged(encoded: Encoded, trust_of: TrustOf, inner: Callable[[], frozenset[int]]) -> bool:
     """Whether a control token touches a span that may not contain it."""
-    at = encoded.control.nonzero()[0]
-    spans, places = encoded.rendering, encoded.starts.dtype
-    bounds = np.asarray(spans.ends, places)
-    first = bounds.searchsorted(encoded.starts.take(at), "right").tolist()
-    last = bounds.searchsorted(encoded.ends.take(at) - places.type(1), "right").tolist()
-    touched = set(first)
-    if first != last:
-        touched.update(*(range(start, stop + 1) for start, stop in zip(first, last, strict=True)))
-    sources = {span: origin for span in touched if (origin := spans.origins[span]) is not None}
-    limited = {span: trust for span, origin in sources.items() if (trust := trust_of(origin)) is not Trust.ANY}
-    if not limited or Trust.NONE in limited.values():
-        return bool(limited)
-    allowed = inner()
-    return any(
-        token not in allowed and not limited.keys().isdisjoint(range(start, stop + 1))
-        for token, start, stop in zip(encoded.ids.take(at).tolist(), first, last, strict=True)
-    )
-
-
-# -- text that is split
+    control, begin, first = encoded.control_tokens, 0, 0
+    for end, origin in zip(encoded.rendering.ends, encoded.rendering.origins, strict=True):
+        if origin is not None:
+            first = bisect.bisect_right(control.ends, begin, first)
+            if first < len(control.starts) and control.starts[first] < end and (trust := trust_of(origin)) < Trust.ANY:
+                touching = control.ids[first : bisect.bisect_left(control.starts, end, first)]
+                if trust is Trust.NONE or not inner().issuperset(touching):
+                    return True
+        begin = end
+    return False
 
 
 def _encode_apart(

@@ -7,7 +7,6 @@ empty where nothing was sampled.
 from __future__ import annotations
 
 import json
-import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,27 +43,32 @@ class Packed:
     shape: tuple[int, ...] = ()
 
     def entries(self) -> Entries:
-        """The entries: a read-only array, or a new list."""
+        """The entries: a read-only array, or a new list. Raises ValueError for bytes that are neither."""
         if self.dtype is not None:
             return np.frombuffer(self.data, self.dtype).reshape(self.count, *self.shape)
-        entries: list[Any] = from_json(_decompressed(self.data))
+        reader = zlib.decompressobj()
+        try:
+            text = reader.decompress(self.data, MOST_BYTES)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+        if not reader.eof or reader.unused_data:
+            raise ValueError("the compressed text does not end where it should")
+        entries: list[Any] = from_json(text)
         return entries
 
     def check(self, what: str) -> None:
         """Raise `TrajectoryError` if the bytes do not hold `count` entries of this type and shape."""
-        if self.dtype is None:
-            try:
-                entries = self.entries()
-            except (ValueError, RecursionError) as error:
-                raise TrajectoryError(f"{what} is not JSON: {error}") from error
-            if not isinstance(entries, list) or len(entries) != self.count or self.shape:
-                raise TrajectoryError(f"{what} must be a JSON array of {self.count} entries")
-            return
-        if self.dtype not in _DTYPES:
+        if self.dtype is not None and self.dtype not in _DTYPES:
             raise TrajectoryError(f"{what} is of type {brief(self.dtype)}; it must be one of {sorted(_DTYPES)}")
-        valid = all(type(size) is int and size >= 0 for size in self.shape)
-        if not valid or len(self.data) != np.dtype(self.dtype).itemsize * self.count * math.prod(self.shape):
-            raise TrajectoryError(f"{what}: {len(self.data)} bytes do not hold {self.count} rows of {self.shape}")
+        try:
+            entries = self.entries()
+        except (ValueError, RecursionError) as error:
+            raise TrajectoryError(f"{what} does not hold {self.count} entries: {error}") from error
+        fits = isinstance(entries, np.ndarray) or (isinstance(entries, list) and not self.shape)
+        if not fits or len(entries) != self.count:
+            raise TrajectoryError(f"{what} must be a JSON array of {self.count} entries")
+        if isinstance(entries, np.ndarray) and entries.dtype.kind == "f" and not np.isfinite(entries).all():
+            raise TrajectoryError(f"{what} has NaN or infinity, which files of rows cannot hold: give None there")
 
 
 def pack_channels(channels: Mapping[str, Any], count: int) -> dict[str, Packed]:
@@ -91,19 +95,17 @@ def _pack(entries: Any, count: int, what: str) -> Packed:
     array = entries if isinstance(entries, np.ndarray) else _integers(entries)
     try:
         if array is None:
-            text = json.dumps(entries, default=_plain, allow_nan=False, separators=(",", ":")).encode("ascii")
-            packed = Packed(count, zlib.compress(text, 1))
+            data = json.dumps(entries, default=_plain, allow_nan=False, separators=(",", ":")).encode("ascii")
+            packed = Packed(count, zlib.compress(data, 1))
         else:
-            text = array.tobytes()
-            packed = Packed(count, text, array.dtype.newbyteorder("<").str, array.shape[1:])
+            data = array.tobytes()
+            packed = Packed(count, data, array.dtype.newbyteorder("<").str, array.shape[1:])
     except (TypeError, ValueError, RecursionError) as error:
         raise TrajectoryError(f"{what} cannot be stored as JSON: {error}") from error
-    if len(text) > MOST_BYTES:
-        raise TrajectoryError(f"{what} takes {len(text)} bytes; {MOST_BYTES} are allowed for one completion")
+    if len(data) > MOST_BYTES:
+        raise TrajectoryError(f"{what} takes {len(data)} bytes; {MOST_BYTES} are allowed for one completion")
     if array is not None:
         packed.check(what)
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise TrajectoryError(f"{what} has NaN or infinity, which files of rows cannot hold: give None there")
     return packed
 
 
@@ -125,17 +127,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _decompressed(data: bytes) -> bytes:
-    reader = zlib.decompressobj()
-    try:
-        text = reader.decompress(data, MOST_BYTES)
-    except zlib.error as error:
-        raise ValueError(str(error)) from error
-    if not reader.eof or reader.unused_data:
-        raise ValueError("the compressed text does not end where it should")
-    return text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

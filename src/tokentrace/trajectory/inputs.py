@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..conversation.values import no_constant
 from ..errors import TrajectoryError, brief
-from ..settings import items
+from ..settings import choose, items, whole
 from ..tokens.ids import INT32_MAX, check_ids, check_integers
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
@@ -24,6 +24,7 @@ from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Ver
 POSITIVE_NOISE: Final = 1e-4
 """How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
 
+_KINDS: Final = frozenset(Kind)
 LATER_KINDS: Final = frozenset({Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC})
 PROMPT_KINDS: Final = LATER_KINDS | {Kind.PROMPT}
 
@@ -31,6 +32,8 @@ _REASONS: Final = {
     Kind.SAMPLED: "only append_completion records tokens that an engine returned",
     Kind.PROMPT: "that is for begin() and branch(); use CONTEXT, SCAFFOLD or SYNTHETIC for what comes later",
 }
+
+_ASK: Final = "ask the engine for logprobs, or make the trajectory with logprobs=False"
 
 Logprobs: TypeAlias = npt.NDArray[np.float32]
 Owners: TypeAlias = npt.NDArray[np.int32]
@@ -42,26 +45,18 @@ def as_ids(value: IdsLike, what: str, vocab_size: int | None) -> Ids:
 
 def as_kinds(value: KindsLike, length: int, *, allowed: frozenset[Kind], skip: int = 0) -> Kinds:
     """One kind per token as uint8; a single kind applies to all. The first `skip` may be of any kind."""
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        code = int(value) if abs(int(value)) <= INT32_MAX else -1
-        _check_kinds(np.full(1, code, np.int64), allowed, 0)
-        return np.full(length, code, np.uint8)
-    codes = check_integers(value, "kinds", TrajectoryError)
-    if len(codes) != length:
+    is_single = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
+    if not is_single and len(codes) != length:
         raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
-    _check_kinds(codes[:skip], frozenset(Kind), 0)
-    _check_kinds(codes[skip:], allowed, skip)
-    return codes.astype(np.uint8, copy=False)
-
-
-def _check_kinds(codes: npt.NDArray[Any], allowed: frozenset[Kind], offset: int) -> None:
-    wrong = ~np.isin(codes, [*allowed])
-    if wrong.any():
-        at = int(wrong.argmax())
-        code = int(codes[at])
-        kind = Kind(code) if 0 <= code < len(Kind) else None
-        problem = f"{code}, which is not a Kind" if kind is None else f"{kind.name}: {_REASONS[kind]}"
-        raise TrajectoryError(f"kinds[{at + offset}] is {problem}")
+    skip = 0 if is_single else skip
+    if not (allowed.issuperset(codes[skip:].tolist()) and _KINDS.issuperset(codes[:skip].tolist())):
+        codes = codes.tolist()
+        at, code = next((at, code) for at, code in enumerate(codes) if code not in (_KINDS if at < skip else allowed))
+        is_kind = code in _KINDS
+        problem = f"{Kind(code).name}: {_REASONS[Kind(code)]}" if is_kind else f"{code}, which is not a Kind"
+        raise TrajectoryError(f"kinds[{at}] is {problem}")
+    return np.full(length, codes[0], np.uint8) if is_single else codes.astype(np.uint8, copy=False)
 
 
 def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> Logprobs | None:
@@ -71,10 +66,7 @@ def as_logprobs(value: LogprobsLike | None, length: int, *, recorded: bool) -> L
             raise TrajectoryError("the trajectory was made with logprobs=False: give None, or make it with logprobs")
         return None
     if value is None:
-        raise TrajectoryError(
-            f"{length} sampled ids without logprobs: ask the engine for them, or make the trajectory with "
-            "logprobs=False"
-        )
+        raise TrajectoryError(f"{length} sampled ids without logprobs: {_ASK}")
     numbers = _numbers(value)
     if len(numbers) != length:
         raise TrajectoryError(
@@ -100,10 +92,7 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
         if not issubclass(kind, float | int | np.floating | np.integer) or issubclass(kind, bool):
             at = next(at for at, entry in enumerate(value) if type(entry) is kind)
             advice = "a missing logprob cannot be recorded; " if kind is type(None) else ""
-            raise TrajectoryError(
-                f"logprobs[{at}] is {brief(value[at])}, not a number: {advice}ask the engine for logprobs, "
-                "or make the trajectory with logprobs=False"
-            )
+            raise TrajectoryError(f"logprobs[{at}] is {brief(value[at])}, not a number: {advice}{_ASK}")
     try:
         return np.array(value, np.float64)
     except OverflowError as error:
@@ -111,9 +100,7 @@ def _numbers(value: LogprobsLike) -> npt.NDArray[Any]:
 
 
 def as_logprob_kind(value: LogprobKind | str, has_logprobs: bool) -> LogprobKind:
-    if not isinstance(value, str) or value not in set(LogprobKind):
-        raise TrajectoryError(f"logprobs_kind is one of {', '.join(LogprobKind)}, not {brief(value)}")
-    kind = LogprobKind(value)
+    kind = choose(LogprobKind, "logprobs_kind", value, TrajectoryError)
     if not has_logprobs and kind is not LogprobKind.UNKNOWN:
         raise TrajectoryError(f"logprobs_kind is {kind}, but the trajectory was made with logprobs=False: leave it out")
     return kind
@@ -123,32 +110,24 @@ def as_versions(value: VersionLike, length: int) -> tuple[VersionSpan, ...]:
     """Spans that cover a completion of `length` tokens; none if the version is unknown."""
     if value is None:
         return ()
-    if isinstance(value, str | int | np.integer):
-        return (VersionSpan(_version(value), 0, length),)
-    if not isinstance(value, list | tuple):
-        raise TrajectoryError(f"version must be a str, an int or spans (version, start, stop), not {brief(value)}")
+    rows = value if isinstance(value, list | tuple) else [(value, 0, length)]
     spans: list[VersionSpan] = []
     reached = 0
-    for number, row in enumerate(value):
+    for number, row in enumerate(rows):
         what = f"version[{number}]"
         if not isinstance(row, list | tuple) or len(row) != 3:
             raise TrajectoryError(f"{what} must be (version, start, stop), not {brief(row)}")
-        start, stop = as_count(row[1], f"{what}.start"), as_count(row[2], f"{what}.stop")
+        version, start, stop = row[0], as_count(row[1], f"{what}.start"), as_count(row[2], f"{what}.stop")
+        is_integer = isinstance(version, int | np.integer) and not isinstance(version, bool)
+        if not isinstance(version, str) and not (is_integer and -(2**63) <= int(version) < 2**63):
+            raise TrajectoryError(f"a version is a str or an int of 64 bits, or spans of them, not {brief(version)}")
         if start != reached or (stop <= start and length):
             raise TrajectoryError(f"{what} is {start}..{stop}: the next span starts at {reached}, not empty")
-        spans.append(VersionSpan(_version(row[0]), start, stop))
+        spans.append(VersionSpan(version if isinstance(version, str) else int(version), start, stop))
         reached = stop
     if reached != length or (not length and len(spans) > 1):
         raise TrajectoryError(f"the version spans cover {reached} of {length} sampled tokens: cover them all, once")
     return tuple(spans)
-
-
-def _version(value: Any) -> str | int:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -(2**63) <= int(value) < 2**63:
-        raise TrajectoryError(f"a version is a str or an int of 64 bits, not {brief(value)}")
-    return int(value)
 
 
 def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, first: int = 0) -> Owners:
@@ -182,9 +161,7 @@ def as_owners(spans: SpansLike, length: int, messages: int, *, start: int = 0, f
 
 def as_count(value: Any, what: str) -> int:
     """An integer from 0 to ``2**31 - 1``."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) <= INT32_MAX:
-        raise TrajectoryError(f"{what} must be an integer from 0 to 2**31 - 1, not {brief(value)}")
-    return int(value)
+    return whole(what, value, least=0, most=INT32_MAX, error=TrajectoryError)
 
 
 def mapping_json(value: Mapping[str, Any], what: str) -> str:

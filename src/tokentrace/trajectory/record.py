@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +21,12 @@ from .stream import Stream
 from .turns import Branch, Context, IdsLike, SharedPrefix, Turn, Write
 
 
-@dataclass(slots=True, eq=False)
-class Node:
-    """One branch. Its stream is the first `start` tokens of its parent's, then the tokens of its own writes.
-
-    `parent` is the branch that owns the last shared token, so a child starts after its parent's start and before its
-    parent's end; -1 if `start` is 0.
-    """
-
-    parent: int
-    start: int
-    messages: int
-    """How many messages its conversation holds."""
-    stop: int
-    sampled: int = 0
-    writes: list[Write] = field(default_factory=list)
-
-
 class Record:
-    """The reading half of a `Trajectory`. Arrays that it returns are read-only and never change."""
+    """The reading half of a `Trajectory`. Arrays that it returns are read-only and never change.
+
+    A branch is the list of its writes; the first is the `Context` that opened it. Its stream is the beginning of its
+    parent's stream, then the tokens of its own writes.
+    """
 
     def __init__(self, name: str, vocab_size: int | None, has_logprobs: bool, metadata_json: str) -> None:
         self.name: Final = name
@@ -48,9 +35,18 @@ class Record:
         """Whether every sampled token has a logprob; otherwise none has."""
         self._metadata = metadata_json
         self._writes: list[Write] = []
-        self._nodes: list[Node] = []
+        self._by_branch: list[list[Write]] = []
         self._rewards: list[tuple[int, float | None]] = []
         self._stream = Stream()
+
+    def __copy__(self) -> Self:
+        """A copy that can be written to while this one stays as it is. Shares the tokens of all writes."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        twin._writes, twin._rewards = [*self._writes], [*self._rewards]
+        twin._by_branch = [[*writes] for writes in self._by_branch]
+        twin._stream = self._stream.copy()
+        return twin
 
     # -- one stream
 
@@ -81,10 +77,7 @@ class Record:
 
     def table(self, branch: int | None = None) -> TokenTable:
         """The tokens of a stream with all their columns. The mask is True where a token was sampled."""
-        table = join([write.tokens for write in self._along(self._index(branch))])
-        for column in table.columns().values():
-            column.flags.writeable = False
-        return table
+        return frozen(join([write.tokens for write in self._along(self._index(branch))]))
 
     def kinds(self, branch: int | None = None) -> Kinds:
         """The kind of each token."""
@@ -102,14 +95,14 @@ class Record:
         """
         mask = self.table(branch).mask.copy()
         if once:
-            mask[: self._nodes[self._index(branch)].start] = False
+            mask[: self._by_branch[self._index(branch)][0].start] = False
         return mask
 
     def logprobs(self, branch: int | None = None) -> Logprobs:
         """The logprob of each token, NaN where none was sampled; shared prefixes included."""
         self._require_logprobs()
-        logprobs = self.table(branch).logprobs
-        return np.full(self._nodes[self._index(branch)].stop, np.nan, np.float32) if logprobs is None else logprobs
+        table = self.table(branch)
+        return np.full(len(table), np.nan, np.float32) if table.logprobs is None else table.logprobs
 
     def turns(self, branch: int | None = None) -> list[Turn]:
         """The turns along a stream, in order, inherited ones included.
@@ -140,12 +133,16 @@ class Record:
         for turn in self.turns(branch):
             for name, packed in turn.channels:
                 pieces.setdefault(name, []).append((turn.start, packed.entries()[: len(turn)]))
-        length = self._nodes[self._index(branch)].stop
+        length = self._last(self._index(branch)).stop
         return {name: Channel(length, tuple(runs)) for name, runs in pieces.items()}
 
     def message_count(self, branch: int | None = None) -> int:
         """How many messages the conversation of a branch holds."""
-        return self._nodes[self._index(branch)].messages
+        return self._last(self._index(branch)).messages
+
+    def length(self, branch: int | None = None) -> int:
+        """How many tokens the stream of a branch has."""
+        return self._last(self._index(branch)).stop
 
     # -- the whole record
 
@@ -153,11 +150,16 @@ class Record:
         """How much of a prompt is recorded, and where: whether to record it with `extend_to` or with `branch`."""
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         lengths: list[int] = []  # by branch; parents come before their children
-        for node in self._nodes:
-            length = lengths[node.parent] if node.parent >= 0 else 0
-            lengths.append(_shared(node.writes, ids) if length >= node.start else length)
+        for writes in self._by_branch:
+            parent = _parent(writes)
+            length = lengths[parent] if parent >= 0 else 0
+            for write in writes:
+                if length < write.start:
+                    break
+                length = write.start + common_prefix(write.tokens.ids, ids[write.start :])
+            lengths.append(length)
         longest = max(lengths, default=0)
-        extends = (at for at, node in enumerate(self._nodes) if lengths[at] == longest == node.stop)
+        extends = (at for at, length in enumerate(lengths) if length == longest == self._last(at).stop)
         return SharedPrefix(lengths.index(longest) if longest else -1, longest, next(extends, -1))
 
     def writes(self, start: int = 0) -> list[Write]:
@@ -190,15 +192,16 @@ class Record:
         return tuple(map(self._branch, range(self.num_branches)))
 
     def _branch(self, index: int) -> Branch:
-        node = self._nodes[index]
-        opening, *more = node.writes[:2]
-        retries = index > 0 and opening.start == opening.stop and all(isinstance(write, Turn) for write in more)
+        writes = self._by_branch[index]
+        opening, *more = writes[:2]
+        retries = index > 0 and not len(opening.tokens) and all(isinstance(write, Turn) for write in more)
+        sampled = sum(len(write) for write in writes if isinstance(write, Turn))
         cause = opening.cause if isinstance(opening, Context) else ""
-        return Branch(index, node.parent, node.start, node.stop, node.sampled, cause, retries)
+        return Branch(index, _parent(writes), opening.start, writes[-1].stop, sampled, cause, retries)
 
     @property
     def num_branches(self) -> int:
-        return len(self._nodes)
+        return len(self._by_branch)
 
     @property
     def num_writes(self) -> int:
@@ -207,21 +210,21 @@ class Record:
     @property
     def num_tokens(self) -> int:
         """How many tokens are recorded; a shared one counts once."""
-        return sum(node.stop - node.start for node in self._nodes)
+        return sum(len(write.tokens) for write in self._writes)
 
     @property
     def num_sampled(self) -> int:
         """How many tokens were sampled; a shared one counts once."""
-        return sum(node.sampled for node in self._nodes)
+        return sum(len(write) for write in self._writes if isinstance(write, Turn))
 
     @property
     def num_samples(self) -> int:
         """How many branches own sampled tokens: the rows it takes to train each of them once."""
-        return sum(node.sampled > 0 for node in self._nodes)
+        return len({write.branch for write in self._writes if isinstance(write, Turn) and len(write)})
 
     def __len__(self) -> int:
         """The length of the current stream."""
-        return self._nodes[self.current].stop if self._nodes else 0
+        return self._writes[-1].stop if self._writes else 0
 
     def __repr__(self) -> str:
         label = f"{self.name!r}, " if self.name else ""
@@ -233,13 +236,16 @@ class Record:
     # -- the tree
 
     def _index(self, branch: int | None) -> int:
-        if not self._nodes:
+        if not self._writes:
             raise TrajectoryError("nothing is recorded yet: begin(prompt_ids) first")
         if branch is None:
             return self.current
-        if as_count(branch, "branch") >= len(self._nodes):
-            raise TrajectoryError(f"there is no branch {branch}: the trajectory has {len(self._nodes)}")
+        if as_count(branch, "branch") >= self.num_branches:
+            raise TrajectoryError(f"there is no branch {branch}: the trajectory has {self.num_branches}")
         return int(branch)
+
+    def _last(self, index: int) -> Write:
+        return self._by_branch[index][-1]
 
     def _along(self, index: int, since: int = 0) -> Iterator[Write]:
         """The writes of a stream that start at `since` or later, in order.
@@ -247,21 +253,23 @@ class Record:
         A write belongs to the stream if it began before the branch left its owner. If the branch left in the middle
         of it, only its head is returned.
         """
-        lineage: list[tuple[Node, int | None]] = [(node := self._nodes[index], None)]
-        while node.parent >= 0:
-            start, node = node.start, self._nodes[node.parent]
-            lineage.append((node, start))
-        for node, limit in reversed(lineage):
-            first = bisect_left(node.writes, since, key=_start)
-            for write in node.writes[first:] if first else node.writes:
+        lineage: list[tuple[list[Write], int | None]] = []
+        limit: int | None = None
+        while index >= 0:
+            writes = self._by_branch[index]
+            lineage.append((writes, limit))
+            index, limit = _parent(writes), writes[0].start
+        for writes, limit in reversed(lineage):
+            first = bisect_left(writes, since, key=_start)
+            for write in writes[first:] if first else writes:
                 if limit is not None and write.start >= limit:
                     break
                 yield write if limit is None else _cut(write, limit)
 
     def _owner(self, index: int, position: int) -> int:
         """The branch that owns the token before `position` of a stream; -1 for position 0."""
-        while position and self._nodes[index].start >= position:
-            index = self._nodes[index].parent
+        while position and self._by_branch[index][0].start >= position:
+            index = _parent(self._by_branch[index])
         return index if position else -1
 
     def _messages_at(self, index: int, position: int) -> int:
@@ -269,7 +277,7 @@ class Record:
         owner = self._owner(index, position)
         if owner < 0:
             return 0
-        writes = self._nodes[owner].writes  # the first starts before the position, since its branch owns it
+        writes = self._by_branch[owner]  # the first starts before the position, since its branch owns it
         write = writes[bisect_left(writes, position, key=_start) - 1]
         return write.messages if write.stop <= position else write.message
 
@@ -284,17 +292,20 @@ class Record:
             raise TrajectoryError("the trajectory was made with logprobs=False: it has none")
 
 
+def frozen(table: TokenTable) -> TokenTable:
+    """The table, its columns read-only."""
+    for column in table.columns().values():
+        column.flags.writeable = False
+    return table
+
+
 def _start(write: Write) -> int:
     return write.start
 
 
-def _shared(writes: list[Write], ids: Ids) -> int:
-    """The position up to which writes agree with a prompt that agrees with all that comes before them."""
-    for write in writes:
-        shared = write.start + common_prefix(write.tokens.ids, ids[write.start :])
-        if shared < write.stop:
-            return shared
-    return writes[-1].stop
+def _parent(writes: list[Write]) -> int:
+    opening = writes[0]
+    return opening.parent if isinstance(opening, Context) and opening.parent is not None else -1
 
 
 def _cut(write: Write, limit: int) -> Write:

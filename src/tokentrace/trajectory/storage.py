@@ -11,18 +11,19 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from ..errors import TrajectoryError, brief
 from ..files import write_whole
 from .channels import Packed
-from .inputs import as_count, from_json
+from .inputs import as_owners, from_json
 from .trajectory import Trajectory
-from .turns import Turn
+from .turns import Turn, Write
 
 MAGIC: Final = b"\x89TTRJ\r\n\n"
 """No text begins like this, and a transfer that changes line ends damages it."""
@@ -36,28 +37,62 @@ _FRONT: Final = _HEAD.size + _CRC.size  # the head has its own checksum: a lengt
 _JSON_LENGTH = struct.Struct("<I")
 _IDS, _KINDS, _LOGPROBS = np.dtype("<i4"), np.dtype("u1"), np.dtype("<f4")
 
+# -- the JSON of records
 
-class RecordType(IntEnum):
-    """What a record holds."""
-
-    HEADER = 1
-    OPEN = 2
-    CONTEXT = 3
-    COMPLETION = 4
-    REWARD = 5
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-_FIELDS: Final = {
-    RecordType.HEADER: {"name", "vocab_size", "logprobs", "metadata"},
-    RecordType.OPEN: {"branch", "start", "tokens", "messages", "spans", "parent", "cause"},
-    RecordType.CONTEXT: {"branch", "start", "tokens", "messages", "spans"},
-    RecordType.COMPLETION: {
-        *("branch", "start", "tokens", "finish_reason", "version", "continues"),
-        *("sampling", "logprobs_kind", "cached_tokens"),
-    },
-    RecordType.REWARD: {"write", "reward"},
-}
-"""The fields of the JSON of each record. A completion may have `channels` too."""
+class _Record(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The JSON of a record."""
+
+
+class _Header(_Record):
+    name: str
+    vocab_size: int | None
+    logprobs: bool
+    metadata: dict[str, Any]
+
+
+class _Tokens(_Record):
+    branch: _Count
+    start: _Count
+    tokens: _Count
+
+
+class _Context(_Tokens):
+    messages: _Count
+    spans: list[Any]
+
+
+class _Open(_Context):
+    parent: Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+    cause: str
+
+
+class _Channel(_Record):
+    name: str
+    bytes: _Count
+    dtype: str | None
+    shape: list[_Count]
+
+
+class _Completion(_Tokens):
+    finish_reason: str
+    version: Any
+    continues: bool
+    sampling: dict[str, Any] | None
+    logprobs_kind: str
+    cached_tokens: _Count | None
+    channels: list[_Channel] = []
+
+
+class _Reward(_Record):
+    write: int
+    reward: Any
+
+
+_TYPES: Final = (_Header, _Open, _Context, _Completion, _Reward)
+"""The type of a record is its number here, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +103,7 @@ class Loaded:
     good_bytes: int
     """Where the last whole record ends."""
     problem: str | None = None
-    """Why there is more after `good_bytes` that was not read."""
+    """Why the bytes after `good_bytes` were not read."""
 
     @property
     def truncated(self) -> bool:
@@ -88,59 +123,42 @@ def _records(trajectory: Trajectory) -> Iterator[bytes]:
     yield preamble(trajectory)
     yield from write_records(trajectory)
     for write, reward in trajectory.rewarded:  # each follows the record of its turn
-        yield _record(RecordType.REWARD, {"write": write, "reward": reward})
+        yield _record(_Reward(write, reward))
 
 
 def preamble(trajectory: Trajectory) -> bytes:
     """What comes before the writes: magic, version, and the header record."""
-    header = {
-        "name": trajectory.name,
-        "vocab_size": trajectory.vocab_size,
-        "logprobs": trajectory.has_logprobs,
-        "metadata": trajectory.metadata,
-    }
-    return MAGIC + _VERSION.pack(VERSION) + _record(RecordType.HEADER, header)
+    header = _Header(trajectory.name, trajectory.vocab_size, trajectory.has_logprobs, trajectory.metadata)
+    return MAGIC + _VERSION.pack(VERSION) + _record(header)
 
 
 def write_records(trajectory: Trajectory, start: int = 0) -> Iterator[bytes]:
     """One record per write, from number `start` on."""
-    for write in trajectory.writes(start):
-        tokens = write.tokens
-        fields: dict[str, Any] = {"branch": write.branch, "start": write.start, "tokens": len(tokens)}
-        arrays = [np.asarray(tokens.ids, _IDS).tobytes()]
-        if isinstance(write, Turn):
-            kind = RecordType.COMPLETION
-            fields |= {
-                "finish_reason": write.finish_reason,
-                "version": write.version if len(write.versions) < 2 else write.versions,
-                "continues": write.continues,
-                "sampling": write.sampling,
-                "logprobs_kind": write.logprobs_kind,
-                "cached_tokens": write.cached_tokens,
-            }
-            if write.channels:
-                fields["channels"] = [
-                    {"name": name, "bytes": len(packed.data), "dtype": packed.dtype, "shape": list(packed.shape)}
-                    for name, packed in write.channels
-                ]
-            if tokens.logprobs is not None:
-                arrays.append(np.asarray(tokens.logprobs, _LOGPROBS).tobytes())
-            arrays += [packed.data for _, packed in write.channels]
-        else:
-            kind = RecordType.CONTEXT
-            spans = [(first + write.start, last + write.start, at) for first, last, at in tokens.message_spans()]
-            fields |= {"messages": write.messages, "spans": spans}
-            if write.parent is not None:
-                kind = RecordType.OPEN
-                fields |= {"parent": write.parent, "cause": write.cause}
-            arrays.append(np.asarray(tokens.kinds, _KINDS).tobytes())
-        yield _record(kind, fields, *arrays)
+    return map(_write_record, trajectory.writes(start))
 
 
-def _record(kind: RecordType, fields: dict[str, Any], *arrays: bytes) -> bytes:
-    text = json.dumps(fields, allow_nan=False, separators=(",", ":")).encode("ascii")
+def _write_record(write: Write) -> bytes:
+    tokens = write.tokens
+    place = (write.branch, write.start, len(tokens))
+    ids = np.asarray(tokens.ids, _IDS).tobytes()
+    if isinstance(write, Turn):
+        channels = [_Channel(name, len(one.data), one.dtype, list(one.shape)) for name, one in write.channels]
+        version = write.version if len(write.versions) < 2 else write.versions
+        how = (write.sampling, write.logprobs_kind, write.cached_tokens)
+        logprobs = [] if tokens.logprobs is None else [np.asarray(tokens.logprobs, _LOGPROBS).tobytes()]
+        completion = _Completion(*place, write.finish_reason, version, write.continues, *how, channels)
+        return _record(completion, ids, *logprobs, *(packed.data for _, packed in write.channels))
+    spans = [(first + write.start, last + write.start, message) for first, last, message in tokens.message_spans()]
+    context = _Context(*place, write.messages, spans)
+    if write.parent is not None:
+        context = _Open(*place, write.messages, spans, write.parent, write.cause)
+    return _record(context, ids, np.asarray(tokens.kinds, _KINDS).tobytes())
+
+
+def _record(fields: _Record, *arrays: bytes) -> bytes:
+    text = json.dumps(msgspec.to_builtins(fields), allow_nan=False, separators=(",", ":")).encode("ascii")
     payload = b"".join((_JSON_LENGTH.pack(len(text)), text, *arrays))
-    head = _HEAD.pack(len(payload), kind)
+    head = _HEAD.pack(len(payload), _TYPES.index(type(fields)) + 1)
     return b"".join((head, _CRC.pack(zlib.crc32(head)), payload, _CRC.pack(zlib.crc32(payload))))
 
 
@@ -170,18 +188,16 @@ def from_bytes(data: bytes | bytearray | memoryview) -> Loaded:
             f"a trajectory of version {version}; this tokentrace reads version {VERSION}: load the file with the "
             "tokentrace that wrote it"
         )
+    ends, problem = _scan(view, position)
     trajectory: Trajectory | None = None
-    number = 0
-    while trajectory is None or position < len(view):
-        stop, problem = _record_end(view, position)
-        if problem is not None:
-            return Loaded(Trajectory(), 0, problem) if trajectory is None else Loaded(trajectory, position, problem)
+    for number, (start, stop) in enumerate(pairwise([position, *ends])):
         try:
-            trajectory = _read(view[position:stop], trajectory)
+            trajectory = _read(view[start:stop], trajectory)
         except TrajectoryError as error:
-            raise TrajectoryError(f"record {number} at byte {position} is whole but wrong: {error}") from error
-        position, number = stop, number + 1
-    return Loaded(trajectory, position)
+            raise TrajectoryError(f"record {number} at byte {start} is whole but wrong: {error}") from error
+    if trajectory is None:
+        return Loaded(Trajectory(), 0, problem or "it ends before its header")
+    return Loaded(trajectory, ends[-1], problem)
 
 
 def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
@@ -193,9 +209,9 @@ def replay_records(trajectory: Trajectory, records: Iterable[bytes]) -> int:
     before = trajectory.num_writes
     for record in records:
         view = memoryview(record)
-        stop, problem = _record_end(view, 0)
-        if problem is not None or stop < len(view):
-            problem = problem or "more bytes follow it"
+        ends, problem = _scan(view, 0)
+        if ends != [len(view)]:
+            problem = problem or "it is empty, or more bytes follow it"
             raise TrajectoryError(f"record {trajectory.num_writes} is not one whole record: {problem}")
         try:
             _read(view, trajectory)
@@ -212,23 +228,25 @@ def restore(data: bytes) -> Trajectory:
     return loaded.trajectory
 
 
-def _record_end(view: memoryview, position: int) -> tuple[int, str | None]:
-    """Where the record at `position` ends, and what is wrong with it, if anything."""
-    remaining = len(view) - position
-    inside = f"it ends inside the record that begins at byte {position}"
-    if remaining < _FRONT:
-        return position, inside if remaining else "it ends before its header"
-    length = _HEAD.unpack_from(view, position)[0]
-    if not _fits(view, position, position + _HEAD.size):
-        if not bytes(view[position:]).strip(b"\0"):
-            return position, f"from byte {position} on there are only zeros"
-        return position, f"the head of the record at byte {position} does not fit its checksum"
-    if length > remaining - _FRONT - _CRC.size:
-        return position, inside
-    stop: int = position + _FRONT + length + _CRC.size
-    if not _fits(view, position + _FRONT, stop - _CRC.size):
-        return position, f"the record at byte {position} does not fit its checksum"
-    return stop, None
+def _scan(view: memoryview, position: int) -> tuple[list[int], str | None]:
+    """Where each whole record ends, from `position` on, and why the bytes after the last are none."""
+    ends: list[int] = []
+    while position < len(view):
+        remaining = len(view) - position - _FRONT - _CRC.size
+        if remaining < -_CRC.size:
+            return ends, f"it ends inside the record that begins at byte {position}"
+        if not _fits(view, position, position + _HEAD.size):
+            zeros = not bytes(view[position:]).strip(b"\0")
+            problem = "has only zeros from there on" if zeros else "has a head that does not fit its checksum"
+            return ends, f"the record at byte {position} {problem}"
+        length = _HEAD.unpack_from(view, position)[0]
+        if length > remaining:
+            return ends, f"it ends inside the record that begins at byte {position}"
+        position += _FRONT + length + _CRC.size
+        if not _fits(view, position - _CRC.size - length, position - _CRC.size):
+            return ends, f"the record that ends at byte {position} does not fit its checksum"
+        ends.append(position)
+    return ends, None
 
 
 def _fits(view: memoryview, start: int, stop: int) -> bool:
@@ -238,89 +256,60 @@ def _fits(view: memoryview, start: int, stop: int) -> bool:
 def _read(record: memoryview, trajectory: Trajectory | None) -> Trajectory:
     """Add one whole record to a trajectory; the header makes a new one."""
     kind = _HEAD.unpack_from(record)[1]
-    if kind not in _FIELDS or (kind == RecordType.HEADER) != (trajectory is None):
+    if not 0 < kind <= len(_TYPES) or (_TYPES[kind - 1] is _Header) != (trajectory is None):
         raise TrajectoryError(f"a record of type {kind} cannot stand here")
     payload = record[_FRONT : -_CRC.size]
-    if len(payload) < _JSON_LENGTH.size:
-        raise TrajectoryError("it is too short for the length of its JSON")
-    end = _JSON_LENGTH.size + _JSON_LENGTH.unpack_from(payload)[0]
+    size = _JSON_LENGTH.unpack_from(payload)[0] if len(payload) >= _JSON_LENGTH.size else len(payload)
+    end = _JSON_LENGTH.size + size
     if end > len(payload):
         raise TrajectoryError("its JSON is longer than the record")
     try:
-        fields = from_json(bytes(payload[_JSON_LENGTH.size : end]))
-    except (ValueError, RecursionError) as error:
+        fields = msgspec.convert(from_json(bytes(payload[_JSON_LENGTH.size : end])), _TYPES[kind - 1])
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise TrajectoryError(f"its JSON is not valid: {error}") from error
-    _check_fields(fields, _FIELDS[kind], {"channels"} if kind == RecordType.COMPLETION else set())
     arrays = payload[end:]
-    if trajectory is not None and kind != RecordType.REWARD:
-        _read_write(kind, fields, arrays, trajectory)
+    if trajectory is not None and isinstance(fields, _Tokens):
+        _add(fields, arrays, trajectory)
         return trajectory
     if len(arrays):
         raise TrajectoryError(f"{len(arrays)} bytes after its JSON")
     if trajectory is None:
-        return Trajectory(**fields)
-    if type(fields["write"]) is not int:
-        raise TrajectoryError("a reward is the number of a write, or -1, and a number or null")
-    trajectory.replay_reward(fields["write"], fields["reward"])
+        return Trajectory(**msgspec.structs.asdict(fields))
+    assert isinstance(fields, _Reward)
+    trajectory.replay_reward(fields.write, fields.reward)
     return trajectory
 
 
-def _read_write(kind: int, fields: dict[str, Any], arrays: memoryview, trajectory: Trajectory) -> None:
-    branch, start, tokens = (as_count(fields[name], name) for name in ("branch", "start", "tokens"))
-    width = _KINDS.itemsize if kind != RecordType.COMPLETION else _LOGPROBS.itemsize * trajectory.has_logprobs
-    middle = tokens * _IDS.itemsize
-    end = middle + tokens * width
-    channels = _read_channels(fields.get("channels", []), arrays[end:], tokens)
-    if end + sum(len(packed.data) for packed in channels.values()) != len(arrays):
-        raise TrajectoryError(f"{len(arrays)} bytes of arrays do not hold {tokens} tokens")
-    ids = np.frombuffer(arrays[:middle], _IDS).astype(np.int32)
-    if kind == RecordType.COMPLETION:
-        trajectory.check_follows(branch, start)
-        trajectory.append_completion(
-            ids,
-            np.frombuffer(arrays[middle:end], _LOGPROBS) if trajectory.has_logprobs else None,
-            finish_reason=fields["finish_reason"],
-            version=fields["version"],
-            sampling=fields["sampling"],
-            continues=fields["continues"],
-            logprobs_kind=fields["logprobs_kind"],
-            cached_tokens=fields["cached_tokens"],
-            channels=channels,
-            branch=branch,
-        )
-        return
-    spans, messages, opens = fields["spans"], as_count(fields["messages"], "messages"), None
-    if not isinstance(spans, list):
-        raise TrajectoryError("spans must be a list")
-    if kind == RecordType.OPEN:
-        parent = -1 if fields["parent"] == -1 else as_count(fields["parent"], "parent")
-        opens = (parent, fields["cause"])
-    trajectory.replay_context(branch, start, ids, np.frombuffer(arrays[middle:end], _KINDS), spans, messages, opens)
-
-
-def _read_channels(table: Any, data: memoryview, tokens: int) -> dict[str, Packed]:
-    """The channels of a completion, from the bytes that hold them one after another."""
+def _add(fields: _Tokens, arrays: memoryview, trajectory: Trajectory) -> None:
+    """Add the tokens of a record to a trajectory."""
+    is_turn = isinstance(fields, _Completion)
+    width = _LOGPROBS.itemsize * trajectory.has_logprobs if is_turn else _KINDS.itemsize
+    middle = fields.tokens * _IDS.itemsize
+    end = middle + fields.tokens * width
     channels: dict[str, Packed] = {}
-    if not isinstance(table, list):
-        raise TrajectoryError("channels must be a list")
-    for row in table:
-        _check_fields(row, {"name", "bytes", "dtype", "shape"})
-        name, size, dtype, shape = row["name"], as_count(row["bytes"], "bytes"), row["dtype"], row["shape"]
-        if not isinstance(name, str) or name in channels or not isinstance(dtype, str | None):
-            raise TrajectoryError(f"channel {brief(name)} is there twice, or has no type")
-        if not isinstance(shape, list) or size > len(data):
-            raise TrajectoryError(f"channel {brief(name)} is longer than the record, or has no shape")
-        channels[name] = Packed(tokens, bytes(data[:size]), dtype, tuple(shape))
-        data = data[size:]
-    return channels
+    at = end
+    for one in fields.channels if isinstance(fields, _Completion) else ():
+        if one.name in channels:
+            raise TrajectoryError(f"channel {brief(one.name)} is there twice")
+        channels[one.name] = Packed(fields.tokens, bytes(arrays[at : at + one.bytes]), one.dtype, tuple(one.shape))
+        at += one.bytes
+    if at != len(arrays):
+        raise TrajectoryError(f"{len(arrays)} bytes of arrays do not hold {fields.tokens} tokens")
+    ids = np.frombuffer(arrays[:middle], _IDS).astype(np.int32)
+    if isinstance(fields, _Completion):
+        trajectory.check_follows(fields.branch, fields.start)
+        how = {name: getattr(fields, name) for name in _HOW}
+        logprobs = np.frombuffer(arrays[middle:end], _LOGPROBS) if trajectory.has_logprobs else None
+        trajectory.append_completion(ids, logprobs, **how, channels=channels)
+        return
+    assert isinstance(fields, _Context)
+    opens = (fields.parent, fields.cause) if isinstance(fields, _Open) else ()
+    owners = as_owners(fields.spans, fields.tokens, fields.messages, start=fields.start)
+    kinds = np.frombuffer(arrays[middle:end], _KINDS)
+    trajectory.record_context(fields.branch, fields.start, ids, kinds, owners, fields.messages, *opens)
 
 
-def _check_fields(fields: Any, required: set[str], optional: set[str] | None = None) -> None:
-    if not isinstance(fields, dict):
-        raise TrajectoryError("its JSON is not an object")
-    if set(fields) - (optional or set()) != required:
-        raise TrajectoryError(f"its JSON must have {sorted(required)}, not {sorted(fields)}")
-
+_HOW: Final = ("branch", "finish_reason", "version", "continues", "sampling", "logprobs_kind", "cached_tokens")
 
 # -- files
 

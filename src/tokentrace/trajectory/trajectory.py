@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from .inputs import (
     as_versions,
     mapping_json,
 )
-from .record import Node, Record
+from .record import Record, frozen
 from .turns import Context, IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Turn, VersionLike, Write
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 _UNFINISHED: Final = frozenset({"abort", "length"})
 """Finish reasons after which a completion may continue the same message."""
-
-Opens: TypeAlias = tuple[int, str] | None
 
 
 class Trajectory(ShowsItself, Record):
@@ -99,13 +97,13 @@ class Trajectory(ShowsItself, Record):
         self, prompt_ids: IdsLike, *, kinds: KindsLike | None = None, messages: int = 0, message_spans: SpansLike = ()
     ) -> None:
         """Record the first prompt, which holds `messages` messages."""
-        if self._nodes:
+        if self._writes:
             raise TrajectoryError(
                 "begin: the trajectory has begun; extend_to() takes the next prompt, branch() a rewritten history"
             )
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         owners = as_owners(message_spans, len(ids), as_count(messages, "messages"))
-        self._open(-1, 0, ids, Kind.PROMPT if kinds is None else kinds, owners, messages)
+        self.record_context(0, 0, ids, Kind.PROMPT if kinds is None else kinds, owners, messages, parent=-1)
 
     def append_context(
         self,
@@ -122,14 +120,14 @@ class Trajectory(ShowsItself, Record):
         the number of the new message, counted from 0. The cost depends on the new ids alone.
         """
         index = self._index(branch)
-        first, added = self._nodes[index].messages, as_count(messages, "messages")
+        last, added = self._last(index), as_count(messages, "messages")
         ids = as_ids(new_ids, "new_ids", self.vocab_size)
-        owners = as_owners(message_spans, len(ids), added, first=first)
-        self._add_context(index, ids, kinds, owners, first + added)
+        owners = as_owners(message_spans, len(ids), added, first=last.messages)
+        self.record_context(index, last.stop, ids, kinds, owners, last.messages + added)
 
     def append_bridge(self, bridge: BridgedTokens, *, branch: int | None = None) -> None:
         """Record the new tokens of a bridge that was made for this stream."""
-        length = self._nodes[self._index(branch)].stop
+        length = self._last(self._index(branch)).stop
         if not hasattr(bridge, "stream_length"):
             raise TrajectoryError(f"append_bridge takes BridgedTokens, not {brief(bridge)}; was the bridge refused?")
         if as_count(bridge.stream_length, "bridge.stream_length") != length:
@@ -173,24 +171,24 @@ class Trajectory(ShowsItself, Record):
           ``"length"`` or was empty, with no new message in between. Otherwise a completion follows a prompt or context.
         """
         index = self._index(branch)
-        node = self._nodes[index]
+        last = self._last(index)
         new_ids = as_ids(ids, "ids", self.vocab_size)
         if not isinstance(finish_reason, str) or not finish_reason:
             raise TrajectoryError(f"finish_reason must say why the engine stopped, not {brief(finish_reason)}")
         if not isinstance(continues, bool):
             raise TrajectoryError(f"continues must be True or False, not {brief(continues)}")
-        if not continues and isinstance(node.writes[-1], Turn):
+        if not continues and isinstance(last, Turn):
             raise TrajectoryError(
                 f"branch {index} ends with a completion: append what the engine was given after it, or say "
                 "continues=True where it continues an unfinished message"
             )
-        message = self._continued(node) if continues else node.messages
+        message = self._continued(index) if continues else last.messages
         values = as_logprobs(logprobs, len(new_ids), recorded=self.has_logprobs)
         turn = Turn(
             write=self.num_writes,
             branch=index,
-            start=node.stop,
-            stop=_end(node.stop, new_ids),
+            start=last.stop,
+            stop=_end(last.stop, new_ids),
             message=message,
             finish_reason=finish_reason,
             versions=as_versions(version, len(new_ids)),
@@ -199,10 +197,10 @@ class Trajectory(ShowsItself, Record):
             logprobs_kind=as_logprob_kind(logprobs_kind, self.has_logprobs),
             cached_tokens=None if cached_tokens is None else as_count(cached_tokens, "cached_tokens"),
             channels=tuple(pack_channels({} if channels is None else channels, len(new_ids)).items()),
-            tokens=_frozen(TokenTable.of(new_ids.copy(), Kind.SAMPLED, message, values)),
+            tokens=frozen(TokenTable.of(new_ids.copy(), Kind.SAMPLED, message, values)),
         )
         as_count(turn.messages, "the number of messages")
-        self._add(node, turn)
+        self._add(turn)
         return turn
 
     def extend_to(
@@ -221,21 +219,27 @@ class Trajectory(ShowsItself, Record):
         `messages` is how many messages the prompt holds. A prompt equal to the stream changes nothing.
         """
         index = self._index(branch)
-        node = self._nodes[index]
+        last = self._last(index)
         ids = as_ids(prompt_ids, "prompt_ids", self.vocab_size)
         shared = common_prefix(self.stream(index), ids)
-        if shared < node.stop:
-            raise self._extension_error(index, ids, shared)
-        total = node.messages if messages is None else as_count(messages, "messages")
+        if shared < last.stop:
+            if shared == len(ids):
+                reason = f"the prompt ends at {shared}, inside the recorded stream of {last.stop} ids"
+            else:
+                recorded, kind = int(self.stream(index)[shared]), Kind(int(self.kinds(index)[shared])).name
+                reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
+            advice = f"it does not extend branch {index}; record a rewritten history with branch(prompt_ids)"
+            raise ExtensionError(f"{reason}: {advice}", position=shared)
+        total = last.messages if messages is None else as_count(messages, "messages")
         owners = as_owners(message_spans, len(ids), total)[shared:]
         codes = as_kinds(Kind.CONTEXT if kinds is None else kinds, len(ids), allowed=LATER_KINDS, skip=shared)[shared:]
         if len(ids) == shared:
-            if total != node.messages:
+            if total != last.messages:
                 raise TrajectoryError(
-                    f"messages is {total}, but the stream holds {node.messages} and the prompt has no new token"
+                    f"messages is {total}, but the stream holds {last.messages} and the prompt has no new token"
                 )
             return 0
-        self._add_context(index, ids[shared:], codes, owners, total)
+        self.record_context(index, shared, ids[shared:], codes, owners, total)
         return len(ids) - shared
 
     def branch(
@@ -267,91 +271,84 @@ class Trajectory(ShowsItself, Record):
         total = self._messages_at(source, shared) if messages is None else as_count(messages, "messages")
         owners = as_owners(message_spans, len(ids), total)[shared:]
         codes = as_kinds(Kind.CONTEXT if kinds is None else kinds, len(ids), allowed=PROMPT_KINDS, skip=shared)[shared:]
-        return self._open(source, shared, ids[shared:], codes, owners, total, cause)
+        parent = self._owner(source, shared)
+        self.record_context(self.num_branches, shared, ids[shared:], codes, owners, total, parent, cause)
+        return self.current
 
-    def _open(
-        self, source: int, start: int, ids: Ids, kinds: KindsLike, owners: Owners, messages: int, cause: str = ""
-    ) -> int:
-        """Open a branch that shares the first `start` ids of the stream of `source`; returns its index."""
-        if start and start >= self._nodes[source].stop:
-            raise TrajectoryError(
-                f"branch {source} ends at {self._nodes[source].stop}, so leaving it at {start} rewrites nothing: "
-                "use append_context() or extend_to()"
-            )
-        if start == 0 and not len(ids):
-            raise TrajectoryError("a prompt needs at least one id")
-        if not isinstance(cause, str):
-            raise TrajectoryError(f"cause must be a str, not {brief(cause)}")
-        node = Node(self._owner(source, start), start, self._messages_at(source, start), start)
-        return self._add_context(self.num_branches, ids, kinds, owners, messages, node, cause)
-
-    def _add_context(
+    def record_context(
         self,
-        index: int,
+        branch: int,
+        start: int,
         ids: Ids,
         kinds: KindsLike,
         owners: Owners,
         messages: int,
-        opened: Node | None = None,
+        parent: int | None = None,
         cause: str = "",
-    ) -> int:
-        """Add checked ids to branch `index`, which then holds `messages` messages; `opened` is a new branch."""
-        node = opened or self._nodes[index]
-        if as_count(messages, "messages") < node.messages:
-            before = f"branch {index}" if opened is None else "the shared prefix"
-            raise TrajectoryError(
-                f"messages is {messages}, but {before} holds {node.messages}: say how many the whole prompt holds"
-            )
-        if opened is None and not len(ids):
-            raise TrajectoryError("no new ids: there is nothing to record")
-        codes = as_kinds(kinds, len(ids), allowed=LATER_KINDS if opened is None else PROMPT_KINDS)
-        tokens = _frozen(TokenTable.of(ids.copy(), codes.copy(), owners))
-        parent = None if opened is None else opened.parent
-        stop = _end(node.stop, ids)
-        self._add(node, Context(index, node.stop, stop, node.messages, messages, tokens, parent, cause))
-        return index
+    ) -> None:
+        """Record ids at `start` of a branch, which then holds `messages` messages: every context comes in here.
 
-    def _continued(self, node: Node) -> int:
-        """The message that a completion with `continues` continues."""
-        last = next((write for write in reversed(node.writes) if isinstance(write, Turn)), None)
-        if last is None:
-            raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
-        if last.finish_reason not in _UNFINISHED and len(last):
+        With a `parent`, the branch that owns the token before `start` (-1 for none), it opens the next branch.
+        """
+        count, opening = self.num_branches, parent is not None
+        if parent is None:
+            self.check_follows(branch, start)
+            if not len(ids):
+                raise TrajectoryError("no new ids: there is nothing to record")
+        elif branch != count or not (self._owns(parent, start) if start else parent == -1 and len(ids)):
             raise TrajectoryError(
-                f'the turn before finished with "{last.finish_reason}": a message continues only after "abort" or '
+                f"branch {branch} cannot open at {start} of branch {parent} with {len(ids)} ids: the next branch is "
+                f"{count}, its parent owns the token before it and goes on, and a prompt needs at least one id"
+            )
+        if not isinstance(cause, str):
+            raise TrajectoryError(f"cause must be a str, not {brief(cause)}")
+        before = self._last(branch).messages if parent is None else self._messages_at(parent, start)
+        if as_count(messages, "messages") < before:
+            what = "the shared prefix" if opening else f"branch {branch}"
+            raise TrajectoryError(
+                f"messages is {messages}, but {what} holds {before}: say how many the whole prompt holds"
+            )
+        codes = as_kinds(kinds, len(ids), allowed=PROMPT_KINDS if opening else LATER_KINDS)
+        tokens = frozen(TokenTable.of(as_ids(ids, "ids", self.vocab_size).copy(), codes.copy(), owners))
+        self._add(Context(branch, start, _end(start, ids), before, messages, tokens, parent, cause))
+
+    def check_follows(self, branch: int, start: int) -> None:
+        """Raise `TrajectoryError` if a branch does not end at `start`."""
+        if not 0 <= branch < self.num_branches or start != self._last(branch).stop:
+            raise TrajectoryError(f"there is no branch {branch} that ends at {start}")
+
+    def _owns(self, branch: int, position: int) -> bool:
+        """Whether a branch owns the tokens on both sides of a position."""
+        exists = 0 <= branch < self.num_branches
+        return exists and self._by_branch[branch][0].start < position < self._last(branch).stop
+
+    def _continued(self, index: int) -> int:
+        """The message that a completion with `continues` continues."""
+        writes = self._by_branch[index]
+        turn = next((write for write in reversed(writes) if isinstance(write, Turn)), None)
+        if turn is None:
+            raise TrajectoryError("there is no turn before in this branch to continue: leave continues out")
+        if turn.finish_reason not in _UNFINISHED and len(turn):
+            raise TrajectoryError(
+                f'the turn before finished with "{turn.finish_reason}": a message continues only after "abort" or '
                 '"length"'
             )
-        if last.messages != node.messages:
+        if turn.messages != writes[-1].messages:
             raise TrajectoryError("new messages came after the turn before: leave continues out")
-        return last.message
+        return turn.message
 
-    def _add(self, node: Node, write: Write) -> None:
+    def _add(self, write: Write) -> None:
         """Append a checked write to its branch, which may be new."""
-        if write.branch == len(self._nodes):
-            self._nodes.append(node)
-        node.stop, node.messages = write.stop, write.messages
-        node.sampled += len(write) if isinstance(write, Turn) else 0
-        node.writes.append(write)
+        if write.branch == self.num_branches:
+            self._by_branch.append([])
+        self._by_branch[write.branch].append(write)
         self._writes.append(write)
-
-    def _extension_error(self, index: int, ids: Ids, shared: int) -> ExtensionError:
-        if shared == len(ids):
-            reason = f"the prompt ends at {shared}, inside the recorded stream of {self._nodes[index].stop} ids"
-        else:
-            recorded, kind = int(self.stream(index)[shared]), Kind(int(self.kinds(index)[shared])).name
-            reason = f"the prompt has id {int(ids[shared])} at position {shared}, the stream {recorded} ({kind})"
-        return ExtensionError(
-            f"{reason}: it does not extend branch {index}; record a rewritten history with branch(prompt_ids)",
-            position=shared,
-        )
 
     def set_reward(self, reward: float | None, turn: Turn | None = None) -> None:
         """Set the reward of a turn, or of the whole rollout. The last value counts; None removes the reward."""
         if turn is not None:
             self._check_turn(turn)
         self.replay_reward(-1 if turn is None else turn.write, reward)
-
-    # -- repeating the writes of another trajectory
 
     def replay_reward(self, write: int, reward: float | None) -> None:
         """Repeat a reward, as `rewarded` returns it."""
@@ -362,40 +359,9 @@ class Trajectory(ShowsItself, Record):
         if value is None and reward is not None:
             raise TrajectoryError(f"a reward is a finite number, or None, not {brief(reward)}")
         if isinstance(turn, Turn):
-            rewarded = replace(turn, reward=value)
-            writes = self._nodes[turn.branch].writes
-            writes[writes.index(turn)] = self._writes[write] = rewarded
+            writes = self._by_branch[turn.branch]
+            writes[writes.index(turn)] = self._writes[write] = replace(turn, reward=value)
         self._rewards.append((write, value))
-
-    def replay_context(
-        self, branch: int, start: int, ids: Ids, kinds: KindsLike, spans: SpansLike, messages: int, opens: Opens = None
-    ) -> None:
-        """Repeat a context. Positions and messages are absolute; `opens` is the parent and cause of a new branch."""
-        checked = as_ids(ids, "ids", self.vocab_size)
-        owners = as_owners(spans, len(checked), messages, start=start)
-        if opens is None:
-            self.check_follows(branch, start)
-            self._add_context(branch, checked, kinds, owners, messages)
-            return
-        parent, cause = opens
-        is_owner = 0 <= parent < self.num_branches and self._nodes[parent].start < start if start else parent == -1
-        if branch != self.num_branches or not is_owner:
-            raise TrajectoryError(
-                f"branch {branch} cannot open at {start} of branch {parent}: the next branch is {self.num_branches}, "
-                "and its parent owns the token before it"
-            )
-        self._open(parent, start, checked, kinds, owners, messages, cause)
-
-    def check_follows(self, branch: int, start: int) -> None:
-        """Raise `TrajectoryError` if a branch does not end at `start`."""
-        if not 0 <= branch < self.num_branches or start != self._nodes[branch].stop:
-            raise TrajectoryError(f"there is no branch {branch} that ends at {start}")
-
-
-def _frozen(table: TokenTable) -> TokenTable:
-    for column in table.columns().values():
-        column.flags.writeable = False
-    return table
 
 
 def _end(start: int, ids: Ids) -> int:

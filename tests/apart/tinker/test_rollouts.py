@@ -32,22 +32,16 @@ class Client:
     def __init__(self) -> None:
         self.engine = EmbeddedEngine(seed=0)
         self.prompts: list[list[int]] = []
-        self.error: Exception | None = None
-        self.answer: dict[str, Any] | None = None
 
     async def sample_async(
         self, prompt: tinker.ModelInput, num_samples: int, sampling_params: tinker.SamplingParams
     ) -> tinker.SampleResponse:
         assert num_samples == 1
-        if self.error is not None:
-            raise self.error
         self.prompts.append(prompt.to_ints())
-        answer = self.answer
-        if answer is None:
-            stops = tuple(sampling_params.stop)
-            asked = SamplingParams(sampling_params.max_tokens, seed=sampling_params.seed, stop_token_ids=stops)
-            made = await self.engine.generate(prompt.to_ints(), asked)
-            answer = {"tokens_np": made.ids, "logprobs_np": made.logprobs, "stop_reason": str(made.finish_reason)}
+        stops = tuple(sampling_params.stop)
+        params = SamplingParams(sampling_params.max_tokens, seed=sampling_params.seed, stop_token_ids=stops)
+        done = await self.engine.generate(prompt.to_ints(), params)
+        answer = {"tokens_np": done.ids, "logprobs_np": done.logprobs, "stop_reason": str(done.finish_reason)}
         return tinker.SampleResponse([tinker.SampledSequence(sequence_id="0", **answer)])
 
 
@@ -171,13 +165,6 @@ def test_every_branch_is_a_datum_and_each_token_is_trained_once() -> None:
     without.append_context([3], Kind.CONTEXT)
     with pytest.raises(SampleError, match="no logprobs"):
         training_data(without, advantage=1.0)
-
-
-def asked(client: Client, **sampling: Any) -> Any:
-    async def run() -> Any:
-        return await TinkerEngine(client, vocab_size=4096).generate([1, 2, 3], SamplingParams(4, **sampling))
-
-    return asyncio.run(run())
 
 
 def test_the_guide_runs(tmp_path: Path) -> None:

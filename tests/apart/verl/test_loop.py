@@ -16,9 +16,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from tests.apart.verl.servers import JUDGE, Done, PocketServers, rollouts
 from tokentrace import InputError, trajectory_samples
-from tokentrace.engines import LogprobKindError
 from tokentrace.integrations.verl import RolloutFailed, row_output
-from tokentrace.integrations.verl_engine import ServerEngine, sampling_of
 from tokentrace.pocket import POCKET
 from tokentrace.rollout import End, Rollout
 from tokentrace.trajectory.turns import LogprobKind
@@ -229,19 +227,6 @@ def test_tools_that_verl_loads_are_called(tmp_path: Path, monkeypatch: pytest.Mo
     assert [message["content"] for message in rollout.messages if message["role"] == "tool"] == ["395"]
     assert done.batch.non_tensor_batch["tool_rewards"][at] == [0.25]
     assert rollout.tools[0].tool.given == {"ground_truth": "395"}
-
-
-def test_sampling_parameters_are_honoured_or_refused() -> None:
-    given = {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-    made = sampling_of(given, 64)
-    assert (made.temperature, made.top_p, made.top_k, made.max_tokens) == (0.7, 0.9, 0, 64)
-    assert sampling_of({"top_k": 20}, 64).top_k == 20
-    with pytest.raises(InputError, match="'min_q'"):
-        sampling_of({**given, "min_q": 0.1}, 64)
-    made = sampling_of({**given, "min_p": 0.05, "repetition_penalty": 1.1}, 64)
-    assert (made.min_p, made.repetition_penalty) == (0.05, 1.1)
-    with pytest.raises(LogprobKindError):
-        asyncio.run(ServerEngine(None, "one", kind=LogprobKind.RAW, vocab_size=9).generate([1], made))
 
 
 # -- servers

@@ -69,5 +69,13 @@ def test_a_call_that_is_only_spelled_is_text(parser: ToolParser) -> None:
     assert content == spelled
 
 
+def test_a_call_inside_reasoning_counts_only_for_the_lenient_parser(parser: ToolParser) -> None:
+    renderer = create_renderer(POCKET)
+    text = f"<think>\nHm <tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+    ids = [*renderer.tokenizer.encode(text), *renderer.get_stop_token_ids()[:1]]
+    lenient = ToolParser.get_tool_parser("tokentrace_lenient", parser.tokenizer)
+    assert [len(extracted(one, ids)[1]) for one in (parser, lenient)] == [0, 1]
+
+
 def test_stop_tokens_are_those_of_the_template(parser: ToolParser) -> None:
     assert parser.stop_token_ids == create_renderer(POCKET).get_stop_token_ids()

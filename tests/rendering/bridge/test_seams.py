@@ -6,7 +6,7 @@ synthetic; `after` is all that follows, scaffold and the new message.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -31,18 +31,18 @@ LOOK = [
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """One completion of one family."""
+    """One completion of one family: what was sampled, what closes it, what follows."""
 
     family: str
-    name: str
     sampled: str
     close: str
     after: str
-    new: tuple[dict[str, Any], ...] = (BYE,)
+    new: dict[str, Any] = field(default_factory=lambda: BYE)
+    is_cut_off: bool = True
 
     @property
     def tools(self) -> Any:
-        return LOOK if self.new[0] is SUNNY else None
+        return LOOK if self.new is SUNNY else None
 
 
 def texts(seam: Seam, bridged: BridgedTokens) -> tuple[str, str]:
@@ -56,177 +56,157 @@ def bridge(seam: Seam, **settings: Any) -> BridgedTokens | BridgeRefusal:
     renderer = make_renderer(seam.family, **settings)
     prompt = renderer.render([HELLO], tools=seam.tools, add_generation_prompt=True)
     sampled = renderer.tokenizer.encode(seam.sampled) if seam.sampled else []
-    return renderer.bridge(prompt.ids, sampled, list(seam.new), tools=seam.tools)
+    return renderer.bridge(prompt.ids, sampled, [seam.new], tools=seam.tools)
 
 
 QWEN_USER = "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
 QWEN_TOOL = "\n<|im_start|>user\n<tool_response>\nIt is sunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-QWEN = [
-    Seam("qwen3", "ended", "Hi!<|im_end|>", "", "\n" + QWEN_USER),
-    Seam("qwen3", "ended_and_newline", "Hi!<|im_end|>\n", "", QWEN_USER),
-    Seam("qwen3", "ended_and_next_head", "Hi!<|im_end|>\n<|im_start|>", "", QWEN_USER.removeprefix("<|im_start|>")),
-    Seam("qwen3", "other_stop", "Hi!<|endoftext|>", "", "\n" + QWEN_USER),
-    Seam("qwen3", "both_stops", "Hi!<|im_end|><|endoftext|>", "", "\n" + QWEN_USER),
-    Seam("qwen3", "in_words", "Hi", "<|im_end|>", "\n" + QWEN_USER),
-    Seam("qwen3", "empty", "", "<|im_end|>", "\n" + QWEN_USER),
-    Seam("qwen3", "in_reasoning", "<think>\nThey", "\n</think>\n\n<|im_end|>", "\n" + QWEN_USER),
-    Seam("qwen3", "reasoning_and_newline", "<think>\nThey.\n", "</think>\n\n<|im_end|>", "\n" + QWEN_USER),
-    Seam("qwen3", "after_reasoning", "<think>\nThey.\n</think>", "<|im_end|>", "\n" + QWEN_USER),
-    Seam(
-        "qwen3",
-        "twice_in_reasoning",
-        "<think>\nA\n</think>\n\n<think>\nB",
-        "\n</think>\n\n<|im_end|>",
-        "\n" + QWEN_USER,
-    ),
-    Seam("qwen3", "in_call", '<tool_call>\n{"name": "lo', "\n</tool_call><|im_end|>", QWEN_TOOL, (SUNNY,)),
-    Seam("qwen3", "after_call", "<tool_call>\n{}\n</tool_call>", "<|im_end|>", QWEN_TOOL, (SUNNY,)),
-    Seam("qwen3", "ended_call", "<tool_call>\n{}\n</tool_call><|im_end|>", "", QWEN_TOOL, (SUNNY,)),
-    Seam(
-        *("qwen3-thinking-2507", "in_prefilled_reasoning", "They", "\n</think>\n\n<|im_end|>"),
-        "\n" + QWEN_USER + "<think>\n",
-    ),
-    Seam("qwen3-thinking-2507", "empty", "", "</think>\n\n<|im_end|>", "\n" + QWEN_USER + "<think>\n"),
-]
-
-GLM_TOOL = "\n<tool_response>\nIt is sunny\n</tool_response><|assistant|>"
+QWEN_CALL = "<tool_call>\n{}\n</tool_call>"
+QWEN_THINK = "\n" + QWEN_USER + "<think>\n"
+GLM_USER, GLM_TOOL = "\nBye<|assistant|>", "\n<tool_response>\nIt is sunny\n</tool_response><|assistant|>"
 GLM_CALL = "\n<think></think>\n<tool_call>look\n</tool_call>"
-GLM = [
-    Seam("glm-4.6", "next_head", "\n<think></think>\nHi!<|user|>", "", "\nBye<|assistant|>"),
-    Seam("glm-4.6", "next_head_and_newline", "\n<think></think>\nHi!<|user|>\n", "", "Bye<|assistant|>"),
-    Seam("glm-4.6", "other_stop", "\n<think></think>\nHi!<|endoftext|>", "", "<|user|>\nBye<|assistant|>"),
-    Seam("glm-4.6", "wrong_head", "\n<think></think>\nHi!<|observation|>", "", "<|user|>\nBye<|assistant|>"),
-    Seam("glm-4.6", "in_words", "\n<think></think>\nHi", "", "<|user|>\nBye<|assistant|>"),
-    Seam("glm-4.6", "in_words_without_a_place_for_reasoning", "Hi", "", "<|user|>\nBye<|assistant|>"),
-    Seam("glm-4.6", "in_nothing", "", "", "<|user|>\nBye<|assistant|>"),
-    Seam("glm-4.6", "in_reasoning", "\n<think>They", "</think>", "<|user|>\nBye<|assistant|>"),
-    Seam("glm-4.6", "ended_call", GLM_CALL + "<|observation|>", "", GLM_TOOL, (SUNNY,)),
-    Seam("glm-4.6", "call_then_user_head", GLM_CALL + "<|user|>", "", "<|observation|>" + GLM_TOOL, (SUNNY,)),
-    Seam("glm-4.6", "call_then_other_stop", GLM_CALL + "<|endoftext|>", "", "<|observation|>" + GLM_TOOL, (SUNNY,)),
-    Seam("glm-4.6", "after_call", GLM_CALL, "", "<|observation|>" + GLM_TOOL, (SUNNY,)),
-    Seam(
-        "glm-4.6",
-        "in_call",
-        "\n<think></think>\n<tool_call>lo",
-        "\n</tool_call>",
-        "<|observation|>" + GLM_TOOL,
-        (SUNNY,),
-    ),
-    Seam(
-        *("glm-4.6", "in_argument", "\n<think></think>\n<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>b"),
-        *("</arg_value>\n</tool_call>", "<|observation|>" + GLM_TOOL, (SUNNY,)),
-    ),
-    Seam("glm-5", "next_head", "They</think>Hi!<|user|>", "", "Bye<|assistant|><think>"),
-    Seam("glm-5", "in_prefilled_reasoning", "They", "</think>", "<|user|>Bye<|assistant|><think>"),
-    Seam("glm-5", "empty", "", "</think>", "<|user|>Bye<|assistant|><think>"),
-]
-
 MINIMAX_USER = "]~b]user\nBye[e~[\n]~b]ai\n<think>\n"
-MINIMAX = [
-    Seam("minimax-m2", "ended", "They\n</think>\n\nHi![e~[", "", "\n" + MINIMAX_USER),
-    Seam("minimax-m2", "ended_and_newline", "They\n</think>\n\nHi![e~[\n", "", MINIMAX_USER),
-    Seam("minimax-m2", "in_words", "They\n</think>\n\nHi", "[e~[", "\n" + MINIMAX_USER),
-    Seam("minimax-m2", "in_prefilled_reasoning", "They", "\n</think>\n\n[e~[", "\n" + MINIMAX_USER),
-    Seam("minimax-m2", "empty", "", "</think>\n\n[e~[", "\n" + MINIMAX_USER),
-    Seam("minimax-m3", "in_words_without_a_place_for_reasoning", "Hi", "[e~[", "\n]~b]user\nBye[e~[\n]~b]ai\n"),
-]
-
 HARMONY_USER = "<|start|>user<|message|>Bye<|end|><|start|>assistant"
 HARMONY_TOOL = (
     '<|start|>functions.look to=assistant<|channel|>commentary<|message|>"It is sunny"<|end|><|start|>assistant'
 )
-ANALYSIS = "<|channel|>analysis<|message|>They"
-FINAL = "<|channel|>final<|message|>Hi"
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>They", "<|channel|>final<|message|>Hi"
 CALLING = "<|end|><|start|>assistant to=functions.look<|channel|>commentary json<|message|>{"
-HARMONY = [
-    Seam("gpt-oss", "return", FINAL + "<|return|>", "", HARMONY_USER),
-    Seam("gpt-oss", "end", FINAL + "<|end|>", "", HARMONY_USER),
-    Seam("gpt-oss", "in_final", FINAL, "<|end|>", HARMONY_USER),
-    Seam("gpt-oss", "in_analysis", ANALYSIS, "<|end|>", HARMONY_USER),
-    Seam("gpt-oss", "in_header", "<|channel|>ana", "<|message|><|end|>", HARMONY_USER),
-    Seam(
-        "gpt-oss",
-        "in_second_header",
-        ANALYSIS + "<|end|><|start|>assistant<|channel|>",
-        "<|message|><|end|>",
-        HARMONY_USER,
-    ),
-    Seam("gpt-oss", "empty", "", "<|channel|>final<|message|><|end|>", HARMONY_USER),
-    Seam("gpt-oss", "words_in_a_header", "Hi", "<|channel|>final<|message|><|end|>", HARMONY_USER),
-    Seam("gpt-oss", "call", ANALYSIS + CALLING + "}<|call|>", "", HARMONY_TOOL, (SUNNY,)),
-    Seam("gpt-oss", "in_call", ANALYSIS + CALLING, "<|end|>", HARMONY_TOOL, (SUNNY,)),
-]
-
-DEEPSEEK_USER = "<｜User｜>Bye<｜Assistant｜></think>"
-DEEPSEEK_END = "<｜end▁of▁sentence｜>"
+DEEPSEEK_USER, DEEPSEEK_END = "<｜User｜>Bye<｜Assistant｜></think>", "<｜end▁of▁sentence｜>"
 DEEPSEEK_CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"
+DEEPSEEK_CLOSE = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 DEEPSEEK_TOOL = "<｜tool▁output▁begin｜>It is sunny<｜tool▁output▁end｜>"
 DSML = '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
 DSML_TOOL = "\n\n<function_results>\n<result>It is sunny</result>\n</function_results>\n\n</think>"
-DEEPSEEK = [
-    Seam("deepseek-v3.1", "ended", "Hi!" + DEEPSEEK_END, "", DEEPSEEK_USER),
-    Seam("deepseek-v3.1", "in_words", "Hi", DEEPSEEK_END, DEEPSEEK_USER),
-    Seam("deepseek-v3.1", "empty", "", DEEPSEEK_END, DEEPSEEK_USER),
-    Seam(
-        *("deepseek-v3.1", "in_call", DEEPSEEK_CALL),
-        *("<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + DEEPSEEK_END, DEEPSEEK_TOOL, (SUNNY,)),
-    ),
-    Seam(
-        *("deepseek-v3.1", "ended_call", DEEPSEEK_CALL + "}<｜tool▁call▁end｜><｜tool▁calls▁end｜>" + DEEPSEEK_END, ""),
-        *(DEEPSEEK_TOOL, (SUNNY,)),
-    ),
-    Seam("deepseek-v3.2", "ended", "Hi!" + DEEPSEEK_END, "", DEEPSEEK_USER),
-    Seam("deepseek-v3.2", "in_words", "Hi", DEEPSEEK_END, DEEPSEEK_USER),
-    Seam("deepseek-v3.2", "ended_call", DSML + DEEPSEEK_END, "", DSML_TOOL, (SUNNY,)),
-    Seam("deepseek-v3.2", "after_call", DSML, DEEPSEEK_END, DSML_TOOL, (SUNNY,)),
-]
-
 KIMI_USER = "<|im_user|>user<|im_middle|>Bye<|im_end|><|im_assistant|>assistant<|im_middle|>"
 KIMI_TOOL = (
     "<|im_system|>look<|im_middle|>## Return of call00001\nIt is sunny<|im_end|><|im_assistant|>assistant<|im_middle|>"
 )
 KIMI_CALL = "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{"
+KIMI_CLOSE = "<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
 LLAMA_HEAD = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 LLAMA_USER = "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>" + LLAMA_HEAD
 LLAMA_TOOL = '<|start_header_id|>ipython<|end_header_id|>\n\n"It is sunny"<|eot_id|>' + LLAMA_HEAD
-OTHERS = [
-    Seam("kimi-k2", "ended", "Hi!<|im_end|>", "", KIMI_USER),
-    Seam("kimi-k2", "other_stop", "Hi![EOS]", "", KIMI_USER),
-    Seam("kimi-k2", "in_words", "Hi", "<|im_end|>", KIMI_USER),
-    Seam(
-        *("kimi-k2", "in_call", KIMI_CALL, "<|tool_call_end|><|tool_calls_section_end|><|im_end|>", KIMI_TOOL),
-        (SUNNY,),
-    ),
-    Seam("llama-3.1", "ended", "Hi!<|eot_id|>", "", LLAMA_USER),
-    Seam("llama-3.1", "other_stop", '{"name": "look"}<|eom_id|>', "", LLAMA_TOOL, (SUNNY,)),
-    Seam("llama-3.1", "in_words", "Hi", "<|eot_id|>", LLAMA_USER),
-    Seam("llama-3.1", "in_call", '{"name": "lo', "<|eot_id|>", LLAMA_TOOL, (SUNNY,)),
-    Seam("llama-3.1", "empty", "", "<|eot_id|>", LLAMA_USER),
-    Seam("mistral-nemo", "ended", "Hi!</s>", "", "[INST]Bye[/INST]"),
-    Seam("mistral-nemo", "in_words", "Hi", "</s>", "[INST]Bye[/INST]"),
-    Seam(
-        *("mistral-nemo", "in_call", '[TOOL_CALLS][{"name": "lo', "</s>"),
-        *('[TOOL_RESULTS]{"content": It is sunny, "call_id": "call00001"}[/TOOL_RESULTS]', (SUNNY,)),
-    ),
-    Seam("gemma-3", "ended", "Hi!<end_of_turn>", "", "\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"),
-    Seam(
-        "gemma-3",
-        "ended_and_newline",
-        "Hi!<end_of_turn>\n",
-        "",
-        "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
-    ),
-    Seam("gemma-3", "other_stop", "Hi!<eos>", "", "\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"),
-    Seam(
-        "gemma-3", "in_words", "Hi", "<end_of_turn>", "\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
-    ),
-]
+MISTRAL_TOOL = '[TOOL_RESULTS]{"content": It is sunny, "call_id": "call00001"}[/TOOL_RESULTS]'
+GEMMA_USER = "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
 
-SEAMS = [*QWEN, *GLM, *MINIMAX, *HARMONY, *DEEPSEEK, *OTHERS]
+ENDED: dict[str, list[tuple[str, str] | tuple[str, str, Any]]] = {
+    "qwen3": [
+        ("Hi!<|im_end|>", "\n" + QWEN_USER),
+        ("Hi!<|im_end|>\n", QWEN_USER),
+        ("Hi!<|im_end|>\n<|im_start|>", QWEN_USER.removeprefix("<|im_start|>")),
+        ("Hi!<|endoftext|>", "\n" + QWEN_USER),
+        ("Hi!<|im_end|><|endoftext|>", "\n" + QWEN_USER),
+        (QWEN_CALL + "<|im_end|>", QWEN_TOOL, SUNNY),
+    ],
+    "glm-4.6": [
+        ("\n<think></think>\nHi!<|user|>", GLM_USER),
+        ("\n<think></think>\nHi!<|user|>\n", GLM_USER.removeprefix("\n")),
+        ("\n<think></think>\nHi!<|endoftext|>", "<|user|>" + GLM_USER),
+        ("\n<think></think>\nHi!<|observation|>", "<|user|>" + GLM_USER),
+        (GLM_CALL + "<|observation|>", GLM_TOOL, SUNNY),
+        (GLM_CALL + "<|user|>", "<|observation|>" + GLM_TOOL, SUNNY),
+        (GLM_CALL + "<|endoftext|>", "<|observation|>" + GLM_TOOL, SUNNY),
+    ],
+    "glm-5": [("They</think>Hi!<|user|>", "Bye<|assistant|><think>")],
+    "minimax-m2": [("They\n</think>\n\nHi![e~[", "\n" + MINIMAX_USER), ("They\n</think>\n\nHi![e~[\n", MINIMAX_USER)],
+    "gpt-oss": [
+        (FINAL + "<|return|>", HARMONY_USER),
+        (FINAL + "<|end|>", HARMONY_USER),
+        (ANALYSIS + CALLING + "}<|call|>", HARMONY_TOOL, SUNNY),
+    ],
+    "deepseek-v3.1": [
+        ("Hi!" + DEEPSEEK_END, DEEPSEEK_USER),
+        (DEEPSEEK_CALL + "}" + DEEPSEEK_CLOSE + DEEPSEEK_END, DEEPSEEK_TOOL, SUNNY),
+    ],
+    "deepseek-v3.2": [("Hi!" + DEEPSEEK_END, DEEPSEEK_USER), (DSML + DEEPSEEK_END, DSML_TOOL, SUNNY)],
+    "kimi-k2": [("Hi!<|im_end|>", KIMI_USER), ("Hi![EOS]", KIMI_USER)],
+    "llama-3.1": [("Hi!<|eot_id|>", LLAMA_USER), ('{"name": "look"}<|eom_id|>', LLAMA_TOOL, SUNNY)],
+    "mistral-nemo": [("Hi!</s>", "[INST]Bye[/INST]")],
+    "gemma-3": [
+        ("Hi!<end_of_turn>", "\n" + GEMMA_USER),
+        ("Hi!<end_of_turn>\n", GEMMA_USER),
+        ("Hi!<eos>", "\n" + GEMMA_USER),
+    ],
+}
+"""Completions that ended their turn, and what follows them."""
+CUT_OFF: dict[str, list[tuple[str, str, str] | tuple[str, str, str, Any]]] = {
+    "qwen3": [
+        ("Hi", "<|im_end|>", "\n" + QWEN_USER),
+        ("", "<|im_end|>", "\n" + QWEN_USER),
+        ("<think>\nThey", "\n</think>\n\n<|im_end|>", "\n" + QWEN_USER),
+        ("<think>\nThey.\n", "</think>\n\n<|im_end|>", "\n" + QWEN_USER),
+        ("<think>\nThey.\n</think>", "<|im_end|>", "\n" + QWEN_USER),
+        ("<think>\nA\n</think>\n\n<think>\nB", "\n</think>\n\n<|im_end|>", "\n" + QWEN_USER),
+        ('<tool_call>\n{"name": "lo', "\n</tool_call><|im_end|>", QWEN_TOOL, SUNNY),
+        (QWEN_CALL, "<|im_end|>", QWEN_TOOL, SUNNY),
+    ],
+    "qwen3-thinking-2507": [
+        ("They", "\n</think>\n\n<|im_end|>", QWEN_THINK),
+        ("", "</think>\n\n<|im_end|>", QWEN_THINK),
+    ],
+    "glm-4.6": [
+        ("\n<think></think>\nHi", "", "<|user|>" + GLM_USER),
+        ("Hi", "", "<|user|>" + GLM_USER),
+        ("", "", "<|user|>" + GLM_USER),
+        ("\n<think>They", "</think>", "<|user|>" + GLM_USER),
+        (GLM_CALL, "", "<|observation|>" + GLM_TOOL, SUNNY),
+        ("\n<think></think>\n<tool_call>lo", "\n</tool_call>", "<|observation|>" + GLM_TOOL, SUNNY),
+        (
+            "\n<think></think>\n<tool_call>look\n<arg_key>a</arg_key>\n<arg_value>b",
+            *("</arg_value>\n</tool_call>", "<|observation|>" + GLM_TOOL, SUNNY),
+        ),
+    ],
+    "glm-5": [
+        ("They", "</think>", "<|user|>Bye<|assistant|><think>"),
+        ("", "</think>", "<|user|>Bye<|assistant|><think>"),
+    ],
+    "minimax-m2": [
+        ("They\n</think>\n\nHi", "[e~[", "\n" + MINIMAX_USER),
+        ("They", "\n</think>\n\n[e~[", "\n" + MINIMAX_USER),
+        ("", "</think>\n\n[e~[", "\n" + MINIMAX_USER),
+    ],
+    "minimax-m3": [("Hi", "[e~[", "\n]~b]user\nBye[e~[\n]~b]ai\n")],
+    "gpt-oss": [
+        (FINAL, "<|end|>", HARMONY_USER),
+        (ANALYSIS, "<|end|>", HARMONY_USER),
+        ("<|channel|>ana", "<|message|><|end|>", HARMONY_USER),
+        (ANALYSIS + "<|end|><|start|>assistant<|channel|>", "<|message|><|end|>", HARMONY_USER),
+        ("", "<|channel|>final<|message|><|end|>", HARMONY_USER),
+        ("Hi", "<|channel|>final<|message|><|end|>", HARMONY_USER),
+        (ANALYSIS + CALLING, "<|end|>", HARMONY_TOOL, SUNNY),
+    ],
+    "deepseek-v3.1": [
+        ("Hi", DEEPSEEK_END, DEEPSEEK_USER),
+        ("", DEEPSEEK_END, DEEPSEEK_USER),
+        (DEEPSEEK_CALL, DEEPSEEK_CLOSE + DEEPSEEK_END, DEEPSEEK_TOOL, SUNNY),
+    ],
+    "deepseek-v3.2": [("Hi", DEEPSEEK_END, DEEPSEEK_USER), (DSML, DEEPSEEK_END, DSML_TOOL, SUNNY)],
+    "kimi-k2": [("Hi", "<|im_end|>", KIMI_USER), (KIMI_CALL, KIMI_CLOSE, KIMI_TOOL, SUNNY)],
+    "llama-3.1": [
+        ("Hi", "<|eot_id|>", LLAMA_USER),
+        ('{"name": "lo', "<|eot_id|>", LLAMA_TOOL, SUNNY),
+        ("", "<|eot_id|>", LLAMA_USER),
+    ],
+    "mistral-nemo": [
+        ("Hi", "</s>", "[INST]Bye[/INST]"),
+        ('[TOOL_CALLS][{"name": "lo', "</s>", MISTRAL_TOOL, SUNNY),
+    ],
+    "gemma-3": [("Hi", "<end_of_turn>", "\n" + GEMMA_USER)],
+}
+"""Completions that did not, what closes them, and what follows then."""
+SEAMS = [
+    *(
+        Seam(family, sampled, "", after, *new, is_cut_off=False)
+        for family in ENDED
+        for sampled, after, *new in ENDED[family]
+    ),
+    *(Seam(family, *row) for family in CUT_OFF for row in CUT_OFF[family]),
+]
 
 
 def by_name(seams: list[Seam]) -> Any:
-    return pytest.mark.parametrize("seam", [pytest.param(seam, id=f"{seam.family}-{seam.name}") for seam in seams])
+    return pytest.mark.parametrize("seam", [pytest.param(seam, id=f"{seam.family}-{seam.sampled!a}") for seam in seams])
 
 
 @by_name(SEAMS)
@@ -235,16 +215,12 @@ def test_a_seam_is_closed_and_joined_as_spelled_out(seam: Seam) -> None:
     assert isinstance(bridged, BridgedTokens), bridged
     assert texts(seam, bridged) == (seam.close, seam.after)
     assert bridged.closed == bool(seam.close)
-    said = load_family(seam.family).decode(bridged.new_ids[bridged.kinds == Kind.CONTEXT])
-    assert seam.new[0]["content"].split()[-1] in said
-    assert bridged.messages[bridged.kinds == Kind.CONTEXT].tolist() == [0] * int((bridged.kinds == Kind.CONTEXT).sum())
+    context = bridged.kinds == Kind.CONTEXT
+    assert seam.new["content"].split()[-1] in load_family(seam.family).decode(bridged.new_ids[context])
+    assert (bridged.messages[context] == 0).all()
 
 
-ENDED = [seam for seam in SEAMS if not seam.close and not seam.name.startswith(("in_", "after_"))]
-CUT_OFF = [seam for seam in SEAMS if seam not in ENDED]
-
-
-@by_name(CUT_OFF)
+@by_name([seam for seam in SEAMS if seam.is_cut_off])
 def test_a_cut_off_turn_is_refused_if_that_is_the_policy(seam: Seam) -> None:
     refused = bridge(seam, truncation="refuse")
     assert isinstance(refused, BridgeRefusal)
@@ -253,27 +229,26 @@ def test_a_cut_off_turn_is_refused_if_that_is_the_policy(seam: Seam) -> None:
 
 # -- an open parameter
 
+PARAMETER = (
+    '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="city" string="true">Par'
+)
 IN_A_PARAMETER = [
     Seam(
-        *("qwen3-coder", "parameter", "<tool_call>\n<function=look>\n<parameter=city>\nPar"),
-        *("\n</parameter>\n</function>\n</tool_call><|im_end|>", "", (SUNNY,)),
+        *("qwen3-coder", "<tool_call>\n<function=look>\n<parameter=city>\nPar"),
+        *("\n</parameter>\n</function>\n</tool_call><|im_end|>", "", SUNNY),
     ),
     Seam(
-        *("minimax-m2", "parameter"),
-        'They\n</think>\n\n\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Par',
-        *("</parameter>\n</invoke>\n</minimax:tool_call>[e~[", "", (SUNNY,)),
+        *("minimax-m2", 'They\n</think>\n\n\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="city">Par'),
+        *("</parameter>\n</invoke>\n</minimax:tool_call>[e~[", "", SUNNY),
     ),
     Seam(
-        *("deepseek-v3.2", "parameter"),
-        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n<｜DSML｜parameter name="city" string="true">Par',
+        *("deepseek-v3.2", PARAMETER),
         "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>" + DEEPSEEK_END,
-        *("", (SUNNY,)),
+        *("", SUNNY),
     ),
     Seam(
-        *("deepseek-v3.2", "between_tags"),
-        "\n\n<｜DSML｜function_calls>\n",
-        "</｜DSML｜function_calls>" + DEEPSEEK_END,
-        *("", (SUNNY,)),
+        *("deepseek-v3.2", "\n\n<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>" + DEEPSEEK_END),
+        *("", SUNNY),
     ),
 ]
 
@@ -364,7 +339,7 @@ def test_reasoning_without_words_is_put_in_whole(family: str, thought: str) -> N
 
 
 def test_no_new_messages_give_another_generation_prompt() -> None:
-    seam = Seam("qwen3", "again", "Hi!<|im_end|>", "", "\n<|im_start|>assistant\n")
+    seam = Seam("qwen3", "Hi!<|im_end|>", "", "\n<|im_start|>assistant\n")
     renderer = make_renderer("qwen3")
     prompt = renderer.render([HELLO], add_generation_prompt=True)
     bridged = renderer.bridge(prompt.ids, renderer.tokenizer.encode(seam.sampled), [])

@@ -1,0 +1,45 @@
+"""Does a template leave the past as it is? Asked of conversations in which templates are known to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..conversation.messages import Messages
+from ..errors import TokentraceError
+from ..study import probes
+
+Check = Callable[[Messages, Messages, Any], bool]
+"""Called with a conversation that ends with an assistant, a longer one, and their tools."""
+
+
+def holds(check: Check) -> bool:
+    """Whether a check holds for all conversations that the template takes, and for one at least.
+
+    A template is a program, so True is no proof.
+    """
+    outcomes = []
+    for before, after, tools in _conversations():
+        try:
+            outcomes.append(check(before, after, tools))
+        except TokentraceError:
+            continue
+    return bool(outcomes) and all(outcomes)
+
+
+def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
+    """Every part of a conversation that ends with an assistant, with every longer part."""
+    user, thought, result = probes.USER, probes.THOUGHT, probes.RESULT
+    answers: Sequence[Any] = (
+        *(probes.ANSWER, thought, probes.INLINE_THOUGHT, {**probes.ANSWER, "reasoning_content": ""}),
+        {**thought, "content": " answer \n", "reasoning_content": " thought \n"},
+    )
+    cases: list[tuple[Messages, Any]] = [([user, answer, user, thought, user], None) for answer in answers]
+    for fields in ({}, {"reasoning_content": "thought"}, {"content": "answer", "reasoning_content": "thought"}):
+        call = probes.calling(**fields)
+        for answer in (probes.ANSWER, thought):
+            cases.append(([user, call, result, answer, user, call, result], [probes.STAND_IN_TOOL]))
+    for messages, tools in cases:
+        for at, message in enumerate(messages, 1):
+            if message["role"] == "assistant":
+                yield from ((messages[:at], messages[:end], tools) for end in range(at + 1, len(messages) + 1))
