@@ -24,7 +24,7 @@ from ..template import chat_template as templates
 from ..template.budget import RenderBudget
 from ..template.environment import Proven, strftime_now
 from ..template.strings import plain_text
-from ..template.trace import Trace
+from ..template.trace import GENERATION, TURN, Trace
 from ..template.traced import TracedDict, plain, text_of
 from .cases import TOOLS, Request
 
@@ -93,7 +93,9 @@ class TracedRun:
             record = plain_text(text_of(value))
         elif not isinstance(record, (str, int, float, bool, type(None))):
             record = type(value).__name__.removeprefix("Traced").lower()
-        self._size += sum(len(one if isinstance(one, str) else str(one)) for one in out[self._read :: 2])
+        new = zip(out[self._read :: 2], out[self._read + 1 :: 2], strict=True)
+        texts = (str(one) for one, origin in new if origin is not TURN and origin is not GENERATION)
+        self._size += sum(map(len, texts))
         self._read = len(out)
         events.append(Event(part, record, self._size))
         return value

@@ -43,7 +43,6 @@ class Item:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments as an object. Set only if they must be one."""
     cut_off: bool = False
-    """True if the completion ended inside the item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +226,7 @@ def changes_of(items: Iterable[Item]) -> list[Change]:
 
 
 def openai_message(items: Sequence[Item]) -> dict[str, Any]:
-    """An assistant message as in OpenAI's chat completions, with ``reasoning_content`` if there is reasoning.
-
-    Arguments are JSON text, as written. ``content`` is None only if it is empty beside calls.
-    """
+    """A message of chat completions. Arguments are JSON text, as written; ``content`` is None only beside calls."""
 
     def text(kind: PartKind) -> str:
         return "".join(item.text for item in items if item.kind is kind)
