@@ -62,32 +62,11 @@ class Match(NamedTuple):
     covered: int = 0
 
 
-class Region(NamedTuple):
-    """The part of a stream that a token lies in, its completion, and the last completion."""
-
-    name: str
-    completion: tuple[int, int] | None
-    last: tuple[int, int] | None
-
-
-def find_region(mask: npt.NDArray[np.bool_] | None, position: int) -> Region | None:
-    """The region of a token; None if it is not known what was sampled."""
-    if mask is None:
-        return None
-    completions = runs(mask)
-    number = sum(start <= position for start, _ in completions)
-    last = completions[-1] if completions else None
-    if not number:
-        return Region("first prompt", None, last)
-    if position < completions[number - 1][1]:
-        return Region(f"completion {number}", completions[number - 1], last)
-    return Region(f"context after completion {number}", None, last)
-
-
 class Case:
     """One difference between a stream and the next prompt, as tokens and as text.
 
-    `ours` and `theirs` are text around it that begins alike; `at` is the first character that differs.
+    `ours` and `theirs` are text around it that begins alike; `at` is the first character that
+    differs. `completion` is the one that it lies in; `region` is None if nobody knows what was sampled.
     """
 
     def __init__(
@@ -103,8 +82,12 @@ class Case:
         self.stream, self.prompt, self.model, self.hunk = stream, prompt, model, hunk
         self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
         self.vocabulary = self.tokenizer.vocabulary
-        self.region = find_region(mask, hunk.start)
-        self.completion = None if self.region is None else self.region.completion
+        self.completions = [] if mask is None else runs(mask)
+        number = sum(start <= hunk.start for start, _ in self.completions)
+        before = self.completions[number - 1] if number else (0, 0)
+        self.completion = before if hunk.start < before[1] else None
+        where = "" if self.completion else "context after "
+        self.region = None if mask is None else f"{where}completion {number}" if number else "first prompt"
         self.lead, ours, theirs = window(self.vocabulary, stream, prompt, hunk, back, forward)
         self.ours, self.theirs = self.lead + ours, self.lead + theirs
         self.at = len(self.lead) + shared_text(ours, theirs)
@@ -271,7 +254,7 @@ def lost_completion(case: Case) -> Match | None:
     """An empty stream, zeros instead of ids, or the last completion missing whole."""
     if not len(case.stream):
         return Match(Cause.ZEROED_ANCHOR, "the stream is empty, though there was a request before")
-    at, last = case.hunk.start, None if case.region is None else case.region.last
+    at, last = case.hunk.start, next(reversed(case.completions), None)
     following = case.prompt[case.hunk.other_start : case.hunk.other_start + 8]
     if len(following) >= 4 and not following[:4].any() and case.stream[at : at + 4].all():
         return Match(Cause.ZEROED_ANCHOR, "the next prompt has zeros where the stream has ids")
@@ -315,7 +298,7 @@ def compaction(case: Case) -> Match | None:
         if hunk is not None and (match := _fewer_turns(case, hunk, least)) is not None:
             return match
     ours, theirs = case.sides
-    between = case.region is not None and case.region.name.startswith("context") and case.hunk.stop < len(case.stream)
+    between = (case.region or "").startswith("context") and case.hunk.stop < len(case.stream)
     if between and not case.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs)):
         role = case.roles[0] or "context"
         words = f"{len(ours):,} tokens became {len(theirs):,}: text of the {role} was cut or cleared"
@@ -409,7 +392,6 @@ def json_format(case: Case) -> Match | None:
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here and its end."""
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):

@@ -137,7 +137,6 @@ class Fields:
     findings: list[Finding] = field(default_factory=list)
 
     def inner(self, name: str, value: Any) -> Fields:
-        """An object inside this one."""
         return Fields(value, self.line, self.field(name))
 
     def field(self, name: str) -> str:
@@ -169,10 +168,8 @@ class Fields:
         if not count or len(values) in (sizes or (count,)):
             return values if count else None
         words = f"{len(values):,} logprobs for {count:,} {what} tokens"
-        if len(values):
-            self.report(Cause.BAD_LOGPROBS, words, count, name or "")
-        else:
-            self.report(Cause.NO_LOGPROBS, f"{counted(count)} {what}", count)
+        cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
+        self.report(cause, words if len(values) else f"{counted(count)} {what}", count, name or "")
         return None
 
     def check_logprobs(self, values: Floats | None) -> None:
@@ -343,26 +340,21 @@ def _rollout(line: Any, where: str) -> Rollout:
     if not calls and not rows and "nodes" not in line:
         needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
         raise UnknownShapeError(f"this is {brief(line)}, which has no known shape: {needs}")
-    derived = bool(rows) and not calls
     name = rollout_name(line) or first_of(line, ("id", "example_id"))
     name = str(line.get(name, name)) if name else where.rpartition(", ")[2]
-    tokenizer = line.get("tokenizer")
-    tokenizer = tokenizer if isinstance(tokenizer, str) else None
-    calls = [call for _, some in rows for call in some] if derived else calls
-    return Rollout(name, where, calls, [row for row, _ in rows], derived, tokenizer)
+    tokenizer = line.get("tokenizer") if isinstance(line.get("tokenizer"), str) else None
+    derived = [call for _, some in rows for call in some] if not calls else []
+    return Rollout(name, where, calls or derived, [row for row, _ in rows], not calls and bool(rows), tokenizer)
 
 
 def recognise(line: Any) -> str:
     """What a line holds, for people. Raises UnknownShapeError if it has no tokens."""
     try:
         next(read_line(line, ""), None)
-    except UnknownShapeError:
-        raise
-    except MALFORMED:  # listed when the line is read
-        pass
-    if is_row(line):
-        return ROWS
-    return "calls, one a line" if _is_call(line) else "rollouts, one a line"
+    except MALFORMED as error:  # others are listed when the line is read
+        if isinstance(error, UnknownShapeError):
+            raise
+    return ROWS if is_row(line) else "calls, one a line" if _is_call(line) else "rollouts, one a line"
 
 
 def line_key(line: Any) -> str | None:
@@ -484,7 +476,6 @@ def _trace(line: Fields) -> Iterator[Call]:
 
 
 def _path(nodes: Sequence[Fields], at: int) -> list[int]:
-    """The nodes from the root to one of them."""
     path = [at]
     while (parent := nodes[path[-1]].value.get("parent")) is not None:
         if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:

@@ -191,15 +191,14 @@ class _Checker:
             return Relation.FIRST, None, 0
         prompt = call.prompt
         shares = [common_prefix(tip.stream, prompt) for tip in self.tips]
-        best = max(
-            range(len(shares)), key=lambda at: (shares[at] == len(self.tips[at].stream), shares[at], at)
-        )  # a stream that it begins with, else the one that it shares most with
-        tip, shared = self.tips[best], shares[best]
+        pairs = list(zip(self.tips, shares, strict=True))
+        # the last stream that it begins with, else the one that it shares most with
+        tip, shared = max(reversed(pairs), key=lambda pair: (pair[1] == len(pair[0].stream), pair[1]))
         if shared == len(tip.stream):
             return Relation.EXTENDS, tip, shared
         if prompt.tobytes() in self.prompts:
             return Relation.REPEATS, tip, shared
-        ends = [end for one, share in zip(self.tips, shares, strict=True) for end in one.ends if end <= share]
+        ends = [end for one, share in pairs for end in one.ends if end <= share]
         if ends and not _goes_on(tip, prompt, shared, max(ends)):
             return Relation.EXTENDS, tip, shared
         requests, history = _requests(tip.request, call.request), None
@@ -215,7 +214,6 @@ class _Checker:
         return Relation.BREAKS, tip, shared
 
     def explain(self, call: Call, tip: Tip, shared: int, requests: dict[str, Any], history: Finding | None) -> None:
-        """Add the break of a call."""
         explained, stream = None, tip.stream
         ranges, after = [], (shared, shared)
         if self.model is not None:

@@ -210,14 +210,12 @@ class RowFile:
                 yield f"{entry['name']} has changed since {self.source.name} was made of it"
 
     def other_digests(self, now: Mapping[str, Any]) -> Iterator[str]:
-        """Says if another tokenizer or template made the rows."""
         for what in ("tokenizer", "template"):
             before, here = (metadata.get(f"{what}_sha256") for metadata in (self.metadata, now))
             if before is not None and before != here:
                 yield f"{self.source.name} was made with another {what} ({_digest(before)}, here {_digest(here)})"
 
     def other_settings(self, now: Mapping[str, Any]) -> Iterator[str]:
-        """Says if other settings made the rows."""
         before, here = self.metadata.get("settings", {}), now["settings"]
         names = sorted(name for name in before if name in here and before[name] != here[name])
         if names:
