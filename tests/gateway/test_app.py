@@ -216,8 +216,8 @@ def test_claude_codes_echo_of_input_that_it_could_not_read_goes_on(broken: Serve
     block = {"type": "tool_use", "id": call["id"], "name": "compute", "input": unparsed}
     result = {"type": "tool_result", "tool_use_id": call["id"], "content": "not JSON", "is_error": True}
     messages = [ASK, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
-    body = {"model": "m", "max_tokens": 99, "tools": ANTHROPIC_TOOLS, "messages": messages}
-    body["tools"] = [{**ANTHROPIC_TOOLS[0], "description": TOOLS[0]["function"]["description"]}]
+    tools = [{**ANTHROPIC_TOOLS[0], "description": TOOLS[0]["function"]["description"]}]
+    body = {"model": "m", "max_tokens": 99, "tools": tools, "messages": messages}
     assert broken.call("POST", "/sessions/unparsed/v1/messages", body)[0] == 200
     check_one_row(broken, "unparsed")
 

@@ -32,7 +32,6 @@ from ..errors import InputError, SampleError
 from ..files import write_whole, writing
 from ..settings import instance, whole
 from ..show.document import Document, Table
-from ..show.visible import counted
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .ray_connection import first_line
@@ -57,36 +56,26 @@ class Finished:
     bad_rows: Path | None
     """The file of bad rows; None if every row gave a sample."""
     counts: Counts
-    columns: dict[str, array[int]]
-    """The tokens, trained tokens and messages of each sample."""
+    sizes: dict[str, array[int]]
+    """The tokens and the trained tokens of each sample."""
 
     @property
     def longest(self) -> int:
         """The tokens of the longest sample."""
-        return max(self.columns["num_tokens"], default=0)
+        return max(self.sizes["tokens"], default=0)
 
-    def quantiles(self, column: str) -> dict[float, int]:
-        """The numbers of a column at each of `QUANTILES`."""
-        values = self.columns[column]
-        return {at: int(np.quantile(values, at, method="inverted_cdf")) for at in QUANTILES} if values else {}
+    def quantiles(self) -> dict[str, dict[float, int]]:
+        """The sizes of samples at each of `QUANTILES`."""
+        return {
+            name: {at: int(np.quantile(values, at, method="inverted_cdf")) for at in QUANTILES}
+            for name, values in self.sizes.items()
+        }
 
     def document(self, _: Tokenizer | None = None) -> Document:
-        """Return the statistics of the samples as a document."""
-        counts = self.counts
-        share = 100 * counts.trained / counts.tokens if counts.tokens else 0
-        sizes = f"{counted(counts.tokens)}, {counts.trained:,} trained ({share:.1f} %)"
-        messages = counted(sum(self.columns["num_messages"]), "message")
-        rows = [
-            [label, *(f"{value:,}" for value in self.quantiles(column).values())]
-            for label, column in (("tokens", "num_tokens"), ("trained", "num_trained"))
-        ]
-        notes = sorted(counts.notes.items(), key=lambda item: (-item[1], item[0]))
-        return Document(
-            "Statistics",
-            summary=[f"{counted(counts.samples, 'sample')}, {sizes}, {messages}"],
-            notes=[f"{counted(count, 'sample')}: {note}" for note, count in notes],
-            tables=[Table("Lengths", ["a sample", *QUANTILES.values()], rows)],
-        )
+        """Return the sizes of samples as a document."""
+        rows = [[name, *(f"{value:,}" for value in numbers.values())] for name, numbers in self.quantiles().items()]
+        table = Table("Lengths", ["a sample", *QUANTILES.values()], rows)
+        return Document("Statistics", tables=[table])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +122,7 @@ def tokenize_files(
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     counts, first_reason = Counts(), ""
-    columns = {name: array("i") for name in ("num_tokens", "num_trained", "num_messages")}
+    sizes = {"tokens": array("i"), "trained": array("i")}
     bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         sources = find_sources(inputs, Path(spool), split=split)
@@ -151,8 +140,8 @@ def tokenize_files(
             for batch, result in results:
                 write(result.table)
                 counts.update(result.counts)
-                for name, values in columns.items():
-                    values.extend(result.table.column(name).to_pylist())
+                for name, values in sizes.items():
+                    values.extend(result.table.column(f"num_{name}").to_pylist())
                 for bad_row in result.bad_rows:
                     first_reason = first_reason or bad_row["reason"]
                     line = json.dumps(bad_row, ensure_ascii=False) + "\n"
@@ -167,7 +156,7 @@ def tokenize_files(
             if not counts.samples:
                 problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
                 raise InputError(f"{path} was not written: {problem}")
-    return Finished(path, bad_rows if first_reason else None, counts, columns)
+    return Finished(path, bad_rows if first_reason else None, counts, sizes)
 
 
 def available_cores() -> int:

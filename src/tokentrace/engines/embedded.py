@@ -46,7 +46,6 @@ class _Sequence:
     random: np.random.Generator
     cache: Cache
     cached: int
-    """How many ids of the prompt were cached."""
     stops: StopFinder
     pieces: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     ids: list[int] = field(default_factory=list)
@@ -101,7 +100,6 @@ class EmbeddedEngine(Engine):
         self._paused = False
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the following."""
         self._wake = asyncio.Event()
         self._stepping = asyncio.Lock()
         self._worker: asyncio.Task[None] | None = None
@@ -137,7 +135,6 @@ class EmbeddedEngine(Engine):
         return np.concatenate(([np.nan], scored)).astype(np.float32)
 
     async def abort(self, request_id: str) -> None:
-        """End a request after the current step."""
         self._enter_loop()
         for sequence in self._active:
             sequence.aborted = sequence.aborted or sequence.request.request_id == request_id
@@ -189,7 +186,6 @@ class EmbeddedEngine(Engine):
             sequence.cached = 0
 
     async def close(self) -> None:
-        """End all requests and the work."""
         self._enter_loop()
         self._closed = True
         if self._worker is not None:
@@ -229,7 +225,6 @@ class EmbeddedEngine(Engine):
             await asyncio.sleep(0)
 
     async def _advance(self, batch: Sequence[_Sequence]) -> None:
-        """Run one step of the model in a thread."""
         model, version = self._model, self.version
         try:
             deltas = await asyncio.to_thread(_step, model, batch)
@@ -240,7 +235,6 @@ class EmbeddedEngine(Engine):
             self._emit(sequence, delta, version)
 
     def _start(self, request: GenerateRequest) -> _Sequence:
-        """Start a request with the cached prefix of its session."""
         prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
         seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
         stops = StopFinder(sampling.stop, _pocket_bytes)
@@ -256,7 +250,6 @@ class EmbeddedEngine(Engine):
         self._active = [sequence for sequence in self._active if sequence not in sequences]
 
     def _emit(self, sequence: _Sequence, delta: Delta, version: str | int) -> None:
-        """Hand out a sampled token."""
         sampling, token = sequence.request.sampling, int(delta.ids[0])
         sequence.ids.append(token)
         add_version(sequence.versions, version, len(sequence.ids))

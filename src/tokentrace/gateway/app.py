@@ -30,12 +30,11 @@ from .answering import Answer
 from .chat import CHAT
 from .dialect import Dialect, random_id
 from .gateway import Gateway
-from .http import Endpoint, as_problem, json_response, log_request, parse_body, parse_json, read_body
+from .http import Body, Endpoint, as_problem, json_response, log_request, parse_body, parse_json, read_body
 from .messages import MESSAGES, read_count
 from .page.routes import PAGE_ROUTES
 from .problems import RequestError, request_error
 from .responses import RESPONSES
-from .sessions import ReadMessages
 from .streaming import StreamedAnswer, unless_gone
 from .tokens import TOKENS
 
@@ -103,8 +102,7 @@ class App:
         session = await self._session(http, caller)
         raw = await read_body(http, self.gateway.admission.limits.body_bytes)
         live = self.gateway.sessions.peek(session)
-        earlier = None if live is None or dialect is not CHAT else live.read_before
-        body = parse_body(raw, earlier)
+        body = parse_body(raw, None if live is None or dialect is not CHAT else live.last_body)
         request = dialect.read(body.value, http.headers, body.known)
         name, details = _request_name(dialect, raw, http.headers), http.scope["tokentrace"]
 
@@ -112,7 +110,7 @@ class App:
             answer = await self.gateway.begin(session, dialect, request, name)
             details.update(_log_details(session, answer))
             if answer.live is not None and dialect is CHAT:  # other APIs read messages by those before them
-                answer.live.read_before = ReadMessages(body.texts, request.messages)
+                answer.live.last_body = Body(request.messages, body.texts)
             if not request.stream:
                 try:
                     await answer.run(lambda choice, changes, delta: None)

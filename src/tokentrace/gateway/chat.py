@@ -173,7 +173,7 @@ def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
         "choices": [_choice(head, at, reply) for at, reply in enumerate(replies)],
         "usage": head.usage(replies).openai(),
         "system_fingerprint": None,
-        **_prompt_ids(head),
+        **head.prompt_fields,
     }
 
 
@@ -215,7 +215,7 @@ class ChatEncoder(Encoder):
     def open(self) -> list[StreamEvent]:
         """The role of each choice; the first chunk has the prompt's ids if they were requested."""
         chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self.head.request.n)]
-        chunks[0] |= _prompt_ids(self.head)
+        chunks[0] |= self.head.prompt_fields
         return chunks
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
@@ -277,11 +277,6 @@ class ChatEncoder(Encoder):
 
 def _frame(head: Head, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
-
-
-def _prompt_ids(head: Head) -> dict[str, Any]:
-    is_requested = TokenFields.VLLM in head.options.token_fields
-    return {"prompt_token_ids": head.prompt_ids.tolist()} if is_requested else {}
 
 
 def _logprobs(head: Head, delta: Delta) -> dict[str, Any]:

@@ -90,6 +90,12 @@ class Head:
     def options(self) -> AnswerOptions:
         return self.request.answer
 
+    @property
+    def prompt_fields(self) -> dict[str, Any]:
+        """The ids of the prompt, if the request asks for them as vLLM has them."""
+        is_requested = TokenFields.VLLM in self.options.token_fields
+        return {"prompt_token_ids": self.prompt_ids.tolist()} if is_requested else {}
+
     def usage(self, replies: Sequence[Reply]) -> Usage:
         """What an answer cost. Its prompt counts once, whatever the number of completions."""
         spans = [reply.response.span(PartKind.REASONING) for reply in replies]

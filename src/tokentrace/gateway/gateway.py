@@ -65,10 +65,7 @@ class Gateway:
     # -- answering a request
 
     async def begin(self, id: str, dialect: Dialect, request: Request, name: str = "") -> Answer:
-        """Make the prompt of a request. Raises RequestError that says what is wrong with it.
-
-        `name` identifies a repeated request: if it was answered before, or is being answered, this is that answer.
-        """
+        """Make the prompt of a request, or return the answer that a request of this `name` has or will have."""
         claim = self.admission.admit(id)
         try:
             live = await self.sessions.get(id)
@@ -316,10 +313,7 @@ class Gateway:
 
 
 def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
-    """A turn's message with these items of the recorded reply. What the message has already stays.
-
-    An item that is a call stands for all calls, because clients that refer to one refer to all.
-    """
+    """A message with these items of the recorded reply added. A call stands for all calls of the reply."""
     result = dict(message)
     for item in items:
         match item.partition("_")[0]:

@@ -19,7 +19,6 @@ from ..conversation.values import MAX_DEPTH, finite, no_constant
 from ..errors import TokentraceError, brief
 from ..store.store import State
 from .problems import RequestError, request_error
-from .sessions import ReadMessages
 from .turns import shared_prefix
 
 if TYPE_CHECKING:
@@ -77,15 +76,14 @@ def _decode(raw: bytes | msgspec.Raw) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The value of a request's body. Its first `known` messages were read from an earlier body."""
+    """The value of a request's body, and its messages as JSON. The first `known` ones come from an earlier body."""
 
     value: Any
     texts: Sequence[msgspec.Raw] = ()
-    """The messages as JSON."""
     known: int = 0
 
 
-def parse_body(raw: bytes, earlier: ReadMessages | None) -> Body:
+def parse_body(raw: bytes, earlier: Body | None) -> Body:
     """Parse a body. Messages that an earlier one has as well are those that were read then."""
     try:
         fields = _FIELDS.decode(raw)
@@ -95,7 +93,7 @@ def parse_body(raw: bytes, earlier: ReadMessages | None) -> Body:
     known = 0 if earlier is None else shared_prefix(texts, earlier.texts)
     value = {name: parse_json(text) for name, text in fields.items()}
     new = parse_json(b"[" + b",".join(texts[known:]) + b"]")
-    value["messages"] = new if earlier is None else [*earlier.messages[:known], *new]
+    value["messages"] = new if earlier is None else [*earlier.value[:known], *new]
     return Body(value, texts, known)
 
 

@@ -226,10 +226,7 @@ def changes_of(items: Iterable[Item]) -> list[Change]:
 
 
 def openai_message(items: Sequence[Item]) -> dict[str, Any]:
-    """An assistant message as in OpenAI's chat completions, with ``reasoning_content`` if there is reasoning.
-
-    Arguments are JSON text, as written. ``content`` is None only if it is empty beside calls.
-    """
+    """A message of chat completions. Arguments are JSON text, as written; ``content`` is None only beside calls."""
 
     def text(kind: PartKind) -> str:
         return "".join(item.text for item in items if item.kind is kind)

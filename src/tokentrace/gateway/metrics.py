@@ -66,10 +66,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def span(self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[dict[str, Any]]:
-        """A span inside the current one, or in the trace that a request's headers name.
-
-        Yields its attributes: what is added until the end is part of it. An error's message is not, as it may quote.
-        """
+        """A span inside the current one, or in the trace that headers name. Yields its attributes, to add to."""
         if self._tracer is None:
             yield attributes
             return

@@ -189,10 +189,7 @@ def ignored_fields(body: Mapping[str, Any], read: Struct, *known: str, within: s
 def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
-    """How the answer carries ids; `default` is what ``return_token_ids`` means in the dialect.
-
-    Raises RequestError for a way that the dialect does not serve.
-    """
+    """How the answer carries ids. Raises RequestError for a way that the dialect does not serve."""
     ways = {default} if body.return_token_ids else set()
     if body.return_token_id_information:
         ways.add(TokenFields.NEMO_GYM)

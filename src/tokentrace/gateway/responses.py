@@ -189,10 +189,7 @@ def _previous(body: ResponsesBody) -> str | None:
 
 
 def _tools(tools: Sequence[dict[str, Any]], wishes: list[str]) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """The functions in the shape of chat completions, and namespaces by function.
-
-    Adds tools that the model does not see to `wishes`.
-    """
+    """The functions, and namespaces by function. Adds tools that the model does not see to `wishes`."""
     functions: list[dict[str, Any]] = []
     namespaces: dict[str, list[str]] = {}
     for at, tool in enumerate(tools):

@@ -250,10 +250,7 @@ async def export_rows(
     *,
     keep_state: bool = False,
 ) -> AsyncGenerator[bytes]:
-    """The rows of sessions as the bytes of a file, some at a time.
-
-    Marks sealed sessions as exported after the last byte was read, unless `keep_state` is set.
-    """
+    """The bytes of a file of rows. Sealed sessions are exported after the last byte, unless `keep_state` is set."""
     export, pipe = Export(store, sessions), _Pipe()
     schema = file_schema(LAYOUT, {}, session_fields())
     writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, schema)

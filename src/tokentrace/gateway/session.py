@@ -71,10 +71,7 @@ class SessionRecord:
     # -- a request becomes a prompt
 
     def place(self, conversation: Conversation) -> Placement:
-        """The prompt for a request: the longest recorded conversation that it begins with, and what is new.
-
-        Raises what `Renderer.render` raises for messages that cannot be rendered.
-        """
+        """The prompt for a request: the longest recorded conversation that it begins with, and what is new."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids, [])
@@ -106,10 +103,7 @@ class SessionRecord:
         return replace(self._render(conversation, sent), ambiguous=ambiguous, refusal=refusal, edit=edit)
 
     def _received(self, conversation: Conversation) -> tuple[SentMessages, SentMessages | None]:
-        """The messages of a request and their keys, and the earlier request that it continues.
-
-        What it shares with one of the last requests becomes the same objects, and is neither hashed nor compared again.
-        """
+        """The messages of a request with their keys, and the earlier request that it continues."""
         originals = list(conversation.messages)
         same, known = 0, None
         for sent in reversed(self._latest):
@@ -132,10 +126,7 @@ class SessionRecord:
         return received, known if known is not None and same == len(known.messages) else None
 
     def _with_reasoning(self, message: Message) -> Message:
-        """The message with its content, or the first part of it, as reasoning if it is a recorded reply only then.
-
-        Some agents repeat reasoning as if it were content.
-        """
+        """The message with its first text as reasoning if only then it is a recorded reply: agents repeat it so."""
         content = message.get("content")
         if not self._by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
             return message
@@ -206,10 +197,7 @@ class SessionRecord:
     def _first_reprinted(
         self, conversation: Conversation, turn: RecordedTurn, doubtful: Mapping[int, Message]
     ) -> int | None:
-        """The first doubtful message, by number, that has other tokens than the one in the turn's conversation.
-
-        Makes the prompt in which the recorded message came again, with the doubtful one.
-        """
+        """The first doubtful message, by number, that gives the turn's conversation another prompt."""
         path = [turn]
         while path[-1].base is not None:
             path.append(self.turns[path[-1].base])
@@ -313,10 +301,7 @@ class SessionRecord:
             raise InputError("ends with a recorded turn, which the model ended itself: add a message", field=field)
 
     def _wire(self, base: RecordedTurn, new_ids: Ids) -> tuple[bytes, ...]:
-        """The prompt as JSON text. The trajectory has that of its stream, so that only new ids are written.
-
-        It is made at once: when an engine wants it, another thread may be reading the record.
-        """
+        """The prompt as JSON text, made now: when an engine wants it, another thread may be reading the record."""
         if not self._is_tip(base):
             return (b"[", _numbers(np.concatenate([self._stream(base), new_ids])), b"]")
         *first, last = self.trajectory.wire_parts(base.branch)
@@ -508,10 +493,7 @@ class SessionRecord:
 def _append_prompt(
     trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
 ) -> int:
-    """Write the new tokens of a prompt; returns their branch. `extends` is the branch that the prompt extends.
-
-    A prompt that extends none branches where its ids leave the record.
-    """
+    """Write the new tokens of a prompt to the branch that it extends, or to a new one. Returns the branch."""
     count, spans, kinds = len(placed.conversation.messages), placed.spans, None
     if base is not None and at_tip:
         if not placed.conversation.continued:

@@ -7,11 +7,10 @@ import contextlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct
 
 from ..diagnose.message_keys import Meaning
@@ -22,6 +21,9 @@ from .matching import MEANINGS, Matcher, load_matcher
 from .problems import RequestError, convert
 from .requests import SAMPLING, check_sampling
 from .session import SessionRecord
+
+if TYPE_CHECKING:
+    from .http import Body
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""
@@ -56,14 +58,6 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return settings
 
 
-@dataclass(frozen=True, slots=True)
-class ReadMessages:
-    """The messages of a request as JSON, and as they were read."""
-
-    texts: Sequence[msgspec.Raw]
-    messages: Sequence[Mapping[str, Any]]
-
-
 @dataclass(slots=True, eq=False)
 class Live:
     """A session in memory, and the lock for whoever reads or writes it."""
@@ -74,7 +68,7 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """True if memory may differ from the store: nobody may use it any more."""
-    read_before: ReadMessages | None = None
+    last_body: Body | None = None
     """What the last chat sent: most of it comes again."""
 
 
@@ -140,10 +134,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def locked(self, id: str, live: Live | None = None) -> AsyncIterator[Live]:
-        """A session as it is in the store now, for one reader or writer at a time.
-
-        A `live` one that was read a moment ago is not read again, unless its lock was taken meanwhile.
-        """
+        """A session as it is in the store, for one user at a time. A free `live` one is not read again."""
         while True:
             live = live or await self.get(id)
             waits = live.lock.locked()

@@ -20,8 +20,7 @@ _EXTRAS: Final = ("logprobs", "advantages")
 class Collator:
     """Rows to a batch of tensors, padded on the right: that of `SFTTrainer`'s collator, with positions.
 
-    A row is a `Sample`, or a mapping with `input_ids`, `labels`, and if all rows have them `logprobs` (NaN where
-    nothing was sampled) and `advantages`, for a loss of your own.
+    A row is a `Sample`, or a mapping of columns; `logprobs` and `advantages` are kept for a loss of your own.
     """
 
     pad_id: int

@@ -174,8 +174,7 @@ _MARK: Final = "leaves_out_failed_rollouts"
 def unless_failed(reward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a reward function of TRL's kind, plain or async: None for rollouts that failed, else its score.
 
-    TRL leaves a row out of its group only if every function returns None, so each one beside `rollout_reward` needs
-    this.
+    TRL leaves a row out of its group only if every function returns None.
     """
     if not callable(reward):
         raise InputError(f"unless_failed takes a reward function, not {brief(reward)}")

@@ -109,7 +109,6 @@ class _Run:
     tasks: Sequence[Task]
     todo: deque[int]
     slots: int
-    """How many rollouts a worker runs at once."""
     seed: int | None
     finish: Callable[[Rollout], Awaitable[None]]
     notice: Callable[[Outage | None], None] | None
@@ -117,7 +116,6 @@ class _Run:
     suspects: list[int] = dataclasses.field(default_factory=list)
     """Rollouts under way when workers died, again and again."""
     first: dict[str, Any] | None = None
-    """The report of the first worker."""
 
     async def all(self, seats: int) -> None:
         """Run everything; rollouts that may kill workers at the end, one by one."""
@@ -129,14 +127,13 @@ class _Run:
         """Start a worker, use it, and close it."""
         worker = self.hire()
         try:
-            if self.first is None or self.todo or self.suspects:
-                await self._answer(worker.ready.remote())
-                await work(worker)
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
+            await self._answer(worker.ready.remote())
+            await work(worker)
         except self.ray.exceptions.RayError as error:
             raise TokentraceError(f"a worker cannot be used: {first_line(error)}") from error
         finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
             self.ray.kill(worker)
 
     async def _work_through(self, worker: Any) -> None:
@@ -147,7 +144,6 @@ class _Run:
             await self._one(worker, number=self.todo.popleft())
 
     async def _one(self, worker: Any, *, number: int, alone: bool = False) -> None:
-        """Run and store a rollout."""
         task, errors = self.tasks[number], self.ray.exceptions
         run = worker.run.options(max_task_retries=0) if alone else worker.run
         try:
@@ -200,7 +196,7 @@ class _Run:
         node, crew = answer["node"], answer["crew"]
         if "error" in crew:
             raise InputError(f"node {node}: {crew['error']}")
-        if crew["tasks"] != _digest_of(self.tasks):
+        if self.first is None and crew["tasks"] != _digest_of(self.tasks):
             raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
         self.first = self.first or crew
         if change := differing(self.first, crew):
@@ -216,7 +212,6 @@ class ConfiguredCrew:
 
     path: Path
     options: Mapping[str, Any]
-    """Those of `read_run`."""
     settings: Mapping[str, Any]
     """`Run.settings` of the process that began the run."""
 
@@ -281,7 +276,6 @@ class RolloutActor:
         return about | {"rollout": report | {"messages": messages}}
 
     async def close(self) -> None:
-        """Close the tools and the engine."""
         for tool in self._agent.tools:
             await tool.close()
         await self._agent.engine.close()

@@ -33,7 +33,6 @@ class Document:
     root: Any
 
     def error(self, problem: str, *path: str | int) -> ConfigError:
-        """Return an error at a setting."""
         where = ".".join(map(str, path))
         return ConfigError(f"{self.file}, line {self.line(path)}: {where + ': ' if where else ''}{problem}", path=path)
 

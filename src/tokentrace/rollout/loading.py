@@ -34,7 +34,6 @@ class ToolSection(Struct, forbid_unknown_fields=True, omit_defaults=True):
     tool_schema: dict[str, Any] | None = None
     function: str | None = None
     name: str | None = None
-    """Renames a function."""
     mcp: dict[str, Any] | None = None
 
 
@@ -121,7 +120,6 @@ def load_tools(path: str | Path) -> list[BaseTool]:
 
 
 def make_tools(document: Document, sections: Sequence[ToolSection], folder: Path) -> list[BaseTool]:
-    """Return the tools of a configuration."""
     tools: list[BaseTool] = []
     for at, section in enumerate(sections):
         path = ("tools", at)
@@ -216,7 +214,6 @@ def load_interactions(path: str | Path) -> dict[str, BaseInteraction]:
 def make_interactions(
     document: Document, sections: UserSection | Sequence[UserSection], folder: Path
 ) -> dict[str, BaseInteraction]:
-    """Return the simulated users of a configuration by name."""
     listed = [sections] if isinstance(sections, UserSection) else sections
     if not listed:
         raise document.error("there must be at least one", "interaction")

@@ -53,8 +53,6 @@ _FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
 
 @dataclass(slots=True)
 class _Progress:
-    """The state of a rollout while it is under way."""
-
     grown: Callable[[Rollout], None]
     seed: int | None
     patience: Patience | None
@@ -203,7 +201,6 @@ class Agent:
             rollout.trajectory.set_reward(rollout.reward)
 
     def _begin(self, rollout: Rollout) -> None:
-        """Render the first prompt."""
         messages = rollout.task.messages
         rendered = self.renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
         rollout.notes += rendered.notes
@@ -213,7 +210,6 @@ class Agent:
         rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
 
     async def _lead(self, rollout: Rollout, progress: _Progress) -> None:
-        """Run all turns, then the reward."""
         user, budget = progress.user, self.budget
         started = False
         try:

@@ -57,10 +57,7 @@ _LISTED, _MOST, _LARGEST = 200, 5_000, 2**53
 
 
 def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
-    """Tokens ``start`` to ``stop`` of a branch's stream: ids, texts and logprobs one by one, the others in pieces.
-
-    A piece is tokens of one kind, message and turn. Logprobs are there for sampled tokens, null for others.
-    """
+    """Tokens of a branch's stream one by one, and pieces of one kind, message and turn."""
     trajectory = session.trajectory
     ids, table = trajectory.stream(branch), trajectory.table(branch)
     stop = min(stop, len(ids), start + TOKENS)
