@@ -155,40 +155,39 @@ def _in_turn(text: TracedStr, turn: int) -> TracedStr:
 
 def collect(out: list[Any]) -> Rendering:
     """Lay out what a template wrote as spans. Raises TemplateLimitError if it wrote too much."""
-    texts: list[str] = []
     spans = Rendering("")
     ends, turns, origins = spans.ends, spans.turns, spans.origins
+    texts: list[str] = []
     open_tags: list[int] = []
     end, turn = 0, -1
     last: Any = collect  # the origin of the last span, if that may grow; no origin is ever this
     entries = iter(out)
     for value, origin in zip(entries, entries, strict=True):
         if type(value) is str:
-            if value:
-                texts.append(value)
-                end += len(value)
-                if origin is last or (last is not None and origin is not None and origin == last):
-                    ends[-1] = end
-                else:
-                    ends.append(end)
-                    turns.append(turn)
-                    origins.append(origin)
-                    last = origin
+            texts.append(value)
+            end += len(value)
+            if origin is last or (last is not None and origin is not None and origin == last):
+                ends[-1] = end
+            elif value:
+                ends.append(end)
+                origins.append(origin)
+                last = origin
+            continue
+        turns += [turn] * (len(ends) - len(turns))
+        if origin is TURN:
+            turn = value
+        elif origin is GENERATION and value:
+            open_tags.append(end)
         elif origin is GENERATION:
-            if value:
-                open_tags.append(end)
-            else:
-                start = open_tags.pop()
-                spans.generation += [] if open_tags else [(start, end)]
+            start = open_tags.pop()
+            spans.generation += [] if open_tags else [(start, end)]
         else:
-            if origin is TURN:
-                turn = value
-            else:
-                text = text_of(box(value, origin))
-                texts.append(text)
-                _extend(spans, promoted(text), end, turn)
-                end += len(text)
-            last = origins[-1] if turns and turns[-1] == turn else collect
+            text = text_of(box(value, origin))
+            texts.append(text)
+            _extend(spans, promoted(text), end, turn)
+            end += len(text)
+        last = origins[-1] if turns and turns[-1] == turn else collect
+    turns += [turn] * (len(ends) - len(turns))
     if end > MAX_TEXT or len(ends) > MAX_ITEMS:
         raise TemplateLimitError(f"the template wrote more than {MAX_TEXT} characters, or {MAX_ITEMS} spans")
     spans.text = "".join(texts)
