@@ -127,7 +127,7 @@ def _rebuilt(item: dict[Any, Any], otherwise: int) -> int:
 
 
 def _collected(value: Any, before: Any, turn: int) -> Any:
-    """A text or list; in what it has more than `before`, scaffold around a field of the turn's message is the turn's."""
+    """A text or list in which the scaffold that came after `before`, around a field of the message, is the turn's."""
     if type(value) is list:
         start = len(before) if type(before) is list and before == value[: len(before)] else 0
         return value[:start] + [_collected(item, "", turn) for item in value[start:]]
