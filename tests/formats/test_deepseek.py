@@ -303,8 +303,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 arguments = st.dictionaries(words, values, max_size=3)
 extra_keys = st.fixed_dictionaries(
-    {},
-    optional={"task": st.sampled_from([None, *TASKS]), "tools": st.just([SEARCH]), "wo_eos": st.booleans()},
+    {}, optional={"task": st.sampled_from([None, *TASKS]), "tools": st.just([SEARCH]), "wo_eos": st.booleans()}
 )
 
 

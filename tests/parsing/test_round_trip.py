@@ -30,7 +30,7 @@ _PIECES = [
     "<b>", "</b>", "<parameter=x>", "</parameter>", "<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[",
     "null", "True", "42", "-1.5e3", "&amp;", "|", "<|im_end|>", "</arg_value>", "</invoke>", "```json\n",
     "<function=f>",
-    '{"name": "f", "arguments": {}}', "assistant", "\r\n", "\u200b", "\u00a0",
+    '{"name": "f", "arguments": {}}', "assistant", "\r\n", "\u200b", "\u00a0"
 ]  # fmt: skip
 text = st.lists(st.sampled_from(_PIECES) | st.text(max_size=8), max_size=6).map("".join)
 scalar = (
@@ -247,8 +247,8 @@ def calling(name: str = "tool_0", arguments: Any = None) -> Message:
         ("llama-3.1", {}, calling('f"x'), "", "['f\"x'] is read as []"),
         ("qwen3-coder", {}, calling("f\n"), "name", r"'f\n' is read as 'f'"),
         ("qwen3", {}, {"role": "assistant", "content": "e\u0301"}, "content", r"'e\u0301' is read as '\xe9'"),
-        ("qwen3", {}, calling(arguments={"path": "e\u0301"}), "arguments.path", r"'e\u0301' is read as '\xe9'"),
-    ],
+        ("qwen3", {}, calling(arguments={"path": "e\u0301"}), "arguments.path", r"'e\u0301' is read as '\xe9'")
+    ]
 )  # fmt: skip
 def test_what_is_not_read_back_equal_is_reported_with_both_sides(
     name: str, settings: dict[str, Any], message: Message, field: str, why: str

@@ -157,11 +157,8 @@ class AuditReport(ShowsItself):
         for cell in self.cells:
             why = cell.reason or (cause(cell) if cell.lost else "")
             yield f"{cell.append} after {cell.turn}", f"{cell.outcome}: {why}" if why else str(cell.outcome)
-        facts = replace(
-            self.facts,
-            date="a line" if self.facts.date else "",
-            altered=tuple(replace(one, line=None) for one in self.facts.altered),
-        )
+        altered = tuple(replace(one, line=None) for one in self.facts.altered)
+        facts = replace(self.facts, date="a line" * bool(self.facts.date), altered=altered)
         yield from replace(self, facts=facts)._fact_rows()
         for name, value in dataclasses.asdict(self.grammar).items():
             yield f"grammar, {name}", str(value)
@@ -177,18 +174,17 @@ class AuditReport(ShowsItself):
     def _matrix(self) -> Table:
         """Grade each kind of turn for each append; in brackets what verdicts do not count."""
         counting = {cell.turn for cell in self.judged}
-        rows: list[_Row] = []
-        for append in Append:
-            row: list[str | Cell] = [str(append)]
-            for form in _COLUMNS.values():
-                cells = [cell for cell in self.cells if cell.append is append]
-                cells = [one for one in cells if (one.turn.reasoning, one.turn.content, one.turn.style) == form]
-                sign = SIGNS[grade(cells)]
-                counts = any(cell.turn in counting for cell in cells)
-                row.append("" if not cells else sign if counts else Cell(f"({sign.text})", "dim"))
-            rows.append(row)
-        key = f"{_KEY}   ( ) does not count: reasoning that the template neither writes nor asks for"
-        return Table("What is appended, after which turn", ["", *_COLUMNS], rows, key)
+        groups: dict[Any, list[AppendCell]] = {}
+        for cell in self.cells:
+            form = (cell.turn.reasoning, cell.turn.content, cell.turn.style)
+            groups.setdefault((cell.append, form), []).append(cell)
+        signs = {key: SIGNS[grade(cells)] for key, cells in groups.items()}
+        for key, cells in groups.items():
+            if counting.isdisjoint(cell.turn for cell in cells):
+                signs[key] = Cell(f"({signs[key].text})", "dim")
+        rows = [[str(append), *(signs.get((append, form), "") for form in _COLUMNS.values())] for append in Append]
+        about = f"{_KEY}   ( ) does not count: reasoning that the template neither writes nor asks for"
+        return Table("What is appended, after which turn", ["", *_COLUMNS], rows, about)
 
     def _fact_rows(self) -> Iterator[tuple[str, str]]:
         """Yield a label and words for each fact."""
@@ -248,10 +244,8 @@ def _finding(number: int, finding: AppendFinding) -> Iterator[_Row]:
     cell = finding.smallest
     first = len(cell.messages) - len(cell.case.appended)
     for at, message in enumerate(cell.messages):
-        yield [
-            f"{'+' if at >= first else ' '} {message['role']}",
-            Cell(_message_words(message), "good" if at >= first else ""),
-        ]
+        sign, tone = ("+", "good") if at >= first else (" ", "")
+        yield [f"{sign} {message['role']}", Cell(_message_words(message), tone)]
 
 
 def _break_rows(one: AppendBreak) -> Iterator[_Row]:
@@ -277,7 +271,7 @@ def _words(value: Any) -> str:
             return "; ".join(f"{key}: {_words(one)}" for key, one in value.items())
         case tuple():
             return ", ".join(map(str, value)) or "none"
-    return str(value) if str(value).isprintable() else repr(value)
+    return (str(value) or "none") if str(value).isprintable() else repr(value)
 
 
 def _message_words(message: Mapping[str, Any]) -> str:

@@ -60,19 +60,10 @@ _NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
 """The message after the results of calls, if any."""
 
 
-class Arguments(StrEnum):
-    """The arguments of a turn's calls."""
-
-    NONE = ""
-    OBJECT = "object"
-    EMPTY = "empty"
-    NESTED = "nested"
-
-
-_ARGUMENTS: Final[Mapping[Arguments, Any]] = {
-    Arguments.OBJECT: {"key": "value"},
-    Arguments.EMPTY: {},
-    Arguments.NESTED: {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
+_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "object": {"key": "value"},
+    "empty": {},
+    "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
 }
 
 
@@ -87,12 +78,12 @@ class Style(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """The kind of an assistant turn, and what is appended to it."""
+    """The kind of an assistant turn, and what is appended to it. Calls have object, empty or nested arguments."""
 
     append: Append
     reasoning: bool
     content: bool = True
-    arguments: Arguments = Arguments.NONE
+    arguments: str = ""
     style: Style = Style.PLAIN
 
     def __str__(self) -> str:
@@ -119,11 +110,8 @@ class AppendCase:
 
 
 _CALLING: Final = (
-    *((reasoning, content, Arguments.OBJECT) for reasoning in (False, True) for content in (False, True)),
-    (False, True, Arguments.EMPTY),
-    (True, False, Arguments.EMPTY),
-    (False, False, Arguments.NESTED),
-    (True, True, Arguments.NESTED),
+    *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
+    *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
 """Reasoning, content and arguments of turns with calls: each two values occur together."""
 
@@ -131,7 +119,7 @@ _CALLING: Final = (
 def turns() -> Iterator[TurnForm]:
     """Yield every kind of turn that an audit tries."""
     for append in Append:
-        plain = Arguments.OBJECT if append.calls else Arguments.NONE
+        plain = "object" if append.calls else ""
         forms = _CALLING if append.calls else ((False, True, plain), (True, True, plain))
         yield from (TurnForm(append, *form) for form in forms)
         yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
@@ -158,7 +146,7 @@ def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) ->
     append, calls = turn.append, turn.append.calls > 0
     reply = _reply(turn, ids, tags)
     results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]
-    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT)
+    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or "object")
     tools = (_reply(called, ids, tags), result(1, tool_call_id=ids[0]))
     answer = (USER, _reply(TurnForm(Append.USER, turn.reasoning), ids, tags))
     histories: list[tuple[str, tuple[Message, ...], bool]] = [
@@ -169,7 +157,7 @@ def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) ->
         ("after an earlier answer", (*answer, USER), calls),
         ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
     ]
-    if turn.style is Style.PLAIN and turn.arguments in (Arguments.NONE, Arguments.OBJECT):
+    if turn.style is Style.PLAIN and turn.arguments in ("", "object"):
         histories.append((f"after {LONG} rounds of tools", (USER, *tools * LONG), True))
         histories.append((f"after {LONG} earlier answers", (*answer * LONG, USER), calls))
     for words, past, declared in histories:

@@ -102,7 +102,7 @@ def _with_settings(verdict: Verdict, switches: Iterable[SettingAudit]) -> Verdic
 
 def _notes(study: TemplateStudy, cells: Iterable[AppendCell], refused: Iterable[str]) -> Iterator[str]:
     if names := ", ".join(dict.fromkeys(refused)):
-        yield f"not tried, because the template fails where they are true or false: {names}"
+        yield f"not tried, because the template then fails on a plain question: {names}"
     if not isinstance(study.template, ChatTemplate):
         yield "the format is written in Python: there are no template lines to name"
     elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
@@ -142,7 +142,7 @@ def _run_switches(
 ) -> tuple[list[SettingAudit], list[str], list[str]]:
     """Audit each setting that changes the text of a probe; name those that change none, and variables refused.
 
-    A variable, a list say, is refused if the template fails on a plain question where it is true or false.
+    A variable, a list say, is refused if the template then fails on a plain question.
     """
     audits: list[SettingAudit] = []
     without_effect: list[str] = []

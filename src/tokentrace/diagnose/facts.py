@@ -42,13 +42,9 @@ class StopToken:
     is_next_head: bool
 
     def __str__(self) -> str:
-        words = {
-            f"{self.id}": True,
-            "the head of the next turn": self.is_next_head,
-            "from the configuration only": not self.from_template,
-            "not trained": not self.trained,
-        }
-        return f"{self.text} ({', '.join(name for name, holds in words.items() if holds)})"
+        head = ", the head of the next turn" * self.is_next_head
+        source = ", from the configuration only" * (not self.from_template)
+        return f"{self.text} ({self.id}{head}{source}{', not trained' * (not self.trained)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +53,8 @@ class TemplateFacts:
 
     `prefill` is what the generation prompt writes after the head of the turn. `roles` are written, rewritten, dropped
     or refused; `content` and `arguments` are the forms that the template reads; `inline_reasoning` is reasoning inside
-    content. Under transformers' own rendering, users can forge the tokens in `forgeable`. `date` names the line that
-    writes the date of the day, if any. Texts of `altered` fields do not arrive unchanged.
+    content. Users can forge some control tokens under transformers. `date` names the line that writes the
+    date of the day, if any. Texts of `altered` fields do not arrive unchanged.
     """
 
     prompt: str
@@ -73,8 +69,8 @@ class TemplateFacts:
     calls: bool
     reasoning: bool
     inline_reasoning: str
-    forgeable: tuple[str, ...]
-    system_prompt: str
+    forgeable_under_transformers: tuple[str, ...]
+    added_system_prompt: str
     date: str
     random: bool
     altered: tuple[Altered, ...]
@@ -101,8 +97,8 @@ def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
         calls=calls.are_shown,
         reasoning=forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
         inline_reasoning=_inline(study),
-        forgeable=_forgeable(study),
-        system_prompt=_system(study),
+        forgeable_under_transformers=_forgeable(study),
+        added_system_prompt=_system(study),
         date=date,
         random=random,
         altered=find_altered(renderer, study),

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from ..show.visible import listed
 from .appends import ALTERED, AppendBreak, AppendCell, AppendOutcome, Where
-from .cases import Append, Arguments, Style, TurnForm
+from .cases import Append, Style, TurnForm
 from .facts import TemplateFacts
 
 
@@ -260,9 +260,9 @@ _FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
     "without reasoning": lambda turn: not turn.reasoning and turn.style is not Style.INLINE,
     "with content": lambda turn: turn.content,
     "without content": lambda turn: not turn.content,
-    "with empty arguments": lambda turn: turn.arguments is Arguments.EMPTY,
-    "with nested arguments": lambda turn: turn.arguments is Arguments.NESTED,
-    "with arguments": lambda turn: turn.arguments is not Arguments.EMPTY,
+    "with empty arguments": lambda turn: turn.arguments == "empty",
+    "with nested arguments": lambda turn: turn.arguments == "nested",
+    "with arguments": lambda turn: turn.arguments != "empty",
 }
 
 

@@ -38,7 +38,7 @@ ASKING: Final = ("user", "developer")
 """The roles whose last message begins the turns that keep their reasoning."""
 
 TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
-"""V4's quick instructions: a message's ``task`` asks for one of these instead of an answer."""
+"""What a message's ``task`` can ask V4 for instead of an answer."""
 
 RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 
@@ -52,7 +52,7 @@ class ToolMarkup:
     before_schemas: str
     after_schemas: str
     tolerant: bool
-    """Whether arguments that are not JSON are written as one parameter, ``arguments``, or refused."""
+    """True if arguments that are not JSON are one parameter, else refused."""
 
 
 def _example(block: str, name: str) -> str:
@@ -208,7 +208,7 @@ def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
 
 @dataclass(slots=True)
 class Group:
-    """The messages that V4 writes as one: a run of user and tool messages, or any other message alone."""
+    """A run of user and tool messages, which V4 writes as one, or another message."""
 
     role: str
     members: list[tuple[int, Any]]
@@ -289,7 +289,7 @@ def _v4_block(message: Any, index: int, lead: str) -> Iterator[str]:
 
 
 def _grouped(messages: TracedList) -> list[Group]:
-    """User and tool messages that follow one another are one user turn, until one of them sets a task."""
+    """Group user and tool messages into turns, until one of them sets a task."""
     groups: list[Group] = []
     for index, message in enumerate(messages):
         role = plain(message.get("role"))
@@ -304,7 +304,7 @@ def _grouped(messages: TracedList) -> list[Group]:
 
 
 def _order_results(groups: list[Group]) -> None:
-    """Put the tool results of each group into the order of the calls; what is between them stays in place."""
+    """Put the tool results of each group into the order of the calls."""
     order: dict[str, int] = {}
     for group in groups:
         if group.role == "assistant" and group.members[0][1].get("tool_calls"):
@@ -324,7 +324,7 @@ def _order_results(groups: list[Group]) -> None:
 def _turn_pieces(
     markup: ToolMarkup, messages: TracedList, tools: TracedList | None, turns: Iterator[MessageText], trace: Trace
 ) -> Iterator[str]:
-    """The tools, where no system message carries them; then the turns, each opener in the answer's turn or in none."""
+    """The tools, if no system message has them; then the turns with their openers."""
     if tools and not (messages and messages[0].get("role") == "system"):
         yield from _tools(markup, tools, None)
     opener = ""
@@ -404,7 +404,7 @@ def _call(markup: ToolMarkup, call: Any, index: int) -> Iterator[str]:
 
 
 def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
-    """The arguments of a call, one by one; parsed, each stays of the field that it was parsed from."""
+    """The arguments of a call; if parsed, with the origin of their text."""
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
@@ -420,7 +420,7 @@ def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[
 
 
 def _text(content: Any, index: int, *, blocks: bool = False) -> str:
-    """Content as text. Of a list, its texts; with `blocks` as V4 writes them, an empty line between and notes."""
+    """Content as text; with `blocks`, its parts as V4 writes them."""
     if not isinstance(content, list):
         return text_of(content)
     texts: list[str] = []

@@ -1,4 +1,4 @@
-"""Dialects: ways of writing tool calls and reasoning, by name, for templates that do not show them."""
+"""Dialects: ways of writing tool calls and reasoning, by name."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def find_dialect(name: str) -> Dialect:
 
 
 def find_reasoning(name: str) -> Frame | None:
-    """Delimiters of reasoning by their name, or by that of an inference server. Raises RendererError."""
+    """Delimiters of reasoning, by our name or a server's. Raises RendererError."""
     name = _REASONING_SERVED_AS.get(name, name)
     if name not in REASONING:
         names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
@@ -159,7 +159,7 @@ def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | No
 
 
 def _core(calls: CallGrammar) -> CallGrammar:
-    """What two grammars must share to read the same calls: all but white space and the form of values."""
+    """What two grammars must share to read the same calls."""
     texts = {one.name: getattr(calls, one.name) for one in dataclasses.fields(calls)}
     unspaced: dict[str, Any] = {name: "".join(text.split()) for name, text in texts.items() if type(text) is str}
     head = tuple(("".join(lead.split()), field) for lead, field in calls.head)
@@ -168,7 +168,7 @@ def _core(calls: CallGrammar) -> CallGrammar:
 
 
 def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
-    """A grammar with another dialect or other delimiters of reasoning; white space around the same delimiters stays."""
+    """A grammar with another dialect or other delimiters of reasoning."""
     if reasoning_parser is not None:
         grammar = _with_reasoning(grammar, reasoning_parser)
     return grammar if tool_parser is None else _with_calls(grammar, tool_parser)

@@ -50,7 +50,7 @@ class Style(StrEnum):
     PYTHON = "python"
     """A Python call with keyword arguments."""
     BRACES = "braces"
-    """The name, then arguments in braces, nearly JSON: keys without quotes, strings between quotes of their own."""
+    """The name, then arguments in braces: bare keys, strings in special quotes."""
 
 
 class Value(StrEnum):
@@ -98,7 +98,7 @@ class CallGrammar:
     string_open: str = ""
     """Opens a string, if not as other values: ``" string="true">``."""
     typed_opens: tuple[tuple[str, str], ...] = ()
-    """Opens values of a JSON type (``boolean``, ``null``, ``array``, ``object``), if not as numbers."""
+    """Opens values of other JSON types, if not as numbers."""
     quote: str = ""
     """BRACES: the quotes of strings."""
     item: str = ""
@@ -114,7 +114,7 @@ class CallGrammar:
         return self.call_outline("[{}]…")
 
     def call_outline(self, repeated: str) -> str:
-        """One call with holes for its fields. `repeated` formats the arguments that are written one by one."""
+        """One call with holes; `repeated` formats arguments written one by one."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:

@@ -1,4 +1,4 @@
-"""Reading arguments: as JSON before all of it has arrived, or one by one, each between tags."""
+"""Reading arguments: one JSON while it arrives, or one by one between tags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CDATA: Final = ("<![CDATA[", "]]>")
 
 
 class JsonReader(CallReader):
-    """Reads JSON for calls. A `lenient` one takes a bare call with either key for its arguments."""
+    """Reads JSON for calls. A `lenient` one accepts either key for arguments."""
 
     def __init__(self, calls: CompiledCalls, output: Output, *, lenient: bool) -> None:
         super().__init__(calls, output)
@@ -62,7 +62,7 @@ class JsonReader(CallReader):
             call.fail(CallStatus.INVALID_JSON, "the call is not a JSON object", ragged=True)
 
     def bare_call(self, call: OpenCall) -> Reading[bool]:
-        """An object; True if it is a call. It is announced once that is certain, if it was not before."""
+        """An object; True if it is a call, which is announced once that is certain."""
         start, tools = self.reader.at, self.output.tools
         seen: set[str] = set()
         whole = yield from self._members(call, (), seen)
@@ -82,7 +82,7 @@ class JsonReader(CallReader):
         return True
 
     def _members(self, call: OpenCall, path: tuple[str, ...], seen: set[str]) -> Reading[bool]:
-        """The members of an object, noting those that are fields of a call; True if the object is whole."""
+        """The members of an object, with the fields of a call; True if it is whole."""
         reader = self.reader
         reader.at += 1
         while True:
@@ -112,7 +112,7 @@ class JsonReader(CallReader):
         return self._fields.get(here) or ("arguments" if here in self._alternatives else None)
 
     def _may_be_call(self, call: OpenCall, here: tuple[str, ...], seen: set[str]) -> bool:
-        """True if an object may be a call, at the next of its keys. It is one once name and arguments were seen."""
+        """True if an object may be a call, by its next key. Announces it once it is one."""
         if here[0] not in self._keys:
             return False
         field = self._field(here)
@@ -163,7 +163,7 @@ class JsonReader(CallReader):
         return value if isinstance(value, str) else None
 
     def value(self, report: Report | None = None) -> Reading[bool]:
-        """One JSON value; True if it is whole. Stops where it cannot be JSON any more, or at a control token."""
+        """One JSON value; True if it is whole. Stops where it cannot be JSON."""
         reader = self.reader
         yield from reader.past_space()
         if bytes(reader.data[reader.at : reader.at + 1]) in (b"{", b"[", b'"'):
@@ -195,7 +195,7 @@ class PairReader(CallReader):
         call.end_values()
 
     def _skip_junk(self, call: OpenCall) -> Reading[bool]:
-        """Go past anything between arguments that does not belong there; True if an argument follows."""
+        """Go past junk between arguments; True if an argument follows."""
         calls, reader = self.calls, self.reader
         if (yield from reader.sees_one([one for one in (calls.finish[:1], calls.another) if one])):
             return False
@@ -249,7 +249,7 @@ class PairReader(CallReader):
         return None
 
     def _open_value(self, call: OpenCall, key: str) -> Reading[ValueOpening | None]:
-        """Go past what opens a value: in which way it opens; None if the completion ends inside the opening."""
+        """Go past what opens a value; None if the completion ends inside of it."""
         ways, reader = self.calls.value_opens, self.reader
         for way in ways:
             if (yield from reader.skip_all(way.pieces)):
@@ -296,7 +296,7 @@ class PairReader(CallReader):
         return match
 
     def _value_end(self, call: OpenCall, report: Report | None) -> Reading[Match | None]:
-        """The end of a value: its closing, or what is certain to come after it if that is missing."""
+        """The end of a value: its closing, or what must follow a missing one."""
         reader = self.reader
         ends = self.calls.value_ends(self.output.tools.declared(call.name))
         while True:

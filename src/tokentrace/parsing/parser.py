@@ -1,4 +1,4 @@
-"""Parsing completions. There is one parser, and it streams: a whole completion is one large chunk."""
+"""The parser. It streams: a whole completion is one large chunk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TurnParser:
                 after_calls = reader.at
 
     def _is_stop(self, match: Match) -> Reading[bool]:
-        """True if a token that may open calls is a stop token here: the remainder of the opening does not follow."""
+        """True if a token that may open calls is a stop token here."""
         calls = self.compiled.calls
         if bytes(self.reader.data[match.start : match.stop]) not in self.compiled.stops or calls is None:
             return False
@@ -245,7 +245,7 @@ class StreamingParser:
 
 
 def read_turn(compiled: Compiled, completion: Ids, prompt_ids: Sequence[int] | Ids) -> ParsedResponse:
-    """Parse a completion after a prompt, for the bridge. Raises InputError if the prompt has an id that is none."""
+    """Parse a completion after a prompt. Raises InputError for a wrong id in it."""
     return parse(compiled, completion, prompt=compiled.prompt_bytes(prompt_ids, "prev_prompt_ids"))
 
 

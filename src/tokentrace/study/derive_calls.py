@@ -26,7 +26,7 @@ Extent = Callable[[WrittenTurn, int], tuple[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class CallDeriver:
-    """Derives how calls are written. `one` has one call, `beside` one after content, `two` two of them."""
+    """Derives how calls are written, from turns with one, one `beside` content, two."""
 
     reader: TurnReader
     grammar: TurnGrammar
@@ -114,7 +114,7 @@ class CallDeriver:
         return [hole for hole in turn.holes if hole.call == number and hole.field != "arguments" and hole.stop <= floor]
 
     def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
-        """The fields of a call with what stands between them, and what stands between the last and the arguments."""
+        """The fields of a call with what introduces each, and the arguments."""
         fields, arguments = self._fields(turn, number), turn.arguments(number)
         leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))]
         begin = turn.between(fields[-1], arguments[0]) if fields and arguments else ""
@@ -257,7 +257,7 @@ class CallDeriver:
     # -- what stands around calls
 
     def _extent(self, more: int = 0, bracket: str = "") -> Extent:
-        """Calls from their first field to `more` characters after their arguments, or to the bracket after them."""
+        """Calls from their first field to their arguments and `more`, or a bracket."""
 
         def extent(turn: WrittenTurn, at: int) -> tuple[int, int] | None:
             fields, arguments = self._fields(turn, at), turn.arguments(at)
@@ -269,14 +269,14 @@ class CallDeriver:
         return extent
 
     def _parts(self, extent: Extent, head: list[tuple[str, str]]) -> dict[str, Any]:
-        """What stands around calls, the delimiters of a call taken apart into outer and inner ones."""
+        """What is around calls, with their delimiters split into outer and inner."""
         around = self._around(extent)
         opened, leads = self._split_open(around.pop("open"), head)
         ended, closed = self._split_close(around.pop("close"))
         return {**around, "open": opened, "head": leads, "end": ended, "close": closed}
 
     def _around(self, extent: Extent) -> dict[str, Any]:
-        """Split what stands before, between and after calls into what belongs to a call and to the section."""
+        """Split what is around calls into the delimiters of a call and of a section."""
         reader = self.reader
         before, lead = self._lead(extent)
         alone = extent(self.one, 0)
@@ -336,7 +336,7 @@ class CallDeriver:
 
 
 def _value_opening(turn: WrittenTurn | None) -> str:
-    """What is between the key and the value of a turn's first argument; nothing if these are not shown."""
+    """What is between the key and the value of a turn's first argument."""
     holes = turn.arguments(0) if turn is not None else []
     return turn.between(holes[0], holes[1]) if turn is not None and len(holes) > 1 else ""
 
