@@ -74,7 +74,7 @@ coverage: assets
 
 # docs/certified.md, made anew by `tokentrace audit` on every family.
 certified: assets
-	$(BIN)/python -m tests.diagnose.certified
+	$(BIN)/python -m tests.diagnose.test_certified
 
 pre-commit: $(VENV)/.test
 	$(BIN)/pre-commit install

@@ -194,7 +194,7 @@ def test_a_hundred_thousand_conversations_in_flat_memory(tmp_path: Path) -> None
     done = tokenize_files([str(path)], output, SETTINGS, workers=2, progress=measure)
     early, late = memory[len(memory) // 8 : len(memory) // 4], memory[-len(memory) // 4 :]
     assert max(late) < 1.2 * max(early), "memory does not grow with what is done"
-    assert done.counts.samples == len(done.columns["num_tokens"]) == 100_000
+    assert done.counts.samples == len(done.sizes["tokens"]) == 100_000
 
 
 def resident(pid: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from tests.assets import family_dir
 from tests.lazy import lazy
 from tests.support import SPECIAL, tokenizer_json_for
+from tokentrace import Renderer, create_renderer
 from tokentrace.diagnose import AuditReport, audit_template
 from tokentrace.tokens import Tokenizer
 
@@ -29,10 +30,14 @@ def source_of(family: str) -> str:
     return (family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8")
 
 
-def audited(source: str, name: str = "made up") -> AuditReport:
-    """An audit of a template, with a tokenizer that has its control tokens."""
+def over_bytes(source: str, name: str = "made up", **settings: Any) -> Renderer:
+    """A renderer for a template, with a tokenizer that has its control tokens and one token a byte."""
     tokenizer = Tokenizer(tokenizer_json_for(source), name=name, variables=SPECIAL, fast=False)
-    return audit_template(tokenizer, chat_template=source)
+    return create_renderer(tokenizer, "default", chat_template=source, **settings)
+
+
+def audited(source: str, name: str = "made up") -> AuditReport:
+    return audit_template(over_bytes(source, name))
 
 
 @cache
@@ -41,17 +46,13 @@ def audit_of(family: str) -> AuditReport:
 
 
 def rendered(source: str, messages: Messages, tools: Any, prompt: bool) -> str | None:
-    """What transformers makes of a conversation; None where the template refuses it.
-
-    Audits try many turns after one past, and many appends after one turn: each text is written once.
-    """
-    given = json.dumps([[dict(message) for message in messages], list(tools) if tools else None])
-    return _written(source, given, prompt)
+    """What transformers makes of a conversation; None where the template refuses it. Each text is rendered once."""
+    return _rendered(source, json.dumps([list(map(dict, messages)), list(tools) if tools else None]), prompt)
 
 
 @lru_cache(maxsize=1_000)
-def _written(source: str, given: str, prompt: bool) -> str | None:
-    messages, tools = json.loads(given)
+def _rendered(source: str, conversation: str, prompt: bool) -> str | None:
+    messages, tools = json.loads(conversation)
     try:
         texts, _ = chat_template_utils.render_jinja_template(
             [messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **SPECIAL
@@ -61,15 +62,14 @@ def _written(source: str, given: str, prompt: bool) -> str | None:
     return str(texts[0])
 
 
-def breaks(source: str, past: Messages, said: Mapping[str, Any], appended: Messages, tools: Any) -> bool | None:
+def breaks(source: str, past: Messages, reply: Mapping[str, Any], appended: Messages, tools: Any) -> bool | None:
     """Whether the next prompt does not begin with the prompt before it and the turn that followed; None: refused."""
-    asked = rendered(source, past, tools, True)
-    turned = rendered(source, [*past, said], tools, False)
-    prompt = appended[-1]["role"] != "assistant"
-    after = rendered(source, [*past, said, *appended], tools, prompt)
-    if asked is None or turned is None or after is None:
+    before = rendered(source, past, tools, True)
+    turn = rendered(source, [*past, reply], tools, False)
+    after = rendered(source, [*past, reply, *appended], tools, appended[-1]["role"] != "assistant")
+    if before is None or turn is None or after is None:
         return None
-    return not turned.startswith(asked) or not after.startswith(turned.rstrip())
+    return not turn.startswith(before) or not after.startswith(turn.rstrip())
 
 
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven", "über", "雨", "naïve")
@@ -81,12 +81,12 @@ def reworded(messages: Messages, chance: random.Random) -> list[dict[str, Any]]:
     def text() -> str:
         return " ".join(chance.choices(WORDS, k=chance.randint(1, 6)))
 
-    def value(given: Any) -> Any:
-        if isinstance(given, dict):
-            return {key: value(inner) for key, inner in given.items()}
-        if isinstance(given, list):
-            return [value(inner) for inner in given]
-        return text() if isinstance(given, str) else given
+    def reword(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: reword(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [reword(inner) for inner in value]
+        return text() if isinstance(value, str) else value
 
     out = []
     for message in copy.deepcopy([dict(message) for message in messages]):
@@ -99,6 +99,6 @@ def reworded(messages: Messages, chance: random.Random) -> list[dict[str, Any]]:
             message["reasoning_content"] = text()
         for call in message.get("tool_calls") or ():
             if isinstance(call["function"]["arguments"], dict):
-                call["function"]["arguments"] = value(call["function"]["arguments"])
+                call["function"]["arguments"] = reword(call["function"]["arguments"])
         out.append(message)
     return out

@@ -1,4 +1,4 @@
-"""Audits of every family: their verdicts are those of brute force, and what is known of templates comes out."""
+"""Audits of every family: their verdicts are those of brute force, and say what these templates do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.diagnose.brute import audit_of, breaks, reworded, source_of
 from tests.support import FULL, JINJA_FAMILIES, rotating, some
 from tokentrace.diagnose import AuditReport, Grade
 from tokentrace.diagnose.appends import AppendCell, AppendOutcome, Where
-from tokentrace.diagnose.cases import TOOLS, Append, Arguments, Style
+from tokentrace.diagnose.cases import TOOLS, Append, Style
 
 DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "nemotron-3-nano"]
-"""Those of which it is known that they drop reasoning once a user speaks."""
+"""Families that drop reasoning once a user speaks."""
 DESCRIBED = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-r1", "llama-3.1", "qwen3.6", "glm-4.7"]
 """Those that tests below are about."""
 MORE = [name for name in JINJA_FAMILIES if name not in DESCRIBED]
@@ -32,16 +32,19 @@ def split(cell: AppendCell, messages: list[dict[str, Any]]) -> tuple[Any, ...]:
     return messages[:before], messages[before], messages[before + 1 :], TOOLS if cell.case.tools else None
 
 
-def cells(report: AuditReport, append: str, **having: Any) -> list[AppendCell]:
-    """The cells of an append whose turn has these features; by default plain arguments and content."""
-    shape = having.pop("arguments", Arguments.OBJECT)
-    having.setdefault("style", Style.PLAIN)
+def cells(report: AuditReport, append: str, **features: Any) -> list[AppendCell]:
+    """The cells of an append whose turn has these features, with plain arguments and content."""
+    features = {"style": Style.PLAIN, **features}
     return [
         cell
         for cell in report.cells
-        if cell.append == append and cell.turn.arguments in (shape, Arguments.NONE)
-        if all(getattr(cell.turn, name) == value for name, value in having.items())
+        if cell.append == append and cell.turn.arguments in ("object", "")
+        if all(getattr(cell.turn, name) == value for name, value in features.items())
     ]
+
+
+def outcomes(report: AuditReport, append: str, **features: Any) -> set[AppendOutcome]:
+    return {cell.outcome for cell in cells(report, append, **features)}
 
 
 def test_every_verdict_is_that_of_brute_force(family: str) -> None:
@@ -60,11 +63,10 @@ def test_no_longer_conversation_breaks_where_the_audit_says_that_it_holds(family
     holding = [cell for cell in audit_of(family).cells if cell.outcome in (AppendOutcome.HOLDS, AppendOutcome.LOSES)]
     for cell in chance.sample(holding, min(12, len(holding))):
         past, reply, appended, tools = split(cell, list(map(dict, cell.messages)))
-        exchange = [reply, *appended]
         longer = [*past]
         for _ in range(chance.randint(1, 3)):
-            longer += exchange if appended[-1]["role"] in ("user", "tool") else [reply, past[-1]]
-        broken = breaks(source_of(family), *(reworded(part, chance) for part in (longer,)), reply, appended, tools)
+            longer += [reply, *appended] if appended[-1]["role"] in ("user", "tool") else [reply, past[-1]]
+        broken = breaks(source_of(family), reworded(longer, chance), reply, appended, tools)
         tried += broken is not None
         if broken:
             wrong.append((cell.turn, longer))
@@ -82,28 +84,12 @@ def test_every_break_of_the_past_names_the_line_that_makes_it(family: str) -> No
         assert not one.blame.condition or one.blame.proven, one.blame
 
 
-# -- what is known
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-thinking-2507"] if FULL else ["qwen3"])
-def test_qwen3_breaks_on_a_tools_result_by_loop_last(name: str) -> None:
-    report = audit_of(name)
-    for append in (Append.TOOL, Append.PARALLEL):
-        for cell in cells(report, append, reasoning=False):
-            assert cell.outcome is AppendOutcome.BREAKS
-            (blame,) = {one.blame for one in cell.breaks if not one.at_turn}
-            assert blame is not None
-            assert blame.condition == "loop.last"
-            assert "loop.last" in source_of(name).split("\n")[blame.line - 1]
-        assert {cell.outcome for cell in cells(report, append, reasoning=True)} == {AppendOutcome.HOLDS}
-    assert report.verdict("rl-append-only").grade is Grade.PARTLY
-    assert report.verdict("rl-user-turns").grade is Grade.FAILS
-
-
-def test_qwen3_2507_passes() -> None:
-    report = audit_of("qwen3-instruct-2507")
-    assert {verdict.grade for verdict in report.verdicts} == {Grade.HOLDS}
-    assert not report.reading.reasoning
+def test_dates_are_reported_and_the_bridge_is_tried_on_all_that_breaks(family: str) -> None:
+    report = audit_of(family)
+    assert bool(report.facts.date) == (family in ("gpt-oss", "llama-3.2"))
+    assert not report.facts.random
+    bridging = report.bridging
+    assert bridging.bridged + sum(count for _, count in bridging.refused) == bridging.broken
 
 
 @pytest.mark.parametrize("name", [name for name in DROPPING if name in TRIED])
@@ -118,56 +104,61 @@ def test_reasoning_is_dropped_once_a_user_speaks(name: str) -> None:
     assert audit_of(name).verdict("rl-user-turns").grade is not Grade.HOLDS
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-thinking-2507"] if FULL else ["qwen3"])
+def test_qwen3_breaks_on_a_tools_result_by_loop_last(name: str) -> None:
+    report = audit_of(name)
+    for append in (Append.TOOL, Append.PARALLEL):
+        for cell in cells(report, append, reasoning=False):
+            assert cell.outcome is AppendOutcome.BREAKS
+            (blame,) = {one.blame for one in cell.breaks if not one.at_turn}
+            assert blame is not None
+            assert blame.condition == "loop.last"
+            assert "loop.last" in source_of(name).split("\n")[blame.line - 1]
+        assert outcomes(report, append, reasoning=True) == {AppendOutcome.HOLDS}
+    assert report.verdict("rl-append-only").grade is Grade.PARTLY
+    assert report.verdict("rl-user-turns").grade is Grade.FAILS
+
+
+def test_qwen3_2507_passes() -> None:
+    report = audit_of("qwen3-instruct-2507")
+    assert {verdict.grade for verdict in report.verdicts} == {Grade.HOLDS}
+    assert not report.facts.reasoning
+
+
 def test_gpt_oss_breaks_on_a_user_by_its_stop_token() -> None:
     (cell,) = cells(audit_of("gpt-oss"), Append.USER, reasoning=False)
-    assert cell.outcome is AppendOutcome.BREAKS
     assert cell.breaks[-1].before.startswith("<|return|>")
     assert cell.breaks[-1].after.startswith("<|end|>")
 
 
-def test_deepseek_v3_drops_calls() -> None:
+def test_deepseek_drops_calls_and_reasoning() -> None:
     for cell in cells(audit_of("deepseek-v3"), Append.TOOL, content=True):
         assert "tool_calls.0" in cell.lost
-
-
-def test_deepseek_r1_drops_reasoning() -> None:
-    for cell in cells(audit_of("deepseek-r1"), Append.USER, reasoning=True):
-        assert cell.lost == ("reasoning_content",)
-    assert audit_of("deepseek-r1").prompting.opens_reasoning
-    assert audit_of("deepseek-r1").verdict("sft-per-turn").grade is Grade.FAILS
+    r1 = audit_of("deepseek-r1")
+    assert {cell.lost for cell in cells(r1, Append.USER, reasoning=True)} == {("reasoning_content",)}
+    assert r1.facts.opens_reasoning
+    assert r1.verdict("sft-per-turn").grade is Grade.FAILS
 
 
 @pytest.mark.parametrize("name", ["llama-3.1", "llama-3.2"] if FULL else ["llama-3.1"])
-def test_llama_refuses_parallel_calls(name: str) -> None:
-    parallel = cells(audit_of(name), Append.PARALLEL)
-    assert {cell.outcome for cell in parallel} == {AppendOutcome.REFUSED}
-    assert all("single tool-calls" in cell.reason for cell in parallel)
-    assert audit_of(name).verdict("rl-append-only").grade is Grade.PARTLY
+def test_llama_refuses_parallel_calls_and_lists_are_no_switches(name: str) -> None:
+    report = audit_of(name)
+    assert outcomes(report, Append.PARALLEL) == {AppendOutcome.REFUSED}
+    assert all("single tool-calls" in cell.reason for cell in cells(report, Append.PARALLEL))
+    assert report.verdict("rl-append-only").grade is Grade.PARTLY
+    assert not [one.name for one in report.switches if "custom_tools" in one.name or "builtin_tools" in one.name]
+    assert any("builtin_tools, custom_tools" in note for note in report.notes)
 
 
-def test_the_day_is_known_to_change_prompts(family: str) -> None:
-    changes = audit_of(family).changes
-    assert changes.clock == (family in ("gpt-oss", "llama-3.2"))
-    assert not changes.random
-
-
-def test_a_setting_that_keeps_reasoning_is_named() -> None:
+def test_a_setting_that_keeps_reasoning_is_tried() -> None:
     assert "clear_thinking=False" in {one.name for one in audit_of("glm-4.7").switches}
-
-
-def test_a_setting_that_keeps_reasoning_holds() -> None:
     switch = next(one for one in audit_of("qwen3.6").switches if one.name == "preserve_thinking=True")
-    outcomes = {cell.outcome for cell in switch.cells if cell.append is Append.USER and cell.turn.reasoning}
-    assert outcomes == {AppendOutcome.HOLDS}
+    users = {cell.outcome for cell in switch.cells if cell.append is Append.USER and cell.turn.reasoning}
+    assert users == {AppendOutcome.HOLDS}
 
 
-def test_stop_tokens_that_are_heads_of_the_next_turn_are_known() -> None:
-    stops = {one.text: one for one in audit_of("glm-4.5").stops.tokens}
-    assert stops["<|user|>"].is_next_head
-    assert stops["<|user|>"].trained
-    assert audit_of("glm-4.5").stops.untrained_end
-
-
-def test_the_bridge_is_tried_on_all_that_breaks(family: str) -> None:
-    bridging = audit_of(family).bridging
-    assert bridging.bridged + sum(count for _, count in bridging.refused) == bridging.broken
+def test_glm_stops_with_the_head_of_the_next_turn() -> None:
+    facts = audit_of("glm-4.5").facts
+    stops = {one.text: one for one in facts.stop_tokens}
+    assert (stops["<|user|>"].is_next_head, stops["<|user|>"].trained) == (True, True)
+    assert facts.last_turn_without_stop

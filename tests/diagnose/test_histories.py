@@ -1,4 +1,4 @@
-"""Production, rollout and training: what each holds is what it would hold, and the differences are all there are."""
+"""Production, rollout and training: each holds what it would hold, and the differences are all there are."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, assistant, user
+from tests.diagnose.brute import over_bytes, source_of
 from tests.oracle import hf_ids, hf_tokenizer
 from tests.pages import EVIL, assert_only_its_own_code_runs, both_sides, html_page, read_page
-from tests.support import FULL, SPECIAL, make_renderer, rotating, some, tokenizer_json_for
+from tests.support import FULL, make_renderer, rotating, some
 from tokentrace import InputError, Renderer, TemplateError, TokentraceError, create_renderer
-from tokentrace.diagnose.histories import HistoryReport, compare_histories
-from tokentrace.diagnose.history_differences import PAIRS, Comparison, Step, View, ViewTokens, differing
-from tokentrace.diagnose.history_findings import Verb
+from tokentrace.diagnose import HistoryReport, compare_histories
+from tokentrace.diagnose.history_steps import PAIRS, Difference, Step, View, ViewTokens, differing
 from tokentrace.pocket import POCKET
 from tokentrace.study.seams import RefusalReason
-from tokentrace.tokens import Tokenizer
 
-REAL = {"qwen3", "qwen3.5"}
-"""Families tested with their own vocabularies; others have one token a byte."""
 LAST_ONLY = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last and "
     "m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -42,16 +38,13 @@ SYSTEM_FIRST = (
 """Moves every system message to the front: a late one changes the past."""
 
 
-def synthetic(source: str, **settings: Any) -> Renderer:
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    return create_renderer(tokenizer, "default", chat_template=source, **settings)
-
-
 @cache
 def renderer_of(family: str, **settings: Any) -> Renderer:
-    if family in REAL:
-        return make_renderer(family, **settings)
-    return synthetic((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"), **settings)
+    """Two families with their own vocabularies, others with one token a byte."""
+    if family == "pocket":
+        return create_renderer(POCKET)
+    real = family in ("qwen3", "qwen3.5")
+    return make_renderer(family, **settings) if real else over_bytes(source_of(family), **settings)
 
 
 def compare(family: str, name: str, **settings: Any) -> HistoryReport:
@@ -59,22 +52,21 @@ def compare(family: str, name: str, **settings: Any) -> HistoryReport:
     return compare_histories(renderer_of(family, **settings), conversation.messages, tools=conversation.tools)
 
 
-def ids(tokens: ViewTokens | None) -> list[int]:
-    assert tokens is not None
-    return [int(index) for index in tokens.ids]
+def ids(step: Step, view: str) -> list[int]:
+    return step.views[View(view)].ids.tolist()
 
 
 def reason(step: Step) -> RefusalReason | None:
     return None if step.refusal is None else step.refusal.reason
 
 
-def pair(step: Step, left: str, right: str) -> Comparison:
-    comparison = step.compare(left, right)
-    assert comparison is not None
-    return comparison
-
-
-# -- each view, found without the library
+def rebuilt(left: list[int], differences: Sequence[Difference]) -> list[int]:
+    """The ids of the right view, from those of the left and what differs."""
+    out, at = list[int](), 0
+    for one in differences:
+        out += [*left[at : one.left.start], *one.right.ids]
+        at = one.left.stop
+    return out + left[at:]
 
 
 def oracle(family: str, messages: Sequence[Any], tools: Any, stop: str) -> list[tuple[list[int], list[int]]]:
@@ -83,28 +75,24 @@ def oracle(family: str, messages: Sequence[Any], tools: Any, stop: str) -> list[
     For templates in which every run of results, and every other message, ends with `stop` and nothing else does.
     """
     stop_id = hf_tokenizer(family).convert_tokens_to_ids(stop)
-    out = []
+    out, previous = [], None
     stream: list[int] = []
-    previous = None
     for at, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = hf_ids(family, messages[:at], tools, True)
-        whole = hf_ids(family, messages[: at + 1], tools)
+        prompt, whole = hf_ids(family, messages[:at], tools, True), hf_ids(family, messages[: at + 1], tools)
         assert isinstance(prompt, list)
         assert isinstance(whole, list)
         assert whole[: len(prompt)] == prompt
         turn = whole[len(prompt) : whole.index(stop_id, len(prompt)) + 1]
-        if previous is None:
-            stream = list(prompt)
-        else:
-            new = [other["role"] for other in messages[previous + 1 : at]]
-            runs = 1 + sum(not (one == other == "tool") for one, other in pairwise(new))
+        new = prompt
+        if previous is not None:
+            roles = [other["role"] for other in messages[previous + 1 : at]]
+            runs = 1 + sum(not (one == other == "tool") for one, other in pairwise(roles))
             ends = [index for index, token in enumerate(prompt) if token == stop_id]
-            stream += prompt[ends[-runs - 1] + 1 :]
-        stream += turn
-        previous = at
-        out.append((prompt + turn, list(stream)))
+            new = prompt[ends[-runs - 1] + 1 :]
+        stream, previous = [*stream, *new, *turn], at
+        out.append((prompt + turn, stream))
     return out
 
 
@@ -113,12 +101,8 @@ def test_qwen3_holds_what_transformers_says(name: str) -> None:
     conversation = CONVERSATIONS[name]
     report = compare("qwen3", name)
     expected = oracle("qwen3", conversation.messages, conversation.tools, "<|im_end|>")
-    assert [(ids(step.production), ids(step.rollout)) for step in report.steps] == expected
-    row = hf_ids("qwen3", conversation.messages, conversation.tools)
-    assert report.row.token_ids == row
-    for step, (production, rollout) in zip(report.steps, expected, strict=True):
-        assert pair(step, "production", "rollout").equal is (production == rollout)
-        assert ids(step.training) == row[: len(ids(step.training))]
+    assert [(ids(step, "production"), ids(step, "rollout")) for step in report.steps] == expected
+    assert report.row.token_ids == hf_ids("qwen3", conversation.messages, conversation.tools)
     assert not report.breaks
 
 
@@ -126,36 +110,32 @@ def test_qwen3_holds_what_transformers_says(name: str) -> None:
 
 
 def check_step(step: Step, report: HistoryReport, renderer: Renderer, messages: Sequence[Any], tools: Any) -> list[str]:
-    wrong = []
     at = len(messages) if step.message is None else step.message
     prompt = renderer.render_ids(messages[:at], tools=tools, add_generation_prompt=True)
-    if ids(step.production)[: step.production.prompt] != prompt:
-        wrong.append("production is not the template's prompt")
-    if ids(step.rollout) != report.branches[step.branch].tolist()[: len(step.rollout)]:
-        wrong.append("rollout is not its branch")
-    if ids(step.production)[step.production.prompt :] != ids(step.rollout)[step.rollout.prompt :]:
-        wrong.append("the sampled turn differs")
-    if step.training is not None and ids(step.training) != report.row.token_ids[: len(step.training)]:
-        wrong.append("training is not its row")
-    for comparison in step.comparisons:
-        left, right = step.view(comparison.left), step.view(comparison.right)
-        assert left is not None
-        assert right is not None
-        if comparison.right_from(left.ids) != ids(right) or comparison.equal is not (ids(left) == ids(right)):
-            wrong.append(f"{comparison.right} does not follow from {comparison.left}")
-        for one in comparison.differences:
-            for side, tokens in ((one.left, left), (one.right, right)):
-                where = slice(side.start, side.stop)
-                owners = [owner for *owner, count in side.parts for _ in range(count)]
-                columns = zip(tokens.messages[where].tolist(), tokens.fields[where].tolist(), strict=True)
-                if list(side.ids) != ids(tokens)[where] or owners != list(map(list, columns)):
-                    wrong.append("a side is not its tokens")
-    return wrong
+    production, rollout = step.views[View.PRODUCTION], step.rollout
+    training = ids(step, "training") if "training" in step.views else []
+    problems = {
+        "production is not the template's prompt": ids(step, "production")[: production.prompt] != prompt,
+        "rollout is not its branch": ids(step, "rollout") != report.branches[step.branch].tolist()[: len(rollout)],
+        "the sampled turn differs": [*production.ids[production.prompt :]] != [*rollout.ids[rollout.prompt :]],
+        "training is not its row": training != report.row.token_ids[: len(training)],
+    }
+    for (one, other), differences in step.differences.items():
+        left, right = ids(step, one), ids(step, other)
+        problems[f"{other} does not follow from {one}"] = rebuilt(left, differences) != right
+        problems[f"{other} and {one}"] = bool(differences) is (left == right)
+        sides = [(side, view) for each in differences for side, view in ((each.left, one), (each.right, other))]
+        for side, view in sides:
+            tokens = step.views[view].cut(side.start, side.stop)
+            owners = [owner for *owner, count in side.parts for _ in range(count)]
+            columns = [list(pair) for pair in zip(tokens.messages.tolist(), tokens.fields.tolist(), strict=True)]
+            problems[f"{view}: {side}"] = list(side.ids) != tokens.ids.tolist() or owners != columns
+    return [problem for problem, holds in problems.items() if holds]
 
 
 @pytest.mark.parametrize("family", ["pocket", "qwen3", "qwen3.5", "gpt-oss", "glm-4.5", "deepseek-r1"])
 def test_nothing_is_lost(family: str) -> None:
-    renderer = create_renderer(POCKET) if family == "pocket" else renderer_of(family)
+    renderer = renderer_of(family)
     wrong, steps, refused = [], 0, 0
     for name, conversation in rotating(CONVERSATIONS.items(), family, 3):
         try:
@@ -168,9 +148,9 @@ def test_nothing_is_lost(family: str) -> None:
             problems = check_step(step, report, renderer, conversation.messages, conversation.tools)
             wrong += [(name, step.index, problem) for problem in problems]
         for earlier, later in pairwise(report.steps):
-            if later.refusal is None and ids(later.rollout)[: len(earlier.rollout)] != ids(earlier.rollout):
+            if later.refusal is None and ids(later, "rollout")[: len(earlier.rollout)] != ids(earlier, "rollout"):
                 wrong.append((name, later.index, "not an extension"))
-        if bool(report.findings) is not any(not one.equal for step in report.steps for one in step.comparisons):
+        if bool(report.findings) is not any(any(step.differences.values()) for step in report.steps):
             wrong.append((name, -1, "findings"))
         json.dumps(report.to_json())
     assert not wrong, some(wrong)
@@ -199,18 +179,18 @@ def test_any_two_columns_are_aligned_exactly(one: list[int], other: list[int], d
     assert rebuilt + one[at:] == other
 
 
-# -- what is known
+# -- what families do
 
 
 def test_production_drops_reasoning_that_the_rollout_keeps() -> None:
     report = compare("qwen3", "agentic")
     thoughts = ["<think>\nI need the weather.\n</think>\n\n", "<think>\nThe tool says sunny.\n</think>\n\n"]
     size = sum(len(hf_tokenizer("qwen3")(text, add_special_tokens=False)["input_ids"]) for text in thoughts)
-    last = pair(report.steps[-1], "production", "rollout")
-    assert [one.right.text for one in last.differences] == thoughts
-    assert (last.left_tokens, last.right_tokens) == (0, size)
+    last = report.steps[-1].compare("production", "rollout") or []
+    assert [(one.left.ids, one.right.text) for one in last] == [((), thought) for thought in thoughts]
+    assert sum(len(one.right.ids) for one in last) == size
     first = report.findings[0]
-    assert (first.views, first.verb, first.what) == ((View.PRODUCTION, View.TRAINING), Verb.DROPS, "reasoning")
+    assert (first.views, first.verb, first.what) == ((View.PRODUCTION, View.TRAINING), "drops", "reasoning")
     assert (first.messages, first.tokens, first.steps) == ((2, 4), size, (2, 3))
     assert report.sentences()[0] == f"Production and training drop the reasoning of messages 2 and 4: {size} tokens."
     assert [step.index for step in report.differing("production", "rollout")] == [2, 3]
@@ -228,29 +208,25 @@ def test_qwen25_agrees(name: str) -> None:
 def test_a_flag_that_keeps_reasoning_makes_the_row_the_rollout(flag: str) -> None:
     report, plain = compare("qwen3", "agentic_open", **{flag: True}), compare("qwen3", "agentic_open")
     assert not report.differing("rollout", "training")
-    assert [ids(step.production) for step in report.steps] == [ids(step.production) for step in plain.steps]
+    assert [ids(step, "production") for step in report.steps] == [ids(step, "production") for step in plain.steps]
     assert report.summary.startswith("Production drops the reasoning")
     assert report.settings["past"] in ("preserve", "patched")
 
 
-def test_qwen35_and_the_token_that_spans_the_end_of_the_prompt() -> None:
-    """The prompt ends in ``<think>\\n``, a turn without reasoning has ``\\n</think>``; a row has one token."""
-    report = compare("qwen3.5", "multi_turn")
-    changed = [one for one in report.findings if one.verb is Verb.CHANGES]
+def test_tokens_where_turns_begin_and_end() -> None:
+    """Qwen3.5's prompt ends in ``<think>\\n``, a turn without reasoning has ``\\n</think>``; a row has one token.
+
+    GLM samples the head of the next turn; gpt-oss ends past turns with another token.
+    """
+    changed = [one for one in compare("qwen3.5", "multi_turn").findings if one.verb == "changes"]
     assert [(one.texts, one.messages, one.in_turn) for one in changed] == [(("\n\n", "\n"), (3,), True)]
-
-
-def test_glm_samples_the_head_of_the_next_turn() -> None:
     report = compare("glm-4.5", "multi_turn")
     assert report.equal
     assert report.steps[0].rollout.ids[-1] == renderer_of("glm-4.5").tokenizer.token_id("<|user|>")
-
-
-def test_gpt_oss_ends_past_turns_with_another_token() -> None:
     report = compare("gpt-oss", "multi_turn")
-    (difference,) = pair(report.steps[1], "production", "rollout").differences
+    (difference,) = report.steps[1].compare("production", "rollout") or []
     assert (difference.left.text, difference.right.text) == ("<|end|>", "<|return|>")
-    assert (difference.left.parts[0].message, difference.left.parts[0].field) == (1, "scaffold")
+    assert difference.left.parts[0][:2] == (1, "scaffold")
     assert "'<|end|>' instead of '<|return|>', 1 token." in report.sentences()[0]
 
 
@@ -258,56 +234,48 @@ def test_the_turn_to_come_is_a_step() -> None:
     report = compare("qwen3", "reasoning_in_history")
     assert [step.message for step in report.steps] == [1, None]
     last = report.steps[1]
-    assert ids(last.production) == hf_ids("qwen3", CONVERSATIONS["reasoning_in_history"].messages, None, True)
-    assert last.production.prompt == len(last.production)
+    assert ids(last, "production") == hf_ids("qwen3", CONVERSATIONS["reasoning_in_history"].messages, None, True)
+    assert last.views[View.PRODUCTION].prompt == len(last.views[View.PRODUCTION])
 
 
 def test_a_conversation_that_begins_with_the_assistant() -> None:
     assert "message 0" in compare("qwen3", "assistant_first").notes[0]
     alone = compare_histories(make_renderer("qwen3"), [assistant("Welcome.")])
-    assert not alone.steps
-    assert alone.equal
+    assert (alone.steps, alone.equal) == ((), True)
     assert str(alone)
     read_page(html_page(alone))
 
 
-def test_history_inference_breaks_where_production_would_rewrite() -> None:
+def test_the_rollout_breaks_where_it_cannot_go_on() -> None:
     report = compare("qwen3", "agentic", history="inference")
     assert [(step.index, reason(step)) for step in report.breaks] == [(2, RefusalReason.REWRITES_PAST)]
     assert not report.differing("production", "rollout")
     assert [step.branch for step in report.steps] == [0, 0, 1, 1]
     assert "The rollout breaks at message 6: rewrites_past" in report.summary
-
-
-def test_a_template_that_moves_messages_breaks_the_rollout() -> None:
     messages = [user("a"), assistant("b"), {"role": "system", "content": "s"}, user("c"), assistant("d"), user("e")]
-    report = compare_histories(synthetic(SYSTEM_FIRST), messages)
+    report = compare_histories(over_bytes(SYSTEM_FIRST), messages)
     assert [reason(step) for step in report.steps] == [None, RefusalReason.MOVED, None]
-    assert Verb.ADDS in {one.verb for one in report.findings}
+    assert "adds" in {one.verb for one in report.findings}
     assert "break: moved" in str(report)
 
 
 def test_a_refusal_is_an_error_that_says_where() -> None:
-    source = (
-        LAST_ONLY
-        + "{% if add_generation_prompt and messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
-    )
+    refusing = "{% if add_generation_prompt and messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}"
     messages = [user("a"), assistant("b"), {"role": "tool", "content": "c"}, assistant("d")]
     with pytest.raises(TemplateError) as caught:
-        compare_histories(synthetic(source), messages)
+        compare_histories(over_bytes(LAST_ONLY + refusing), messages)
     assert caught.value.__notes__ == ["while rendering the prompt that asks for message 3"]
     with pytest.raises(InputError, match="empty"):
-        compare_histories(synthetic(LAST_ONLY), [])
+        compare_histories(over_bytes(LAST_ONLY), [])
 
 
 def test_a_turn_that_the_template_does_not_write_is_missing() -> None:
     source = LAST_ONLY.replace("{% for m in messages %}", "{% for m in messages if m.content %}")
-    report = compare_histories(synthetic(source), [user("a"), assistant(""), user("b"), assistant("c")])
+    report = compare_histories(over_bytes(source), [user("a"), assistant(""), user("b"), assistant("c")])
     first, second = report.steps
-    assert first.training is None
+    assert "training" not in first.views
     assert first.compare("production", "training") is None
-    assert second.refusal is not None
-    assert second.refusal.reason is RefusalReason.NO_TURN_END
+    assert reason(second) is RefusalReason.NO_TURN_END
     assert "The training row holds no turn for message 1." in report.summary
     assert "?" in str(report)
 
@@ -317,7 +285,7 @@ def test_a_turn_that_the_template_does_not_write_is_missing() -> None:
 
 def test_hostile_text_stays_text() -> None:
     messages = [user(EVIL), assistant(EVIL, reasoning=EVIL * 40), user(EVIL), assistant(EVIL, reasoning=EVIL)]
-    report = compare_histories(synthetic(LAST_ONLY), messages)
+    report = compare_histories(over_bytes(LAST_ONLY), messages)
     assert not set(str(report)) & {"\x1b", "\x00", "\u202e"}
     assert_only_its_own_code_runs(html_page(report, EVIL))
 
@@ -325,13 +293,9 @@ def test_hostile_text_stays_text() -> None:
 def test_the_page_shows_every_differing_token() -> None:
     report = compare("qwen3", "agentic")
     document = read_page(html_page(report))
-    contrasts = [
-        (step, view)
-        for step in report.steps
-        for view in (View.PRODUCTION, View.TRAINING)
-        if not pair(step, view, View.ROLLOUT).equal
-    ]
+    views = [(step, view) for step in report.steps for view in ("production", "training")]
+    contrasts = [(step, view) for step, view in views if step.compare(view, "rollout")]
     assert len(contrasts) == len(document["contrasts"]) > 2
     for at, (step, view) in enumerate(contrasts):
-        assert both_sides(document, at) == (ids(step.rollout), ids(step.view(view)))
-    assert all([(one.left, one.right) for one in step.comparisons] == list(PAIRS) for step in report.steps)
+        assert both_sides(document, at) == (ids(step, "rollout"), ids(step, view))
+    assert all(list(step.differences) == list(PAIRS) for step in report.steps)

@@ -12,9 +12,9 @@ import pytest
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.assets import family_dir
 from tests.conversations import CONVERSATIONS, PARIS, SIMPLE, SYS, Conversation, assistant, call, result, system, user
-from tests.support import SPECIAL, make_renderer, tokenizer_json_for
+from tests.diagnose.brute import over_bytes, source_of
+from tests.support import make_renderer
 from tokentrace import Renderer, TemplateError, TokentraceError, create_renderer
 from tokentrace.diagnose import Cause
 from tokentrace.diagnose.incremental import (
@@ -47,20 +47,18 @@ DRIFTING = [user("Hello"), assistant("\n\nAfter two newlines"), user("Go on.")]
 
 
 @cache
-def synthetic(source: str, **settings: Any) -> Renderer:
-    """A renderer of one token per byte."""
-    tokenizer = Tokenizer(tokenizer_json_for(source), variables=SPECIAL, fast=False)
-    return create_renderer(tokenizer, "default", chat_template=source, **settings)
+def synthetic(source: str) -> Renderer:
+    """A renderer of one token per byte, which passes messages to the template as they are, as others do."""
+    return over_bytes(source, messages="as_given")
 
 
 def shipped(family: str) -> Renderer:
     """A family's template over bytes."""
-    return synthetic((family_dir(family) / "chat_template.jinja").read_text(encoding="utf-8"), messages="as_given")
+    return synthetic(source_of(family))
 
 
 @cache
 def renderer_of(family: str) -> Renderer:
-    """A renderer that passes messages to the template as they are, as others do."""
     if family == "pocket":
         return create_renderer(POCKET, messages="as_given")
     return shipped(family) if family in AS_BYTES else make_renderer(family, messages="as_given")
@@ -117,6 +115,9 @@ def test_the_mask_is_on_assistants_only(family: str) -> None:
         assert {conversation.messages[message]["role"] for message in full.messages[tokens.mask]} == {"assistant"}
         assert not (full.mask & ~tokens.mask).any()
         assert full.decode(tokens.mask & ~full.mask).strip() == ""
+    tokens = tokenize(renderer_of("pocket"), [assistant("Welcome."), user("2+2?"), assistant("4")])
+    assert not tokens.mismatches
+    assert renderer_of("pocket").tokenizer.decode(tokens.ids[tokens.mask]) == "4<|end|>"
 
 
 def test_small_differences_in_a_long_conversation_stay_small() -> None:
@@ -125,7 +126,7 @@ def test_small_differences_in_a_long_conversation_stay_small() -> None:
         messages += [user(f"{number} + 1?"), assistant(f"{number + 1}", reasoning=f"Easy: {number + 1} is next.")]
     tokens = tokenize(renderer_of("qwen3"), messages)
     assert [one.message for one in tokens.mismatches] == list(range(2, 400, 2))  # all but the last turn's
-    assert all(one.words.startswith("`<think>") or "<think>" in one.words for one in tokens.mismatches)
+    assert all("<think>" in one.words for one in tokens.mismatches)
 
 
 def test_fixed_base_keeps_the_reasoning_that_the_template_strips() -> None:
@@ -134,15 +135,12 @@ def test_fixed_base_keeps_the_reasoning_that_the_template_strips() -> None:
     (missing,) = tokens.mismatches
     assert (missing.message, missing.cause) == (1, Cause.UNKNOWN)
     assert not tokens.notes
+    for check in ("strict", "off"):
+        delta = tokenize(renderer_of("qwen3"), REASONING, mode="delta", sanity_check=check)
+        assert delta.notes == ["message 2: the template rewrites what is before it"]
     keeping = make_renderer("qwen3", preserve_all_thinking=True)
     assert keeping.render_ids(REASONING) == tokens.ids.tolist()
     assert not tokenize(keeping, REASONING).mismatches
-
-
-def test_delta_notes_that_the_past_was_rewritten() -> None:
-    for check in ("strict", "off"):
-        (note,) = tokenize(renderer_of("qwen3"), REASONING, mode="delta", sanity_check=check).notes
-        assert note == "message 2: the template rewrites what is before it"
 
 
 def test_newlines_that_merge_differ_by_ids_and_not_by_text() -> None:
@@ -189,8 +187,7 @@ def test_another_base_serves_where_the_usual_one_does_not(family: str, messages:
 def test_consecutive_results_are_one_turn(mode: str) -> None:
     conversation = CONVERSATIONS["calls_parallel_answered"]
     tokens = tokenize(renderer_of("qwen2.5"), conversation.messages, tools=conversation.tools, mode=mode)
-    assert not tokens.mismatches
-    assert not tokens.notes
+    assert not tokens.mismatches + tokens.notes
 
 
 def test_a_refused_message_is_named() -> None:
@@ -201,12 +198,6 @@ def test_a_refused_message_is_named() -> None:
         tokenize_incrementally(shipped("gpt-oss"), CONVERSATIONS["content_none_alone"].messages, mode="delta")
     with pytest.raises(RendererError, match="mode is one of 'fixed_base', 'delta', not 'base'"):
         tokenize_incrementally(renderer_of("pocket"), messages, mode="base")
-
-
-def test_an_assistant_that_begins_is_part_of_the_prompt() -> None:
-    tokens = tokenize(renderer_of("pocket"), [assistant("Welcome."), user("2+2?"), assistant("4")])
-    assert not tokens.mismatches
-    assert renderer_of("pocket").tokenizer.decode(tokens.ids[tokens.mask]) == "4<|end|>"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -245,14 +236,11 @@ def test_no_space_is_added_before_the_first_word_of_a_piece(mode: str) -> None:
     assert not tokenize(renderer, messages, mode=mode).mismatches
 
 
-def test_a_result_uses_the_name_of_its_call() -> None:
+def test_a_result_uses_the_name_of_its_call_and_text_of_the_base_is_noted() -> None:
     """gpt-oss writes the function's name above its result: the base calls the same function."""
     calls = assistant("", call("get_weather", json.dumps({"city": "Rome"}), "call00007"))
     tokens = tokenize(shipped("gpt-oss"), [user("Weather?"), calls, result("sunny", "call00007")], tools=SIMPLE)
     assert "functions.get_weather to=assistant" in shipped("gpt-oss").tokenizer.decode(tokens.ids)
-
-
-def test_text_of_the_base_in_a_message_is_noted() -> None:
     echoing = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
         "{{ messages[0].content }}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -1,4 +1,4 @@
-"""Exact ids in place of their rendering, for servers that are sent whole message lists."""
+"""Exact ids in place of their rendering, for servers that receive whole message lists."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ DEPLOY = tool("deploy", "Deploy a service.", {"dry_run": {"type": "boolean"}}, [
 ODD = "<tool_call>\n<function=deploy>\n<parameter=dry_run>\nfalse\n</parameter>\n</function>\n</tool_call><|im_end|>"
 """A call that the template would spell with ``False``."""
 CALLED = assistant("", call("deploy", {"dry_run": False}))
+Coder = tuple[Renderer, list[int], list[int]]
 
 
 def prompt_of(renderer: Renderer, *messages: dict[str, Any], tools: Any = None) -> list[int]:
@@ -35,16 +36,31 @@ def spliced(result: BridgedTokens | BridgeRefusal) -> BridgedTokens:
     return result
 
 
-def test_the_exact_ids_stand_where_the_template_would_have_spelled_them_otherwise() -> None:
+@pytest.fixture(scope="module")
+def coder() -> Coder:
+    """A renderer, a prompt, and a sampled call that the template would spell otherwise."""
     renderer = make_renderer("qwen3-coder")
-    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
+    return renderer, prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
+
+
+def test_exact_ids_replace_what_the_template_spells_otherwise(coder: Coder) -> None:
+    renderer, prompt, completion = coder
     messages = [user("Go."), CALLED, result("done")]
     again = prompt_of(renderer, *messages, tools=[DEPLOY])
     assert again[: len(prompt + completion)] != prompt + completion
-
     tokens = spliced(splice_prefix(renderer, messages, prompt, completion, tools=[DEPLOY]))
     assert tokens.token_ids[: tokens.stream_length] == prompt + completion
     assert tokens.token_ids[tokens.stream_length :] == again[-len(tokens.new_ids) :]
+
+
+def test_messages_may_carry_the_ids(coder: Coder) -> None:
+    renderer, prompt, completion = coder
+    carrying = CALLED | {"prompt_token_ids": prompt, "generation_token_ids": completion}
+    messages = [user("Go."), carrying, result("done"), assistant("It is up."), user("Thanks.")]
+    tokens = spliced(splice_prefix(renderer, messages, tools=[DEPLOY]))
+    explicit = splice_prefix(renderer, messages, prompt, completion, message=1, tools=[DEPLOY])
+    assert tokens == spliced(explicit)
+    assert tokens.token_ids[: tokens.stream_length] == prompt + completion
 
 
 @pytest.mark.parametrize("family", ["glm-4.5", "gpt-oss"])
@@ -59,33 +75,14 @@ def test_it_needs_no_end_of_sequence_token_in_the_history(family: str) -> None:
     messages = [user("2+2?"), assistant("Four, of  course."), user("Sure?")]
     tokens = spliced(splice_prefix(renderer, messages, prompt, completion))
     assert tokens.token_ids[: tokens.stream_length] == prompt + completion
-    tail = renderer.tokenizer.decode(tokens.new_ids)
-    assert (
-        tail
-        == {
-            "glm-4.5": "\nSure?<|assistant|>",
-            "gpt-oss": "<|start|>user<|message|>Sure?<|end|><|start|>assistant",
-        }[family]
-    )
-
-
-def test_ids_that_messages_carry_are_found() -> None:
-    renderer = make_renderer("qwen3-coder")
-    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
-    carrying = CALLED | {"prompt_token_ids": prompt, "generation_token_ids": completion}
-    messages = [user("Go."), carrying, result("done"), assistant("It is up."), user("Thanks.")]
-    tokens = spliced(splice_prefix(renderer, messages, tools=[DEPLOY]))
-    explicit = splice_prefix(renderer, messages, prompt, completion, message=1, tools=[DEPLOY])
-    assert tokens == spliced(explicit)
-    assert tokens.token_ids[: tokens.stream_length] == prompt + completion
+    tail = {"glm-4.5": "\nSure?<|assistant|>", "gpt-oss": "<|start|>user<|message|>Sure?<|end|><|start|>assistant"}
+    assert renderer.tokenizer.decode(tokens.new_ids) == tail[family]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 13])
-def test_a_turn_that_was_cut_off_is_closed(cut: int) -> None:
-    renderer = make_renderer("qwen3-coder")
-    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)[:cut]
-    replies = renderer.tokenizer.decode(completion)
-    messages = [user("Go."), assistant(replies), user("Go on.")]
+def test_a_turn_that_was_cut_off_is_closed(coder: Coder, cut: int) -> None:
+    renderer, prompt, completion = coder[0], coder[1], coder[2][:cut]
+    messages = [user("Go."), assistant(renderer.tokenizer.decode(completion)), user("Go on.")]
     tokens = spliced(splice_prefix(renderer, messages, prompt, completion, tools=[DEPLOY], check=False))
     assert tokens.token_ids[: tokens.stream_length] == prompt + completion
     assert tokens.closed
@@ -102,9 +99,8 @@ def test_a_turn_that_was_cut_off_is_closed(cut: int) -> None:
     ],
     ids=["another call", "another system message", "another question", "other tools"],
 )
-def test_messages_that_say_something_else_are_refused(history: list[dict[str, Any]], tools: Any) -> None:
-    renderer = make_renderer("qwen3-coder")
-    prompt, completion = prompt_of(renderer, user("Go."), tools=[DEPLOY]), sampled(renderer, ODD)
+def test_messages_that_say_something_else_are_refused(coder: Coder, history: list[dict[str, Any]], tools: Any) -> None:
+    renderer, prompt, completion = coder
     tokens = splice_prefix(renderer, history, prompt, completion, tools=tools)
     assert isinstance(tokens, BridgeRefusal)
     assert tokens.reason is RefusalReason.REWRITES_PAST

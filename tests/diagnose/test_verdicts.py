@@ -8,7 +8,6 @@ from tests.diagnose.brute import audit_of, audited, rendered, source_of
 from tokentrace.diagnose import AuditReport, Grade, audit_template
 from tokentrace.diagnose.appends import AppendOutcome
 from tokentrace.diagnose.cases import TOOLS, Append, Style
-from tokentrace.diagnose.verdicts import sentence
 from tokentrace.errors import TemplateLimitError
 from tokentrace.pocket import POCKET
 from tokentrace.show.terminal import plain_view
@@ -61,13 +60,10 @@ def test_a_template_that_refuses_the_second_round_holds_partly() -> None:
     assert report.outcome(Append.USER) is Grade.PARTLY
 
 
-def test_a_refused_system_message_is_listed_among_the_roles_only() -> None:
+def test_refused_roles() -> None:
     report = raising("messages[0].role == 'system'", "no system messages")
     assert set(grades(report).values()) == {Grade.HOLDS}
-    assert report.reading.roles["system"] == "refused"
-
-
-def test_a_use_of_which_all_is_refused_fails() -> None:
+    assert report.facts.roles["system"] == "refused"
     report = raising("messages[-1].role == 'tool'", "no tools")
     assert report.verdict("rl-append-only").grade is Grade.FAILS
     assert report.verdict("rl-user-turns").grade is Grade.PARTLY
@@ -78,9 +74,6 @@ def test_a_setting_that_prints_the_date_does_not_make_parity_hold() -> None:
     assert "keep=True" in report.verdict("rl-user-turns").holds_with
     assert report.verdict("production-parity").grade is not Grade.HOLDS
     assert not report.verdict("production-parity").holds_with
-
-
-def test_a_setting_that_changes_nothing_but_the_date_is_a_switch() -> None:
     report = planted(f"{{%- if dated is defined and not dated -%}}{{%- else -%}}{DATE}{{%- endif -%}}")
     assert report.verdict("production-parity").holds_with == ("dated=False",)
 
@@ -90,7 +83,7 @@ def test_a_setting_that_changes_nothing_but_the_date_is_a_switch() -> None:
 )
 def test_a_date_is_detected_anywhere(condition: str) -> None:
     report = planted(f"{{%- if {condition} -%}}{DATE}{{%- endif -%}}")
-    assert report.changes.clock
+    assert report.facts.date
     assert "date" in report.verdict("production-parity").against[-1]
 
 
@@ -108,7 +101,7 @@ def test_a_turn_that_does_not_follow_its_prompt_later_on_is_no_row() -> None:
 
 def test_rows_without_the_stop_token_do_not_train_where_a_turn_ends() -> None:
     report = planted(end="{%- if m.role != 'assistant' or not loop.last -%}{{- '<|end|>' -}}{%- endif -%}")
-    assert report.stops.untrained_end
+    assert report.facts.last_turn_without_stop
     for use, grade in (("sft-per-turn", Grade.FAILS), ("sft-one-row", Grade.PARTLY)):
         assert report.verdict(use).grade is grade
         assert "final_stop=True" in report.verdict(use).against[0]
@@ -126,13 +119,6 @@ def test_a_template_that_does_too_much_is_refused_at_once(much: str, monkeypatch
     monkeypatch.setattr("tokentrace.template.budget.MAX_STEPS", 100_000)
     with pytest.raises(TemplateLimitError, match=r"steps|characters"):
         planted(much)
-
-
-def test_sentences() -> None:
-    both = [Append.PARALLEL, Append.TOOL_USER]
-    assert sentence(both, "", "why") == "where a turn is followed by two results or a result with a user after it: why"
-    assert sentence([Append.USER], "turns with calls", "why") == "where turns with calls are followed by a user: why"
-    assert sentence([], "turns with calls", "why") == "turns with calls: why"
 
 
 # -- texts that the template drops, strips or alters
@@ -172,7 +158,7 @@ def test_altered_content_counts_against_every_use() -> None:
 )
 def test_messages_of_others_that_do_not_arrive_count(skipped: str, other: str, system: str, words: str) -> None:
     report = audited(source(skipped=skipped, other=other))
-    assert report.reading.roles["system"] == system
+    assert report.facts.roles["system"] == system
     for use in ("sft-one-row", "sft-per-turn", "production-parity"):
         assert report.verdict(use).grade is Grade.PARTLY
         assert any(one.startswith(words) for one in report.verdict(use).against)
@@ -185,25 +171,19 @@ def test_lost_white_space_counts_where_turns_are_rendered_again() -> None:
     assert {grade for use, grade in grades(report).items() if use not in again} == {Grade.HOLDS}
 
 
-def test_reasoning_that_is_cut_out_of_content_counts() -> None:
+def test_reasoning_inside_content() -> None:
     report = audited(
         source("m.content.split('</think>')[-1] if m.content and '</think>' in m.content else m.content or ''")
     )
-    assert report.reading.inline_reasoning == "left out"
+    assert report.facts.inline_reasoning == "left out"
     for use in ("rl-append-only", "rl-user-turns", "production-parity"):
         assert report.verdict(use).grade is Grade.PARTLY
         assert "reasoning inside content reaches no token" in report.verdict(use).against[0]
+    assert audit_of("llama-3.1").facts.inline_reasoning == "kept as text"
+    assert audit_of("qwen3").facts.inline_reasoning == "read as reasoning"
 
 
-@pytest.mark.parametrize(
-    ("family", "words"),
-    [("deepseek-v3.1", "left out"), ("llama-3.1", "kept as text"), ("qwen3", "read as reasoning")],
-)
-def test_reasoning_inside_content(family: str, words: str) -> None:
-    assert audit_of(family).reading.inline_reasoning == words
-
-
-@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1", "glm-4.5", "kimi-k2"])
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama-3.1"])
 def test_white_space_is_lost_where_transformers_does_not_write_it(family: str) -> None:
     for cell in audit_of(family).cells:
         if cell.turn.style is not Style.SPACED or cell.outcome is AppendOutcome.REFUSED:
@@ -213,12 +193,6 @@ def test_white_space_is_lost_where_transformers_does_not_write_it(family: str) -
         bare = [*cell.messages[:at], {**cell.messages[at], "content": cell.case.reply["content"].strip()}]
         same = text == rendered(source_of(family), bare, tools, False)
         assert any("content" in field for field in cell.lost) or not same
-
-
-def test_a_list_is_not_tried_as_a_switch() -> None:
-    report = audit_of("llama-3.1")
-    assert not [one.name for one in report.switches if "custom_tools" in one.name or "builtin_tools" in one.name]
-    assert any("builtin_tools, custom_tools" in note for note in report.notes)
 
 
 def test_a_window_over_results_is_a_break() -> None:
@@ -277,12 +251,9 @@ CHAT = """\
 
 
 def test_a_template_without_calls_is_judged_by_conversations_without_tools() -> None:
-    conclusion = audited(CHAT).conclusion
-    assert conclusion.text.startswith("SFT: safe for conversations without tools. RL: safe for conversations ")
-    assert [command.split()[1] for command in conclusion.commands] == ["tokenize"]
-
-
-def test_the_conclusion_about_qwen3() -> None:
     assert audit_of("qwen3").conclusion.text == (
         "SFT: safe with --past expand. RL: use the bridge; any new message rewrites earlier turns, lines 43 and 44."
     )
+    conclusion = audited(CHAT).conclusion
+    assert conclusion.text.startswith("SFT: safe for conversations without tools. RL: safe for conversations ")
+    assert [command.split()[1] for command in conclusion.commands] == ["tokenize"]

@@ -84,7 +84,7 @@ class FaultyEngine(ScriptedEngine):
     async def _generate(self, request: GenerateRequest) -> Completion:
         if self.faults and self.faults[0] is Fault.DIES:  # nothing of the answer has arrived
             self.faults[0] = Fault.UNAVAILABLE
-        return await collected(self._stream(request))
+        return await collected(FaultyEngine._stream(self, request))  # a test may wrap the methods of an object
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Delta]:
         fault: list[Fault | Breaks | None] = []

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 
-from tests.engines.dialects import FLAT, llamacpp_server, sglang_server, vllm_server
+from tests.engines.dialects import FLAT, TINY, llamacpp_server, sglang_server, vllm_server
 from tests.engines.support import Fake, http_head, recording, serving
 from tokentrace.engines import Engine, EngineAnswerError, EngineError, HTTPSettings, Router, connect
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import OPTIONAL, Capabilities, LogprobKind
+from tokentrace.engines.protocol import Capabilities, LogprobKind
 from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.vllm import VLLMEngine
 
-SERVERS: dict[str, tuple[Callable[[], Fake], Any]] = {
+SERVERS: dict[str, tuple[Callable[..., Fake], Any]] = {
     "vllm": (vllm_server, VLLMEngine),
     "sglang": (sglang_server, SGLangEngine),
     "llamacpp": (llamacpp_server, LlamaCppEngine),
@@ -36,45 +37,21 @@ def connected(kind: str, fake: Fake, **options: Any) -> Capabilities:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("mode", KINDS)
-def test_what_a_vllm_can_do(mode: str, native: bool) -> None:
-    assert connected("vllm", vllm_server(mode=mode, native=native), vocab_size=1024) == Capabilities(
-        "vllm",
-        version="0.32.0",
-        model="tiny",
-        max_length=4096,
-        vocab_size=1024,
-        logprobs=LogprobKind(mode),
-        streams=True,
-        aborts=native,
-        pauses=native,
-        versions=native,
-        top_logprobs=19 if native else 20,
-        structures=True,
-        sampling=frozenset(OPTIONAL),
-        weights=native,
-    )
+FULL = replace(TINY, versions=True, structures=True)
+VLLM = replace(FULL, engine="vllm", version="0.32.0")
+OFF = replace(VLLM, aborts=False, pauses=False, versions=False, weights=False)
+CAPABLE = [
+    ("vllm", {"native": True}, replace(VLLM, top_logprobs=19)),
+    ("vllm", {"native": False}, OFF),
+    ("sglang", {}, replace(FULL, engine="sglang", version="0.5.23")),
+]
 
 
+@pytest.mark.parametrize(("kind", "options", "expected"), CAPABLE, ids=["vllm", "vllm by completions", "sglang"])
 @pytest.mark.parametrize("mode", KINDS)
-def test_what_an_sglang_can_do(mode: str) -> None:
-    assert connected("sglang", sglang_server(mode=mode), vocab_size=1024) == Capabilities(
-        "sglang",
-        version="0.5.23",
-        model="tiny",
-        max_length=4096,
-        vocab_size=1024,
-        logprobs=LogprobKind(mode),
-        streams=True,
-        aborts=True,
-        pauses=True,
-        versions=True,
-        top_logprobs=20,
-        structures=True,
-        sampling=frozenset(OPTIONAL),
-        weights=True,
-    )
+def test_connecting_finds_out_what_a_server_can_do(kind: str, options: Any, expected: Capabilities, mode: str) -> None:
+    fake = SERVERS[kind][0](mode=mode, **options)
+    assert connected(kind, fake, vocab_size=1024) == replace(expected, logprobs=LogprobKind(mode))
 
 
 def test_what_a_llamacpp_can_do() -> None:
@@ -100,6 +77,16 @@ def test_sglangs_vocabulary_must_be_known() -> None:
     with pytest.raises(EngineError):
         connected("sglang", sglang_server())
     assert connected("sglang", sglang_server(vocab_size=77)).vocab_size == 77
+
+
+def test_sglangs_experts_are_counted_where_they_are_requested() -> None:
+    async def count(experts: int) -> int:
+        fake = sglang_server(experts=experts, vocab_size=77)
+        return (await SGLangEngine.connect(fake.connection(), routed_experts=True))._experts
+
+    assert asyncio.run(count(6)) == 6
+    with pytest.raises(EngineError, match="--enable-return-routed-experts"):
+        asyncio.run(count(0))
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -191,6 +191,8 @@ BROKEN = {
         choice(token_ids=[], logprobs=None, finish_reason="stop"),
         choice(weight_versions=[{"version": "a", "start": 0, "end": 5}]),
         choice(weight_versions=[{"version": "a", "start": 1, "end": 6}]),
+        choice(token_ids=[518] * 7, logprobs=content(*[(518, -1.0)] * 7)),
+        choice() | {"usage": {"prompt_tokens": 5}},
         {"choices": []},
         {"object": "list"},
         [1],

@@ -162,6 +162,14 @@ def test_an_engine_that_is_silent_is_unavailable_at_once(ask: Any) -> None:
     assert (len(fake.requests), fake.slept) == (1, [])
 
 
+@pytest.mark.parametrize("ask", [generate, stream])
+def test_the_total_time_of_a_try_is_bounded(ask: Any) -> None:
+    fake = Fake().on(GENERATE, lambda body: asyncio.Event().wait())
+    with pytest.raises(EngineUnavailable):
+        ask(fake.connection(total_timeout=0.01))
+    assert (len(fake.requests), fake.slept) == (1, [])
+
+
 # -- over sockets
 
 

@@ -303,8 +303,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 )
 arguments = st.dictionaries(words, values, max_size=3)
 extra_keys = st.fixed_dictionaries(
-    {},
-    optional={"task": st.sampled_from([None, *TASKS]), "tools": st.just([SEARCH]), "wo_eos": st.booleans()},
+    {}, optional={"task": st.sampled_from([None, *TASKS]), "tools": st.just([SEARCH]), "wo_eos": st.booleans()}
 )
 
 
@@ -356,6 +355,27 @@ def test_any_conversation_is_written_as_the_reference_does(family: str, data: st
     rendering = check(family, messages, tools, **options)
     if rendering is not None:
         check_origins(family, rendering, messages, tools, **options)
+        other = [
+            message | {key: "x" for key in ("content", *REASONING_FIELDS) if message.get(key)} for message in messages
+        ]
+        assert scaffold(render(family, other, tools, **options)) == scaffold(rendering)
+
+
+def scaffold(rendering: Rendering) -> list[Any]:
+    """Every span and its turn: fields by their origin, the rest by its text, which no field changes."""
+    return [(piece if origin is None else origin, turn) for piece, turn, origin in rendering.spans()]
+
+
+def test_a_prefix_is_left_open() -> None:
+    texts = [render("deepseek-v3.2", [ASK, assistant("Hel") | more]).text for more in ({"prefix": True}, {})]
+    assert texts[0] == texts[1].removesuffix("<｜end▁of▁sentence｜>") != texts[1]
+    called = [ASK, assistant("Hel", PARIS) | {"prefix": True}]
+    assert render("deepseek-v3.2", called).text.endswith("<｜end▁of▁sentence｜>")
+
+
+def test_a_task_is_the_opener_of_its_answer() -> None:
+    rendering = render("deepseek-v4", [user("a") | {"task": "title"}, assistant("b")], thinking=True)
+    assert turn_text(rendering, 1) == "<｜title｜>b<｜end▁of▁sentence｜>"
 
 
 def check_origins(
@@ -377,5 +397,11 @@ def check_origins(
             thinks = thinking and (not drop or index > last)
             assert thought == (message.get("reasoning_content") or "" if thinks else "")
         for nth, made in enumerate(message.get("tool_calls", ())):
-            field = ("messages", index, "tool_calls", nth, "function", "name")
-            assert credited(rendering, *field) == made["function"]["name"]
+            field, function = ("messages", index, "tool_calls", nth, "function"), made["function"]
+            assert credited(rendering, *field, "name") == function["name"]
+            values = (
+                json.loads(function["arguments"]) if isinstance(function["arguments"], str) else function["arguments"]
+            )
+            for key, value in values.items() if isinstance(values, dict) else ():
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                assert credited(rendering, *field, "arguments", key) == key + text

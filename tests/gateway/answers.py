@@ -24,7 +24,11 @@ from tokentrace.pocket import POCKET
 
 LOOK: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "look", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}},
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
 }
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place":  "Zürich" }}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "find", "arguments": {}}\n</tool_call>'

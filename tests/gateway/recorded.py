@@ -1,78 +1,192 @@
-"""Sessions for tests, recorded without a server: real prompts of a renderer, and completions that are made up."""
+"""Sessions for tests, recorded without a server: real prompts of a renderer, completions that a test chooses."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tokentrace import Renderer
+from tests.support import make_renderer
+from tokentrace import Renderer, trajectory_samples
 from tokentrace.diagnose.message_keys import root_key
 from tokentrace.engines.protocol import Completion, FinishReason
+from tokentrace.errors import TemplateError
 from tokentrace.gateway.session import SessionRecord
-from tokentrace.gateway.turns import Conversation, RecordedTurn, TurnDetails
-from tokentrace.store.packing import pack_channels
-from tokentrace.store.store import SessionInfo, State, Store
+from tokentrace.gateway.turns import Conversation, PreparedTurn, RecordedTurn
+from tokentrace.store.store import SessionInfo, State, Store, TurnRecord
+from tokentrace.tokens.ids import common_prefix
 from tokentrace.trajectory import Trajectory
 from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
-Message = dict[str, Any]
+Message = Mapping[str, Any]
+
+
+def tool(name: str, *arguments: str) -> Message:
+    properties = {each: {"type": "string", "description": f"The {each}."} for each in arguments}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": parameters}}
+
+
+TOOLS = [tool("get_weather", "city", "day"), tool("read_file", "path")]
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def say(content: str, reasoning: str = "") -> Message:
+    """What the model is to sample: words."""
+    return {"role": "assistant", "content": content, **({"reasoning_content": reasoning} if reasoning else {})}
+
+
+def use(name: str, content: str = "", reasoning: str = "", **arguments: Any) -> Message:
+    """What the model is to sample: a call."""
+    calls = [{"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}]
+    return {**say(content, reasoning), "tool_calls": calls}
+
+
+def results(reply: Message, *texts: str) -> list[Message]:
+    """The results to a reply's calls."""
+    calls = reply.get("tool_calls") or ()
+    return [
+        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
+        for call, text in zip(calls, texts, strict=True)
+    ]
 
 
 @dataclass
-class Recording:
-    """A session that is being recorded, and what the engine saw and said in each of its turns."""
+class Recorder:
+    """A session, and what its engine saw and sampled in each turn."""
 
-    store: Store
-    id: str
     renderer: Renderer
-    session: SessionRecord = field(init=False)
+    session: SessionRecord = field(default_factory=lambda: SessionRecord(Trajectory(name="recorded")))
     prompts: list[list[int]] = field(default_factory=list)
     completions: list[Completion] = field(default_factory=list)
+    turns: list[RecordedTurn] = field(default_factory=list)
+    records: list[TurnRecord] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.session = SessionRecord(Trajectory(name=self.id))
+    def asked(self, messages: Sequence[Message], tools: Sequence[Message] | None = TOOLS) -> Conversation:
+        return Conversation(list(messages), tools, self.renderer, root_key(tools, {}, ""))
 
-    async def begin(self, **about: Any) -> Recording:
-        await self.store.create(SessionInfo(self.id, State.OPEN, about.pop("created", 1.0), **about))
-        return self
-
-    async def turn(
+    def prepare(
         self,
         messages: Sequence[Message],
-        said: Sequence[int],
+        ids: Sequence[int],
+        tools: Sequence[Message] | None = None,
         *,
         channels: Mapping[str, Sequence[Any]] | None = None,
         reason: FinishReason = FinishReason.STOP,
         version: str | int = 1,
         **details: Any,
-    ) -> RecordedTurn:
-        """Record that the engine said this after these messages, and ended with its stop token if it was to stop."""
-        number = len(self.prompts)
-        placed = self.session.place(Conversation(messages, None, self.renderer, root_key(None, {}, "")))
-        ids = [*said, *(self.renderer.get_stop_token_ids()[:1] if reason is FinishReason.STOP else [])]
+    ) -> PreparedTurn:
+        """A turn in which the engine samples these ids after these messages, not recorded yet."""
+        number, before = len(self.turns), self.session.trajectory.num_writes
+        placed = self.session.place(self.asked(messages, tools))
+        parts = placed.wire() if callable(placed.wire) else placed.wire
+        assert json.loads(b"".join(parts)) == placed.ids.tolist()
         logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8 - number
         spans = (VersionSpan(version, 0, len(ids)),) if ids else ()
         completion = Completion(
             np.array(ids, np.int32), logprobs, reason, spans, number, LogprobKind.PROCESSED, channels or {}
         )
-        response = self.renderer.parse_response(ids, prompt_ids=placed.ids)
-        details = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
-        recorded, record = self.session.commit(
-            placed, completion, response.to_message(), TurnDetails(**details), {"temperature": 1.0}
-        )
-        record = replace(record, channels=pack_channels(completion.channels))
-        await self.store.append(self.id, record, request=f"q{number}")
+        response = self.renderer.parse_response(list(ids), tools=tools, prompt_ids=placed.ids)
+        reply = response.to_message(call_id=lambda index: f"call{number:03}{index:02}")
+        about = {"response": f"r{number}", "dialect": "chat", "model": "pocket", **details}
+        prepared = self.session.prepare(placed, completion, reply, about, {"temperature": 1.0})
+        assert (len(self.session.turns), self.session.trajectory.num_writes) == (number, before), "nothing has changed"
         self.prompts.append(placed.ids.tolist())
         self.completions.append(completion)
-        return recorded
+        return prepared
+
+    def apply(self, prepared: PreparedTurn) -> RecordedTurn:
+        """Record a turn. A branch shares all that is recorded."""
+        trajectory, turn = self.session.trajectory, prepared.turn
+        before = [trajectory.stream(branch) for branch in range(trajectory.num_branches)]
+        self.session.apply(prepared)
+        if before and turn.branch == len(before):
+            longest = max(common_prefix(stream, np.array(self.prompts[-1], np.int32)) for stream in before)
+            assert self.session.trajectory.branches[turn.branch].start == longest
+        self.turns.append(turn)
+        self.records.append(prepared.record)
+        return turn
 
 
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
+class Bench(Recorder):
+    """A scripted agent over one session: the model samples what a test says, and all that is recorded is checked."""
+
+    def __init__(self, family: str) -> None:
+        super().__init__(make_renderer(family))
+
+    def ask(self, messages: Sequence[Message], script: Message, tools: Sequence[Message] | None = TOOLS) -> Message:
+        """Send a conversation; the model samples the script. Returns the reply as the agent gets it."""
+        wire = json.loads(json.dumps(list(messages)))
+        return self.apply(self.prepare(wire, self._completion(script, tools), tools)).reply
+
+    def _completion(self, script: Message, tools: Sequence[Message] | None) -> list[int]:
+        """The ids that a model samples when it says this: those of its turn in a conversation of two messages."""
+        try:
+            rendered = self.renderer.render([user("x"), script], tools=tools)
+        except TemplateError:  # gpt-oss writes either reasoning or content before a call
+            script = {name: value for name, value in script.items() if name != "reasoning_content"}
+            rendered = self.renderer.render([user("x"), script], tools=tools)
+        return [int(each) for each in rendered.ids[rendered.mask]]
+
+    @property
+    def causes(self) -> list[str | None]:
+        return [None if turn.cause is None else turn.cause.cause.value for turn in self.turns]
+
+    def check(self, rows: int) -> None:
+        """What the engine saw and sampled is what is recorded and exported, each sampled token with loss once."""
+        made = {row.branch: row for row in trajectory_samples(self.session.trajectory)}
+        assert len(made) == rows
+        for turn, prompt, completion in zip(self.turns, self.prompts, self.completions, strict=True):
+            row = made[turn.branch]
+            assert row.ids[: turn.stop].tolist() == [*prompt, *completion.ids.tolist()]
+            assert row.mask[turn.start : turn.stop].all()
+            assert row.logprobs is not None
+            assert row.logprobs[turn.start : turn.stop].tolist() == completion.logprobs.tolist()
+        sampled = sum(len(completion.ids) for completion in self.completions)
+        assert sum(int(row.mask.sum()) for row in made.values()) == sampled
+        self._check_replay()
+
+    def replayed(self) -> SessionRecord:
+        """The session as a store gives it back."""
+        again = SessionRecord(Trajectory(name="recorded"))
+        for record in self.records:
+            again.replay(record)
+        return again
+
+    def _check_replay(self) -> None:
+        again = self.replayed()
+        assert again.turns == self.session.turns
+        for branch in range(self.session.trajectory.num_branches):
+            assert again.trajectory.stream(branch).tolist() == self.session.trajectory.stream(branch).tolist()
+        last = self.asked([*self.session.conversation(len(self.turns) - 1), user("And then?")])
+        assert again.place(last).ids.tolist() == self.session.place(last).ids.tolist()
+
+
+class Recording(Recorder):
+    """A session in a store."""
+
+    def __init__(self, store: Store, id: str, renderer: Renderer) -> None:
+        super().__init__(renderer, SessionRecord(Trajectory(name=id)))
+        self.store, self.id = store, id
+
+    async def begin(self, **about: Any) -> Recording:
+        await self.store.create(SessionInfo(self.id, State.OPEN, about.pop("created", 1.0), **about))
+        return self
+
+    async def turn(self, messages: Sequence[Message], said: Sequence[int], **more: Any) -> RecordedTurn:
+        """Record that the engine said this after these messages, and its stop token unless it has another reason."""
+        stops = more.get("reason", FinishReason.STOP) is FinishReason.STOP
+        ids = [*said, *(self.renderer.get_stop_token_ids()[:1] if stops else [])]
+        prepared = self.prepare(messages, ids, **more)
+        await self.store.append(self.id, prepared.record, request=f"q{prepared.turn.number}")
+        return self.apply(prepared)
 
 
 async def random_tree(recording: Recording, chance: random.Random, turns: int) -> None:
@@ -93,7 +207,6 @@ async def random_tree(recording: Recording, chance: random.Random, turns: int) -
         asked = [*past, user(chance.choice(["a", "b", f"question {number}"]))]
         said = [chance.randrange(300, 500) for _ in range(chance.randrange(6))]
         reason = chance.choice([FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH])
-        turn = await recording.turn(
-            asked, said, reason=reason, channels={"entropy": [number] * (len(said) + (reason is FinishReason.STOP))}
-        )
+        channels = {"entropy": [number] * (len(said) + (reason is FinishReason.STOP))}
+        turn = await recording.turn(asked, said, reason=reason, channels=channels)
         pasts.append([*asked, dict(turn.reply)])

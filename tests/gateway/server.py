@@ -15,8 +15,8 @@ from typing import Any
 from tokentrace import Renderer, create_renderer
 from tokentrace.engines import EmbeddedEngine, Engine
 from tokentrace.gateway.app import App
+from tokentrace.gateway.metrics import Tracing
 from tokentrace.gateway.serving import ServeSettings, open_gateway, serve
-from tokentrace.gateway.telemetry import Tracing
 from tokentrace.pocket import POCKET
 
 TOOLS = [
@@ -76,19 +76,17 @@ class Served:
 def remembering(engine: Engine, prompts: list[list[int]]) -> Engine:
     """The engine, writing down every prompt that it is given."""
 
-    def note(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def noted(request: Any) -> Any:
-            prompts.append([int(each) for each in request.prompt_ids])
-            if request.wire is not None:
-                wire = request.wire() if callable(request.wire) else request.wire
-                assert json.loads(b"".join(wire)) == prompts[-1]
-            return inner(request)
+    def note(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(prompt_ids: Any, sampling: Any, *, wire: Any = None, **about: Any) -> Any:
+            prompts.append([int(each) for each in prompt_ids])
+            if wire is not None:
+                assert json.loads(b"".join(wire() if callable(wire) else wire)) == prompts[-1]
+            return inner(prompt_ids, sampling, wire=wire, **about)
 
         return noted
 
-    if type(engine)._generate is not Engine._generate:  # otherwise it is a stream, collected
-        engine._generate = note(engine._generate)  # type: ignore[method-assign]
-    engine._stream = note(engine._stream)  # type: ignore[method-assign]
+    engine.generate = note(engine.generate)  # type: ignore[method-assign]
+    engine.stream = note(engine.stream)  # type: ignore[method-assign]
     return engine
 
 

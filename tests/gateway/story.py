@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -134,29 +133,3 @@ def hostile(served: Served, script: Script, session: str = "hostile") -> None:
     agent.ask(user("long: " + "lorem ipsum dolor " * 2800), reply=says("```html\n<h1>tabs\tand</h1>\n```"))
     agent.messages = [user("another " + HOSTILE), *agent.messages[1:]]
     agent.ask(user("and now?"), reply=says("Nothing."))
-
-
-def many_turns(served: Served, script: Script, session: str, turns: int, size: int) -> None:
-    """A conversation that goes on for long."""
-    agent = Agent(served, script, session)
-    words: Sequence[str] = [
-        "the",
-        "invoice",
-        "of",
-        "a",
-        "customer",
-        "was",
-        "paid",
-        "late",
-        "and",
-        "noted",
-        "in",
-        "the",
-        "book",
-        "with",
-        "its",
-        "number",
-    ]
-    for at in range(turns):
-        text = " ".join(words[(at + n) % len(words)] for n in range(size))
-        agent.ask(user(f"{at}: {text}"), reply=says(f"Noted: {at}."))

@@ -1,21 +1,38 @@
-"""The gateway over HTTP: an agent that goes on, one that comes again, and what the record has of them."""
+"""The gateway over HTTP: requests that come again, ids, stop texts, broken calls, variables, and what is refused."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.gateway.recorded import TOOLS as WEATHER
+from tests.gateway.recorded import Bench
 from tests.gateway.server import TOOLS, Served, gateway_server
 from tests.lazy import lazy
-from tokentrace.engines import SamplingParams, VLLMEngine
+from tests.parsing.forms import ids_of
+from tokentrace import create_renderer
+from tokentrace.engines import Sampled, SamplingParams, ScriptedEngine, VLLMEngine
+from tokentrace.engines.protocol import Completion, FinishReason
+from tokentrace.errors import InputError
+from tokentrace.gateway.adapting import render_readably
+from tokentrace.gateway.answering import finish_reply, item_stream
+from tokentrace.gateway.dialect import call_ids_of
+from tokentrace.gateway.items import openai_message
+from tokentrace.gateway.requests import AnswerOptions
+from tokentrace.pocket import POCKET
 
+anthropic = lazy("anthropic")
 openai = lazy("openai")
+
+ASK: Any = {"role": "user", "content": "What is 3 + 4?"}
+RENDERER = create_renderer(POCKET)
+STOP = RENDERER.get_stop_token_ids()[0]
 
 
 @pytest.fixture(scope="module")
@@ -24,62 +41,46 @@ def served() -> Iterator[Served]:
         yield server
 
 
-def client(served: Served, session: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
+def post(served: Served, session: str, body: dict[str, Any], headers: Any = None) -> tuple[int, Any]:
+    return served.call("POST", f"/sessions/{session}/v1/chat/completions", {"model": "m", **body}, headers)
 
 
-def spoken(message: Any) -> dict[str, Any]:
-    return dict(message.model_dump(exclude_none=True))
+def says(text: str) -> Callable[[], ScriptedEngine]:
+    ids = RENDERER.tokenizer.encode(text).tolist()
+    return lambda: ScriptedEngine(lambda prompt, sampling: ids, piece=1)
 
 
-def test_a_conversation_that_goes_on_is_one_stream(served: Served) -> None:
-    agent = client(served, "goes-on")
-    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
-    seen = len(served.prompts)
-    first = agent.chat.completions.create(model="pocket", messages=messages, tools=TOOLS)
-    reply = first.choices[0].message
-    assert reply.tool_calls
-    messages += [spoken(reply), {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "391"}]
-    agent.chat.completions.create(model="pocket", messages=messages, tools=TOOLS)
-    state = served.state("goes-on")
-    assert state["rows"] == 1
-    one, two = served.prompts[seen:]
-    row = served.run(_stream(served, "goes-on"))
-    assert row[: len(one)] == one
-    assert row[: len(two)] == two
-    assert [turn["cause"] for turn in state["tree"]] == [None, None]
-    assert state["tree"][1]["reused"] == state["tree"][0]["stop"]
-
-
-async def _stream(served: Served, session: str) -> list[int]:
-    live = await served.app.gateway.sessions.get(session)
-    return [int(each) for each in live.session.trajectory.stream(0)]
+# -- requests that come again
 
 
 def test_the_same_request_is_another_sample_unless_it_has_the_same_key(served: Served) -> None:
-    body = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
-    path = "/sessions/again/v1/chat/completions"
-    _, first = served.call("POST", path, body)
-    _, second = served.call("POST", path, body)
-    assert first["id"] != second["id"]
+    """A retry that an SDK counts is one too: what this gateway has seen may have been another request."""
+    retries: list[Any] = [{"x-stainless-retry-count": count} for count in "0112"]
+    answers = [post(served, "again", {"messages": [ASK]}, headers)[1] for headers in retries]
     state = served.state("again")
-    assert state["turns"] == 2
-    assert state["tree"][1]["cause"]["cause"] == "retry"
-    keyed = {"idempotency-key": "k1"}
-    _, third = served.call("POST", path, body, keyed)
-    _, fourth = served.call("POST", path, body, keyed)
-    assert third == fourth
-    assert served.state("again")["turns"] == 3
-
-
-def test_a_retry_without_a_key_never_gets_the_answer_of_another_request(served: Served) -> None:
-    """The first attempt of a retry may have failed on its way: what this gateway has seen was then another request."""
-    body = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
-    path = "/sessions/lost/v1/chat/completions"
-    answers = [served.call("POST", path, body, {"x-stainless-retry-count": count})[1] for count in "0112"]
-    state = served.state("lost")
     assert len({answer["id"] for answer in answers}) == state["turns"] == 4
     assert [turn["cause"] and turn["cause"]["cause"] for turn in state["tree"]] == [None, "retry", "retry", "retry"]
+    third, fourth = (post(served, "again", {"messages": [ASK]}, {"idempotency-key": "k1"}) for _ in range(2))
+    assert third == fourth
+    assert served.state("again")["turns"] == 5
+
+
+def test_samples_of_one_prompt_share_all_of_it(served: Served) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
+    body = {"messages": messages, "tools": TOOLS, "n": 3}
+    reply = post(served, "shared", body)[1]["choices"][0]["message"]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "391"} for call in reply.get("tool_calls", [])]
+    again = {**body, "messages": [*messages, reply, *(results or [{"role": "user", "content": "Sure?"}])], "n": 1}
+    for _ in range(3):
+        assert post(served, "shared", again)[0] == 200
+    state = served.state("shared")
+    sampled = sum(turn["stop"] - turn["start"] for turn in state["tree"])
+    prompts = state["tree"][0]["start"] + state["tree"][3]["start"] - state["tree"][0]["stop"]
+    assert state["tokens"] == sampled + prompts
+    assert len(served.rows("shared")) == state["rows"] == 5
+
+
+# -- prompts of ids
 
 
 def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
@@ -97,8 +98,7 @@ def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
         return [5, 6, 7, *first.ids.tolist(), 9, *second.ids.tolist()], whole.tolist()
 
     stream, third = asyncio.run(rollout())
-    state = served.state("ids")
-    last = state["tree"][-2:]
+    last = served.state("ids")["tree"][-2:]
     assert last[0]["cause"] is None
     assert last[1]["cause"]["cause"] == "edit"
     live = served.run(served.app.gateway.sessions.get("ids"))
@@ -106,119 +106,239 @@ def test_prompts_of_ids_are_recorded_by_their_ids(served: Served) -> None:
     assert live.session.trajectory.stream(last[1]["branch"]).tolist() == [5, 6, 8, *third]
 
 
-@pytest.mark.parametrize(
-    ("echoed", "cause"), [(None, None), ("as it was", None), ("I guess that it is five.", "edit")], ids=str
-)
-def test_reasoning_may_be_left_out_but_not_rewritten(served: Served, echoed: str | None, cause: str | None) -> None:
-    session = f"thought-{cause}-{echoed is None}"
-    path = f"/sessions/{session}/v1/chat/completions"
-    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
-    reply = served.call("POST", path, {"model": "m", "messages": messages, "tools": TOOLS})[1]["choices"][0]["message"]
-    assert reply["reasoning_content"]
-    thought = f"  {reply['reasoning_content']}\n" if echoed == "as it was" else echoed
-    answer = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "391"}
-    again = [*messages, {**reply, "reasoning_content": thought}, answer]
-    assert served.call("POST", path, {"model": "m", "messages": again, "tools": TOOLS})[0] == 200
-    last = served.state(session)["tree"][-1]
-    assert (last["cause"] or {}).get("cause") == cause
-    assert (last["goes_on_from"] is None) == (cause is not None)
+def test_what_cannot_be_recorded_is_refused_before_it_is_sampled(served: Served) -> None:
+    path = "/sessions/whole/inference/v1/generate"
+    body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 60}}
+    sampled = served.call("POST", path, body)[1]["choices"][0]
+    seen = len(served.prompts)
+    status, answer = served.call("POST", path, {**body, "token_ids": [5, 6, 7, *sampled["token_ids"]]})
+    expected = (400, seen) if sampled["finish_reason"] == "stop" else (200, seen + 1)
+    assert (status, len(served.prompts)) == expected, answer
 
 
-def test_samples_of_one_prompt_share_all_of_it(served: Served) -> None:
-    path = "/sessions/shared/v1/chat/completions"
-    messages: list[Any] = [{"role": "user", "content": "What is 17 * 23?"}]
-    body = {"model": "m", "messages": messages, "tools": TOOLS, "n": 3}
-    reply = served.call("POST", path, body)[1]["choices"][0]["message"]
-    results = [{"role": "tool", "tool_call_id": call["id"], "content": "391"} for call in reply.get("tool_calls", [])]
-    again = {**body, "messages": [*messages, reply, *(results or [{"role": "user", "content": "Sure?"}])], "n": 1}
-    for _ in range(3):
-        assert served.call("POST", path, again)[0] == 200
-    state = served.state("shared")
-    sampled = sum(turn["stop"] - turn["start"] for turn in state["tree"])
-    prompts = state["tree"][0]["start"] + state["tree"][3]["start"] - state["tree"][0]["stop"]
-    assert state["tokens"] == sampled + prompts
-    assert len(served.rows("shared")) == state["rows"] == 5
-
-
-def conversation(served: Served, session: str, questions: list[str]) -> list[Any]:
-    """What an agent has after some questions, each answered by the model, with a tool where it calls one."""
-    path, messages = f"/sessions/{session}/v1/chat/completions", []
-    for question in questions:
-        messages.append({"role": "user", "content": question})
-        for _ in range(4):
-            body = {"model": "m", "messages": messages, "tools": TOOLS}
-            messages.append(served.call("POST", path, body)[1]["choices"][0]["message"])
-            if not messages[-1].get("tool_calls"):
-                break
-            for call in messages[-1]["tool_calls"]:
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": "391"})
-    return messages
-
-
-@pytest.mark.parametrize("which", [0, 1, -1])
-def test_reasoning_of_any_turn_may_not_be_rewritten(served: Served, which: int) -> None:
-    session = f"thoughts{which}"
-    messages = conversation(served, session, ["What is 17 * 23?", "And 5 + 6?", "And 7 + 8?"])
-    spoken = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-    assert len(spoken) > 2
-    at = spoken[which]
-    messages[at] = {**messages[at], "reasoning_content": "Something else entirely."}
-    body = {"model": "m", "messages": [*messages, {"role": "user", "content": "Thanks."}], "tools": TOOLS}
-    assert served.call("POST", f"/sessions/{session}/v1/chat/completions", body)[0] == 200
-    last = served.state(session)["tree"][-1]
-    assert (last["cause"]["cause"], last["cause"]["message"]) == ("edit", at)
-
-
-def test_the_last_words_of_reasoning_are_reasoning_left_out(served: Served) -> None:
-    """As a client keeps them that takes the last piece of a stream for the whole."""
-    messages = conversation(served, "last-words", ["What is 17 * 23?"])
-    spoken = [at for at, message in enumerate(messages) if message.get("reasoning_content")]
-    for at in spoken:
-        messages[at] = {**messages[at], "reasoning_content": messages[at]["reasoning_content"][-4:]}
-    body = {"model": "m", "messages": [*messages, {"role": "user", "content": "And 5 + 6?"}], "tools": TOOLS}
-    assert served.call("POST", "/sessions/last-words/v1/chat/completions", body)[0] == 200
-    state = served.state("last-words")
-    assert state["rows"] == 1
-    assert state["tree"][-1]["repairs"]
+# -- stop texts
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_said_of_it(served: Served, stream: bool) -> None:
-    path = f"/sessions/stopped-{stream}/v1/chat/completions"
+def test_a_turn_that_a_stop_text_ended_keeps_what_the_engine_reported(served: Served, stream: bool) -> None:
+    session = f"stopped-{stream}"
     body = {"messages": [{"role": "user", "content": "What is 17 * 23?"}], "stop": [" "], "stream": stream}
-    assert served.call("POST", path, body)[0] == 200
-    [turn] = served.state(f"stopped-{stream}")["tree"]
-    live = served.run(served.app.gateway.sessions.get(f"stopped-{stream}"))
+    assert post(served, session, body)[0] == 200
+    [turn] = served.state(session)["tree"]
+    live = served.run(served.app.gateway.sessions.get(session))
     [recorded] = live.session.trajectory.turns(0)
-    if turn["stopped_by"] is not None:
-        assert recorded.finish_reason == "abort"
-    assert recorded.logprobs_kind == "processed"
-    assert recorded.version == 0
+    assert turn["stopped_by"] is None or recorded.finish_reason == "abort"
+    assert (recorded.logprobs_kind, recorded.version) == ("processed", 0)
     assert recorded.cached_tokens is not None
-    [row] = served.rows(f"stopped-{stream}")
+    [row] = served.rows(session)
     assert row["tokenizer"]
     assert row["template"]
 
 
+def test_a_stop_text_cuts_channels_and_is_not_continued_behind() -> None:
+    ids = RENDERER.tokenizer.encode("one two STOP three four").tolist()
+    sampled = Sampled(ids, [-0.5] * len(ids), {"routed_experts": [[at] for at in range(len(ids))]})
+    with gateway_server(lambda: ScriptedEngine(lambda prompt, sampling: sampled, piece=0)) as served:
+        status, answer = post(served, "experts", {"messages": [ASK], "stop": ["STOP"]})
+        assert status == 200, answer
+        reply = answer["choices"][0]["message"]
+        assert reply["content"] == "one two "
+        [row] = served.rows("experts")
+        assert sum(row["loss_mask"]) == served.state("experts")["sampled"] < len(ids)
+        body = {"messages": [ASK, reply], "continue_final_message": True, "add_generation_prompt": False}
+        assert post(served, "experts", body)[0] == 200
+        assert served.prompts[-1] == RENDERER.render([ASK, reply], continue_final_message=True).token_ids
+
+
+# -- calls with broken arguments
+
+QUOTED = '<tool_call>\n{"name": "compute", "arguments": {"n": 1, "formula": "say "17"}}\n</tool_call>'
+CUT = '<tool_call>\n{"name": "compute", "arguments": {"n": 1, "formula": "17 * '
+ANTHROPIC_TOOLS: Any = [{"name": "compute", "input_schema": TOOLS[0]["function"]["parameters"]}]
+
+
+def breaking() -> ScriptedEngine:
+    """A broken call first, and words once anybody complained."""
+    broken, cut, done = (ids_of(RENDERER, (text,)) for text in (QUOTED, CUT, "Well."))
+
+    def script(prompt: Sequence[int], sampling: Any) -> list[int]:
+        text = b"".join(RENDERER.tokenizer.vocabulary.token_bytes(int(one)) for one in prompt)
+        if b"not JSON" in text:
+            return [*done, STOP]
+        return cut[: sampling.max_tokens] if b"cut off" in text else [*broken, STOP]
+
+    return ScriptedEngine(script, piece=3)
+
+
+@pytest.fixture(scope="module")
+def broken() -> Iterator[Served]:
+    with gateway_server(breaking) as server:
+        yield server
+
+
+def check_one_row(served: Served, session: str) -> None:
+    state = served.state(session)
+    assert [turn["cause"] for turn in state["tree"]] == [None, None]
+    assert (state["tree"][1]["reused"], state["rows"]) == (state["tree"][0]["stop"], 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_broken_call_in_chat_is_a_call_and_its_echo_goes_on(broken: Served, stream: bool) -> None:
+    session, given = f"chat-{stream}", {"model": "pocket", "tools": TOOLS}
+    with openai.OpenAI(base_url=f"{broken.url}/sessions/{session}/v1", api_key="none", max_retries=0) as client:
+        completions: Any = client.chat.completions
+        if stream:
+            with completions.stream(**given, messages=[ASK]) as frames:
+                first = frames.get_final_completion().choices[0]
+        else:
+            first = completions.create(**given, messages=[ASK]).choices[0]
+        [call] = first.message.tool_calls or []
+        with pytest.raises(ValueError, match="delimiter"):
+            json.loads(call.function.arguments)
+        echo = first.message.to_dict()
+        for made in echo["tool_calls"]:  # what OpenAI's client adds for itself
+            made.pop("index", None)
+            made["function"].pop("parsed_arguments", None)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "Error: not JSON"}
+        assert completions.create(**given, messages=[ASK, echo, result]).choices[0].message.content == "Well."
+        check_one_row(broken, session)
+        if not stream:  # a conversation that branches has to be rendered, the call too
+            edited = [{"role": "user", "content": "Another question"}, echo, result]
+            assert completions.create(**given, messages=edited).choices[0].message.content == "Well."
+            assert len(broken.state(session)["tree"]) == 3
+
+
+@pytest.mark.parametrize("way", ["header", "tool"])
+def test_input_streams_as_it_is_sampled_to_clients_that_ask_and_claude_codes_echo_goes_on(
+    broken: Served, way: str
+) -> None:
+    path = f"/sessions/eager-{way}/v1/messages"
+    headers = {"anthropic-beta": "a-1, fine-grained-tool-streaming-2025-05-14"} if way == "header" else {}
+    tools = [{**ANTHROPIC_TOOLS[0], **({"eager_input_streaming": True} if way == "tool" else {})}]
+    body: Any = {"model": "m", "max_tokens": 99, "tools": tools, "messages": [ASK], "stream": True}
+    raw = broken.call("POST", path, body, headers)[1].decode()
+    events = [json.loads(line.removeprefix("data: ")) for line in raw.splitlines() if line.startswith("data: ")]
+    [block] = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    pieces = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert len(pieces) > 5
+    text = "".join(pieces)
+    with pytest.raises(ValueError, match="delimiter"):
+        json.loads(text)
+    block["input"] = {"__unparsedToolInput": {"raw": text, "len": len(text)}}  # as Claude Code sends it back
+    result = {"type": "tool_result", "tool_use_id": block["id"], "content": "not JSON", "is_error": True}
+    body["messages"] += [{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+    assert broken.call("POST", path, {**body, "stream": False}, headers)[0] == 200
+    check_one_row(broken, f"eager-{way}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_broken_call_in_messages_is_text(broken: Served, stream: bool) -> None:
+    session = f"messages-{stream}"
+    given: Any = {"model": "pocket", "tools": ANTHROPIC_TOOLS}
+    with anthropic.Anthropic(base_url=f"{broken.url}/sessions/{session}", api_key="none", max_retries=0) as client:
+
+        def ask(messages: Any, max_tokens: int = 200) -> Any:
+            if not stream:
+                return client.messages.create(**given, messages=messages, max_tokens=max_tokens)
+            with client.messages.stream(**given, messages=messages, max_tokens=max_tokens) as frames:
+                return frames.get_final_message()
+
+        first = ask([ASK])
+        assert (first.stop_reason, first.content[0].to_dict()) == ("end_turn", {"type": "text", "text": QUOTED})
+        echo = {"role": "assistant", "content": [each.to_dict() for each in first.content]}
+        second = ask([ASK, echo, {"role": "user", "content": "That is not JSON."}])
+        assert second.content[0].to_dict()["text"] == "Well."
+        check_one_row(broken, session)
+        cut = ask([{"role": "user", "content": "This will be cut off."}], len(ids_of(RENDERER, (CUT,))))
+        assert (cut.stop_reason, cut.content[0].to_dict()) == ("max_tokens", {"type": "text", "text": CUT})
+
+
+def test_results_name_the_call_as_the_model_did() -> None:
+    """Mistral's models write the id of a call after its arguments, when a stream has sent another one."""
+    bench, ask = Bench("mistral-nemo"), [{"role": "user", "content": "Weather?"}]
+    placed = bench.session.place(bench.asked(ask))
+    call = '[TOOL_CALLS][{"name": "read_file", "arguments": {"path": "a"}, "id": "Qwertyui9"}]'
+    ids = [*ids_of(bench.renderer, (call,)), bench.renderer.get_stop_token_ids()[0]]
+    parser, call_id = bench.renderer.streaming_parser(tools=WEATHER, prompt_ids=placed.ids), call_ids_of("a", 0)
+    stream = item_stream("a", 0, AnswerOptions(), ())
+    stream.feed(parser.feed(ids))
+    completion = Completion(np.array(ids, np.int32), np.full(len(ids), -1, np.float32), FinishReason.STOP)
+    late_ids = dict(finish_reply(parser, stream, completion)[0].late_ids)
+    reply = openai_message(stream.items)
+    assert reply["tool_calls"][0]["id"] == call_id(0) != "Qwertyui9"
+    bench.session.apply(bench.session.prepare(placed, completion, reply, {"late_ids": late_ids}, {}))
+    result = {"role": "tool", "tool_call_id": call_id(0), "name": "read_file", "content": "x"}
+    after = bench.session.place(bench.asked([*ask, reply, result]))
+    assert after.reused == len(placed.ids) + len(ids)
+    text = bench.renderer.tokenizer.decode(after.ids[after.reused :].tolist())
+    assert "Qwertyui9" in text
+    assert call_id(0) not in text
+
+
+def test_a_template_that_reads_mappings_is_shown_what_can_be_read() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "read_file", "arguments": '{"path": "here", "x": oh'}}
+    messages: list[Any] = [ASK, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    renderer = Bench("qwen3-coder").renderer
+    with pytest.raises(InputError, match="not valid JSON"):
+        renderer.render(messages, tools=WEATHER)
+    _, notes = render_readably(renderer, messages, tools=WEATHER)
+    assert [note.partition(":")[0] for note in notes] == ["message 1"]
+    with pytest.raises(InputError):
+        render_readably(renderer, [{"role": "user", "content": 7}])
+
+
+# -- what is refused, and headers
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "enable_thinkin"])
+def test_variables_replace_nothing_and_are_read_by_the_template(served: Served, name: str) -> None:
+    body = {"messages": [ASK], "chat_template_kwargs": {name: [{"role": "user", "content": "Other"}]}}
+    status, answer = post(served, "replace", body)
+    assert (status, answer["error"]["param"]) == (400, f"chat_template_kwargs.{name}")
+
+
+def test_variables_of_a_request_spell_no_control_token() -> None:
+    template = (
+        "{{ messages[0].content }}{{ greeting }}<|end|>{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+    )
+    with gateway_server(renderer=create_renderer(POCKET, "default", chat_template=template)) as served:
+        for value, expected in (("hello", 200), ("a<|end|>b", 400), ({"k<|turn|>": 1}, 400), (["<|end|>"], 400)):
+            body = {"messages": [ASK], "chat_template_kwargs": {"greeting": value}, "max_tokens": 3}
+            assert post(served, "spell", body)[0] == expected, value
+
+
+def test_reasoning_that_is_rewritten_in_a_part_is_not_taken_for_what_was_sampled(served: Served) -> None:
+    """It is no echo, and as a message of its own it has a part that OpenAI's messages do not have."""
+    reply = post(served, "part", {"messages": [ASK]})[1]["choices"][0]["message"]
+    parts = [{"type": "thinking", "thinking": "Zebras."}, {"type": "text", "text": reply["content"] or ""}]
+    calls = {"tool_calls": reply["tool_calls"]} if reply.get("tool_calls") else {}
+    echo = {"role": "assistant", "content": parts, **calls}
+    status, answer = post(served, "part", {"messages": [ASK, echo, {"role": "user", "content": "Thanks."}]})
+    assert (status, answer["error"]["param"]) == (400, "messages.1.content.0")
+    assert served.state("part")["turns"] == 1
+
+
 def test_any_name_of_a_field_that_nobody_reads_fits_into_a_header(served: Served) -> None:
-    """The turn is stored by then: the answer must not fail over the header that tells of the field."""
+    """The turn is stored by then: the answer must not fail over the header that lists the field."""
     names = [*map(chr, range(32)), "\x7f", "\x85", "é", "\u2028", "🌞", "a" * 2000]
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **{f"x{name}y": 1 for name in names}}
+    body = {"messages": [ASK], "max_tokens": 1, **{f"x{name}y": 1 for name in names}}
     request = urllib.request.Request(f"{served.url}/sessions/names/v1/chat/completions", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as answer:
-        assert answer.status == 200
         ignored = answer.headers["x-tokentrace-ignored"]
     assert "x?y" in ignored
     assert ignored.isascii()
     assert ignored.isprintable()
 
 
-def test_what_nobody_reads_is_refused_and_errors_have_an_id(served: Served) -> None:
-    body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"enable_thinkin": False}}
-    status, answer = served.call("POST", "/sessions/typo/v1/chat/completions", body)
-    assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs.enable_thinkin")
-    status, answer = served.call("POST", "/sessions/typo/v1/v1/chat/completions", body)
+def test_odd_paths_and_headers_are_answered_with_an_error_that_has_an_id(served: Served) -> None:
+    status, answer = post(served, "typo/v1", {"messages": [ASK]})
     assert status == 404
     assert "twice" in answer["error"]["message"]
     status, answer = served.call("POST", "/sessions/typo/v1/messages", {"messages": []})
     assert (status, bool(answer["request_id"])) == (400, True)
+    for session in ("a%00b", "%2e%2e", "x" * 129, "%F0%9F%8C%9E"):
+        assert post(served, session, {"messages": [ASK]})[0] in (400, 404), session
+    for headers in ({"x-session-id": "a b"}, {"x-session-id": "é"}, {"authorization": "Bearer \xff"}):
+        assert served.call("POST", "/v1/chat/completions", {"messages": [ASK]}, headers)[0] in (200, 400), headers
+    assert served.call("GET", "/healthz", None, {"x-long": "y" * 100_000})[0] in (200, 400, 431)
+    assert served.call("GET", "/healthz")[0] == 200

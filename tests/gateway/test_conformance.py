@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.gateway.echoes import TOOLS, Bench, Message, results, say, use
+from tests.gateway.recorded import TOOLS, Bench, Message, results, say, use, user
 from tests.support import examples
 from tokentrace.conversation.responses import from_responses
 
@@ -19,10 +19,6 @@ FAMILIES = ["qwen3", "glm-4.5", "gpt-oss", "deepseek-v3.1", "kimi-k2", "llama-3.
 SYSTEM: Message = {"role": "system", "content": "You are a helpful agent. Answer in few words."}
 TASK: Message = {"role": "user", "content": "What is the weather like in Zürich, today and tomorrow?"}
 SUNNY = "sunny  \n, 21 degrees, a light breeze from the south; humidity 40 %, no rain expected before the evening\n"
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 # -- echoes
@@ -273,3 +269,92 @@ def test_equal_calls_are_told_apart_by_their_ids(bench: Bench) -> None:
         bench.ask([SYSTEM, TASK, reply, *results(reply, SUNNY)], say("Sunny."))
         assert bench.turns[-1].base == at
     bench.check(rows=2)
+
+
+# -- reasoning and words of the agent's
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda thought: None, None),
+        (lambda thought: f"  {thought}\n", None),
+        (lambda thought: thought[-4:], None),  # a client takes the last piece of a stream for the whole
+        (lambda thought: "Something else entirely.", "edit"),
+    ],
+)
+def test_reasoning_may_be_left_out_but_not_rewritten(which: int, change: Any, cause: str | None) -> None:
+    bench = Bench("qwen3")
+    messages = conversation(bench)
+    at = [at for at, message in enumerate(messages) if message.get("reasoning_content")][which]
+    messages[at] = {**messages[at], "reasoning_content": change(messages[at]["reasoning_content"])}
+    bench.ask([*messages, user("Thanks.")], say("You are welcome."))
+    assert bench.causes == [None] * 4 + [cause]
+    assert cause is None or bench.turns[-1].cause.message == at  # type: ignore[union-attr]
+    bench.check(rows=1 if cause is None else 2)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"content": " The answer is 7. "},
+        {"reasoning_content": "Other."},
+        {"tool_calls": [{"id": "a", "function": {"name": "get_weather", "arguments": '{"day": "1", "city": "Bern"}'}}]},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_words_that_the_agent_put_into_the_models_mouth_count_as_written(changed: Any) -> None:
+    bench = Bench("qwen3")
+    call = {"id": "a", "function": {"name": "get_weather", "arguments": '{"city": "Bern", "day": "1"}'}}
+    shown = {"role": "assistant", "content": "The answer is 7.", "reasoning_content": "Easy.", "tool_calls": [call]}
+    start = [TASK, shown, {"role": "tool", "tool_call_id": "a", "content": "7"}]
+    reply = bench.ask(start, say("Eleven."))
+    start[1] = {**shown, **changed}
+    bench.ask([*start, reply, TASK], say("Sunny."))
+    assert (bench.turns[-1].base, bench.causes[-1]) == (None, "edit")
+    assert bench.prompts[-1] == bench.renderer.render_ids(
+        [*start, reply, TASK], tools=TOOLS, add_generation_prompt=True
+    )
+
+
+def test_a_history_that_was_rendered_anew_goes_on_though_reasoning_is_left_out_later() -> None:
+    """As agents do that send reasoning back with the newest reply alone."""
+    bench, messages = Bench("qwen3"), [TASK]
+    for turn in range(6):
+        reply = bench.ask(messages, use("get_weather", "", f"Thought {turn}.", city="Bern", day=str(turn)))
+        messages = [*map(_without("reasoning_content"), messages), reply, *results(reply, SUNNY)]
+        if turn == 2:
+            messages[0] = user("Summary: the weather was asked for. Go on.")
+    assert sum(cause is not None for cause in bench.causes) == 1, bench.causes
+
+
+def test_results_are_told_apart_by_the_ids_that_the_agent_gave_the_calls_after_a_restart_too() -> None:
+    bench = Bench("qwen3")
+    calls = [{"type": "function", "function": {"name": "read_file", "arguments": {"path": path}}} for path in "ab"]
+    reply = bench.ask([TASK], {"role": "assistant", "content": "", "tool_calls": calls})
+    renamed = [{**call, "id": f"mine{at}"} for at, call in enumerate(reply["tool_calls"])]
+    answers = [{"role": "tool", "tool_call_id": f"mine{at}", "content": f"result {at}"} for at in (1, 0)]
+    messages = [TASK, {**reply, "tool_calls": renamed}, *answers]
+    done = bench.ask(messages, say("Done."))
+    swapped = [{**answers[0], "tool_call_id": "mine0"}, {**answers[1], "tool_call_id": "mine1"}]
+    bench.check(rows=1)
+    for session in (bench.session, bench.replayed()):
+        goes_on = session.place(bench.asked([*messages, done, user("Thanks.")]))
+        assert goes_on.base is not None
+        assert goes_on.base.number == 1
+        other = session.place(bench.asked([*messages[:2], *swapped, done, TASK]))
+        assert other.base is not None
+        assert other.base.number == 0
+
+
+def test_what_could_not_be_stored_leaves_the_session_as_it_was() -> None:
+    bench = Bench("qwen3")
+    messages = conversation(bench)
+    lost = bench.prepare([*messages, user("Thanks.")], [300, 301], TOOLS)
+    again = bench.prepare([*messages, user("Thanks.")], [302, 303, 304], TOOLS)
+    del bench.prompts[-2], bench.completions[-2]
+    assert again.turn.number == lost.turn.number == len(bench.session.turns)
+    bench.apply(again)
+    assert bench.causes == [None] * 5
+    bench.check(rows=1)

@@ -15,12 +15,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.gateway.bodies import JSON
-from tests.gateway.server import TOOLS, Served, gateway_server
+from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import counting, pocket
+from tests.gateway.test_requests import CHAT_FIELDS, MESSAGES_FIELDS, RESPONSES_FIELDS
 from tests.support import FULL
 from tokentrace.engines import ScriptedEngine
 from tokentrace.gateway.admission import Limits
+from tokentrace.gateway.chat import ChatBody
+from tokentrace.gateway.messages import MessagesBody
+from tokentrace.gateway.responses import ResponsesBody
 
 BODY_LIMIT = 2**20
 CONTROLS = ["<|end|>", "<|turn|>", "<|bos|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -40,6 +43,18 @@ RAW = {
 }
 """What JSON can say and Python's writer does not."""
 NASTY = st.sampled_from([*RAW, *CONTROLS, "", " ", "\r\nx: y", "é", -1, 0, 2**31, 2**63, 2**64, -0.0, 1e308, [], {}])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+WORDS = st.sampled_from(["auto", "none", "text", "function", "user", "assistant", "system", "enabled", "json_schema"])
+KEYS = st.sampled_from(
+    ["type", "role", "content", "text", "name", "function", "tool_calls", "id", "input", "arguments"]
+)
+JSON: st.SearchStrategy[Any] = st.recursive(
+    SCALARS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+"""Any JSON, some of it with words that mean something."""
+FIELDS = sorted({name for body in (ChatBody, MessagesBody, ResponsesBody) for name in body.__struct_fields__})
 CALL = {"id": "c1", "type": "function", "function": {"name": "compute", "arguments": '{"formula": "1+1"}'}}
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -47,34 +62,12 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "assistant", "content": "I compute.", "reasoning_content": "Hm.", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "content": "2"},
 ]
-TOOL = TOOLS[0]["function"]
 GOOD: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {
-        "model": "m",
-        "messages": MESSAGES,
-        "tools": TOOLS,
-        "tool_choice": "auto",
-        "max_tokens": 8,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "n": 2,
-        "seed": 3,
-        "stop": ["zz"],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "logprobs": True,
-        "top_logprobs": 2,
-        "response_format": {"type": "text"},
-        "metadata": {"a": "b"},
-        "chat_template_kwargs": {"enable_thinking": False},
-        "reasoning_effort": "low",
-        "parallel_tool_calls": False,
-        "return_token_ids": True,
-        "user": "u",
-    },
+    "/v1/chat/completions": {**CHAT_FIELDS, "messages": MESSAGES, "response_format": {"type": "text"}},
     "/v1/messages": {
-        "model": "m",
-        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        **MESSAGES_FIELDS,
+        "output_config": {"effort": "low"},
+        "max_tokens": 8,
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "What is 1 + 1?"}]},
             {
@@ -86,34 +79,18 @@ GOOD: dict[str, dict[str, Any]] = {
             },
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]},
         ],
-        "tools": [{"name": "compute", "description": "Computes.", "input_schema": TOOL["parameters"]}],
-        "tool_choice": {"type": "auto"},
-        "max_tokens": 8,
-        "temperature": 0.5,
-        "top_k": 4,
-        "stop_sequences": ["zz"],
-        "stream": True,
-        "thinking": {"type": "enabled", "budget_tokens": 2000},
-        "metadata": {"user_id": "u"},
     },
     "/v1/responses": {
-        "model": "m",
-        "instructions": "Be brief.",
+        **RESPONSES_FIELDS,
+        "text": {"format": {"type": "text"}},
+        "previous_response_id": None,
+        "include": ["reasoning.encrypted_content"],
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "What is 1 + 1?"}]},
             {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]},
             {"type": "function_call", "call_id": "c1", "name": "compute", "arguments": '{"formula": "1+1"}'},
             {"type": "function_call_output", "call_id": "c1", "output": "2"},
         ],
-        "tools": [{"type": "function", **TOOL}],
-        "tool_choice": "auto",
-        "max_output_tokens": 16,
-        "stream": True,
-        "store": True,
-        "reasoning": {"effort": "low"},
-        "text": {"format": {"type": "text"}},
-        "previous_response_id": None,
-        "include": ["reasoning.encrypted_content"],
     },
     "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4, "logprobs": 1}},
     "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "Hello"}]},
@@ -188,7 +165,8 @@ def mutated(draw: st.DrawFn, good: dict[str, Any]) -> Any:
             case "again" if isinstance(holder, list):
                 holder.insert(last, copy.deepcopy(holder[last]))
             case _ if isinstance(holder, dict):
-                holder[draw(st.sampled_from(["", "x", "é", "role", "type", "name", "\r\n", *CONTROLS]))] = draw(NASTY)
+                name = draw(st.sampled_from(["", "x", "é", "\r\n", *CONTROLS, *FIELDS, "effort", "schema"]))
+                holder[name] = draw(NASTY | JSON)
     return body
 
 

@@ -35,58 +35,37 @@ NO_INSTRUCTIONS = (
     "{% for message in messages if message.role in ('user', 'assistant') %}" + TURN + "{% endfor %}" + PROMPT
 )
 LATE = [system("1A"), user("2b"), system("3C"), assistant("4d"), user("5e"), system("6F")]
-
-
-def text(said: str) -> dict[str, str]:
-    return {"type": "text", "text": said}
+AS_USER = [system("1A"), user("2b"), user("3C"), assistant("4d"), user("5e"), user("6F")]
+PARTS = system([{"type": "text", "text": "C"}, {"type": "text", "text": "D"}])
+SHOWN: list[tuple[str | None, Any, Any]] = [
+    # in the middle: where the template writes them, or as a user's
+    (None, LATE, LATE),
+    *((template, LATE, AS_USER) for template in (REFUSES, HOISTS, DROPS)),
+    # at the beginning: as they are, joined to the first, as the system's, or without a place
+    *((None, [*begin, user("c")], [*begin, user("c")])
+      for begin in ([system("A")], [developer("A")], [system("A"), developer("B")])),
+    (HOISTS, [system("A"), system("B"), user("d")], [system("A"), system("B"), user("d")]),
+    *((template, [system("A"), system("B"), PARTS, user("d"), system("E")],
+       [system("A\n\nB\n\nC\nD"), user("d"), user("E")]) for template in (REFUSES, DROPS)),
+    (NO_DEVELOPER, [developer("A"), user("b")], [system("A"), user("b")]),
+    (NO_DEVELOPER, [system("A"), developer("B"), user("d")], [system("A"), system("B"), user("d")]),
+    (NO_INSTRUCTIONS, [developer("A"), system("B"), user("c")], [developer("A"), system("B"), user("c")]),
+]  # fmt: skip
 
 
 def renderer(template: str | None) -> Renderer:
-    given: dict[str, Any] = {} if template is None else {"chat_template": template}
-    return create_renderer(POCKET, "default", lost="ignore", **given)
+    more: dict[str, Any] = {} if template is None else {"chat_template": template}
+    return create_renderer(POCKET, "default", lost="ignore", **more)
 
 
-def test_a_template_that_writes_them_gets_them() -> None:
-    assert with_late_instructions(renderer(None), LATE) is LATE
-
-
-@pytest.mark.parametrize("template", [REFUSES, HOISTS, DROPS], ids=["refuses", "hoists", "drops"])
-def test_others_get_them_as_a_users(template: str) -> None:
-    made = renderer(template)
-    shown = with_late_instructions(made, LATE)
-    assert shown == [system("1A"), user("2b"), user("3C"), assistant("4d"), user("5e"), user("6F")]
-    text = made.render(shown, add_generation_prompt=True).text
-    assert [int(digit) for digit in text if digit.isdigit()] == [1, 2, 3, 4, 5, 6]
-
-
-# -- at the beginning
-
-
-def test_instructions_at_the_beginning_stay_where_they_are_written() -> None:
-    for messages in ([system("A"), user("c")], [developer("A"), user("c")], [system("A"), developer("B"), user("c")]):
-        assert with_late_instructions(renderer(None), messages) is messages
-    messages = [system("A"), system("B"), system("C"), user("d")]
-    assert with_late_instructions(renderer(HOISTS), messages) is messages
-
-
-@pytest.mark.parametrize("template", [REFUSES, DROPS], ids=["refuses", "drops"])
-def test_further_ones_are_joined_to_the_first(template: str) -> None:
-    made = renderer(template)
-    messages = [system("A"), system("B"), system([text("C"), text("D")]), user("d"), system("E")]
-    assert with_late_instructions(made, [*messages[:2], user("d")]) == [system("A\n\nB"), user("d")]
-    assert with_late_instructions(made, messages) == [system("A\n\nB\n\nC\nD"), user("d"), user("E")]
-
-
-def test_a_developer_is_the_system_where_it_is_not_written() -> None:
-    made = renderer(NO_DEVELOPER)
-    assert with_late_instructions(made, [developer("A"), user("b")]) == [system("A"), user("b")]
-    shown = with_late_instructions(made, [system("A"), developer("B"), developer("C"), user("d")])
-    assert shown == [system("A"), system("B"), system("C"), user("d")]
-
-
-def test_what_has_no_place_stays() -> None:
-    messages = [developer("A"), system("B"), user("c")]
-    assert with_late_instructions(renderer(NO_INSTRUCTIONS), messages) is messages
+@pytest.mark.parametrize(("template", "messages", "shown"), SHOWN)
+def test_instructions_are_shown_in_their_place(template: str | None, messages: Any, shown: Any) -> None:
+    adapted = with_late_instructions(renderer(template), messages)
+    assert adapted == shown
+    assert (adapted is messages) == (shown == messages)
+    if shown is AS_USER:
+        text = renderer(template).render(shown, add_generation_prompt=True).text
+        assert [int(digit) for digit in text if digit.isdigit()] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("begin", ["d", "s d", "s s", "d d", "d s", "s d s d"])
@@ -118,6 +97,3 @@ def test_the_words_reach_every_family(any_family: str) -> None:
             places = [said.find(word) for word in (*(message["content"] for message in begin), "Which?4")]
             assert -1 not in places, (shown, said)
             assert places == sorted(places), (shown, said)
-
-
-# -- in the middle

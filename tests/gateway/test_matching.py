@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.diagnose.test_message_keys import assistant, key, user
-from tokentrace.diagnose.message_keys import meaning, strict_meaning
 from tokentrace.errors import InputError
-from tokentrace.gateway.matching import Matcher, load_matcher
+from tokentrace.gateway.matching import load_matcher
 from tokentrace.gateway.problems import RequestError
 
 CUSTOM = """
@@ -40,12 +39,6 @@ def test_a_function_of_ones_own_decides_what_counts(folder: Path) -> None:
     assert key(user("hello  there #12"), means=own) == key(user("hello there #13"), means=own)
     assert key(user("hello there"), means=own) != key(user("hello you"), means=own)
     assert key(user("hello"), means=own) != key(assistant("hello"), means=own), "the role counts all the same"
-
-
-def test_the_names_of_matchers() -> None:
-    assert load_matcher("normal") is meaning
-    assert load_matcher("strict") is strict_meaning
-    assert {str(each) for each in Matcher} == {"strict", "normal"}
 
 
 @pytest.mark.parametrize("name", ["broken", "foreign"])

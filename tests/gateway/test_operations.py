@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
+import re
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 
 from tests.engines.faults import Gate
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.talking import Agent, Refused, answer_ids, counting
-from tokentrace.engines import Capabilities, Delta, Engine, EngineUnavailable, FinishReason, ScriptedEngine
+from tokentrace.engines import Capabilities, Delta, Engine, FinishReason, ScriptedEngine
 from tokentrace.errors import InputError
+from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.admission import Limits
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway
-from tokentrace.gateway.keys import Role, add_key
+from tokentrace.gateway.metrics import Tracing
 from tokentrace.gateway.serving import ServeSettings
-from tokentrace.gateway.telemetry import Tracing
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}
@@ -40,7 +45,6 @@ class Gated(Engine):
         self.tokens, self.gate = tokens, asyncio.Semaphore(0)
         self.began, self.ended = threading.Semaphore(0), threading.Semaphore(0)
         self.given_up = 0
-        self.fail: Exception | None = None
 
     def _stream(self, request: Any) -> Any:
         return self._sampled()
@@ -50,8 +54,6 @@ class Gated(Engine):
         try:
             for at in range(self.tokens):
                 await self.gate.acquire()
-                if self.fail is not None:
-                    raise self.fail
                 last = at == self.tokens - 1
                 yield Delta(
                     np.array([100 + at], np.int32), np.array([-1.0], np.float32), FinishReason.LENGTH if last else None
@@ -110,13 +112,7 @@ def bearer(key: str) -> dict[str, str]:
 def every_route(served: Served) -> list[tuple[str, str]]:
     found = []
     for route in served.app.starlette().routes:
-        path = route.path.replace("{session}", "s").replace("{model:path}", "m")
-        for name in ("response", "turn", "file"):
-            path = (
-                path.replace("{" + name + "}", "x")
-                .replace("{" + name + ":int}", "0")
-                .replace("{" + name + ":path}", "x")
-            )
+        path = re.sub(r"\{[^}]*\}", "x", route.path.replace("{session}", "s"))
         found += [(method, path) for method in route.methods]
     return found
 
@@ -351,20 +347,6 @@ def test_an_agent_that_goes_away_while_its_turn_waits_for_the_store_leaves_nothi
         assert not served.app.gateway.admission.under_way
 
 
-def test_an_engine_that_fails_in_the_middle_leaves_no_turn(gated: tuple[Served, Gated]) -> None:
-    served, engine = gated
-    engine.fail = EngineUnavailable("gone")
-    let(served, engine, 1)
-    status, body = served.call("POST", "/sessions/fails/v1/chat/completions", SUM)
-    assert (status, body["error"]["code"]) == (503, "engine")
-    let(served, engine, 1)
-    status, body = served.call("POST", "/sessions/fails/v1/messages", {**SUM, "max_tokens": 10, "stream": True})
-    assert (status, body["error"]["type"]) == (503, "overloaded_error")
-    state = served.state("fails")
-    assert state["turns"] == 0
-    assert len(state["incomplete"]) == 2
-
-
 def test_a_retry_while_the_first_is_under_way_shares_its_answer(gated: tuple[Served, Gated]) -> None:
     served, engine = gated
     path = "/sessions/twice/v1/chat/completions"
@@ -455,6 +437,39 @@ def test_a_session_is_sealed_exported_and_dropped() -> None:
         assert served.call("POST", path, SUM)[0] == 404
         assert served.call("GET", "/sessions/life")[0] == 404
         assert labels["labels"]
+
+
+def fetched(served: Served, path: str) -> tuple[bytes, Any]:
+    with urllib.request.urlopen(served.url + path, timeout=60) as answer:
+        return answer.read(), answer.headers
+
+
+def test_rows_come_in_three_formats_with_rewards_and_move_the_state() -> None:
+    with gateway_server() as served:
+        for name in ("batch-a", "batch-b"):
+            assert served.call("POST", f"/sessions/{name}/v1/chat/completions", SUM)[0] == 200
+            assert served.call("POST", f"/sessions/{name}/rewards", {"reward": 0.5})[0] == 200
+        assert served.call("POST", f"/sessions/{name}/rewards", {"rewards": [{"turn": 0, "reward": 1}]})[0] == 200
+        assert served.call("POST", "/sessions/batch-a/seal")[0] == 200
+        lines, headers = fetched(served, "/rows?format=jsonl&search=batch-&keep_state=true")
+        assert headers["content-type"] == "application/x-ndjson"
+        assert served.state("batch-a")["state"] == "sealed"
+        rows = {row["session"]: row for row in map(json.loads, lines.splitlines())}
+        assert [row["reward"] for row in rows.values()] == [0.5, 0.5]
+        assert (rows["batch-a"]["turns"][0]["reward"], rows["batch-b"]["turns"][0]["reward"]) == (None, 1.0)
+        raw, headers = fetched(served, "/rows?format=arrow&state=sealed")
+        assert headers["content-type"] == "application/vnd.apache.arrow.stream"
+        [row] = pyarrow.ipc.open_stream(raw).read_all().to_pylist()
+        assert row["input_ids"] == rows["batch-a"]["input_ids"]
+        assert served.state("batch-a")["state"] == "exported"
+        raw, headers = fetched(served, "/sessions/batch-b/rows?format=parquet")
+        assert headers["content-disposition"] == 'attachment; filename="batch-b.parquet"'
+        [row] = pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist()
+        assert row["input_ids"] == rows["batch-b"]["input_ids"]
+        assert served.state("batch-b")["state"] == "open"
+        assert fetched(served, "/rows?state=sealed")[0] == b""
+        for query in ("format=xml", "keep_state=maybe", "state=gone", "state=dropped", "sort=up"):
+            assert served.call("GET", f"/rows?{query}")[0] == 400, query
 
 
 # -- traces

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,8 @@ import pytest
 from tests.browser import Chromium
 from tests.gateway.server import Served, gateway_server
 from tests.gateway.story import HOSTILE, Script, hostile, interesting
-from tokentrace.gateway.keys import Role, add_key
+from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.page.routes import page_files
-from tokentrace.store.store import StoreError
 
 
 @pytest.fixture(scope="module")
@@ -142,28 +139,6 @@ def test_a_turn_says_what_was_new_and_why_it_branched(served: Served) -> None:
         "written another way" in repair for repair in got(served, f"/sessions/interesting/turns/{repaired}")["repairs"]
     )
     assert got(served, "/sessions/interesting/turns/2")["labels"] == [{"name": "reward", "value": 1, "turn": 2}]
-
-
-def test_a_turn_that_could_not_be_stored_is_never_shown() -> None:
-    """The page asks while the turn is being written, and is answered when that has failed."""
-    with gateway_server() as served, ThreadPoolExecutor(2) as threads:
-        gateway = served.app.gateway
-        asked: list[Any] = []
-
-        async def append(*_: Any, **__: Any) -> None:
-            live = gateway.sessions.peek("s")
-            listed = await asyncio.to_thread(served.call, "GET", "/page/sessions?session=s")
-            assert "tokens" not in listed[1]["chosen"]
-            for at, path in enumerate(("turns/0", "tokens"), 1):
-                asked.append(threads.submit(served.call, "GET", f"/sessions/s/{path}"))
-                while len(live.lock._waiters or ()) < at:
-                    await asyncio.sleep(0)
-            raise StoreError("no room left")
-
-        gateway.store.append = append  # type: ignore[method-assign]
-        body = {"messages": [{"role": "user", "content": "Hello?"}]}
-        assert served.call("POST", "/sessions/s/v1/chat/completions", body)[0] == 503
-        assert [answer.result(60)[0] for answer in asked] == [404, 400]
 
 
 # -- in a browser

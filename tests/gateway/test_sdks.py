@@ -7,8 +7,8 @@ record then has to be one stream, with the tokens that the engine saw.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -40,7 +40,6 @@ ANTHROPIC_TOOLS: Any = [
     for tool in TOOLS
 ]
 RESPONSES_TOOLS: Any = [{"type": "function", **tool["function"], "strict": False} for tool in TOOLS]
-CHAT_TOOLS: Any = TOOLS
 
 
 @pytest.fixture(scope="module")
@@ -54,44 +53,32 @@ def served(stage: Stage) -> Iterator[Served]:
         yield server
 
 
-@pytest.fixture
-def opened() -> Iterator[ExitStack]:
-    """Clients that are closed at the end."""
-    with ExitStack() as stack:
-        yield stack
+# -- every way to ask
 
 
-# -- chat completions
+def chat_create(client: Any, messages: Any) -> Any:
+    return client.chat.completions.create(model="pocket", messages=messages, tools=TOOLS).choices[0].message
 
 
-def chat_create(client: openai.OpenAI, messages: Any) -> Any:
-    return client.chat.completions.create(model="pocket", messages=messages, tools=CHAT_TOOLS).choices[0].message
-
-
-def chat_helper(client: openai.OpenAI, messages: Any) -> Any:
-    with client.chat.completions.stream(model="pocket", messages=messages, tools=CHAT_TOOLS) as stream:
+def chat_helper(client: Any, messages: Any) -> Any:
+    with client.chat.completions.stream(model="pocket", messages=messages, tools=TOOLS) as stream:
         for _ in stream:
             pass
         return stream.get_final_completion().choices[0].message
 
 
-def chat_chunks(client: openai.OpenAI, messages: Any) -> Any:
+def chat_chunks(client: Any, messages: Any) -> Any:
     """Chunks put together by hand, as agents do that have no helper."""
     message: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": []}
-    usage = None
-    options: Any = {"include_usage": True}
-    for chunk in client.chat.completions.create(
-        model="pocket", messages=messages, tools=CHAT_TOOLS, stream=True, stream_options=options
-    ):
+    usage, more = None, {"stream": True, "stream_options": {"include_usage": True}}
+    for chunk in client.chat.completions.create(model="pocket", messages=messages, tools=TOOLS, **more):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             message["content"] += choice.delta.content or ""
             for call in choice.delta.tool_calls or ():
-                assert call.function is not None
                 if call.index == len(message["tool_calls"]):
-                    message["tool_calls"].append(
-                        {"id": call.id, "type": "function", "function": {"name": "", "arguments": ""}}
-                    )
+                    empty = {"id": call.id, "type": "function", "function": {"name": "", "arguments": ""}}
+                    message["tool_calls"].append(empty)
                 function = message["tool_calls"][call.index]["function"]
                 function["name"] += call.function.name or ""
                 function["arguments"] += call.function.arguments or ""
@@ -100,133 +87,118 @@ def chat_chunks(client: openai.OpenAI, messages: Any) -> Any:
     return openai.types.chat.ChatCompletionMessage.model_validate(message)
 
 
-@pytest.mark.parametrize("ask", [chat_create, chat_helper, chat_chunks])
-def test_chat_completions(served: Served, opened: ExitStack, stage: Stage, ask: Callable[..., Any]) -> None:
-    session = f"chat-{ask.__name__}"
-    stage.stories[session] = STORY
-    client = opened.enter_context(
-        openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
-    )
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    reply = ask(client, messages)
-    assert reply.content.strip() == "Let me look."
-    assert [json.loads(call.function.arguments) for call in reply.tool_calls] == [
-        {"formula": "17*23"},
-        {"formula": "Zürich"},
-    ]
-    messages.append(reply.model_dump(exclude_none=True))
-    for call, result in zip(reply.tool_calls, RESULTS, strict=True):
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    assert ask(client, messages).content.strip() == "It is 391. 🌞"
-    check_one_row(served, stage, session)
+def response_create(client: Any, input: Any, **more: Any) -> Any:
+    return client.responses.create(model="pocket", tools=RESPONSES_TOOLS, input=input, **more)
 
 
-# -- responses
-
-
-def response_create(client: openai.OpenAI, **asked: Any) -> Any:
-    return client.responses.create(model="pocket", tools=RESPONSES_TOOLS, **asked)
-
-
-def response_helper(client: openai.OpenAI, **asked: Any) -> Any:
-    with client.responses.stream(model="pocket", tools=RESPONSES_TOOLS, **asked) as stream:
+def response_helper(client: Any, input: Any, **more: Any) -> Any:
+    with client.responses.stream(model="pocket", tools=RESPONSES_TOOLS, input=input, **more) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
     assert text == final.output_text
     return final
 
 
-def response_events(client: openai.OpenAI, **asked: Any) -> Any:
-    done = None
-    for event in client.responses.create(model="pocket", tools=RESPONSES_TOOLS, stream=True, **asked):
-        if event.type == "response.completed":
-            done = event.response
-    assert done is not None
+def response_events(client: Any, input: Any, **more: Any) -> Any:
+    events = client.responses.create(model="pocket", tools=RESPONSES_TOOLS, stream=True, input=input, **more)
+    [done] = [event.response for event in events if event.type == "response.completed"]
     return done
 
 
-def results_of(response: Any) -> list[Any]:
-    calls = [item for item in response.output if item.type == "function_call"]
-    return [
-        {"type": "function_call_output", "call_id": call.call_id, "output": result}
-        for call, result in zip(calls, RESULTS, strict=True)
-    ]
+def message_create(client: Any, messages: Any, door: str = "messages") -> Any:
+    door = client.beta.messages if door == "beta" else client.messages
+    return door.create(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, messages=messages)
 
 
-@pytest.mark.parametrize("how", ["previous", "echo"])
-@pytest.mark.parametrize("ask", [response_create, response_helper, response_events])
-def test_responses(served: Served, opened: ExitStack, stage: Stage, ask: Callable[..., Any], how: str) -> None:
-    session = f"responses-{ask.__name__}-{how}"
-    stage.stories[session] = STORY
-    client = opened.enter_context(
-        openai.OpenAI(base_url=f"{served.url}/sessions/{session}/v1", api_key="none", max_retries=0)
-    )
-    first = ask(client, input=QUESTION)
-    assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
-    if how == "previous":
-        second = ask(client, input=results_of(first), previous_response_id=first.id)
-    else:
-        said = [item.model_dump(exclude_none=True) for item in first.output]
-        second = ask(client, input=[{"role": "user", "content": QUESTION}, *said, *results_of(first)])
-    assert second.output_text.strip() == "It is 391. 🌞"
-    check_one_row(served, stage, session)
-
-
-# -- messages
-
-
-def message_create(door: Any, **asked: Any) -> Any:
-    return door.create(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, **asked)
-
-
-def message_helper(door: Any, **asked: Any) -> Any:
-    with door.stream(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, **asked) as stream:
+def message_helper(client: Any, messages: Any) -> Any:
+    with client.messages.stream(model="pocket", max_tokens=500, tools=ANTHROPIC_TOOLS, messages=messages) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == "".join(block.text for block in final.content if block.type == "text")
     return final
 
 
-def tool_results(message: Any) -> Any:
-    calls = [block for block in message.content if block.type == "tool_use"]
-    assert [call.input for call in calls] == [{"formula": "17*23"}, {"formula": "Zürich"}]
-    blocks = [
-        {"type": "tool_result", "tool_use_id": call.id, "content": result}
-        for call, result in zip(calls, RESULTS, strict=True)
-    ]
-    return {"role": "user", "content": blocks}
+def message_beta(client: Any, messages: Any) -> Any:
+    return message_create(client, messages, "beta")
 
 
-@pytest.mark.parametrize("beta", [False, True], ids=["stable", "beta"])
-@pytest.mark.parametrize("ask", [message_create, message_helper])
-def test_messages(served: Served, opened: ExitStack, stage: Stage, ask: Callable[..., Any], beta: bool) -> None:
-    session = f"messages-{ask.__name__}-{beta}"
+@dataclass(frozen=True)
+class Api:
+    """How a client's answers are read, and sent back."""
+
+    asks: Sequence[Callable[..., Any]]
+    calls: Callable[[Any], list[tuple[str, Any]]]
+    """The id and arguments of each call."""
+    text: Callable[[Any], str]
+    echo: Callable[[Any], list[Any]]
+    results: Callable[[list[tuple[str, str]]], list[Any]]
+
+
+def tool_results(results: list[tuple[str, str]]) -> list[Any]:
+    blocks = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in results]
+    return [{"role": "user", "content": blocks}]
+
+
+APIS = {
+    "chat": Api(
+        [chat_create, chat_helper, chat_chunks],
+        lambda reply: [(call.id, json.loads(call.function.arguments)) for call in reply.tool_calls],
+        lambda reply: str(reply.content),
+        lambda reply: [reply.model_dump(exclude_none=True)],
+        lambda results: [{"role": "tool", "tool_call_id": id, "content": text} for id, text in results],
+    ),
+    "responses": Api(
+        [response_create, response_helper, response_events],
+        lambda reply: [(i.call_id, json.loads(i.arguments)) for i in reply.output if i.type == "function_call"],
+        lambda reply: str(reply.output_text),
+        lambda reply: [item.model_dump(exclude_none=True) for item in reply.output],
+        lambda results: [{"type": "function_call_output", "call_id": id, "output": text} for id, text in results],
+    ),
+    "messages": Api(
+        [message_create, message_helper, message_beta],
+        lambda reply: [(block.id, block.input) for block in reply.content if block.type == "tool_use"],
+        lambda reply: str(reply.content[-1].text),
+        lambda reply: [{"role": "assistant", "content": reply.content}],
+        tool_results,
+    ),
+}
+
+
+def client_of(api: str, url: str, **more: Any) -> Any:
+    if api == "messages":
+        return anthropic.Anthropic(base_url=url, api_key="none", **more)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", **more)
+
+
+@pytest.mark.parametrize(
+    ("api", "way"), [*((api, way) for api in APIS for way in range(3)), *(("previous", way) for way in range(3))]
+)
+def test_every_way_to_ask_gives_one_row(served: Served, stage: Stage, api: str, way: int) -> None:
+    session, named, api = f"{api}-{way}", api == "previous", "responses" if api == "previous" else api
     stage.stories[session] = STORY
-    client = opened.enter_context(
-        anthropic.Anthropic(base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0)
-    )
-    door: Any = client.beta.messages if beta else client.messages
-    conversation: list[Any] = [{"role": "user", "content": QUESTION}]
-    counted = door.count_tokens(model="pocket", messages=conversation, tools=ANTHROPIC_TOOLS)
-    first = ask(door, messages=conversation)
-    assert first.stop_reason == "tool_use"
-    assert counted.input_tokens == first.usage.input_tokens == len(stage.exchanges[session][0].prompt)
-    conversation += [{"role": "assistant", "content": first.content}, tool_results(first)]
-    second = ask(door, messages=conversation)
-    assert second.content[-1].text.strip() == "It is 391. 🌞"
+    ask, conversation = APIS[api].asks[way], [{"role": "user", "content": QUESTION}]
+    with client_of(api, f"{served.url}/sessions/{session}", max_retries=0) as client:
+        first = ask(client, conversation)
+        calls = APIS[api].calls(first)
+        assert [arguments for _, arguments in calls] == [{"formula": "17*23"}, {"formula": "Zürich"}]
+        results = APIS[api].results([(id, text) for (id, _), text in zip(calls, RESULTS, strict=True)])
+        if named:
+            second = ask(client, results, previous_response_id=first.id)
+        else:
+            second = ask(client, [*conversation, *APIS[api].echo(first), *results])
+        assert APIS[api].text(second).strip() == "It is 391. 🌞"
+        if api == "messages":
+            counted = client.messages.count_tokens(model="pocket", messages=conversation, tools=ANTHROPIC_TOOLS)
+            assert counted.input_tokens == first.usage.input_tokens == len(stage.exchanges[session][0].prompt)
     check_one_row(served, stage, session)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_runner_of_tools_goes_on_without_threads(
-    served: Served, opened: ExitStack, stage: Stage, stream: bool
-) -> None:
+def test_the_runner_of_tools_goes_on_without_threads(served: Served, stage: Stage, stream: bool) -> None:
     """Its first request would have a thread; what it is told makes it send the whole conversation instead."""
     session = f"runner-{stream}"
     stage.stories[session] = STORY
-    client = opened.enter_context(
-        anthropic.Anthropic(base_url=f"{served.url}/sessions/{session}", api_key="none", max_retries=0)
-    )
+    client = client_of("messages", f"{served.url}/sessions/{session}", max_retries=0)
     sent: list[Any] = []
     client._client.event_hooks["request"].append(lambda request: sent.append(json.loads(request.content)))
 
@@ -243,48 +215,31 @@ def test_the_runner_of_tools_goes_on_without_threads(
     check_one_row(served, stage, session)
 
 
-# -- models
+def test_models(served: Served) -> None:
+    with client_of("chat", served.url) as client:
+        assert [model.id for model in client.models.list()] == ["pocket"]
+        assert client.models.retrieve("pocket").id == "pocket"
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("other")
+    with client_of("messages", served.url) as client:
+        assert [model.id for model in client.models.list()] == ["pocket"]
+        assert client.models.retrieve("pocket").id == "pocket"
 
 
-def test_models(served: Served, opened: ExitStack) -> None:
-    client = opened.enter_context(openai.OpenAI(base_url=f"{served.url}/v1", api_key="none"))
-    assert [model.id for model in client.models.list()] == ["pocket"]
-    assert client.models.retrieve("pocket").id == "pocket"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other")
-    theirs = opened.enter_context(anthropic.Anthropic(base_url=served.url, api_key="none"))
-    assert [model.id for model in theirs.models.list()] == ["pocket"]
-    assert theirs.models.retrieve("pocket").id == "pocket"
+# -- what is wrong, and what is lost
 
 
-# -- what is wrong, as the clients tell it
-
-
-def test_what_would_fail_again_is_sent_once(served: Served, opened: ExitStack) -> None:
-    served.call("POST", "/sessions", {"id": "sealed"})
-    assert served.call("POST", "/sessions/sealed/seal")[1]["state"] == "sealed"
-    sent: list[str] = []
-    counting = {"request": [lambda request: sent.append(request.url.path)]}
-    ours = opened.enter_context(
-        openai.OpenAI(
-            base_url=f"{served.url}/sessions/sealed/v1",
-            api_key="none",
-            http_client=openai.DefaultHttpxClient(event_hooks=counting),
-        )
-    )
-    asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}]}
-    with pytest.raises(openai.ConflictError, match="sealed"):
-        ours.chat.completions.create(**asked)
-    theirs = opened.enter_context(
-        anthropic.Anthropic(
-            base_url=f"{served.url}/sessions/sealed",
-            api_key="none",
-            http_client=anthropic.DefaultHttpxClient(event_hooks=counting),
-        )
-    )
-    with pytest.raises(anthropic.ConflictError, match="sealed"):
-        theirs.messages.create(**asked, max_tokens=10)
-    assert sent == ["/sessions/sealed/v1/chat/completions", "/sessions/sealed/v1/messages"]
+@pytest.mark.parametrize(("api", "sdk"), [("chat", openai), ("messages", anthropic)], ids=["openai", "anthropic"])
+def test_what_would_fail_again_is_sent_once(served: Served, api: str, sdk: Any) -> None:
+    session, sent = f"sealed-{api}", list[str]()
+    served.call("POST", "/sessions", {"id": session})
+    assert served.call("POST", f"/sessions/{session}/seal")[1]["state"] == "sealed"
+    hooks = {"request": [lambda request: sent.append(request.url.path)]}
+    with sdk.DefaultHttpxClient(event_hooks=hooks) as http:
+        client = client_of(api, f"{served.url}/sessions/{session}", http_client=http)
+        with pytest.raises(sdk.ConflictError, match="sealed"):
+            APIS[api].asks[0](client, [{"role": "user", "content": "a"}])
+    assert len(sent) == 1
 
 
 @pytest.mark.parametrize("key", [None, "one"])
@@ -302,13 +257,9 @@ def test_a_lost_answer_is_sampled_once_with_a_key(served: Served, stage: Stage, 
     url, hooks = f"{served.url}/sessions/{session}", {"response": [lose_the_first]}
     asked: Any = {"model": "pocket", "messages": [{"role": "user", "content": "a"}], "max_tokens": 10}
     asked["extra_headers"] = {"Idempotency-Key": key} if key else {}
-    if sdk == "openai":
-        with openai.DefaultHttpxClient(event_hooks=hooks) as http:
-            chat = openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http).chat
-            id = chat.completions.create(**asked).id
-    else:
-        with anthropic.DefaultHttpxClient(event_hooks=hooks) as http:
-            id = anthropic.Anthropic(base_url=url, api_key="none", http_client=http).messages.create(**asked).id
+    with (openai if sdk == "openai" else anthropic).DefaultHttpxClient(event_hooks=hooks) as http:
+        client = client_of("chat" if sdk == "openai" else "messages", url, http_client=http)
+        id = (client.chat.completions if sdk == "openai" else client.messages).create(**asked).id
     assert (json.loads(lost[0])["id"] == id) is bool(key)
     assert served.state(session)["turns"] == (1 if key else 2)
 

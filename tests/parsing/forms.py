@@ -77,10 +77,7 @@ TAGGED = {
     "qwen3-coder": FUNCTION,
     "nemotron-3-nano": FUNCTION,
     "glm-4.5": Form(
-        "<tool_call>NAME\n",
-        "</tool_call>",
-        "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
-        between="\n",
+        "<tool_call>NAME\n", "</tool_call>", "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n", between="\n"
     ),
     "minimax-m2": Form(
         '<invoke name="NAME">\n',

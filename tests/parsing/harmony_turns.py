@@ -11,16 +11,8 @@ import openai_harmony as harmony
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.parsing.test_streaming import check as check_streams
 from tokentrace import Renderer
-from tokentrace.parsing.events import (
-    ArgumentsDelta,
-    CallFinished,
-    CallNamed,
-    ContentDelta,
-    Done,
-    Event,
-    ReasoningDelta,
-)
 from tokentrace.parsing.response import ParsedResponse
 
 TOOLS = [
@@ -68,44 +60,13 @@ def ours(response: ParsedResponse) -> list[Said]:
     return said
 
 
-def streamed(renderer: Renderer, ids: list[int], **options: Any) -> tuple[ParsedResponse, list[Event]]:
-    """One token at a time."""
-    parser = renderer.streaming_parser(**options)
-    events = [event for index in ids for event in parser.feed([index])]
-    events += parser.finish()
-    return parser.response, events
-
-
-def told(events: Sequence[Event]) -> tuple[str, str, dict[int, tuple[str, str]]]:
-    """What events come to: reasoning, content, and calls by index."""
-    reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
-    content = "".join(event.text for event in events if isinstance(event, ContentDelta))
-    calls = {event.index: (event.name, "") for event in events if isinstance(event, CallNamed)}
-    for event in events:
-        if isinstance(event, ArgumentsDelta):
-            name, text = calls[event.index]
-            calls[event.index] = name, text + event.text
-    return reasoning, content, calls
-
-
 def check(renderer: Renderer, encoding: harmony.HarmonyEncoding, ids: list[int], **options: Any) -> ParsedResponse:
-    """Parse, and check what is true of every parse: spans, order, and that a stream says the same."""
-    response = renderer.parse_response(ids, **options)
-    at = 0
+    """Parse, whole and streamed: parts do not overlap, and their tokens spell them."""
+    response, at = check_streams(renderer, ids, [], **options), 0
     for part in response.parts:
-        start, stop = part.span
-        assert at <= start < stop or part.text == ""
-        at = stop
-        assert encoding.decode(ids[start:stop]) == part.text
-        assert part.call is None or response.tool_calls[part.call].span == part.span
-    again, events = streamed(renderer, ids, **options)
-    assert again == response
-    assert events[-1] == Done(response)
-    reasoning, content, calls = told(events)
-    assert (reasoning, content) == (response.reasoning_content or "", response.content)
-    named = {call.index: (call.name, call.arguments_text) for call in response.tool_calls if call.name}
-    assert calls == named
-    assert [event.call for event in events if isinstance(event, CallFinished)] == response.tool_calls
+        assert at <= part.span.start
+        assert encoding.decode(ids[part.span.start : part.span.stop]) == part.text
+        at = part.span.stop
     return response
 
 

@@ -197,8 +197,5 @@ def test_of_elements_with_one_name_none_is_lost() -> None:
     text = nested("@<k>x@</k>@<m>y@</m>@<k>z@</k>")
     (call,) = read("minimax-m3", text).tool_calls
     assert call.arguments == {"code": {"k": ["x", "z"], "m": "y"}}
-    assert (call.status, call.problem) == (
-        CallStatus.DUPLICATE_ARGUMENT,
-        "'k' is given more than once in 'code'",
-    )
+    assert (call.status, call.problem) == (CallStatus.DUPLICATE_ARGUMENT, "'k' is given more than once in 'code'")
     assert read("minimax-m3", text, calls="lenient").calls[0].arguments == call.arguments

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ from tests.conversations import assistant, call
 from tests.parsing.test_streaming import TOOLS, completion, delimiters, renderer, scaffold_texts, spelled, telling_ids
 from tests.support import FULL, per_family
 from tokentrace import InputError
+from tokentrace.parsing import arguments, bracketed, reader
+from tokentrace.parsing import channels as harmony
+from tokentrace.parsing.compiled import Compiled
+from tokentrace.parsing.marked import MarkedBytes
+from tokentrace.parsing.parser import StreamingParser
+from tokentrace.parsing.reader import Notation
 from tokentrace.parsing.response import CallStatus, Finish, ParsedResponse, PartKind
+from tokentrace.parsing.values import Tools
 
 SEQUENCES = 10_000 if FULL else 500
 """Random completions for each family."""
@@ -164,40 +172,68 @@ def test_ids_of_a_padded_embedding_read_as_unknown_and_others_are_refused(any_fa
 # -- cost
 
 
-def calls_made(work: Callable[[], object]) -> int:
-    """How many functions are called, those of C included."""
-    calls = 0
+class Counted:
+    """A pattern that counts the bytes that it goes over."""
 
-    def count(_frame: object, event: str, _arg: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
+    total = 0
 
-    sys.setprofile(count)
+    def __init__(self, pattern: Any) -> None:
+        self._pattern = pattern
+
+    def __getattr__(self, name: str) -> Any:
+        def method(data: bytes, at: int = 0, *stop: int) -> Any:
+            match = getattr(self._pattern, name)(data, at, *stop)
+            end = match.end() if isinstance(match, re.Match) else at if name == "match" else len(data)
+            Counted.total += max(0, end - at)
+            return match
+
+        return method
+
+
+def counted(value: Any) -> Any:
+    """A pattern, or a notation of patterns, that counts."""
+    if isinstance(value, Notation):
+        strings = {quote: Counted(one) for quote, one in value.strings.items()}
+        return value._replace(outside=Counted(value.outside), strings=strings, in_string=Counted(value.in_string))
+    return Counted(value) if isinstance(value, re.Pattern) and isinstance(value.pattern, bytes) else value
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsers that are compiled from here on count the bytes that their patterns go over, and those they decode."""
+    make, visible = reader.Delimiters.__init__, MarkedBytes.visible
+
+    def init(self: reader.Delimiters, *given: Any) -> None:
+        make(self, *given)
+        vars(self).update({name: counted(value) for name, value in vars(self).items()})
+
+    def decode(self: MarkedBytes, data: bytes | bytearray) -> bytes:
+        Counted.total += len(data)
+        return visible(self, data)
+
+    monkeypatch.setattr(reader.Delimiters, "__init__", init)
+    monkeypatch.setattr(MarkedBytes, "visible", decode)
+    for module in (reader, arguments, bracketed, harmony):
+        for name, value in list(vars(module).items()):
+            monkeypatch.setattr(module, name, counted(value))
+
+
+def work(compiled: Compiled, ids: list[int], size: int) -> int:
+    """What parsing ids in pieces of a size costs: bytes gone over, and functions called, those of C included."""
+    parser, before, calls = StreamingParser(compiled, Tools(TOOLS)), Counted.total, itertools.count()
+    sys.setprofile(lambda _frame, event, _arg: next(calls) if event in ("call", "c_call") else None)
     try:
-        work()
+        for at in range(0, len(ids), size):
+            parser.feed(ids[at : at + size])
+        parser.finish()
     finally:
         sys.setprofile(None)
-    return calls
+    return Counted.total - before + next(calls)
 
 
 UNITS = [
-    *(
-        "<",
-        "{",
-        "[",
-        '"',
-        "\\",
-        "\n",
-        " ",
-        "\n<",
-        "}",
-        ",",
-        '{"a":',
-        '{"name": "f", "arguments": {}}',
-        '"a",',
-        "'",
-        "f(",
-    ),
+    *("<", "{", "[", '"', "\\", "\n", " ", "\n<", "}", ",", '{"a":', '"a",', "'", "f("),
+    '{"name": "f", "arguments": {}}',
     *("<parameter=a>", "<parameter=a>\n1", "</parameter>\n", "</function>\n", "</invoke>", '<parameter name="a">'),
 ]
 ADVERSE = ["qwen3", "qwen3-coder", "glm-4.5", "minimax-m2", "minimax-m3", "deepseek-v3", "deepseek-v3.2", "kimi-k2"]
@@ -221,15 +257,11 @@ def adverse(family: str) -> Iterator[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("any_family", ADVERSE, indirect=True)
+@pytest.mark.usefixtures("counting")
 def test_cost_grows_no_faster_than_the_completion(any_family: str) -> None:
     made = renderer(any_family)
+    compiled = Compiled(made.grammar(), MarkedBytes(made.tokenizer.vocabulary), made.get_stop_token_ids())
     for begun, unit in adverse(any_family):
         for size in (1, 1_000_000):
-
-            def work(times: int, size: int = size, begun: list[int] = begun, unit: list[int] = unit) -> int:
-                ids = begun + unit * (TIMES * times)
-                parser = made.streaming_parser(tools=TOOLS)
-                return calls_made(lambda: [parser.feed(ids[at : at + size]) for at in range(0, len(ids), size)])
-
-            once, twice = work(1), work(2)
+            once, twice = (work(compiled, begun + unit * (TIMES * times), size) for times in (1, 2))
             assert twice < 2.6 * once + 500, (spelled(made, begun), spelled(made, unit), size, once, twice)

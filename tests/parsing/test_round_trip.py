@@ -30,7 +30,7 @@ _PIECES = [
     "<b>", "</b>", "<parameter=x>", "</parameter>", "<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[",
     "null", "True", "42", "-1.5e3", "&amp;", "|", "<|im_end|>", "</arg_value>", "</invoke>", "```json\n",
     "<function=f>",
-    '{"name": "f", "arguments": {}}', "assistant", "\r\n", "\u200b", "\u00a0",
+    '{"name": "f", "arguments": {}}', "assistant", "\r\n", "\u200b", "\u00a0"
 ]  # fmt: skip
 text = st.lists(st.sampled_from(_PIECES) | st.text(max_size=8), max_size=6).map("".join)
 scalar = (
@@ -42,15 +42,8 @@ value = st.recursive(
 names = st.sampled_from(["path", "content", "count", "flags", "where"])
 arguments = st.dictionaries(names, value, max_size=4)
 
-_TYPES = {
-    str: "string",
-    int: "integer",
-    bool: "boolean",
-    float: "number",
-    dict: "object",
-    list: "array",
-    type(None): "null",
-}
+_TYPES = {str: "string", int: "integer", bool: "boolean", float: "number", dict: "object", list: "array"}
+_TYPES[type(None)] = "null"
 
 
 @st.composite
@@ -127,10 +120,10 @@ def round_trip(
     return None
 
 
-def reported_class(entry: Unreadable) -> str:
-    """A reported field without the numbers in it."""
+def reported(entry: Unreadable) -> tuple[str, str]:
+    """A reported field without the numbers in it, and how it is read."""
     parts = [part for part in entry.field.split(".") if not part.isdigit() and part not in ("tool_calls", "function")]
-    return parts[0] if parts else "calls"
+    return parts[0] if parts else "calls", entry.kind.value
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -147,39 +140,42 @@ def test_what_is_rendered_is_read_back(any_family: str, message: Message, with_t
     assert "content" in fields or parsed.content == (message["content"] or "")
     assert "reasoning_content" in fields or (parsed.reasoning_content or "") == (message.get("reasoning_content") or "")
     assert unreadable or parsed.open is None
-    assert {reported_class(entry) for entry in unreadable} <= LOSSY[any_family]
+    if "tool_calls" not in fields:
+        functions = [call["function"] for call in message.get("tool_calls", [])]
+        for at, (function, read) in enumerate(zip(functions, parsed.tool_calls, strict=True)):
+            field = f"tool_calls.{at}.function"
+            assert f"{field}.name" in fields or read.name == function["name"]
+            for key, some in function["arguments"].items() if f"{field}.arguments" not in fields else ():
+                assert f"{field}.arguments.{key}" in fields or repr((read.arguments or {})[key]) == repr(some)
+    assert {reported(entry) for entry in unreadable} <= LOSSY[any_family]
 
 
-REASONING = {"id", "reasoning_content"}
-TRIMS = REASONING | {"content"}
+def either(*fields: str) -> set[tuple[str, str]]:
+    return {(field, kind.value) for field in fields for kind in UnreadableKind}
+
+
+NO_IDS = {("id", "dropped")}
+NO_REASONING = {("reasoning_content", "dropped")}
+TRIMS = NO_IDS | either("content", "reasoning_content")
 """Content and reasoning are trimmed, or content that holds ``</think>`` is cut there."""
-IN_LETTERS = TRIMS | {"arguments", "calls", "name"}
+IN_LETTERS = TRIMS | either("arguments", "calls") | {("name", "changed")}
 """Some delimiters are letters, which text may spell, and bare values need a schema to tell their type."""
-LOSSY: dict[str, set[str]] = {
-    "qwen2.5": REASONING,
-    "qwq-32b": TRIMS,
-    "qwen3": TRIMS,
-    "qwen3-instruct-2507": REASONING,
-    "qwen3-thinking-2507": TRIMS,
-    "qwen3-vl": REASONING,
+LOSSY: dict[str, set[tuple[str, str]]] = {
+    **dict.fromkeys(
+        ["qwen2.5", "qwen3-instruct-2507", "qwen3-vl", "deepseek-v3.2", "deepseek-v4"], NO_IDS | NO_REASONING
+    ),
+    **dict.fromkeys(["kimi-k2", "kimi-k2.5", "mistral-nemo"], NO_REASONING),
+    **dict.fromkeys(["qwq-32b", "qwen3", "qwen3-thinking-2507", "deepseek-r1", "deepseek-v3.1"], TRIMS),
     **dict.fromkeys(["qwen3-coder", "qwen3.5", "qwen3.5-nothink", "qwen3.6", "nemotron-3-nano"], IN_LETTERS),
-    **{f"glm-{version}": TRIMS | {"arguments"} for version in ("4.5", "4.6", "4.7", "4.7-flash", "5", "5.1", "5.2")},
+    **{f"glm-{one}": TRIMS | either("arguments") for one in ("4.5", "4.6", "4.7", "4.7-flash", "5", "5.1", "5.2")},
     "minimax-m2": IN_LETTERS,
-    "minimax-m3": TRIMS | {"arguments", "calls"},
-    "deepseek-v3": REASONING | {"calls"},
-    "deepseek-r1": TRIMS,
-    "deepseek-v3.1": TRIMS,
-    "deepseek-v3.2": REASONING,
-    "deepseek-v4": REASONING,
-    "kimi-k2": REASONING,
-    "kimi-k2.5": REASONING,
-    "llama-3.1": TRIMS | {"calls"},
-    "llama-3.2": TRIMS | {"calls"},
-    "gpt-oss": TRIMS | {"calls"},
-    "mistral-nemo": REASONING,
-    "gemma-3": TRIMS | {"calls"},
+    "minimax-m3": TRIMS | either("arguments", "calls"),
+    "deepseek-v3": NO_REASONING | {("calls", "dropped")},
+    **dict.fromkeys(["llama-3.1", "llama-3.2"], NO_IDS | NO_REASONING | either("content", "calls")),
+    "gpt-oss": TRIMS | either("calls"),
+    "gemma-3": NO_REASONING | either("content") | {("calls", "dropped")},
 }
-"""The fields that a template loses or makes ambiguous: the only exceptions."""
+"""What templates lose or make ambiguous: the only exceptions."""
 
 
 def example(**changes: Any) -> Message:
@@ -192,6 +188,7 @@ def example(**changes: Any) -> Message:
     [
         ("qwen3", []),
         ("qwen2.5", [("reasoning_content", UnreadableKind.DROPPED)]),
+        ("kimi-k2", [("reasoning_content", UnreadableKind.DROPPED)]),
         ("deepseek-v3", [("reasoning_content", UnreadableKind.DROPPED), ("tool_calls", UnreadableKind.DROPPED)]),
     ],
 )
@@ -250,8 +247,8 @@ def calling(name: str = "tool_0", arguments: Any = None) -> Message:
         ("llama-3.1", {}, calling('f"x'), "", "['f\"x'] is read as []"),
         ("qwen3-coder", {}, calling("f\n"), "name", r"'f\n' is read as 'f'"),
         ("qwen3", {}, {"role": "assistant", "content": "e\u0301"}, "content", r"'e\u0301' is read as '\xe9'"),
-        ("qwen3", {}, calling(arguments={"path": "e\u0301"}), "arguments.path", r"'e\u0301' is read as '\xe9'"),
-    ],
+        ("qwen3", {}, calling(arguments={"path": "e\u0301"}), "arguments.path", r"'e\u0301' is read as '\xe9'")
+    ]
 )  # fmt: skip
 def test_what_is_not_read_back_equal_is_reported_with_both_sides(
     name: str, settings: dict[str, Any], message: Message, field: str, why: str

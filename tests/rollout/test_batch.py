@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.engines.faults import Fault
-from tests.rollout.support import QUESTION, RENDERER, Turns
-from tokentrace.rollout.batch import Summary, grouped, run_rollouts
+from tests.rollout.support import QUESTION, RENDERER, Turns, look
+from tokentrace import InputError
+from tokentrace.rollout.batch import Summary, grouped, row_task, run_rollouts
 from tokentrace.rollout.loop import Agent, End, Rollout, Task
 from tokentrace.rollout.store import RolloutStore
+from tokentrace.rollout.tools import as_tools
 
 TASKS = [Task(QUESTION, name=f"q{number}", metadata={"level": number}) for number in range(5)]
 
@@ -22,6 +24,19 @@ def test_groups_share_a_prompt_and_have_names_of_their_own() -> None:
     assert [task.name for task in tasks] == [f"{name}-{at}" for name in ("q0", "q1", "task-00002") for at in range(3)]
     assert tasks[4].metadata == {"level": 1, "group": "q1", "member": 1}
     assert [task.name for task in grouped(TASKS, 1)] == [task.name for task in TASKS]
+
+
+def test_a_row_selects_among_the_tools_by_name() -> None:
+    def shout() -> str:
+        """Shout."""
+        return "!"
+
+    tools = as_tools([look, shout])
+    for column in ({"tool_selection": ["shout"]}, {"tools": [tools[1].tool_schema]}):
+        assert row_task({"prompt": "?", **column}, tools).tools == tools[1:]
+    assert row_task({"prompt": "?"}, tools).tools is None
+    with pytest.raises(InputError, match="there is no tool 'sing'"):
+        row_task({"prompt": "?", "tool_selection": ["sing"]}, tools)
 
 
 def seeds(concurrency: int, store: RolloutStore | None = None) -> dict[str, list[int | None]]:

@@ -12,9 +12,8 @@ import pytest
 from tokentrace.demo.questions import SOURCES, FollowUps, question_reward
 from tokentrace.engines.embedded import EmbeddedEngine
 from tokentrace.pocket import POCKET
-from tokentrace.rollout.config import ConfigError
 from tokentrace.rollout.cutting import Keep
-from tokentrace.rollout.loading import load_interactions, load_tools
+from tokentrace.rollout.loading import ConfigError, load_interactions, load_tools
 from tokentrace.rollout.loop import Budget
 from tokentrace.rollout.setup import Run
 from tokentrace.rollout.setup import read_run as read_any_run
@@ -148,6 +147,11 @@ BAD = {
     "bad date": (POCKET_RUN + "seed: 2024-13-45\n", "line 5: '2024-13-45' cannot be read"),
     "itself": ("engine: &a {kind: *a}\n", "nested too deeply, or an anchor"),
     "a key that is none": ("? [engine]\n: 1\n", "line 1: the name of a setting must be text"),
+    "verl's characters": (
+        POCKET_RUN + "budget: {max_tool_response_length: 5}\n",
+        "line 5: budget.max_tool_response_length: .*result_tokens",
+    ),
+    "verl's name beside ours": (POCKET_RUN + "budget: {turns: 1, max_assistant_turns: 2}\n", "turns is the same"),
     "patience": (POCKET_RUN + "patience: -1\n", "line 5: patience: .*>= 0"),
     "no engine": ("data: {questions: {count: 1}}\n", "required field `engine`"),
     "engine kind": (POCKET_RUN.replace("embedded", "vlm"), "line 1: engine.kind: .*'vlm'"),

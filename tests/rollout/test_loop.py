@@ -42,9 +42,11 @@ def check_exact(rollout: Rollout, engine: Turns) -> None:
 
 
 def test_tools_are_called_and_every_prompt_extends_the_stream() -> None:
-    engine = Turns(CALL, ANSWER)
+    engine = Turns(CALL, ANSWER, version=3)
     rollout = run(engine)
     assert rollout.end is End.ANSWER
+    recorded = [(turn.version, turn.sampling["temperature"]) for turn in rollout.trajectory.turns()]
+    assert recorded == [(3, 1.0), (3, 1.0)]
     assert [message["role"] for message in rollout.messages] == ["user", "assistant", "tool", "assistant"]
     assert rollout.messages[2]["content"] == "42"
     assert rollout.messages[1]["tool_calls"][0]["id"] == rollout.messages[2]["tool_call_id"]

@@ -24,7 +24,7 @@ class Unplaced:
 
 
 def waiting_run(nodes: Any, notices: list[Outage | None], patience: float) -> Any:
-    names = ("RayError", "RayActorError", "WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError")
+    names = ("RayError", "RayActorError", "ObjectLostError", "OutOfMemoryError")
     exceptions = SimpleNamespace(**{name: type(name, (Exception,), {}) for name in names})
     ray = SimpleNamespace(exceptions=exceptions, kill=lambda _: None, cluster_resources=nodes)
     tasks = [Task([{"role": "user", "content": "?"}], name="one")]

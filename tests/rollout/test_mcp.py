@@ -187,6 +187,12 @@ def test_servers_in_yaml(tmp_path: Path) -> None:
         assert results(await run(list(run_.tools), call("add", a=2, b=2))) == ["4"]
         await run_.close()
         assert len(asyncio.all_tasks()) == 1
+        (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": {"numbers": STDIO}}), encoding="utf-8")
+        shared = {"file": "servers.json", "tools": ["add"]}
+        file.write_text(json.dumps({**config, "tools": [{"mcp": shared}]}), encoding="utf-8")
+        run_ = read_run(file)
+        assert results(await run(list(run_.tools), call("add", a=2, b=3))) == ["5"]
+        await run_.close()
 
     with served([]) as (url, _):
         asyncio.run(go(url))

@@ -156,3 +156,18 @@ def test_waiting_for_the_engine_is_not_the_rollouts_time() -> None:
         rollout = runner.run(agent(engine, budget=Budget(seconds=10)).run(TASKS[0], patience=patience))
     assert clock.now > 99
     assert (rollout.end, rollout.turns) == (End.ANSWER, 2)
+
+
+def test_a_request_that_brings_the_engine_down_each_time_is_not_sent_forever() -> None:
+    clock, engine, down = Clock(), Engine(), [False]
+
+    def refuses(_: Any, session: str | None) -> Exception | None:
+        if session == "q1-0" or (session is None and down[0]):
+            down[0] = session is not None
+            return EngineUnavailable("it crashed")
+        return None
+
+    engine.refuses = refuses
+    rollouts = run(engine, Patience(600, clock=clock, sleep=clock.sleep))
+    assert {one.task.name for one in rollouts if one.end is not End.ANSWER} == {"q1-0"}
+    assert clock.pauses == [1] * 10

@@ -298,3 +298,21 @@ def test_aborted_rollouts_of_a_store_go_on_in_the_next_run(tmp_path: Path, whole
     assert len(aborted) == 2
     for name in aborted:
         assert min(length for id, length in prompts.items() if id and id.startswith(name)) == len(before[name])
+
+
+def test_what_cannot_be_continued_is_run_anew_with_a_note(tmp_path: Path) -> None:
+    async def run(task: Task, places: Sequence[int], **options: Any) -> Any:
+        engine, store = Aborting(places), RolloutStore(tmp_path)
+        try:
+            summary = await run_rollouts(agent(engine), [task], store=store, **options)
+            return summary, store.finished[0]["notes"]
+        finally:
+            store.close()
+            await engine.close()
+
+    summary, _ = asyncio.run(run(TASK, [4]))
+    assert summary.ends == {"abort": 1}
+    other = Task([{"role": "user", "content": "What is 2 + 2?"}], name="one")
+    summary, notes = asyncio.run(run(other, [], continue_aborted=True))
+    assert summary.ends == {"user": 1}
+    assert notes[-1].startswith("run anew: ")

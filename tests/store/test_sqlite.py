@@ -125,19 +125,6 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(make: object, problem: st
     assert not (tmp_path / "elsewhere").exists()
 
 
-READ_ONLY = """
-import os, sys
-from tokentrace.store.sqlite import sqlite_store
-from tokentrace.store.store import StoreError
-if os.geteuid() == 0:
-    os.setuid(65534)
-try:
-    sqlite_store(sys.argv[1])
-except StoreError as error:
-    print(error)
-"""
-
-
 def test_a_store_is_for_its_owner_alone(tmp_path: Path) -> None:
     async def test() -> None:
         store = open_store(str(tmp_path / "store.db"))

@@ -51,29 +51,29 @@ CASES: Final = {
             "<answer>{{ m.content }}</answer>"
         ),
         turn(reasoning=THINK, content=Frame("<answer>", close="</answer>")),
-        (SAID, THOUGHT),
+        (SAID, THOUGHT)
     ),
     "a turn closed in letters": Case(
         "{% for m in messages %}{{ 'Bot: ' if m.role == 'assistant' else 'Human: ' }}{{ m.content }}{{ '\\nOver.\\n' }}"
         "{% endfor %}{% if add_generation_prompt %}Bot: {% endif %}",
-        TurnGrammar("Bot: ", "Bot: ", content=Frame(trail="\n", close="Over.", after="\n"), notes=(NO_CALLS,)),
+        TurnGrammar("Bot: ", "Bot: ", content=Frame(trail="\n", close="Over.", after="\n"), notes=(NO_CALLS,))
     ),
     "no calls": Case(template("{{ m.content }}"), turn()),
     "a template that needs tools": Case(
         template(called("<call>" + OBJECT + "</call>")) + "{{ raise_exception('no tools') if not tools }}",
         turn(TAGGED),
-        CALLS,
+        CALLS
     ),
     # reasoning
     "reasoning that only the prompt opens": Case(
         template("{{ m.content }}", prompt="<think>\n"),
-        turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>\n", reasoning=Frame("<think>", "\n", "", "</think>", "")),
+        turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>\n", reasoning=Frame("<think>", "\n", "", "</think>", ""))
     ),
     "reasoning that the prompt opens and the turn closes": Case(
         template(
             "{% if m.reasoning_content %}{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}", prompt="<think>"
         ),
-        turn(prompt="<|a|><think>", reasoning=THINK),
+        turn(prompt="<|a|><think>", reasoning=THINK)
     ),
     "reasoning behind a switch": Case(
         template(
@@ -82,7 +82,7 @@ CASES: Final = {
         ),
         turn(reasoning=THINK),
         (SAID, THOUGHT),
-        (("thinking", True),),
+        (("thinking", True),)
     ),
     "reasoning behind a switch that is on": Case(
         template(
@@ -91,7 +91,7 @@ CASES: Final = {
         ),
         turn(reasoning=Frame("[THINK]", "", "", "[/THINK]", "")),
         (SAID, THOUGHT),
-        (("hide", False),),
+        (("hide", False),)
     ),
     "reasoning beside calls only": Case(
         template(
@@ -100,7 +100,7 @@ CASES: Final = {
             + called("<call>" + OBJECT + "</call>")
         ),
         turn(TAGGED, reasoning=Frame("<think>", "", "", "</think>", "\n"), after_empty="\n"),
-        (*CALLS, BOTH),
+        (*CALLS, BOTH)
     ),
     "reasoning between words": Case(
         template(
@@ -108,42 +108,42 @@ CASES: Final = {
             "{{ m.content }}"
         ),
         turn(reasoning=Frame("Thinking:", " ", "\n", "Done.", "\n"), after_empty="\n"),
-        (SAID, THOUGHT),
+        (SAID, THOUGHT)
     ),
     "reasoning closed by a word": Case(
         template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }} # {% endif %}{{ m.content }}"),
         turn(reasoning=Frame("<think>", "", " ", "#", " "), after_empty=" "),
-        (SAID, THOUGHT),
+        (SAID, THOUGHT)
     ),
     "reasoning that nothing opens": Case(
         template("{% if m.reasoning_content %}{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"),
         turn(
             None,
             "nothing opens the reasoning, so that it is not to be told from content",
-            NO_CALLS,
-        ),
+            NO_CALLS
+        )
     ),
     "reasoning that nothing closes": Case(
         template("{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{{ '\\n' }}{% endif %}{{ m.content }}"),
-        turn(None, "nothing that could be looked for closes the reasoning", NO_CALLS),
+        turn(None, "nothing that could be looked for closes the reasoning", NO_CALLS)
     ),
     "an empty place for reasoning in every turn": Case(
         template("<|x|>inner\n{{ m.reasoning_content }}<|q|>{{ m.content }}", prompt="<|x|>inner\n<|q|>"),
         turn(prompt="<|a|><|x|>inner\n<|q|>", reasoning=Frame("<|x|>inner", "\n", "", "<|q|>", "")),
-        (SAID, THOUGHT),
+        (SAID, THOUGHT)
     ),
     "a prompt in the turn before it": Case(
         "{% for m in messages %}{% if m.role == 'assistant' %}<|a|>{% if m.reasoning_content %}"
         "{{ m.reasoning_content }} So: {% endif %}{{ m.content }}<|end|>{% else %}<|u|>{{ m.content }}<|end|>"
         "{% if loop.last and add_generation_prompt %}<|a|>I think: {% endif %}{% endif %}{% endfor %}",
-        turn(prompt="<|a|>I think: ", reasoning=Frame("I think:", " ", " ", "So:", " "), after_empty=" "),
+        turn(prompt="<|a|>I think: ", reasoning=Frame("I think:", " ", " ", "So:", " "), after_empty=" ")
     ),
     "an answer that is written where the prompt opens reasoning": Case(
         "{% set last = messages[-1] %}{% for m in messages %}{% if m.role == 'user' %}<|u|>{{ m.content }}<|end|>"
         "{% elif not loop.last %}<|a|>{{ m.content }}<|end|>{% endif %}{% endfor %}{% if last.role == 'assistant' %}"
         "{{ '<|a|><think>' + last.content + '<|end|>' }}{% elif add_generation_prompt %}<|a|><think>{% endif %}",
         turn(None, HIDDEN, NO_CALLS, prompt="<|a|><think>", reasoning=THINK),
-        (),
+        ()
     ),
     "several messages in a turn": Case(
         template(
@@ -151,12 +151,12 @@ CASES: Final = {
             " user<|sep|>{{ m.content }}"
         ),
         turn(None, SEVERAL_MESSAGES),
-        (),
+        ()
     ),
     "messages that say who they go to": Case(
         ADDRESSED.replace("BODY", ARGUMENTS),
         TurnGrammar("<|a|>", "<|a|>", channels=TO),
-        (*CALLS, THOUGHT, BOTH),
+        (*CALLS, THOUGHT, BOTH)
     ),
     "messages to tools, in tags": Case(
         ADDRESSED.replace(
@@ -174,44 +174,44 @@ CASES: Final = {
                 close="</call>",
                 key_open='<p name="',
                 value_open='">',
-                value_close="</p>\n",
-            ),
+                value_close="</p>\n"
+            )
         ),
-        (*CALLS, THOUGHT, BOTH),
+        (*CALLS, THOUGHT, BOTH)
     ),
     # calls: JSON
     "an object": Case(template(called("<call>" + OBJECT + "</call>")), turn(TAGGED), CALLS),
     "an object in an object": Case(
         template(called('<call>{"type": "function", "function": ' + OBJECT + "}</call>")),
         turn(replace(TAGGED, keys=(("name", ("function", "name")), ("arguments", ("function", "arguments"))))),
-        CALLS,
+        CALLS
     ),
     "the call as it was given": Case(
         template(called("<call>{{ c | tojson }}</call>")),
         turn(
             replace(
                 TAGGED,
-                keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments"))),
+                keys=(("id", ("id",)), ("name", ("function", "name")), ("arguments", ("function", "arguments")))
             )
         ),
-        CALLS,
+        CALLS
     ),
     "arguments before the name": Case(
         template(called('<call>{"parameters": ' + ARGUMENTS + ', "tool": {{ f.name | tojson }}}</call>')),
         turn(replace(TAGGED, keys=(("arguments", ("parameters",)), ("name", ("tool",))))),
-        CALLS,
+        CALLS
     ),
     "the name as the only key": Case(
         template(called('<call>{"{{ f.name }}": ' + ARGUMENTS + "}</call>")),
         turn(json_call(open="<call>", close="</call>", keys=(), named_key=True)),
-        CALLS,
+        CALLS
     ),
     "arguments as JSON in a string": Case(
         template(
             called('<call>{"name": {{ f.name | tojson }}, "arguments": {{ f.arguments | tojson | tojson }}}</call>')
         ),
         turn(TAGGED),
-        CALLS,
+        CALLS
     ),
     "arguments given as JSON text only": Case(
         template(called(AS_TEXT + "<|call|>{{ f.name }}<|args|>{{ f.arguments }}<|done|>")),
@@ -220,12 +220,12 @@ CASES: Final = {
                 Style.JSON_ARGUMENTS, open="<|call|>", head=(("", "name"),), begin="<|args|>", close="<|done|>"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "escaped JSON": Case(
         template(called("<call>" + OBJECT.replace("tojson }}}", "tojson(ensure_ascii=True) }}}") + "</call>")),
         turn(replace(TAGGED, ascii=True)),
-        CALLS,
+        CALLS
     ),
     # calls: fields before arguments
     "an id before the name": Case(
@@ -236,10 +236,10 @@ CASES: Final = {
                 open="<|call|>",
                 head=(("", "id"), ("<|sep|>", "name")),
                 begin="<|args|>",
-                close="<|done|>",
+                close="<|done|>"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "an id after the name": Case(
         template(called('<call name="{{ f.name }}" id="{{ c.id }}">' + ARGUMENTS + "</call>")),
@@ -249,10 +249,10 @@ CASES: Final = {
                 open='<call name="',
                 head=(("", "name"), ('" id="', "id")),
                 begin='">',
-                close="</call>",
+                close="</call>"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "an id made of name and number": Case(
         template(called("<|call|>functions.{{ f.name }}:{{ loop.index0 }}<|args|>" + ARGUMENTS + "<|done|>")),
@@ -263,10 +263,10 @@ CASES: Final = {
                 head=(("", "id"),),
                 begin="<|args|>",
                 close="<|done|>",
-                id_is_name=True,
+                id_is_name=True
             )
         ),
-        CALLS,
+        CALLS
     ),
     # calls: arguments one by one
     "compact tags": Case(
@@ -279,10 +279,10 @@ CASES: Final = {
                 close="</call>",
                 key_open="<k>",
                 value_open="</k><v>",
-                value_close="</v>",
+                value_close="</v>"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "tags that say the type": Case(
         template(
@@ -299,10 +299,10 @@ CASES: Final = {
                 key_open='<p name="',
                 value_open='" string="false">',
                 string_open='" string="true">',
-                value_close="</p>",
+                value_close="</p>"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "tags that name one of six types": Case(
         TYPE
@@ -327,12 +327,12 @@ CASES: Final = {
                     ("boolean", '" type="boolean">'),
                     ("null", '" type="null">'),
                     ("array", '" type="array">'),
-                    ("object", '" type="object">'),
+                    ("object", '" type="object">')
                 ),
-                value_close="</p>",
+                value_close="</p>"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "tags made of control tokens": Case(
         template(
@@ -346,7 +346,7 @@ CASES: Final = {
                 + "<|q|>given<|sep|>"
             )
             + "<|q|>call<|sep|>{% endfor %}<|q|>tools<|sep|>{% endif %}<|q|>turn<|sep|>",
-            prompt="<|x|>think<|sep|>",
+            prompt="<|x|>think<|sep|>"
         ),
         turn(
             CallGrammar(
@@ -360,14 +360,14 @@ CASES: Final = {
                 key_open='<|x|>given key="',
                 value_open='" type="other"<|sep|>',
                 string_open='" type="string"<|sep|>',
-                value_close="<|q|>given<|sep|>",
+                value_close="<|q|>given<|sep|>"
             ),
             prompt="<|a|><|x|>think<|sep|>",
             reasoning=Frame("<|x|>think<|sep|>", close="<|q|>think<|sep|>"),
             content=Frame("<|x|>words<|sep|>", close="<|q|>words<|sep|><|q|>turn<|sep|>"),
-            notes=(),
+            notes=()
         ),
-        (*CALLS, THOUGHT, BOTH),
+        (*CALLS, THOUGHT, BOTH)
     ),
     "strings in CDATA": Case(
         template(
@@ -388,10 +388,10 @@ CASES: Final = {
                 key_open='<p name="',
                 value_open='">',
                 value_close="</p>",
-                strings=Value.CDATA,
+                strings=Value.CDATA
             )
         ),
-        CALLS,
+        CALLS
     ),
     "strings as JSON": Case(
         template(
@@ -404,10 +404,10 @@ CASES: Final = {
                 key_open='<p name="',
                 value_open='">',
                 value_close="</p>",
-                strings=Value.JSON,
+                strings=Value.JSON
             )
         ),
-        (SAID,),
+        (SAID,)
     ),
     "True and False": Case(
         template(
@@ -424,10 +424,10 @@ CASES: Final = {
                 key_open='<p name="',
                 value_open='">',
                 value_close="</p>",
-                others=Value.PYTHON,
+                others=Value.PYTHON
             )
         ),
-        CALLS,
+        CALLS
     ),
     "tags named after the keys": Case(
         TREE + template(called('<|x|><call name="{{ f.name }}">{{ tree(f.arguments) }}<|x|></call>')),
@@ -441,10 +441,10 @@ CASES: Final = {
                 key_open="<|x|><",
                 value_open=">",
                 value_close="<|x|></",
-                item="item",
+                item="item"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "tags after brackets in letters": Case(
         TREE.replace("<|x|>", "]<]x[>[")
@@ -462,22 +462,22 @@ CASES: Final = {
                 key_open="]<]x[>[<",
                 value_open=">",
                 value_close="]<]x[>[</",
-                item="item",
+                item="item"
             )
         ),
-        CALLS,
+        CALLS
     ),
     "Python calls": Case(
         template(called(PYTHON, "<|calls|>[", "]<|done|>")),
         turn(
             CallGrammar(Style.PYTHON, section_open="<|calls|>[", section_close="]<|done|>", separator=", ")
         ),
-        CALLS,
+        CALLS
     ),
     "Python calls with nothing around them": Case(
         template(called(PYTHON, "[", "]")),
         turn(CallGrammar(Style.PYTHON, section_open="[", section_close="]", separator=", "), BARE_CALLS),
-        (SAID, CALLED, assistant("", LOOK, STOP)),
+        (SAID, CALLED, assistant("", LOOK, STOP))
     ),
     "braces with quotes of their own": Case(
         BRACES + template(called("<|call|>call:{{ f.name }}{{ braces(f.arguments) }}<|done|>")),
@@ -486,7 +486,7 @@ CASES: Final = {
                 Style.BRACES, open="<|call|>call:", head=(("", "name"),), begin="{", close="<|done|>", quote="<|q|>"
             )
         ),
-        CALLS,
+        CALLS
     ),
-    **AROUND_CALLS,
+    **AROUND_CALLS
 }  # fmt: skip

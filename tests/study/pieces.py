@@ -71,12 +71,7 @@ def json_call(**changes: Any) -> CallGrammar:
 
 
 TAGGED: Final = json_call(open="<call>", close="</call>")
-NAMED_TAG: Final[dict[str, Any]] = {
-    "open": '<call name="',
-    "head": (("", "name"),),
-    "begin": '">',
-    "close": "</call>",
-}
+NAMED_TAG: Final[dict[str, Any]] = {"open": '<call name="', "head": (("", "name"),), "begin": '">', "close": "</call>"}
 TREE: Final = (
     "{% macro tree(v) %}{% if v is mapping %}{% for k, w in v.items() %}<|x|><{{ k }}>{{ tree(w) }}<|x|></{{ k }}>"
     "{% endfor %}{% elif v is string %}{{ v }}{% elif v is iterable %}{% for w in v %}<|x|><item>{{ tree(w) }}"

@@ -75,20 +75,7 @@ _grammar_options = together(
 @page_option("Write a page as well.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only what is not met.")
 @click.pass_context
-def audit(
-    ctx: click.Context,
-    /,
-    *,
-    tokenizers: tuple[str, ...],
-    more: tuple[str, ...],
-    require: str | None,
-    allow_partly: bool,
-    against: str | None,
-    as_json: bool,
-    html: Path | None,
-    quiet: bool,
-    **options: Any,
-) -> None:
+def audit(ctx: click.Context, /, *, tokenizers: tuple[str, ...], more: tuple[str, ...], **options: Any) -> None:
     """Certify each TOKENIZER: does its template only append, what does it lose, and what is it safe for?
 
     The first lines say what to do. A break is shown with the smallest conversation that has it, and with the line of
@@ -111,64 +98,80 @@ def audit(
       tokentrace audit ./Qwen3-8B --on chat.json --step 2
       tokentrace audit ./Qwen3-8B --json | jq '.[].verdicts[] | {use, grade}'
     """
-    from ..diagnose.audit_document import audit_document, differences_document
+    tokenizers += more
+    _check_options(ctx, options, tokenizers)
+    if options["grammar"] or options["on"] is not None:
+        names = _split_name(tokenizers[0], options["chat_template"]) if tokenizers else (None, options["chat_template"])
+        options |= dict(zip(("tokenizer", "chat_template"), names, strict=True))
+        ctx.exit(_show_grammar(options) if options["grammar"] else _show_conversation(options))
+    ctx.exit(_certify(tokenizers, options))
+
+
+def _check_options(ctx: click.Context, options: dict[str, Any], tokenizers: tuple[str, ...]) -> None:
+    """Reject options that do not go together."""
+    on, grammar = options["on"] is not None, options["grammar"]
+    used = {**dict.fromkeys(_ON, on), **dict.fromkeys(_PARSERS, grammar), "tools": on or grammar}
+    for name, goes in used.items():
+        if not goes and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            needs = "--grammar" if name in _PARSERS else "--on"
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with {needs}")
+    required, against = options["require"] is not None, options["against"] is not None
+    if grammar and on:
+        raise click.UsageError("--on and --grammar show two things: give one of them")
+    if (on or grammar) and (len(tokenizers) > 1 or required or against):
+        raise click.UsageError(f"{'--grammar' if grammar else '--on'} is about one tokenizer, and says no verdict")
+    if not tokenizers and (required or options["quiet"]):
+        raise click.UsageError("--require and --quiet do not audit the embedded model by default: name the tokenizer")
+    if against and len(tokenizers) > 1:
+        raise click.UsageError("--against compares one tokenizer with another")
+
+
+def _certify(tokenizers: tuple[str, ...], options: dict[str, Any]) -> int:
+    """Audit templates and print what they are safe for; 1 if something does not hold, or differs."""
+    from ..diagnose.audit_report import audits_document, differences_document
     from ..diagnose.verdicts import Use
     from ..settings import choose
     from .inputs import chosen_tokenizer, split_list
 
-    tokenizers += more
-    on, grammar, options["tokenizer"] = options["on"], options["grammar"], None
-    _check_options(ctx, on is not None, grammar)
-    if on is not None or grammar:
-        if grammar and on is not None:
-            raise click.UsageError("--on and --grammar show two things: give one of them")
-        if len(tokenizers) > 1 or require is not None or against is not None:
-            raise click.UsageError(f"{'--grammar' if grammar else '--on'} is about one tokenizer, and says no verdict")
-        if tokenizers:
-            options["tokenizer"], options["chat_template"] = _split_name(tokenizers[0], options["chat_template"])
-        ctx.exit(_show_grammar(options, as_json) if grammar else _show_conversation(options, html, as_json))
-    if not tokenizers and (require is not None or quiet):
-        raise click.UsageError("--require and --quiet do not audit the embedded model by default: name the tokenizer")
+    require, against, quiet = (options[name] for name in ("require", "against", "quiet"))
     uses = [choose(Use, "--require", use) for use in split_list(require or "")]
     if require is not None and not uses:
         raise click.UsageError(f"--require {require!r} names no use: name some of {', '.join(Use)}, or leave it out")
     names = tokenizers or (chosen_tokenizer(None),)
-    if against is not None and len(names) != 1:
-        raise click.UsageError("--against compares one tokenizer with another")
     with ProgressBars(transient=True, quiet=quiet) as bars:
         second = None if against is None else _load_other(against, names[0], options)
         reports = [_run(*_load(name, options), bars, f"{at}/{len(names)}") for at, name in enumerate(names, 1)]
         other = None if second is None else _run(*second, bars, "against")
     changed = [] if other is None else list(other.differences(reports[0]))
-    document, data = audit_document(reports), [report.to_json() for report in reports]
-    if html is not None:
-        write_page(html, document)
+    document, data = audits_document(reports), [report.to_json() for report in reports]
+    if options["html"] is not None:
+        write_page(options["html"], document)
     if other is not None:
         rows = [{"what": what, "before": before, "now": now} for what, before, now in changed]
         both = {"audit": data[0], "against": other.to_json(), "differences": rows}
-        print_report(differences_document(other, reports[0]), both, as_json)
-    elif as_json or not quiet:
-        print_report(document, data, as_json)
-    unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=allow_partly)]
+        print_report(differences_document(other, reports[0]), both, options["as_json"])
+    elif options["as_json"] or not quiet:
+        print_report(document, data, options["as_json"])
+    unmet = [(report, one) for report in reports for one in report.unmet(uses or Use, partly=options["allow_partly"])]
     for report, one in unmet if uses or quiet else ():
         click.secho(f"{report.name}: {one.use}{' is required, and' if uses else ''} {one.grade}", fg="red", err=True)
         for words in one.against:
             click.echo(f"  {words}", err=True)
-    ctx.exit(1 if changed or (unmet and (uses or other is None)) else 0)
+    return 1 if changed or (unmet and (uses or other is None)) else 0
 
 
-def _show_grammar(options: dict[str, Any], as_json: bool) -> int:
+def _show_grammar(options: dict[str, Any]) -> int:
     from ..diagnose.grammar import GrammarReport
     from .inputs import make_renderer, read_tools
 
     renderer = make_renderer(options, **{name: options[name] for name in _PARSERS})
     with working("reading the template"):
         report = GrammarReport.of(renderer, read_tools(options["tools"]))
-    print_report(report.document(), report.to_json(), as_json)
+    print_report(report.document(), report.to_json(), options["as_json"])
     return 0
 
 
-def _show_conversation(options: dict[str, Any], html: Path | None, as_json: bool) -> int:
+def _show_conversation(options: dict[str, Any]) -> int:
     """Show what production, rollout and training hold of a conversation; 1 if they differ."""
     from ..diagnose.histories import compare_histories
     from .inputs import conversation_title, make_renderer, read_conversation, read_tools
@@ -181,19 +184,10 @@ def _show_conversation(options: dict[str, Any], html: Path | None, as_json: bool
     if step is not None and step >= len(report.steps):
         raise InputError(f"--step: there is no step {step}; there are {len(report.steps)}, counted from 0")
     document = report.document(step=step)
-    print_report(document, report.to_json(), as_json)
-    if html is not None:
-        write_page(html, document, title=conversation_title(options["on"]))
+    print_report(document, report.to_json(), options["as_json"])
+    if options["html"] is not None:
+        write_page(options["html"], document, title=conversation_title(options["on"]))
     return 0 if report.equal else 1
-
-
-def _check_options(ctx: click.Context, on: bool, grammar: bool) -> None:
-    """Reject options of --on and --grammar without these."""
-    used = {**dict.fromkeys(_ON, on), **dict.fromkeys(_PARSERS, grammar), "tools": on or grammar}
-    for name, goes in used.items():
-        if not goes and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            needs = "--grammar" if name in _PARSERS else "--on"
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with {needs}")
 
 
 def _split_name(name: str, template: str | None) -> tuple[str, str | None]:
@@ -205,16 +199,12 @@ def _split_name(name: str, template: str | None) -> tuple[str, str | None]:
         raise InputError(f"{name} is a template, and --chat-template names another one; give the model's folder")
     if not path.is_file():
         raise InputError(f"there is no file {name}")
-    if not _has_tokenizer(path):
+    if not path.with_name("tokenizer.json").is_file():
         raise InputError(
             f"{name} has no tokenizer.json beside it: name the model whose template it is to be, as in "
             f"tokentrace audit MODEL --chat-template {name}"
         )
     return str(path.parent), name
-
-
-def _has_tokenizer(template: Path) -> bool:
-    return (template.parent / "tokenizer.json").is_file()
 
 
 def _load(name: str, options: dict[str, Any]) -> tuple[Renderer, str]:
@@ -232,7 +222,7 @@ def _load(name: str, options: dict[str, Any]) -> tuple[Renderer, str]:
 def _load_other(name: str, first: str, options: dict[str, Any]) -> tuple[Renderer, str]:
     """Load what ``--against`` names: another tokenizer, or another template for the same one."""
     path = Path(name)
-    if path.suffix == ".jinja" and path.is_file() and not _has_tokenizer(path):
+    if path.suffix == ".jinja" and path.is_file() and not path.with_name("tokenizer.json").is_file():
         note(f"{name} has no tokenizer beside it: it is audited with that of {first}")
         folder = str(Path(first).parent) if first.endswith(".jinja") else first
         return _load(folder, {**options, "chat_template": name})[0], path.name

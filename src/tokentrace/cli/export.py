@@ -27,7 +27,7 @@ from .output import ProgressBars, note, print_rows, short_number
 
 if TYPE_CHECKING:
     from ..data.trainers import Trainer
-    from ..gateway.rows import Exported
+    from ..gateway.rows import Export
     from ..store.store import SessionInfo, Store
 
 
@@ -71,7 +71,7 @@ def export(*, store: str, **options: Any) -> None:
         what = "is a folder" if Path(store).is_dir() else "is not there"
         raise InputError(f"{store} {what}: name the file that `tokentrace serve --store` was given")
     done, longest = asyncio.run(_export(store, job, target))
-    data = {name: getattr(done, name) for name in done.__dataclass_fields__}
+    data = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
     data |= {"output": str(job.output), "longest": longest}
     how = {name: getattr(job, name) for name in ("trainer", "as_json", "quiet")}
     print_rows(data, "\n".join(_summary(done)), job.output, longest, **how)
@@ -80,7 +80,7 @@ def export(*, store: str, **options: Any) -> None:
         note(f"wrote {job.output}{marked}")
 
 
-async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> tuple[Exported, int]:
+async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> tuple[Export, int]:
     """Return what was exported and the length of the longest row."""
     from ..data.tables import sample_writer
     from ..gateway.rows import LAYOUT, Export, session_fields
@@ -105,17 +105,16 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
                 async for table in export.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)
-                    done = export.done
-                    status = f"{short_number(done.rows)} rows, {short_number(done.tokens)} tokens"
-                    bars.show("sessions", done.sessions, total, status, f"{done.sessions:,} sessions, {status}")
-                if not export.done.rows:
-                    matching = counted(export.done.sessions, "session")
-                    why = f"nothing was sampled in {matching}" if export.done.sessions else "no session matches"
+                    status = f"{short_number(export.rows)} rows, {short_number(export.tokens)} tokens"
+                    bars.show("sessions", export.sessions, total, status, f"{export.sessions:,} sessions, {status}")
+                if not export.rows:
+                    matching = counted(export.sessions, "session")
+                    why = f"nothing was sampled in {matching}" if export.sessions else "no session matches"
                     raise InputError(f"{why}, so there are no rows: {job.output} is not written")
-            bars.show("sessions", export.done.sessions, export.done.sessions)
+            bars.show("sessions", export.sessions, export.sessions)
             if not job.keep_state:
                 await export.mark()
-        return export.done, longest
+        return export, longest
     finally:
         await store.close()
 
@@ -130,7 +129,7 @@ async def _session(store: Store, id: str) -> SessionInfo:
     return info
 
 
-def _summary(done: Exported) -> Iterator[str]:
+def _summary(done: Export) -> Iterator[str]:
     counts = f"{counted(done.sessions, 'session')}, {counted(done.rows, 'row')}, {done.tokens:,} tokens"
     yield f"{counts}, {done.trained:,} trained"
     if done.causes:

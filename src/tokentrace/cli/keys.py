@@ -26,7 +26,7 @@ def keys(file: Path, role: str | None, name: str) -> None:
       tokentrace keys gateway.keys --admin
       tokentrace keys gateway.keys --agent --name "evaluation cluster"
     """
-    from ..gateway.keys import Role, add_key
+    from ..gateway.access import Role, add_key
 
     if role is None:
         raise click.UsageError("say what the key is for: --admin or --agent")

@@ -102,12 +102,13 @@ def rollout(
         if not quiet:
             _announce(run, store, before["unfinished_before"])
         try:
-            if ray is None:
-                running = _run(run, store, quiet, continue_aborted)
-            else:
-                options["output"] = run.output
-                running = _run_on_ray(run, config.absolute(), options, ray, workers, store, quiet)
-            summary, circuits, waited = asyncio.run(running)
+            cluster = None
+            if ray is not None:
+                from ..rollout.cluster import ConfiguredCrew
+
+                crew = ConfiguredCrew(config.absolute(), options | {"output": run.output}, run.settings)
+                cluster = {"make": crew, "workers": workers, "address": ray or None}
+            summary, circuits, waited = asyncio.run(_run(run, store, quiet, continue_aborted, cluster))
         except (KeyboardInterrupt, EngineDown) as error:
             down = isinstance(error, EngineDown)
             click.secho(f"stopped: {' '.join(str(error).split())}" if down else "\ninterrupted", fg="red", err=True)
@@ -130,64 +131,37 @@ def rollout(
 
 
 async def _run(
-    run: Run, store: RolloutStore, quiet: bool, continue_aborted: bool
+    run: Run, store: RolloutStore, quiet: bool, continue_aborted: bool, cluster: dict[str, Any] | None
 ) -> tuple[Summary, list[Circuit], float]:
-    """Return the summary, the states of the endpoints, and how many seconds the run waited for an engine."""
+    """Return the summary, the states of the endpoints, and how many seconds the run waited for an engine.
+
+    `cluster` are options of `run_rollouts_on_ray`; None runs in this process.
+    """
     from ..engines.routing import circuits_of
     from ..rollout.batch import Summary, run_rollouts
+    from ..rollout.cluster import run_rollouts_on_ray
     from ..rollout.patience import Patience
 
     if all(store.is_finished(task.name) for task in run.tasks):  # no engine is needed to say so
         return Summary.of(store), [], 0.0
+    options: dict[str, Any] = {"concurrency": min(run.concurrency, len(run.tasks)), "store": store, "seed": run.seed}
+    if cluster is not None:
+        with _Display(len(run.tasks), store, quiet) as display:
+            options |= {"done": display.update, "patience": run.patience, "notice": display.outage, **cluster}
+            return await run_rollouts_on_ray(tasks=run.tasks, **options), [], 0.0
     with working("connecting to the engine"):
         engine = await run.connect()
     try:
         with _Display(len(run.tasks), store, quiet, engine) as display:
             patience = Patience(run.patience, notice=display.outage)
-            summary = await run_rollouts(
-                run.agent(engine),
-                run.tasks,
-                concurrency=min(run.concurrency, len(run.tasks)),
-                store=store,
-                done=display.update,
-                seed=run.seed,
-                patience=patience,
-                continue_aborted=continue_aborted,
-            )
+            options |= {"done": display.update, "patience": patience, "continue_aborted": continue_aborted}
+            summary = await run_rollouts(run.agent(engine), run.tasks, **options)
             return summary, circuits_of(engine), patience.waited
     finally:
         try:
             await run.close()
         finally:
             await engine.close()
-
-
-async def _run_on_ray(
-    run: Run,
-    config: Path,
-    options: dict[str, Any],
-    address: str,
-    workers: int | None,
-    store: RolloutStore,
-    quiet: bool,
-) -> tuple[Summary, list[Circuit], float]:
-    """As `_run`, on a cluster."""
-    from ..rollout.cluster import ConfiguredCrew, run_rollouts_on_ray
-
-    with _Display(len(run.tasks), store, quiet) as display:
-        summary = await run_rollouts_on_ray(
-            ConfiguredCrew(config, options, run.settings),
-            run.tasks,
-            workers=workers,
-            address=address or None,
-            concurrency=min(run.concurrency, len(run.tasks)),
-            store=store,
-            done=display.update,
-            seed=run.seed,
-            patience=run.patience,
-            notice=display.outage,
-        )
-    return summary, [], 0.0
 
 
 def _write(run: Run, store: RolloutStore, metrics: dict[str, Any]) -> str | None:

@@ -156,7 +156,6 @@ def _write(job: SimpleNamespace, settings: TokenizeSettings) -> int:
     how = {name: getattr(job, name) for name in ("trainer", "as_json", "quiet")}
     print_rows(data, summary, job.output, finished.longest, **how)
     if job.stats and not job.as_json:
-        click.echo()
         print_result(finished)
     return finished.counts.bad_rows + finished.counts.left_out
 
@@ -180,11 +179,8 @@ def _as_json(finished: Finished, seconds: float, stats: bool) -> dict[str, Any]:
     data = {"output": str(finished.output), "bad_rows_file": bad_rows, **finished.counts.described()}
     data |= {"longest": finished.longest, "seconds": seconds}
     if stats:
-        lengths = {"lengths": "num_tokens", "trained_lengths": "num_trained"}
-        data["statistics"] = {
-            name: {str(quantile): value for quantile, value in finished.quantiles(column).items()}
-            for name, column in lengths.items()
-        }
+        numbers = finished.quantiles()
+        data["statistics"] = {"lengths": numbers["tokens"], "trained_lengths": numbers["trained"]}
     return data
 
 

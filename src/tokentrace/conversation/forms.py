@@ -1,10 +1,8 @@
 """The form in which a template reads messages, and messages brought into it.
 
-The same thing has several forms: text as a string or as a list of parts, a call's arguments as a mapping or as JSON
-text, no content beside calls as ``""``, None or a missing field. Most templates read one of them, and print the others
-as Python would, drop them, or fail. `adapt` brings messages into the form that the template reads (`study.forms` finds
-it by tracing), as inference servers do. What the template reads already stays as it is, and nothing is dropped: content
-without a text form (an image) raises InputError.
+Text is a string or a list of parts, arguments are a mapping or JSON text, no content is ``""``, None or a missing
+field. Most templates read one form; they print the others as Python would, drop them, or fail. `adapt` converts
+messages as inference servers do (`study.forms` finds the form by tracing). An image raises InputError.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ TEXT_PARTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("text", "input_text", "output_text"), "text"),
     "refusal": "refusal",
 }
-"""Types of text parts, and the field with the text: OpenAI's chat and Responses, and Anthropic's text blocks."""
+"""Types of text parts, and the field with the text."""
 
 MEDIA_PARTS: Final = frozenset(
     {
@@ -33,15 +31,15 @@ MEDIA_PARTS: Final = frozenset(
         *("audio", "audio_url", "input_audio", "output_audio", "file", "input_file", "document", "pdf"),
     }
 )
-"""Types of parts that are not text. A part without a type names its media with the same words."""
+"""Types of other parts. A part without a type names its media with the same words."""
 
 BLOCKS: Final = frozenset(
     ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "function_call")
 )
-"""Anthropic's and Responses' blocks for what OpenAI's messages have separate fields for."""
+"""Blocks of Anthropic's and Responses' for what OpenAI's messages have fields for."""
 
 SEPARATOR: Final = "\n"
-"""Joins text parts for a template that reads strings: as vLLM and TensorRT-LLM join them (SGLang: a space)."""
+"""Joins text parts, as in vLLM and TensorRT-LLM (SGLang: a space)."""
 
 _WRAPPED: Final = "wrapped as a text part"
 _SILENT: Final = "no content, in the form that the template reads"
@@ -79,7 +77,7 @@ Forms: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change to a message before the template saw it, or to a rendering compared with the shipped template's.
+    """A change to a message, or to a rendering compared with the shipped template's.
 
     `before` and `after` are pieces of text; `field` is the changed field, if it was one.
     """
@@ -115,18 +113,30 @@ class Adapted:
 def adapt(messages: Messages, forms: Forms) -> Adapted:
     """Checked messages in the form that the template reads; the same list if nothing has to change.
 
-    Raises InputError naming message and field for media, parts of an unknown type, and arguments that are not a JSON
-    object.
+    Raises InputError for media, parts of an unknown type, and arguments that are not a JSON object.
     """
     changes: list[Change] = []
     adapted: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
-        role, content = message["role"], message.get("content")
-        is_text = type(content) is str and (content or role != "assistant") and "tool_calls" not in message
-        if not is_text or not forms.content(role).text:
-            message = _Adapter(index, message, forms, changes).adapt()
-        adapted.append(message)
+        is_read = _is_read(message, forms)
+        adapted.append(message if is_read else _Adapter(index, message, forms, changes).adapt())
     return Adapted(messages if all(map(operator.is_, adapted, messages)) else adapted, changes)
+
+
+def _is_read(message: Mapping[str, Any], forms: Forms) -> bool:
+    """True for a message in the usual shape and in a form that the template reads: most are."""
+    role, content = message["role"], message.get("content")
+    if type(content) is not str or not forms.content(role).text:
+        return False
+    if role != "assistant" or "tool_calls" not in message:
+        return role != "assistant" or bool(content)
+    calls, form = message["tool_calls"], forms.calls
+    if not calls or not (content or Silence.EMPTY in form.silence):
+        return False
+    return all(
+        form.mapping if type(arguments) is dict else bool(arguments and form.text and arguments.strip())
+        for arguments in map(usual_arguments, calls)
+    )
 
 
 class _Adapter:
@@ -182,15 +192,10 @@ class _Adapter:
         if not calls:
             self._note("tool_calls", "left out, as there are none", _json_text(calls), "")
             self._set("tool_calls", _ABSENT)
-        elif calls is not _ABSENT and not all(map(self._reads, calls)):
+        elif calls is not _ABSENT:
             adapted = _with_arguments(calls, self._place.at("tool_calls"), self._arguments)
             if not all(map(operator.is_, adapted, calls)):
                 self._set("tool_calls", adapted)
-
-    def _reads(self, call: Any) -> bool:
-        """True for a call in the usual shape, in the form that the template reads: nothing has to change."""
-        arguments, form = usual_arguments(call), self._forms.calls
-        return form.mapping if type(arguments) is dict else bool(arguments and form.text and arguments.strip())
 
     def _arguments(self, place: Place, function: Mapping[str, Any]) -> Any:
         arguments, form = function.get("arguments"), self._forms.calls
@@ -255,7 +260,7 @@ def _text_of(part: Any, place: Place) -> str:
 
 
 def parse_arguments(text: str, place: Place) -> dict[str, Any]:
-    """The mapping in JSON text; empty text is an empty one. Raises InputError for anything lossy or not an object."""
+    """The mapping in JSON text, which may be empty. Raises InputError for anything lossy or not an object."""
     if not text.strip():
         return {}
     reads = "arguments are read as a mapping; give a JSON object"
@@ -273,7 +278,7 @@ def parse_arguments(text: str, place: Place) -> dict[str, Any]:
 
 
 def with_parsed_arguments(messages: Messages) -> list[Mapping[str, Any]]:
-    """Checked messages with the arguments of calls parsed where they are text. Raises InputError if it is not JSON."""
+    """Checked messages with the arguments of calls as mappings. Raises InputError for text that is not JSON."""
 
     def parse(place: Place, function: Mapping[str, Any]) -> Any:
         arguments = function.get("arguments")

@@ -1,8 +1,7 @@
 """Python functions as tools: a JSON schema from a signature, its type hints and its docstring.
 
-Where transformers builds a schema from a function, this is the same one, so that a template shows the model the same
-text. Functions that transformers refuses work too: missing descriptions are left out, and a parameter without a hint
-is a string.
+It is transformers' schema. Functions that transformers refuses work too: missing descriptions are left out, and a
+parameter without a hint is a string.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a conversation is, and what is wrong with one that is not.
 
-A conversation is a list of messages in OpenAI's shape: ``role``, ``content`` (a string, a list of parts, or None
-beside tool calls), and on assistant messages ``reasoning_content`` and ``tool_calls``. This module checks the shape
-only; what a message becomes is up to the template.
+It is a list of messages in OpenAI's shape: ``role``, ``content`` (a string, a list of parts, or None beside calls), and
+on assistant messages ``reasoning_content`` and ``tool_calls``. What a message becomes is up to the template.
 """
 
 from __future__ import annotations

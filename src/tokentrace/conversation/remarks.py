@@ -19,11 +19,11 @@ _JSON: Final = json.JSONDecoder(strict=False, parse_constant=no_constant)
 
 
 def conversation_remarks(messages: Messages, *, continued: bool = False) -> Iterator[str]:
-    """A note for each thing that does not fit, in checked messages.
+    """Notes on checked messages.
 
     - Arguments of a call that are not a JSON object, or contain null.
-    - A tool result that answers no earlier call, or has the name of another function than the call that it answers.
-    - An assistant's message without text, reasoning or calls. In a `continued` conversation the last may be empty.
+    - A tool result that answers no earlier call, or has another name than the call that it answers.
+    - An assistant's message without text, reasoning or calls, unless it is the last and `continued`.
     """
     names: dict[str, Any] = {}  # of the called functions, by the id of the call
     latest: list[Mapping[str, Any]] = []

@@ -1,11 +1,8 @@
 """OpenAI's Responses: the input of a request as messages in OpenAI's chat shape.
 
-An answer of that API is a list of items (reasoning, messages, function calls), and clients send the items back in their
-next request. Here everything that the model wrote in one turn is one assistant message: consecutive items are one turn.
-Two turns with nothing in between look the same, unless the ids of their items name the response. Ids of `item_id` do;
-items without ids, or with ids of other servers, belong to the turn that they follow.
-
-Errors are InputError and count items.
+Clients send the items of an answer (reasoning, messages, function calls) back in their next request. Consecutive items
+are one assistant message. Ids of `item_id` name the response, and so tell two turns apart that have nothing in between;
+items with other ids belong to the turn that they follow. Errors are InputError and count items.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ _SERVED: Final = "message, reasoning, function_call and function_call_output"
 
 
 def item_id(kind: str, response: str, number: int) -> str:
-    """The id of an output item: its kind (``rs``, ``msg`` or ``fc``), the response's id, and its number there.
+    """The id of an output item: its kind (``rs``, ``msg``, ``fc``), the response's id, and its number there.
 
     >>> item_id("msg", "7Hx2", 0), response_of_item("msg_7Hx2_0"), response_of_item("msg_68af4030592c")
     ('msg_7Hx2_0', '7Hx2', None)
@@ -81,14 +78,13 @@ def from_responses(
     """The input of a request, a string or a list of items, after its `instructions`, as messages.
 
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
-      ``encrypted_content``, else its summary. Encrypted content of other servers is dropped: it cannot be read.
-    - Texts of a turn are one content if their ids name one response; otherwise they stay parts, for the template to
-      separate. Several parts of other messages stay parts, and so do images, files and audio.
+      ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
+    - Texts of a turn are one content if their ids name one response; otherwise they stay parts.
     - The result of a function is a tool message. It must answer an earlier call, unless `open_calls`: then the
       conversation began before these items.
-    - A reference to an item of `item_id` is part of a turn, like the item itself. `references` collects its id by the
-      number of the turn's message; without `references` it is an error.
-    - Ids, status, phase, annotations and logprobs mean nothing to a model and are dropped.
+    - A reference to an item is part of a turn, like the item. `references` collects its id by the number of the turn's
+      message; without `references` it is an error.
+    - Ids, status, phase, annotations and logprobs are dropped.
 
     Raises InputError for custom tools, tools that OpenAI itself runs, and compacted items.
     """

@@ -1,10 +1,8 @@
 """Conversations in other shapes, as OpenAI's messages and tools: Anthropic's blocks, ShareGPT's turns.
 
-Nothing is invented (a call without an id stays without) and nothing that a model could have seen is dropped silently:
-what has no place in OpenAI's shape stays a part of a list content, or raises InputError. Errors count messages as the
-caller passed them.
-
-An assistant that only calls tools gets the content ``""``, not None: many templates print None as a word.
+Nothing is invented (a call without an id stays without) and nothing that a model could have seen is dropped silently.
+Errors count messages as the caller passed them. An assistant that only calls tools gets the content ``""``: many
+templates print None as a word.
 """
 
 from __future__ import annotations
@@ -54,9 +52,8 @@ class Shape(enum.StrEnum):
 def shape_of(messages: Any) -> Shape:
     """The shape of `messages`; OpenAI's if nothing indicates another. Never raises.
 
-    ShareGPT: a message has ``from`` and no ``role``. Anthropic: a block of tool use or of a tool result; or a block of
-    an assistant's thinking, unless it is a list or other messages have OpenAI's calls, tool or developer role:
-    Mistral's templates read thinking blocks in OpenAI's shape. Lists of text parts are the same in both.
+    ShareGPT's have ``from`` and no ``role``. Anthropic's have blocks of tool use, tool results, or an assistant's
+    thinking. Mistral's templates read thinking blocks, too: those are lists, or beside OpenAI's calls or roles.
     """
     rows = [message for message in messages if isinstance(message, Mapping)] if is_list(messages) else []
     if any(row.get("role") is None and row.get("from") is not None for row in rows):
@@ -109,8 +106,7 @@ def _checked(place: Place, message: Mapping[str, Any], sources: Mapping[str, str
 def from_openai(messages: Any) -> list[Mapping[str, Any]]:
     """`messages` as they are, except that an assistant's legacy ``function_call`` becomes ``tool_calls``.
 
-    Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``. Use
-    `check_messages` to check roles and contents.
+    Raises InputError for anything but a list of mappings, and for ``function_call`` beside ``tool_calls``.
     """
     return [_without_function_call(place, message) for place, message in _placed(messages)]
 
@@ -154,14 +150,14 @@ def with_system(messages: Messages, system: Any) -> list[Mapping[str, Any]]:
 def from_anthropic(messages: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """Anthropic's messages, and their `system` prompt, in OpenAI's shape.
 
-    - Consecutive text blocks are one text, joined directly: citations split a text like that.
-    - Thinking is the message's ``reasoning_content``. Redacted thinking is dropped: it is encrypted. OpenAI's shape
-      has one place each for reasoning, text and calls, so their order is lost.
-    - A tool result is a tool message, with the ``name`` of the earlier call that it answers, and ``is_error`` if set.
-      Texts before, between and after results are user messages, in that order.
+    - Consecutive text blocks are one text: citations split a text like that.
+    - Thinking is ``reasoning_content``; redacted thinking is encrypted, and dropped. The order of reasoning, text and
+      calls is lost.
+    - A tool result is a tool message with the ``name`` of the call that it answers, and ``is_error`` if set. Texts
+      around results are user messages.
     - Other blocks (images, documents, server tools) stay as they are and make the content a list.
-    - ``weight`` and ``train`` carry over to every resulting message. ``cache_control``, signatures and citations mean
-      nothing to a model and are dropped.
+    - ``weight`` and ``train`` carry over to every resulting message. ``cache_control``, signatures and citations are
+      dropped.
 
     Raises InputError for roles and blocks that Anthropic does not have or allow there, and for OpenAI's fields.
     """
@@ -249,13 +245,12 @@ def _content(blocks: Iterable[PlacedBlock], where: str) -> str | list[Part]:
 def from_sharegpt(turns: Any, system: Any = None) -> list[Mapping[str, Any]]:
     """ShareGPT's turns (``from`` and ``value``), and a `system` prompt, in OpenAI's shape.
 
-    A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls; their
-    arguments stay as they are, a mapping or a JSON string. Such a turn right after the assistant's text belongs to the
-    same message: the model wrote both before anybody answered. Calls after calls are a new message. ``weight``,
+    A turn is a message. The value of a ``function_call`` or ``tool_call`` is JSON of one or several calls. Such a turn
+    right after the assistant's text belongs to the same message; calls after calls are a new one. ``weight``,
     ``train``, ``reasoning_content``, ``name``, ``tool_call_id`` and ``tool_calls`` carry over, other fields do not.
 
-    Raises InputError for an unknown ``from``, a turn without a value, calls with fields other than ``name``,
-    ``arguments`` and ``id``, and two turns of one message that disagree about what is trained.
+    Raises InputError for an unknown ``from``, a turn without a value, calls with unknown fields, and two turns of one
+    message that disagree about what is trained.
     """
     messages: list[Mapping[str, Any]] = []
     for place, turn in _placed(turns):
@@ -318,9 +313,8 @@ def _joined(place: Place, text: Mapping[str, Any], calls: Mapping[str, Any]) -> 
 def openai_tools(tools: Any, *, wrap: bool = False) -> list[dict[str, Any]] | None:
     """Tool schemas in OpenAI's shape: Anthropic's converted, others as they are. JSON text is parsed.
 
-    With `wrap`, a function's bare schema (``name``, ``parameters``) becomes a tool, as in ShareGPT's datasets and the
-    legacy ``functions``. None and an empty string are None. Raises InputError for anything but a list of schemas, and
-    for Anthropic's server tools, which have no schema.
+    With `wrap`, a function's bare schema becomes a tool, as in ShareGPT's datasets and the legacy ``functions``. Raises
+    InputError for anything but a list of schemas, and for Anthropic's server tools, which have no schema.
     """
     if isinstance(tools, str):
         tools = parse_json(tools, Place(field="tools")) if tools.strip() else None

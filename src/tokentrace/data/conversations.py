@@ -53,13 +53,12 @@ class Conversation:
     notes: tuple[str, ...] = ()
 
 
-def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | None = None) -> Conversation:
+def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
     """The conversation of a row, whose columns docs/rows.md lists; a row that is a list is a list of messages.
 
-    `shape` is that of the messages; None: `shape_of` finds it. Messages in OpenAI's shape stay as they are. Bare
-    schemas become tools in ``functions`` and beside ShareGPT's turns. A column with a usual name counts as absent if it
-    is None; one that `columns` names has to be there. Raises InputError naming the column, or the message and its
-    field; messages are counted from the prompt's first on.
+    Messages in OpenAI's shape stay as they are. Bare schemas become tools in ``functions`` and beside ShareGPT's turns.
+    A column with a usual name counts as absent if it is None; one that `columns` names has to be there. Raises
+    InputError naming the column, or the message and its field; messages are counted from the prompt's first on.
     """
     if isinstance(row, list):
         if columns != USUAL_NAMES:
@@ -72,7 +71,7 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES, *, shape: Shape | 
     values = [
         row[name] if second and isinstance(row[name], str) else _messages(row, name) for name in (first, second) if name
     ]
-    shape = shape or shape_of([message for value in values if isinstance(value, list) for message in value])
+    shape = shape_of([message for value in values if isinstance(value, list) for message in value])
     role, content = ("from", "value") if shape is Shape.SHAREGPT else ("role", "content")
     parts = [
         value if isinstance(value, list) else [{role: speaker, content: value}]

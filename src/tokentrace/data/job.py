@@ -24,7 +24,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from ..errors import InputError, SampleError
 from ..files import write_whole, writing
 from ..settings import instance, whole
 from ..show.document import Document, Table
-from ..show.visible import counted
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .ray_connection import first_line
@@ -57,36 +56,26 @@ class Finished:
     bad_rows: Path | None
     """The file of bad rows; None if every row gave a sample."""
     counts: Counts
-    columns: dict[str, array[int]]
-    """The tokens, trained tokens and messages of each sample."""
+    sizes: dict[str, array[int]]
+    """The tokens and the trained tokens of each sample."""
 
     @property
     def longest(self) -> int:
         """The tokens of the longest sample."""
-        return max(self.columns["num_tokens"], default=0)
+        return max(self.sizes["tokens"], default=0)
 
-    def quantiles(self, column: str) -> dict[float, int]:
-        """The numbers of a column at each of `QUANTILES`."""
-        values = self.columns[column]
-        return {at: int(np.quantile(values, at, method="inverted_cdf")) for at in QUANTILES} if values else {}
+    def quantiles(self) -> dict[str, dict[float, int]]:
+        """The sizes of samples at each of `QUANTILES`."""
+        return {
+            name: {at: int(np.quantile(values, at, method="inverted_cdf")) for at in QUANTILES}
+            for name, values in self.sizes.items()
+        }
 
     def document(self, _: Tokenizer | None = None) -> Document:
-        """Return the statistics of the samples as a document."""
-        counts = self.counts
-        share = 100 * counts.trained / counts.tokens if counts.tokens else 0
-        sizes = f"{counted(counts.tokens)}, {counts.trained:,} trained ({share:.1f} %)"
-        messages = counted(sum(self.columns["num_messages"]), "message")
-        rows = [
-            [label, *(f"{value:,}" for value in self.quantiles(column).values())]
-            for label, column in (("tokens", "num_tokens"), ("trained", "num_trained"))
-        ]
-        notes = sorted(counts.notes.items(), key=lambda item: (-item[1], item[0]))
-        return Document(
-            "Statistics",
-            summary=[f"{counted(counts.samples, 'sample')}, {sizes}, {messages}"],
-            notes=[f"{counted(count, 'sample')}: {note}" for note, count in notes],
-            tables=[Table("Lengths", ["a sample", *QUANTILES.values()], rows)],
-        )
+        """Return the sizes of samples as a document."""
+        rows = [[name, *(f"{value:,}" for value in numbers.values())] for name, numbers in self.quantiles().items()]
+        table = Table("Lengths", ["a sample", *QUANTILES.values()], rows)
+        return Document("Statistics", tables=[table])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +122,15 @@ def tokenize_files(
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
     counts, first_reason = Counts(), ""
-    columns = {name: array("i") for name in ("num_tokens", "num_trained", "num_messages")}
+    sizes = {"tokens": array("i"), "trained": array("i")}
     bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         sources = find_sources(inputs, Path(spool), split=split)
         tokenizer = RowTokenizer(settings)
         metadata = tokenizer.described()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # a small input is done before a second process is ready
-        workers = workers or max(1, min(available_cores(), count_batches(sources) // 4))
+        workers = workers or max(1, min(cores, count_batches(sources) // 4))
         total = sum(source.size for source in sources)
         results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
         with (
@@ -151,8 +141,8 @@ def tokenize_files(
             for batch, result in results:
                 write(result.table)
                 counts.update(result.counts)
-                for name, values in columns.items():
-                    values.extend(result.table.column(name).to_pylist())
+                for name, values in sizes.items():
+                    values.extend(result.table.column(f"num_{name}").to_pylist())
                 for bad_row in result.bad_rows:
                     first_reason = first_reason or bad_row["reason"]
                     line = json.dumps(bad_row, ensure_ascii=False) + "\n"
@@ -163,17 +153,16 @@ def tokenize_files(
             if not counts.rows:
                 raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
             metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
-            _write_bad_rows(rejected, bad_rows)
+            with writing(bad_rows):
+                if first_reason:
+                    rejected.seek(0)
+                    write_whole(bad_rows, rejected)
+                else:
+                    bad_rows.unlink(missing_ok=True)  # that of an earlier run
             if not counts.samples:
                 problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
                 raise InputError(f"{path} was not written: {problem}")
-    return Finished(path, bad_rows if first_reason else None, counts, columns)
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return Finished(path, bad_rows if first_reason else None, counts, sizes)
 
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
@@ -183,16 +172,6 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # on another drive
             path = Path(os.path.relpath(path, output.absolute().parent)).as_posix()
     return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
-
-
-def _write_bad_rows(rejected: IO[bytes], path: Path) -> None:
-    """Write the file of bad rows. Removes that of an earlier run if there are none."""
-    with writing(path):
-        if not rejected.tell():
-            path.unlink(missing_ok=True)
-            return
-        rejected.seek(0)
-        write_whole(path, rejected)
 
 
 # -- workers

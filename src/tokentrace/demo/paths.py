@@ -1,8 +1,4 @@
-"""Run the same questions with the same seeds by three client paths, and measure what each costs.
-
-`RERENDER` renders the parsed conversation again for every turn. `FIXED_BASE` encodes it message by message after a
-fixed conversation. `TOKENTRACE` is `Agent`'s loop: it keeps the sampled ids and bridges.
-"""
+"""Run the same questions with the same seeds by three client paths, and measure what each costs."""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ BUDGET: Final = Budget(turns=16, turn_tokens=256)
 
 
 class ClientPath(StrEnum):
-    """How a client makes the next prompt."""
+    """How a client makes the next prompt: `TOKENTRACE`, `Agent`'s loop, keeps the sampled ids and bridges."""
 
     RERENDER = "re-render"
     FIXED_BASE = "fixed base"
@@ -73,7 +69,7 @@ def fixed_base(renderer: Renderer, messages: Messages, tools: Any, *, prompt: bo
     return np.concatenate((whole.ids, new)), np.concatenate((whole.mask, np.zeros(len(new), np.bool_)))
 
 
-CLIENTS: Final[Mapping[ClientPath, Client]] = {ClientPath.RERENDER: rerender, ClientPath.FIXED_BASE: fixed_base}
+CLIENTS: Final = {ClientPath.RERENDER: rerender, ClientPath.FIXED_BASE: fixed_base}
 """The paths that keep messages, and how they make ids of them."""
 
 
@@ -221,35 +217,33 @@ TRIALS: Final = (
 """What the demo runs. At temperature 1 an engine's logprobs are the model's own, so that rows can be scored."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Demo:
-    """The measurements of the demo."""
+class Demo(NamedTuple):
+    """The measurements of the demo. `paths` are those of the first trial, whose rows are scored."""
 
     seed: int
     trials: Sequence[Trial]
 
     @property
     def paths(self) -> Sequence[PathReport]:
-        """Those of the first trial, whose rows are scored."""
         return self.trials[0].reports
 
 
-def forgetful(template: str) -> str:
-    """Change pocket's template to drop reasoning before the last user message."""
-    begin, turn = "{{- bos_token -}}", "{%- if message.role == 'assistant' -%}"
-    find_last = (
-        "{%- set user = namespace(last=-1) -%}{%- for message in messages -%}"
-        "{%- if message.role == 'user' -%}{%- set user.last = loop.index0 -%}{%- endif -%}{%- endfor -%}"
-    )
-    keep = "{%- set reasoning = message.reasoning_content if loop.index0 > user.last else '' -%}"
-    changed = template.replace("message.reasoning_content", "reasoning")
-    return changed.replace(begin, find_last + begin).replace(turn, turn + keep)
+_FORGETFUL: Final = {
+    "message.reasoning_content": "reasoning",
+    "{{- bos_token -}}": "{%- set user = namespace(last=-1) -%}{%- for message in messages -%}"
+    "{%- if message.role == 'user' -%}{%- set user.last = loop.index0 -%}{%- endif -%}{%- endfor -%}{{- bos_token -}}",
+    "{%- if message.role == 'assistant' -%}": "{%- if message.role == 'assistant' -%}"
+    "{%- set reasoning = message.reasoning_content if loop.index0 > user.last else '' -%}",
+}
+"""What to replace in pocket's template to drop reasoning before the last user message."""
 
 
 def trial_renderer(trial: Trial) -> Renderer:
     """Return pocket's renderer with the template of a trial."""
     template = (POCKET / "chat_template.jinja").read_text(encoding="utf-8")
-    return create_renderer(POCKET, chat_template=forgetful(template) if trial.drops_reasoning else template)
+    for old, new in _FORGETFUL.items() if trial.drops_reasoning else ():
+        template = template.replace(old, new)
+    return create_renderer(POCKET, chat_template=template)
 
 
 async def run_demo(*, rollouts: int = 64, seed: int = 0, progress: Progress | None = None) -> Demo:

@@ -47,16 +47,12 @@ class Measure(NamedTuple):
     def cell(self, report: PathReport) -> Cell:
         number, rollouts = report.numbers()[self.name], len(report.rollouts)
         tone = "" if self.good is None else "good" if number <= self.good else "bad"
-        match self.name:
-            case "samples":
-                return Cell(f"{number:,} from {rollouts:,}", "good" if number == rollouts else "bad")
-            case "broken_rollouts":
-                return Cell(f"{number:,} of {rollouts:,}", tone)
-            case "solved":
-                return Cell(f"{100 * number:.1f} %", tone)
-            case "mean_logprob_gap" | "largest_logprob_gap":
-                return Cell("0" if number == 0 else f"{number:.1e}" if number < ROUNDING else f"{number:.4f}", tone)
-        return Cell(f"{number:,}", tone)
+        if self.name == "samples":
+            return Cell(f"{number:,} from {rollouts:,}", "good" if number == rollouts else "bad")
+        if self.name.endswith("gap"):
+            return Cell("0" if number == 0 else f"{number:.1e}" if number < ROUNDING else f"{number:.4f}", tone)
+        texts = {"broken_rollouts": f"{number:,} of {rollouts:,}", "solved": f"{100 * number:.1f} %"}
+        return Cell(texts.get(self.name, f"{number:,}"), tone)
 
 
 MEASURES: Final = (

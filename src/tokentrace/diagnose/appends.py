@@ -1,8 +1,7 @@
 """Does a template only append? Every case is rendered and compared id for id.
 
-After a turn, a rollout holds the prompt and the sampled tokens up to and including the stop token. An append holds if
-the next prompt begins with exactly those ids. It breaks if the template rewrites earlier turns once something follows,
-or writes a turn differently than after the prompt that asks for it.
+After a turn, a rollout holds the prompt and the sampled tokens, with the stop token. An append holds if the next prompt
+begins with exactly those ids. It breaks if the template rewrites them, or does not write a turn after its prompt.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ..conversation.forms import adapt
 from ..conversation.messages import Messages
@@ -21,15 +20,13 @@ from ..rendering.lost import find_lost
 from ..study.sampling import turn_end
 from ..study.study import TemplateStudy
 from ..study.turns import common_prefix, find_turns
-from ..template.chat_template import wrap_tools
+from ..template.chat_template import ChatTemplate, wrap_tools
 from ..template.trace import Rendering
 from ..tokens.encoded import Encoded
 from ..tokens.ids import common_prefix as common_ids
-from .blame import Blame, find_blame, find_writer
-from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Style, TurnForm, cases
-from .facts import reasoning_tags
-from .field_texts import call_ids, contains_text, is_from
-from .lines import LineTracer
+from .blame import Blame, find_blame
+from .cases import ANSWER, THOUGHT, TOOLS, Append, AppendCase, Request, Style, TurnForm, call_ids, cases, reasoning_tags
+from .field_texts import contains_text, text_from
 
 _EXCERPT: Final = 48
 """Characters quoted of a text."""
@@ -38,32 +35,28 @@ ALTERED: Final = " is not written as it was given"
 
 
 class AppendOutcome(StrEnum):
-    """The outcome of an append, the worst first."""
+    """The outcome of an append, the worst first. One that loses rewrites nothing, but some text reaches no token."""
 
     BREAKS = "breaks"
     LOSES = "loses"
-    """Nothing is rewritten, but some text reaches no token."""
     REFUSED = "refused"
     HOLDS = "holds"
 
 
 class Where(StrEnum):
-    """What differs."""
+    """What differs: text of the stream is rewritten, the turn does not follow the prompt that asks for it, or a token
+    spans the end of the prompt."""
 
     PAST = "past"
-    """The template rewrites text of the stream."""
     PROMPT = "prompt"
-    """The turn does not follow the generation prompt that asks for it."""
     SEAM = "seam"
-    """The text is the same, but a token spans the end of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendBreak:
     """The next prompt has the text `after` where the stream has `before`.
 
-    `fields` are those of past messages that are gone or changed. `at_turn`: the turn alone breaks it, before anything
-    is appended.
+    `fields` of past messages are gone or changed. `at_turn`: before anything is appended.
     """
 
     where: Where
@@ -76,17 +69,15 @@ class AppendBreak:
 
 @dataclass(frozen=True, slots=True)
 class AppendCell:
-    """The outcome of one kind of turn, shown by the smallest conversation with that outcome.
+    """The outcome of one kind of turn, shown by the smallest conversation that has it.
 
-    `messages` is the conversation in the form that the template reads. Fields of the turn (`lost`) and of the appended
-    messages (`lost_after`) reach no token. `reason`: why the template refuses it. `ends`: the turn, as the last one,
-    ends with a stop token. `also` has the smallest conversation for each further flaw, after other histories;
-    `elsewhere`: after another history the append holds.
+    `messages` are in the form that the template reads. Fields of the turn (`lost`) and of the appended messages
+    (`lost_after`) reach no token. `reason`: why the template refuses. `ends`: the turn alone ends with a stop token.
+    `also` has the smallest conversation for each further flaw; `elsewhere`: after another history the append holds.
     """
 
-    turn: TurnForm
-    outcome: AppendOutcome
     case: AppendCase
+    outcome: AppendOutcome
     messages: Messages
     breaks: tuple[AppendBreak, ...] = ()
     lost: tuple[str, ...] = ()
@@ -95,6 +86,10 @@ class AppendCell:
     ends: bool = True
     also: tuple[AppendCell, ...] = ()
     elsewhere: bool = False
+
+    @property
+    def turn(self) -> TurnForm:
+        return self.case.turn
 
     @property
     def append(self) -> Append:
@@ -119,21 +114,12 @@ class AppendCell:
         return self.flaws.union(*(one.flaws for one in self.also))
 
 
-class _Text(NamedTuple):
-    """A rendered conversation; `encoded` may be cut at the end of a turn."""
-
-    messages: Messages
-    tools: bool
-    prompt: bool
-    encoded: Encoded
-
-
 class AppendMatrix:
-    """Runs the cases of one template with one set of variables."""
+    """Runs the cases of one template with one set of variables. To name the lines that break them is slow."""
 
-    def __init__(self, study: TemplateStudy, tracer: LineTracer) -> None:
+    def __init__(self, study: TemplateStudy, *, names_lines: bool) -> None:
         self._study = study
-        self._tracer = tracer
+        self._names_lines = names_lines and isinstance(study.template, ChatTemplate)
         self._tools = wrap_tools(TOOLS)
         self._ids = call_ids(study)
         self._tags = reasoning_tags(study)
@@ -142,8 +128,7 @@ class AppendMatrix:
     def cell(self, turn: TurnForm) -> AppendCell:
         """Run all cases of a kind of turn and return the worst.
 
-        Skips a history that the template refuses on its own: the cell that appends it reports that, and for a system
-        message the list of roles does.
+        Skips a history that the template refuses on its own: another cell, or the list of roles, reports that.
         """
         every = list(cases(turn, self._ids, self._tags))
         cells = [cell for case in every if self._renders(cell := self._run(case))] or [self._run(every[0])]
@@ -158,50 +143,57 @@ class AppendMatrix:
 
     def _blamed(self, cell: AppendCell) -> AppendCell:
         """Name the lines of a cell's breaks. Too slow for cells that nobody is shown."""
-        return self._run(cell.case, blames=True) if cell.breaks and self._tracer.has_lines else cell
+        return self._run(cell.case, self._names_lines) if cell.breaks else cell
 
     def _renders(self, cell: AppendCell) -> bool:
         """True unless the template refuses the history of a case."""
         if cell.outcome is AppendOutcome.REFUSED:
             try:
                 past = adapt(cell.case.messages, self._study.forms).messages[: len(cell.case.past)]
-                self._encode(tuple(past), cell.case.tools, True)
+                self._encode(Request(past, cell.case.tools, True))
             except TokentraceError:
                 return False
         return True
 
-    def _run(self, case: AppendCase, *, blames: bool = False) -> AppendCell:
-        study, before = self._study, len(case.past)
+    def _run(self, case: AppendCase, names_lines: bool = False) -> AppendCell:
+        study, at = self._study, len(case.past)
         try:
             messages = tuple(adapt(case.messages, study.forms).messages)
-            prompt = self._text(messages[:before], case.tools, True)
-            turn = self._text(messages[: before + 1], case.tools, False)
-            appended = self._text(messages, case.tools, case.turn.append is not Append.ASSISTANT)
+            question = Request(messages[:at], case.tools, True)
+            turn = Request(messages[: at + 1], case.tools, False)
+            whole = Request(messages, case.tools, case.turn.append is not Append.ASSISTANT)
+            prompt, stream, after = map(self._encode, (question, turn, whole))
         except TokentraceError as error:
-            return AppendCell(case.turn, AppendOutcome.REFUSED, case, case.messages, reason=_refusal(error))
-        encoded = turn.encoded
-        lost = find_lost(encoded.rendering, messages[: before + 1], study.forms, first=before).lost
-        missing = _missing(encoded.rendering, case, [one.field for one in lost])
-        lost_after = find_lost(appended.encoded.rendering, messages, study.forms, first=before + 1).lost
-        stop, ends = self._stop(case, messages[: before + 1], encoded)
-        if stop < len(encoded.ids):
-            turn = turn._replace(encoded=study.encode(encoded.rendering.until(encoded.position(stop))))
-        breaks = tuple(self._breaks(prompt, turn, appended, blames))
-        complete = not missing and not lost_after
-        outcome = AppendOutcome.BREAKS if breaks else AppendOutcome.HOLDS if complete else AppendOutcome.LOSES
-        words = tuple(_lost_words(one, messages) for one in lost_after)
-        return AppendCell(case.turn, outcome, case, messages, breaks, missing, words, ends=ends)
+            return AppendCell(case, AppendOutcome.REFUSED, case.messages, reason=_refusal(error))
+        lost = find_lost(stream.rendering, turn.messages, study.forms, first=at).lost
+        missing = tuple(_missing(stream.rendering, case, [one.field for one in lost]))
+        lost = find_lost(after.rendering, messages, study.forms, first=at + 1).lost
+        lost_after = [f"{one.field} of the {messages[one.message or 0]['role']} message that follows" for one in lost]
+        stop, ends = self._stop(turn, stream)
+        if stop < len(stream.ids):
+            stream = study.encode(stream.rendering.until(stream.position(stop)))
+        breaks = []
+        if _differ(prompt, stream):
+            text = prompt.rendering
+            same = common_prefix(text.text, stream.rendering.text)
+            where = Where.SEAM if same == len(text.text) else Where.PROMPT if same >= text.tail else Where.PAST
+            blame = self._blame(where, question, turn, same) if names_lines else None
+            breaks.append(replace(_break(where, prompt, stream, blame), at_turn=True))
+        if _differ(stream, after):
+            same = common_prefix(stream.rendering.text, after.rendering.text)
+            blame = self._blame(Where.PAST, turn, whole, same) if names_lines else None
+            breaks.append(_break(Where.PAST, stream, after, blame))
+        outcome = AppendOutcome.LOSES if missing or lost_after else AppendOutcome.HOLDS
+        outcome = AppendOutcome.BREAKS if breaks else outcome
+        return AppendCell(case, outcome, messages, tuple(breaks), missing, tuple(lost_after), ends=ends)
 
-    def _text(self, messages: Messages, tools: bool, prompt: bool) -> _Text:
-        return _Text(messages, tools, prompt, self._encode(messages, tools, prompt))
-
-    def _encode(self, messages: Messages, tools: bool, prompt: bool) -> Encoded:
+    def _encode(self, request: Request) -> Encoded:
         """Render and encode a conversation once. Raises the template's error each time."""
-        key = json.dumps([messages, tools, prompt])
+        key = json.dumps(request)
         if key not in self._cache:
-            study = self._study
+            study, tools = self._study, self._tools if request.tools else None
             try:
-                self._cache[key] = study.encode(study.run(messages, self._tools if tools else None, prompt))
+                self._cache[key] = study.encode(study.run(request.messages, tools, request.prompt))
             except TokentraceError as error:
                 self._cache[key] = error.with_traceback(None)
         encoded = self._cache[key]
@@ -209,78 +201,57 @@ class AppendMatrix:
             raise encoded
         return encoded
 
-    def _stop(self, case: AppendCase, messages: Messages, encoded: Encoded) -> tuple[int, bool]:
+    def _stop(self, request: Request, encoded: Encoded) -> tuple[int, bool]:
         """Return the length of the stream up to the end of its turn, and whether a stop token ends it."""
-        study, last = self._study, len(messages) - 1
-        render = functools.partial(study.run_with, self._tools if case.tools else None)
-        turns, _ = find_turns(encoded.rendering, messages, render, study.tokenizer, only=last)
+        study, last = self._study, len(request.messages) - 1
+        render = functools.partial(study.run_with, self._tools if request.tools else None)
+        turns, _ = find_turns(encoded.rendering, request.messages, render, study.tokenizer, only=last)
         turns = [turn for turn in turns if turn.message == last]
         if not turns:
             return len(encoded.ids), True
-        end = turn_end(encoded, turns[-1], study.endings(case.tools))
+        end = turn_end(encoded, turns[-1], study.endings(request.tools))
         return end.stop, end.stop_token is not None
 
-    def _breaks(self, prompt: _Text, stream: _Text, appended: _Text, blames: bool) -> Iterator[AppendBreak]:
-        if _differ(prompt, stream):
-            text = prompt.encoded.rendering
-            same = common_prefix(text.text, stream.encoded.rendering.text)
-            where = Where.SEAM if same == len(text.text) else Where.PROMPT if same >= text.tail else Where.PAST
-            yield replace(self._break(where, prompt, stream, blames), at_turn=True)
-        if _differ(stream, appended):
-            yield self._break(Where.PAST, stream, appended, blames)
-
-    def _break(self, where: Where, first: _Text, second: _Text, blames: bool) -> AppendBreak:
-        encoded = first.encoded, second.encoded
-        texts = [one.rendering for one in encoded]
-        fields = tuple(_changed_fields(*texts)) if where is Where.PAST else ()
-        at = common_prefix(texts[0].text, texts[1].text)
-        blame = self._blame(where, at, first, second) if blames and where is not Where.SEAM else None
-        token = common_ids(encoded[0].ids, encoded[1].ids)
-        starts = [one.position(token) for one in encoded]
-        before, after = (text.text[start : start + _EXCERPT] for text, start in zip(texts, starts, strict=True))
-        return AppendBreak(where, before, after, fields, blame)
-
-    def _blame(self, where: Where, at: int, first: _Text, second: _Text) -> Blame | None:
+    def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
         """Find the line; `second` without a generation prompt if it differs at the same place."""
-        one = self._encode(*first[:3]).rendering.text
+        if where is Where.SEAM:
+            return None
+        text = self._encode(first).rendering.text
         for prompt in dict.fromkeys((False, second.prompt)):
-            other = self._encode(second.messages, second.tools, prompt).rendering.text
-            if common_prefix(one, other) == at:
-                find = find_blame if where is Where.PAST else find_writer
-                changed = self._run_arguments(second._replace(prompt=prompt))
-                return find(self._tracer, self._run_arguments(first), changed, at, (one, other))
+            request = second._replace(prompt=prompt)
+            other = self._encode(request).rendering.text
+            if common_prefix(text, other) == at:
+                return find_blame(self._study, first, request, at, (text, other), rewrites=where is Where.PAST)
         return None
 
-    def _run_arguments(self, text: _Text) -> dict[str, Any]:
-        return {
-            "messages": text.messages,
-            "tools": TOOLS if text.tools else None,
-            "add_generation_prompt": text.prompt,
-            "variables": self._study.variables,
-        }
 
-
-def _differ(first: _Text, second: _Text) -> bool:
+def _differ(first: Encoded, second: Encoded) -> bool:
     """True if the ids of `second` do not begin with all ids of `first`."""
-    return common_ids(first.encoded.ids, second.encoded.ids) < len(first.encoded.ids)
+    return common_ids(first.ids, second.ids) < len(first.ids)
 
 
-def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> tuple[str, ...]:
-    """Words for what the template does not write of a turn: lost fields, and texts that it changes."""
-    missing, style = list(lost), case.turn.style
-    for name in ("content", "reasoning_content"):
-        text = case.reply.get(name)
-        if not text:
+def _break(where: Where, first: Encoded, second: Encoded, blame: Blame | None) -> AppendBreak:
+    token = common_ids(first.ids, second.ids)
+    before, after = (one.rendering.text[one.position(token) :][:_EXCERPT] for one in (first, second))
+    fields = tuple(_changed_fields(first.rendering, second.rendering)) if where is Where.PAST else ()
+    return AppendBreak(where, before, after, fields, blame)
+
+
+def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> Iterator[str]:
+    """Yield words for what the template does not write of a turn: lost fields, and texts that it changes."""
+    style, texts = case.turn.style, {name: case.reply.get(name) for name in ("content", "reasoning_content")}
+    spans = {name: text_from(rendering, len(case.past), name) for name in texts}
+    for field in lost:
+        inline = style is Style.INLINE and field in texts and contains_text(ANSWER, spans[field])
+        yield str(style) if inline else field
+    for name, text in texts.items():
+        if not text or name in lost:
             continue
-        spans = "".join(span for span, _, origin in rendering.spans() if is_from(origin, len(case.past), name))
         parts = (THOUGHT, ANSWER) if style is Style.INLINE else (text.strip(),)
-        if style is Style.INLINE and name in missing and contains_text(ANSWER, spans):
-            missing[missing.index(name)] = str(Style.INLINE)
-        elif name not in missing and not all(contains_text(part, spans) for part in parts):
-            missing.append(f"{name}{ALTERED}")
-        elif name not in missing and style is Style.SPACED and not contains_text(text, spans):
-            missing.append(f"white space around {name}")
-    return tuple(missing)
+        if not all(contains_text(part, spans[name]) for part in parts):
+            yield f"{name}{ALTERED}"
+        elif style is Style.SPACED and not contains_text(text, spans[name]):
+            yield f"white space around {name}"
 
 
 def _changed_fields(one: Rendering, other: Rendering) -> Iterator[str]:
@@ -302,8 +273,3 @@ def _refusal(error: TokentraceError) -> str:
         return str(error)
     line = f" (line {error.line})" if error.line is not None else ""
     return f"{error.problem.removeprefix('the template refused the conversation: ')}{line}"
-
-
-def _lost_words(lost: Any, messages: Messages) -> str:
-    role = messages[lost.message]["role"] if lost.message is not None else "tool schema"
-    return f"{lost.field} of the {role} message that follows"

@@ -1,4 +1,4 @@
-"""The checks of `explain_break`: the first that fits gives the cause of a difference, else it is unknown."""
+"""The checks of `explain_break`: the first that fits gives the cause of a difference."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _INSTRUCTIONS: Final = frozenset({"system", "developer"})
 
 
 class Match(NamedTuple):
-    """A cause and what shows it; `hunk` corrects the range, `covered` ends what was compared."""
+    """A cause and what shows it. `hunk` corrects the range, `covered` ends it."""
 
     cause: Cause
     words: str
@@ -62,32 +62,11 @@ class Match(NamedTuple):
     covered: int = 0
 
 
-class Region(NamedTuple):
-    """The part of a stream that a token lies in, its completion, and the last completion."""
-
-    name: str
-    completion: tuple[int, int] | None
-    last: tuple[int, int] | None
-
-
-def find_region(mask: npt.NDArray[np.bool_] | None, position: int) -> Region | None:
-    """The region of a token; None if it is not known what was sampled."""
-    if mask is None:
-        return None
-    completions = runs(mask)
-    number = sum(start <= position for start, _ in completions)
-    last = completions[-1] if completions else None
-    if not number:
-        return Region("first prompt", None, last)
-    if position < completions[number - 1][1]:
-        return Region(f"completion {number}", completions[number - 1], last)
-    return Region(f"context after completion {number}", None, last)
-
-
 class Case:
     """One difference between a stream and the next prompt, as tokens and as text.
 
-    `ours` and `theirs` are text around it that begins alike; `at` is the first character that differs.
+    `ours` and `theirs` are text around it that begins alike; `at` is the first character that
+    differs. `completion` is the one that it lies in; `region` is None if nobody knows what was sampled.
     """
 
     def __init__(
@@ -103,8 +82,12 @@ class Case:
         self.stream, self.prompt, self.model, self.hunk = stream, prompt, model, hunk
         self.tokenizer: Tokenizer = model if isinstance(model, Tokenizer) else model.tokenizer
         self.vocabulary = self.tokenizer.vocabulary
-        self.region = find_region(mask, hunk.start)
-        self.completion = None if self.region is None else self.region.completion
+        self.completions = [] if mask is None else runs(mask)
+        number = sum(start <= hunk.start for start, _ in self.completions)
+        before = self.completions[number - 1] if number else (0, 0)
+        self.completion = before if hunk.start < before[1] else None
+        where = "" if self.completion else "context after "
+        self.region = None if mask is None else f"{where}completion {number}" if number else "first prompt"
         self.lead, ours, theirs = window(self.vocabulary, stream, prompt, hunk, back, forward)
         self.ours, self.theirs = self.lead + ours, self.lead + theirs
         self.at = len(self.lead) + shared_text(ours, theirs)
@@ -113,7 +96,7 @@ class Case:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The text of the difference itself on either side, of a long one its beginning."""
+        """The text of the difference on either side, or its beginning."""
         return [text_of(self.vocabulary, side[:4096]) for side in self.sides]
 
     @cached_property
@@ -144,7 +127,7 @@ class Case:
         return at
 
     def parsed_turns(self) -> list[ParsedResponse]:
-        """The completion that the difference lies in, and what the prompt has in its place; or nothing."""
+        """The completion around the difference, and what the prompt has there; or nothing."""
         if self.model is self.tokenizer or self.completion is None:
             return []
         start, stop = self.completion
@@ -222,7 +205,7 @@ def stripped_reasoning(case: Case) -> Match | None:
 
 
 def _block(one: str, other: str, at: int, opening: str, closing: str, whole: bool) -> tuple[str, int] | None:
-    """The body and the end of reasoning that `one` has around character `at` and `other` lacks.
+    """The body and the end of reasoning around `at` that only `one` has.
 
     `other` may have empty tags. If `one` is the `whole` text, it may leave its reasoning open.
     """
@@ -253,7 +236,7 @@ def _block(one: str, other: str, at: int, opening: str, closing: str, whole: boo
 
 
 def _after_block(case: Case, end: int) -> Hunk:
-    """The difference without what follows a block of reasoning that ends at this character of `ours`."""
+    """The difference up to the end of reasoning, which is this character of `ours`."""
     at, after = case.hunk.other_start, case.token_at(end)
     solid = len(case.ours) - len(case.ours[end:].lstrip())
     for stop in (after, case.token_at(solid)):
@@ -271,7 +254,7 @@ def lost_completion(case: Case) -> Match | None:
     """An empty stream, zeros instead of ids, or the last completion missing whole."""
     if not len(case.stream):
         return Match(Cause.ZEROED_ANCHOR, "the stream is empty, though there was a request before")
-    at, last = case.hunk.start, None if case.region is None else case.region.last
+    at, last = case.hunk.start, next(reversed(case.completions), None)
     following = case.prompt[case.hunk.other_start : case.hunk.other_start + 8]
     if len(following) >= 4 and not following[:4].any() and case.stream[at : at + 4].all():
         return Match(Cause.ZEROED_ANCHOR, "the next prompt has zeros where the stream has ids")
@@ -315,7 +298,7 @@ def compaction(case: Case) -> Match | None:
         if hunk is not None and (match := _fewer_turns(case, hunk, least)) is not None:
             return match
     ours, theirs = case.sides
-    between = case.region is not None and case.region.name.startswith("context") and case.hunk.stop < len(case.stream)
+    between = (case.region or "").startswith("context") and case.hunk.stop < len(case.stream)
     if between and not case.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs)):
         role = case.roles[0] or "context"
         words = f"{len(ours):,} tokens became {len(theirs):,}: text of the {role} was cut or cleared"
@@ -381,7 +364,7 @@ _OPENERS: Final = 64
 
 
 def boolean(case: Case) -> Match | None:
-    """A word of JSON on one side and one of Python on the other, in the place of a value."""
+    """A word of JSON on one side and one of Python on the other, as a value."""
     near = (_LITERAL.finditer(text, max(0, case.at - 80)) for text in (case.ours, case.theirs))
     one, other = (next((match for match in matches if match.end(1) >= case.at), None) for matches in near)
     if one is None or other is None or not one.start(1) == other.start(1) <= case.at:
@@ -409,7 +392,6 @@ def json_format(case: Case) -> Match | None:
 
 
 def _value_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here and its end."""
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):

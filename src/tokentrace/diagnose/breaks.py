@@ -1,4 +1,4 @@
-"""Why a prompt does not begin with the stream so far: `explain_break` names the cause and shows the tokens."""
+"""Why a prompt does not begin with the stream so far: a cause, and the tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..show.document import Card, Contrasts, Document
 from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
-from .break_checks import Case, Match, explain, find_region
+from .break_checks import Case, Match, explain
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain
@@ -34,7 +34,7 @@ _CONTEXT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Break(ShowsItself):
-    """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
+    """Where and why a prompt leaves the stream. ``str()`` of it is a report to read.
 
     `position` is the first id that differs; both ranges end where the sides agree again.
     `region` is a part of the stream, ``completion 2`` say. `later` are the next few causes.
@@ -121,14 +121,13 @@ def explain_break(
 ) -> Break | None:
     """Where and why `next_prompt` does not begin with `stream`; None if it does.
 
-    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls. `sampled` marks the
-    sampled tokens of the stream: it gives the region, and shows a completion that is missing. `anchor` are the ids
-    that the client took for the stream. `before` and `after` are the conversations of the two requests
-    (``{"messages": […], "tools": […]}``, the first with its reply if known): comparing them proves or disproves
-    changed tools, changed system messages and compaction.
+    `tokenizer` is a `Tokenizer` or, better, a `Renderer`, whose parser then reads the calls.
+    `sampled` marks the sampled tokens of the stream, `anchor` are the ids that the client took for
+    it. `before` and `after` are the conversations of the two requests (``{"messages": […],
+    "tools": […]}``, the first with its reply if known), which are then compared.
 
-    An empty stream is a break only if `sampled` or `before` say that there was a request. Raises TrajectoryError for
-    arguments that are not ids, or do not fit each other.
+    An empty stream is a break only if `sampled` or `before` say that there was a request.
+    Raises TrajectoryError for arguments that are not ids, or do not fit each other.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -151,9 +150,8 @@ def explain_break(
     except (TypeError, ValueError) as error:
         raise TrajectoryError(f"sampled must be one bool per token, not {kind_of(sampled)}") from error
     if mask is not None and mask.shape != ours.shape:
-        raise TrajectoryError(
-            f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; give one entry per token"
-        )
+        words = f"sampled has shape {mask.shape}, the stream {len(ours)} tokens; give one entry per token"
+        raise TrajectoryError(words)
     if not isinstance(tokenizer, Tokenizer) and not isinstance(getattr(tokenizer, "tokenizer", None), Tokenizer):
         raise TrajectoryError(f"tokenizer must be a Tokenizer or a Renderer, not {kind_of(tokenizer)}")
     position = common_prefix(ours, theirs)
@@ -164,14 +162,13 @@ def explain_break(
     if anchor is not None:
         match = _lost_by_client(match, check_ids(anchor, "anchor", error=TrajectoryError), ours, position)
     hunk = match.hunk or case.hunk
-    region = find_region(mask, position)
     return Break(
         match.cause,
         match.words,
         position,
         (position, hunk.stop),
         (position, hunk.other_stop),
-        None if region is None else region.name,
+        case.region,
         tuple(_later(case, hunk, match.covered, mask)),
         ours,
         theirs,
@@ -196,7 +193,7 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
 
 
 def _lost_by_client(match: Match, anchor: Ids, stream: Ids, position: int) -> Match:
-    """A client that lost what the break lies in: its anchor ends before it, or has zeros there."""
+    """A client whose anchor ends before the break, or has zeros there."""
     same = common_prefix(anchor, stream)
     if same > position or same == len(stream) or anchor[same:].any():
         return match

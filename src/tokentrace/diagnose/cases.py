@@ -1,33 +1,38 @@
-"""The cases of an audit: what is appended to which assistant turn, after which history.
-
-A case is one small conversation: the history that the model answers, its reply, and the appended messages. Histories
-are ordered by size, so the first case that fails is the smallest.
-"""
+"""The cases of an audit: what is appended to which assistant turn, after which history, the smallest first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from ..conversation.messages import Messages
 from ..study.probes import SYSTEM, USER, call, calling, result
+from ..study.study import TemplateStudy
 
 Message = Mapping[str, Any]
 
 LONG: Final = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
-THINK: Final = ("<think>\n", "\n</think>\n\n")
-"""Reasoning tags where the grammar has none."""
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
 """Texts of replies. Capitals and a letter beyond ASCII reveal a template that alters them."""
+_THINK: Final = ("<think>\n", "\n</think>\n\n")
 _PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
 _SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
 TOOLS: Final[Sequence[Message]] = [
     {"type": "function", "function": {"name": name, "description": "a probe", "parameters": _SCHEMA}}
     for name in ("probe1", "probe2")
 ]
+
+
+class Request(NamedTuple):
+    """What a template has to write: messages, with `TOOLS` or without, and perhaps a generation prompt."""
+
+    messages: Messages
+    tools: bool = False
+    prompt: bool = False
 
 
 class Append(StrEnum):
@@ -55,19 +60,10 @@ _NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
 """The message after the results of calls, if any."""
 
 
-class Arguments(StrEnum):
-    """The arguments of a turn's calls."""
-
-    NONE = ""
-    OBJECT = "object"
-    EMPTY = "empty"
-    NESTED = "nested"
-
-
-_ARGUMENTS: Final[Mapping[Arguments, Any]] = {
-    Arguments.OBJECT: {"key": "value"},
-    Arguments.EMPTY: {},
-    Arguments.NESTED: {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
+_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "object": {"key": "value"},
+    "empty": {},
+    "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
 }
 
 
@@ -82,19 +78,18 @@ class Style(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """The kind of an assistant turn, and what is appended to it."""
+    """The kind of an assistant turn, and what is appended to it. Calls have object, empty or nested arguments."""
 
     append: Append
     reasoning: bool
     content: bool = True
-    arguments: Arguments = Arguments.NONE
+    arguments: str = ""
     style: Style = Style.PLAIN
 
-    @property
-    def words(self) -> str:
-        parts = [*(["reasoning"] if self.reasoning else []), *([self.style or "content"] if self.content else [])]
+    def __str__(self) -> str:
+        content = (self.style or "content") if self.content else ""
         calls = ["", f"a call ({self.arguments})", f"two calls ({self.arguments})"][self.append.calls]
-        return " + ".join(filter(None, [*parts, calls]))
+        return " + ".join(filter(None, ["reasoning" * self.reasoning, content, calls]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +110,8 @@ class AppendCase:
 
 
 _CALLING: Final = (
-    *((reasoning, content, Arguments.OBJECT) for reasoning in (False, True) for content in (False, True)),
-    (False, True, Arguments.EMPTY),
-    (True, False, Arguments.EMPTY),
-    (False, False, Arguments.NESTED),
-    (True, True, Arguments.NESTED),
+    *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
+    *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
 """Reasoning, content and arguments of turns with calls: each two values occur together."""
 
@@ -127,21 +119,34 @@ _CALLING: Final = (
 def turns() -> Iterator[TurnForm]:
     """Yield every kind of turn that an audit tries."""
     for append in Append:
-        plain = Arguments.OBJECT if append.calls else Arguments.NONE
+        plain = "object" if append.calls else ""
         forms = _CALLING if append.calls else ((False, True, plain), (True, True, plain))
         yield from (TurnForm(append, *form) for form in forms)
         yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
 
 
-def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> Iterator[AppendCase]:
-    """Yield the conversations for a kind of turn, the smallest first.
+def reasoning_tags(study: TemplateStudy) -> tuple[str, str]:
+    """Return the tags around reasoning, the usual ones if the grammar has none."""
+    frame = study.grammar(True).reasoning
+    return (frame.open, frame.close) if frame is not None and frame.open and frame.close else _THINK
 
-    `ids` are two call ids, `tags` the reasoning tags. Only plain content and plain arguments get the longest histories.
+
+def call_ids(study: TemplateStudy) -> tuple[str, str]:
+    """Return two call ids of a form that the template accepts."""
+    calls = study.grammar(True).calls
+    named = calls is not None and calls.id_is_name
+    return ("functions.probe1:0", "functions.probe2:1") if named else ("call00001", "call00002")
+
+
+def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) -> Iterator[AppendCase]:
+    """Yield the conversations for a kind of turn, the smallest first; the longest for plain ones only.
+
+    `ids` are two call ids, `tags` the reasoning tags.
     """
     append, calls = turn.append, turn.append.calls > 0
     reply = _reply(turn, ids, tags)
     results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]
-    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT)
+    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or "object")
     tools = (_reply(called, ids, tags), result(1, tool_call_id=ids[0]))
     answer = (USER, _reply(TurnForm(Append.USER, turn.reasoning), ids, tags))
     histories: list[tuple[str, tuple[Message, ...], bool]] = [
@@ -152,7 +157,7 @@ def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = THINK) -> 
         ("after an earlier answer", (*answer, USER), calls),
         ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
     ]
-    if turn.style is Style.PLAIN and turn.arguments in (Arguments.NONE, Arguments.OBJECT):
+    if turn.style is Style.PLAIN and turn.arguments in ("", "object"):
         histories.append((f"after {LONG} rounds of tools", (USER, *tools * LONG), True))
         histories.append((f"after {LONG} earlier answers", (*answer * LONG, USER), calls))
     for words, past, declared in histories:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final
@@ -11,27 +11,16 @@ from typing import Any, Final
 from jinja2 import nodes
 
 from ..errors import TemplateLimitError, TokentraceError
+from ..rendering.bridged import BridgedTokens
 from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
-from ..study.probes import ASSISTANT_TURNS, OTHER_TURNS, STAND_IN_TOOL, SYSTEM, USER
+from ..study.probes import SYSTEM, USER
 from ..study.study import TemplateStudy
-from ..template.chat_template import ChatTemplate, parse_template, wrap_tools
+from ..template.chat_template import ChatTemplate, parse_template
 from .appends import AppendCell, AppendMatrix, AppendOutcome, Where
-from .audit_report import AuditReport, SettingAudit
-from .bridge_trials import try_bridge
-from .cases import TOOLS, Arguments, turns
-from .facts import (
-    find_changes,
-    find_forgeable,
-    find_prompting,
-    find_reading,
-    find_stops,
-    find_system,
-    find_unread,
-    printed_variables,
-)
-from .field_texts import find_altered
-from .lines import LineTracer
+from .audit_report import AuditReport, Bridging, SettingAudit
+from .cases import TOOLS, Append, turns
+from .facts import find_facts, printed_variables, probe_renderings
 from .verdicts import Grade, Verdict, judged, verdicts_of
 
 _MAX_TEXT: Final = 200_000
@@ -57,36 +46,27 @@ def audit_template(
     renderer, progress = renderer.silent(), progress or (lambda *_: None)
     study = _study(renderer)
     _check_size(study)
-    tracer = LineTracer(study.template.source if isinstance(study.template, ChatTemplate) else None)
-    cells = _run_matrix(study, tracer, progress)
+    forms, cells, matrix = list(turns()), [], AppendMatrix(study, names_lines=True)
+    for done, form in enumerate(forms):
+        progress("appends", done, len(forms))
+        cells.append(matrix.cell(form))
     progress("facts", 0, 1)
-    reading, prompting, stops = find_reading(study), find_prompting(study), find_stops(renderer)
-    changes = find_changes(study, tracer)
-    altered = find_altered(study, tracer, find_unread(renderer))
-    printed = printed_variables(study)
-    lists = _lists(renderer) - printed
-    counted = judged(cells, reading, prompting)
-    switches, without_effect = _run_switches(renderer, tracer, printed | lists, progress)
-    verdicts = verdicts_of(counted, changes, altered, stops)
+    facts = find_facts(renderer, study)
+    counted = judged(cells, facts)
+    switches, without_effect, refused = _run_switches(renderer, study, progress)
     return AuditReport(
         name=name or PurePath(renderer.tokenizer.name).name or renderer.family,
         family=renderer.family,
         digest=study.template.digest,
         settings=dict(renderer.template_kwargs),
-        cells=cells,
+        cells=tuple(cells),
+        facts=facts,
+        grammar=renderer.grammar(TOOLS),
+        verdicts=tuple(_with_settings(one, switches) for one in verdicts_of(counted, facts)),
         switches=tuple(switches),
         without_effect=tuple(without_effect),
-        stops=stops,
-        prompting=prompting,
-        forgeable=find_forgeable(study),
-        reading=reading,
-        grammar=renderer.grammar(TOOLS),
-        altered=altered,
-        system=find_system(study),
-        changes=changes,
-        bridging=try_bridge(renderer, counted),
-        verdicts=tuple(_with_settings(one, switches) for one in verdicts),
-        notes=tuple(_notes(tracer, cells, lists)),
+        bridging=_try_bridge(renderer, counted),
+        notes=tuple(_notes(study, cells, refused)),
         tokenizer=renderer.tokenizer,
     )
 
@@ -112,100 +92,100 @@ def _check_size(study: TemplateStudy) -> None:
         raise TemplateLimitError(f"{problem}; an audit renders hundreds of them, and takes up to {_MAX_TEXT:,}")
 
 
-def _run_matrix(study: TemplateStudy, tracer: LineTracer, progress: Progress) -> tuple[AppendCell, ...]:
-    matrix, forms, cells = AppendMatrix(study, tracer), list(turns()), []
-    for done, form in enumerate(forms):
-        progress("appends", done, len(forms))
-        cells.append(matrix.cell(form))
-    return tuple(cells)
-
-
-def _with_settings(verdict: Verdict, switches: Sequence[SettingAudit]) -> Verdict:
+def _with_settings(verdict: Verdict, switches: Iterable[SettingAudit]) -> Verdict:
     """Add the settings with which a use holds."""
-    holding = [
-        switch.name
-        for switch in switches
-        for other in switch.verdicts
-        if other.use is verdict.use and other.grade is Grade.HOLDS and verdict.grade is not Grade.HOLDS
-    ]
-    return replace(verdict, holds_with=tuple(holding))
+    if verdict.grade is Grade.HOLDS:
+        return verdict
+    grades = ((switch.name, one) for switch in switches for one in switch.verdicts if one.use is verdict.use)
+    return replace(verdict, holds_with=tuple(name for name, one in grades if one.grade is Grade.HOLDS))
 
 
-def _notes(tracer: LineTracer, cells: Sequence[AppendCell], lists: set[str]) -> Iterator[str]:
-    if lists:
-        yield f"not tried, because the template fails where they are true or false: {', '.join(sorted(lists))}"
-    if not tracer.has_lines:
+def _notes(study: TemplateStudy, cells: Iterable[AppendCell], refused: Iterable[str]) -> Iterator[str]:
+    if names := ", ".join(dict.fromkeys(refused)):
+        yield f"not tried, because the template then fails on a plain question: {names}"
+    if not isinstance(study.template, ChatTemplate):
         yield "the format is written in Python: there are no template lines to name"
     elif any(one.blame is None and one.where is not Where.SEAM for cell in cells for one in cell.breaks):
         yield "plain Jinja writes some conversations otherwise than the tracing engine; their lines are not named"
+
+
+# -- the bridge, on every cell that breaks
+
+
+def _try_bridge(renderer: Renderer, cells: Iterable[AppendCell]) -> Bridging:
+    broken = [cell for cell in cells if cell.outcome is AppendOutcome.BREAKS and cell.append is not Append.ASSISTANT]
+    refusals = Counter(reason for cell in broken if (reason := _refusal(renderer, cell)))
+    return Bridging(len(broken), len(broken) - refusals.total(), tuple(refusals.most_common()))
+
+
+def _refusal(renderer: Renderer, cell: AppendCell) -> str:
+    """Bridge a cell and say why that fails; empty if it does not."""
+    tools, before = TOOLS if cell.case.tools else None, len(cell.case.past)
+    try:
+        prompt = renderer.render(cell.messages[:before], tools=tools, add_generation_prompt=True)
+        answered = renderer.render(cell.messages[: before + 1], tools=tools)
+        turn = next((turn for turn in answered.turns if turn.message == before), None)
+        if turn is None:
+            return "the template writes no turn"
+        sampled = answered.ids[turn.start : turn.stop]
+        bridged = renderer.bridge(prompt.ids, sampled, cell.messages[before + 1 :], tools=tools)
+    except TokentraceError as error:
+        return str(error)
+    return "" if isinstance(bridged, BridgedTokens) else str(bridged.reason)
 
 
 # -- switches: variables that the template reads
 
 
 def _run_switches(
-    renderer: Renderer, tracer: LineTracer, skipped: set[str], progress: Progress
-) -> tuple[list[SettingAudit], list[str]]:
-    """Audit each setting that changes the text of a probe, and name those that change none."""
-    audits, without_effect = [], []
-    settings = _settings(renderer, skipped)
-    plain = _probe_texts(_study(renderer))
-    for done, setting in enumerate(settings):
-        progress("settings", done, len(settings))
-        other = renderer.with_variables(setting).silent()
-        study = _study(other)
-        if _probe_texts(study) == plain:
-            without_effect.append(SettingAudit(setting, ()).name)
+    renderer: Renderer, study: TemplateStudy, progress: Progress
+) -> tuple[list[SettingAudit], list[str], list[str]]:
+    """Audit each setting that changes the text of a probe; name those that change none, and variables refused.
+
+    A variable, a list say, is refused if the template then fails on a plain question.
+    """
+    audits: list[SettingAudit] = []
+    without_effect: list[str] = []
+    others = [(setting, renderer.with_variables(setting).silent()) for setting in _settings(renderer, study)]
+    refused = [name for setting, other in others for name in setting if _writes(study) - _writes(_study(other))]
+    others = [(setting, other) for setting, other in others if setting.keys().isdisjoint(refused)]
+    plain, forms = _probe_texts(study), [form for form in turns() if form.arguments in ("", "object")]
+    for done, (setting, other) in enumerate(others):
+        progress("settings", done, len(others))
+        changed = _study(other)
+        if _probe_texts(changed) == plain:
+            without_effect.append(SettingAudit(setting).name)
             continue
-        matrix = AppendMatrix(study, LineTracer(None))  # naming the lines for each setting is too slow
-        forms = (form for form in turns() if form.arguments in (Arguments.NONE, Arguments.OBJECT))
-        cells = tuple(matrix.cell(form) for form in forms)
-        if all(cell.outcome is AppendOutcome.REFUSED for cell in cells):
-            audits.append(SettingAudit(setting, ()))
-            continue
-        counted = judged(cells, find_reading(study), find_prompting(study))
-        altered = find_altered(study, tracer, find_unread(other))
-        verdicts = verdicts_of(counted, find_changes(study, tracer), altered, find_stops(other))
-        audits.append(SettingAudit(setting, cells, tuple(verdicts)))
-    return audits, without_effect
+        matrix, facts = AppendMatrix(changed, names_lines=False), find_facts(other, changed)
+        cells = tuple(map(matrix.cell, forms))
+        audits.append(SettingAudit(setting, cells, tuple(verdicts_of(judged(cells, facts), facts))))
+    return audits, without_effect, refused
+
+
+def _writes(study: TemplateStudy) -> set[bool]:
+    """Is a question after a system message written, without and with tools?"""
+    return {tools for tools in (False, True) if study.readable((SYSTEM, USER), tools, True) is not None}
 
 
 def _probe_texts(study: TemplateStudy) -> list[str | None]:
-    """Render the probes, with and without tools."""
-    probes = itertools.product((*ASSISTANT_TURNS, *OTHER_TURNS), (False, True), (False, True))
-    renderings = (study.readable(probe, tools, prompt) for probe, tools, prompt in probes)
-    return [None if rendering is None else rendering.text for rendering in renderings]
+    return [None if rendering is None else rendering.text for rendering in probe_renderings(study)]
 
 
-def _settings(renderer: Renderer, skipped: set[str]) -> list[dict[str, Any]]:
-    """Return each switch with each value worth trying.
+def _settings(renderer: Renderer, study: TemplateStudy) -> list[dict[str, Any]]:
+    """Return each switch with each value worth trying: the texts that it is compared with, or true and false.
 
-    A variable that the template compares with texts takes those texts; one that it prints, or that is a list, is no
-    switch; any other is tried as true and as false.
+    A variable that the template prints is no switch.
     """
     template = renderer.study().template
     tree = parse_template(template.source) if isinstance(template, ChatTemplate) else nodes.Template([])
     loops = (name for loop in tree.find_all(nodes.For) for name in loop.find_all(nodes.Name) if name.ctx == "store")
     assigned = {name.name for name in loops}
     compared = _compared(tree)
-    skipped = {*skipped, *compared, *assigned}
+    skipped = {*printed_variables(study), *compared, *assigned}
     settings: list[dict[str, Any]] = [{name: value} for name, value in renderer.switches() if name not in skipped]
     for name in sorted(compared.keys() & template.variables - set(renderer.tokenizer.variables) - assigned):
         settings += [{name: value} for value in compared[name] if renderer.template_kwargs.get(name) != value]
     return settings[:_MAX_SETTINGS]
-
-
-def _lists(renderer: Renderer) -> set[str]:
-    """Return the variables, lists say, with which the template raises TypeError if they are true or false."""
-    names = set()
-    for name, value in renderer.switches():
-        study = renderer.with_variables({name: value}).study()
-        for tools in (None, wrap_tools([STAND_IN_TOOL])):
-            try:
-                study.run((SYSTEM, USER), tools, True)
-            except TokentraceError as error:
-                names |= {name} if isinstance(error.__cause__, TypeError) else set()
-    return names
 
 
 def _compared(tree: nodes.Template) -> dict[str, list[str]]:

@@ -32,7 +32,7 @@ class Conclusion:
 def conclude(report: AuditReport) -> Conclusion:
     """Say what to do with a template. One that writes no calls is judged by conversations without tools."""
     scope = ""
-    if not report.reading.calls:
+    if not report.facts.calls:
         report, scope = _without_tools(report), " for conversations without tools"
     name = shlex.quote((report.tokenizer.name if report.tokenizer is not None else "") or report.name)
     variables = "".join(f" --kwargs {shlex.quote(f'{key}={value}')}" for key, value in report.settings.items())
@@ -47,19 +47,18 @@ def conclude(report: AuditReport) -> Conclusion:
         engine = "--engine http://127.0.0.1:8000"
         commands.append(f"tokentrace serve --dev {engine} -t {name}{variables} --store runs.db")
         commands.append(f"tokentrace audit {name}{variables} --on chat.json")
-    changes = report.changes
-    line = f", line {changes.line}" if changes.line is not None else ""
-    dated = [f"The prompt holds the day's date{line}."] if changes.clock else []
+    date = report.facts.date.partition(":")[0]
+    dated = [f"The prompt holds the day's date, {date}."] if date else []
     return Conclusion(" ".join([sft, rollouts, *dated]), tuple(commands))
 
 
 def _without_tools(report: AuditReport) -> AuditReport:
     """Restrict a report to conversations without tools."""
     cells = tuple(cell for cell in report.cells if cell.append not in (*_TOOLS, Append.TOOL_USER))
-    altered = (replace(one, roles=tuple(role for role in one.roles if role != "tool")) for one in report.altered)
-    scoped = replace(report, cells=cells, altered=tuple(one for one in altered if one.roles))
-    verdicts = verdicts_of(scoped.judged, report.changes, scoped.altered, report.stops)
-    return replace(scoped, verdicts=tuple(verdicts))
+    altered = (replace(one, roles=tuple(role for role in one.roles if role != "tool")) for one in report.facts.altered)
+    facts = replace(report.facts, altered=tuple(one for one in altered if one.roles))
+    scoped = replace(report, cells=cells, facts=facts)
+    return replace(scoped, verdicts=tuple(verdicts_of(scoped.judged, facts)))
 
 
 def _fine_tuning(report: AuditReport, scope: str) -> tuple[str, str | None]:
@@ -67,9 +66,9 @@ def _fine_tuning(report: AuditReport, scope: str) -> tuple[str, str | None]:
     row, turn = report.verdict(Use.SFT_ONE_ROW), report.verdict(Use.SFT_PER_TURN)
     if row.grade is Grade.HOLDS:
         return f"SFT: safe{scope or ' as it is'}.", ""
-    options = ["--past expand"] * (report.bridging.broken > 0) + ["--final-stop"] * report.stops.untrained_end
+    options = ["--past expand"] * (report.bridging.broken > 0) + ["--final-stop"] * report.facts.last_turn_without_stop
     with_them, typed = listed(options), "".join(f" {option}" for option in options)
-    ends_only = report.stops.untrained_end and all(
+    ends_only = report.facts.last_turn_without_stop and all(
         "final_stop=True" in words and "; " not in words for words in turn.against
     )
     if turn.grade is Grade.HOLDS or ends_only:
@@ -110,5 +109,5 @@ def _rewrites(report: AuditReport) -> str:
 
 def _altering(report: AuditReport) -> str:
     """Name the lines that alter texts: ``"line 15 is"``."""
-    lines = sorted({one.line for one in report.altered if one.line is not None and not one.dropped})
+    lines = sorted({one.line for one in report.facts.altered if one.line is not None and not one.dropped})
     return f"line{'s' * (len(lines) > 1)} {listed(lines)} {'are' if len(lines) > 1 else 'is'}" if lines else ""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Self
 
 from ..formats.dialects import DIALECTS, REASONING, dialect_of
 from ..formats.grammar import TurnGrammar
@@ -14,10 +14,9 @@ from ..rendering.renderer import Renderer
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from typing import Self
-
 _GLYPHS: Final = str.maketrans({"\n": "⏎", "\t": "⇥"})
+_CHANNELS: Final = ("start", "channel", "recipient", "namespace", "message", "end", "call_end")
+_OPENING: Final = ("section_open", "separator", "open", "begin", "key_open", "string_open", "value_open", "value_close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +60,14 @@ class GrammarReport:
 
     def delimiters(self) -> list[Delimiter]:
         """Return every text that the parser looks for."""
-        return [self._delimiter(field, text) for field, text in _delimiters(self.grammar) if text.strip()]
-
-    def _delimiter(self, field: str, text: str) -> Delimiter:
-        pattern = self.tokenizer.vocabulary.control_pattern
-        tokens = [] if pattern is None else pattern.findall(text)
-        ids = [self.tokenizer.token_id(token) for token in tokens]
-        plain = text if pattern is None else pattern.sub("", text)
-        return Delimiter(field, text, tuple(index for index in ids if index is not None), not plain.strip())
+        pattern, delimiters = self.tokenizer.vocabulary.control_pattern, []
+        for field, text in _delimiters(self.grammar):
+            if text.strip():
+                tokens = [] if pattern is None else pattern.findall(text)
+                ids = [index for token in tokens if (index := self.tokenizer.token_id(token)) is not None]
+                plain = text if pattern is None else pattern.sub("", text)
+                delimiters.append(Delimiter(field, text, tuple(ids), not plain.strip()))
+        return delimiters
 
     def to_json(self) -> dict[str, Any]:
         """Return the grammar as plain data without empty fields."""
@@ -116,10 +115,8 @@ class GrammarReport:
             yield "reasoning", text[text.index("⟨") :] if grammar.opens_reasoning else text
         yield "content", grammar.content.wrap("⟨content⟩")
         if calls is not None:
-            yield "before calls", calls.before
-            yield "calls", calls.outline
-            yield "between calls", calls.separator
-            yield "after calls", calls.after
+            labels = "before calls", "calls", "between calls", "after calls"
+            yield from zip(labels, (calls.before, calls.outline, calls.separator, calls.after), strict=True)
 
 
 def _advice(grammar: TurnGrammar) -> Iterator[str]:
@@ -133,21 +130,17 @@ def _advice(grammar: TurnGrammar) -> Iterator[str]:
 def _delimiters(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
     """Yield the field and the text of each delimiter."""
     if grammar.channels is not None:
-        names = ("start", "channel", "recipient", "namespace", "message", "end", "call_end")
-        yield from ((f"channels.{name}", getattr(grammar.channels, name)) for name in names)
+        yield from ((f"channels.{name}", getattr(grammar.channels, name)) for name in _CHANNELS)
         return
-    for field, frame in (("reasoning", grammar.reasoning), ("content", grammar.content)):
+    frames, calls = {"reasoning": grammar.reasoning, "content": grammar.content}, grammar.calls
+    for field, frame in frames.items():
         if frame is not None:
-            yield f"{field}.open", frame.open
-            yield f"{field}.close", frame.close
-    calls = grammar.calls
-    if calls is None:
-        return
-    for name in ("section_open", "separator", "open", "begin", "key_open", "string_open", "value_open", "value_close"):
-        yield f"calls.{name}", getattr(calls, name)
-    yield from ((f"calls.head[{at}]", lead) for at, (lead, _) in enumerate(calls.head))
-    yield from ((f"calls.typed_opens.{kind}", text) for kind, text in calls.typed_opens)
-    yield from ((f"calls.{name}", getattr(calls, name)) for name in ("end", "close", "section_close"))
+            yield from ((f"{field}.open", frame.open), (f"{field}.close", frame.close))
+    if calls is not None:
+        yield from ((f"calls.{name}", getattr(calls, name)) for name in _OPENING)
+        yield from ((f"calls.head[{at}]", lead) for at, (lead, _) in enumerate(calls.head))
+        yield from ((f"calls.typed_opens.{kind}", text) for kind, text in calls.typed_opens)
+        yield from ((f"calls.{name}", getattr(calls, name)) for name in ("end", "close", "section_close"))
 
 
 def _filled(value: Any) -> Any:

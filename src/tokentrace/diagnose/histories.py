@@ -1,142 +1,34 @@
 """Where production, rollout and training differ: the three histories of one conversation, token by token.
 
-*Production* is what the shipped template shows the model at each turn. *Rollout* is the append-only stream: earlier
-prompts and completions, bridged turn by turn. *Training* is one row over the whole conversation, rendered at once.
-All three use the same tokenizer, template variables and control-token policy, so only history sets them apart. The
-trace says which message a token belongs to.
+*Production* is what the shipped template shows the model at each turn. *Rollout* is the append-only stream, bridged
+turn by turn. *Training* is one row over the whole conversation. Only history sets them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from ..errors import TokentraceError
-from ..rendering.bridged import BridgedTokens
 from ..rendering.past import Past
 from ..rendering.rendered import RenderedTokens
-from ..showing import ShowsItself
+from ..rendering.renderer import Renderer
 from ..study.sampling import SampledTurn
 from ..study.seams import BridgeRefusal, RefusalReason
 from ..tokens.ids import common_suffix
 from ..tokens.kinds import Kind
-from ..tokens.tokenizer import Ids, Tokenizer
-from .history_differences import Step, View, ViewTokens, compare_views
-from .history_findings import HistoryFinding, find_changes
-
-if TYPE_CHECKING:
-    from ..rendering.renderer import Renderer
-    from ..show.document import Document
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HistoryReport(ShowsItself):
-    """Where production, rollout and training differ, step by step. `row` is the training row."""
-
-    steps: tuple[Step, ...]
-    findings: tuple[HistoryFinding, ...]
-    roles: tuple[str, ...]
-    row: RenderedTokens
-    notes: tuple[str, ...]
-    settings: Mapping[str, Any]
-    tokenizer: Tokenizer = field(repr=False)
-
-    @property
-    def equal(self) -> bool:
-        """True if all three agree at every step, and the rollout never breaks."""
-        return all(step.equal and step.refusal is None for step in self.steps)
-
-    @property
-    def branches(self) -> tuple[Ids, ...]:
-        """The streams of the rollout: one, and one more for every break."""
-        last = {step.branch: step.rollout for step in self.steps}
-        return tuple(tokens.ids for tokens in last.values())
-
-    @property
-    def breaks(self) -> list[Step]:
-        """The steps at which the rollout could not continue."""
-        return [step for step in self.steps if step.refusal is not None]
-
-    def differing(self, left: View | str, right: View | str) -> list[Step]:
-        """Return the steps at which two views differ."""
-        return [step for step in self.steps if (one := step.compare(left, right)) is None or not one.equal]
-
-    @property
-    def summary(self) -> str:
-        """The conclusions, one sentence a line."""
-        return "\n".join(self.sentences())
-
-    def sentences(self) -> list[str]:
-        """Return the conclusions."""
-        if not self.steps:
-            return ["There is no turn to compare: the model is never asked for one."]
-        out = [str(one) for one in self.findings]
-        for step in self.steps:
-            if step.refusal is not None:
-                out.append(f"The rollout breaks at {step.place}: {step.refusal}.")
-            if step.training is None:
-                out.append(f"The training row holds no turn for {step.place}.")
-        steps = f"all {len(self.steps)} steps" if len(self.steps) > 1 else "the one step there is"
-        size = len(self.steps[-1].rollout)
-        return out or [f"Production, rollout and training hold the same tokens at {steps}: {size:,} at the last."]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data for ``json.dumps``.
-
-        A step's rollout is the beginning of its branch, its training the beginning of the row, and its production
-        follows from either by the differences.
-        """
-        return {
-            "equal": self.equal,
-            "summary": self.sentences(),
-            "settings": dict(self.settings),
-            "roles": list(self.roles),
-            "branches": [ids.tolist() for ids in self.branches],
-            "row": self.row.token_ids,
-            "steps": [_step_json(step) for step in self.steps],
-            "findings": [asdict(one) | {"text": str(one)} for one in self.findings],
-            "notes": list(self.notes),
-        }
-
-    def document(self, _: Any = None, *, step: int | None = None) -> Document:
-        """Return the report as a document; with `step`, what differs at that step only."""
-        from .history_document import history_document
-
-        return history_document(self, step)
-
-    def __repr__(self) -> str:
-        differ = sum(not step.equal for step in self.steps)
-        return f"HistoryReport({len(self.steps)} steps, {differ} differ, {len(self.breaks)} breaks)"
-
-    def __str__(self) -> str:
-        from ..show.terminal import plain_view
-
-        return plain_view(self)
-
-
-def _step_json(step: Step) -> dict[str, Any]:
-    refusal = step.refusal
-    return {
-        "step": step.index,
-        "message": step.message,
-        "equal": step.equal,
-        "branch": step.branch,
-        "break": None if refusal is None else {"reason": str(refusal.reason), "detail": refusal.detail},
-        "tokens": {view: None if (tokens := step.view(view)) is None else len(tokens) for view in View},
-        "comparisons": [asdict(one) for one in step.comparisons],
-    }
+from ..tokens.tokenizer import Ids
+from .history_report import HistoryReport, find_changes
+from .history_steps import Step, View, ViewTokens, compare_views
 
 
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
     """Compare production, rollout and training of a conversation, token by token.
 
-    For each assistant turn, and for the turn to come if the conversation ends with another role: what the shipped
-    template shows, what a rollout with this renderer's history shows, and what one row over the whole conversation
-    holds. Every assistant message counts as sampled, with the ids that its turn has as the last one. Raises what
-    `render` raises.
+    A step is an assistant turn, or the turn to come if the conversation ends with another role. Every assistant message
+    counts as sampled, with the ids that its turn has as the last one. Raises what `render` raises.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -144,16 +36,24 @@ def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -
     >>> print(compare_histories(create_renderer(POCKET), chat).summary)
     Production, rollout and training hold the same tokens at the one step there is: 14 at the last.
     """
-    return _Walk(renderer, messages, tools).report()
+    walk = _Walk(renderer.silent(), messages, tools)
+    steps = tuple(walk.steps())
+    settings = {
+        "tokenizer": renderer.tokenizer.name,
+        "family": renderer.family,
+        "past": str(renderer.past),
+        "template_kwargs": dict(renderer.template_kwargs),
+    }
+    notes, findings = tuple(dict.fromkeys(walk.notes)), tuple(find_changes(steps))
+    return HistoryReport(steps, findings, walk.roles, walk.row, notes, settings, renderer.tokenizer)
 
 
 class _Walk:
     """One conversation, turn by turn."""
 
     def __init__(self, renderer: Renderer, messages: Any, tools: Any) -> None:
-        self.renderer = renderer = renderer.silent()
-        self.shipped = _shipped(renderer)
-        self.tools = tools
+        self.renderer, self.tools = renderer, tools
+        self.shipped = renderer if renderer.past is Past.INFERENCE else renderer.with_past(Past.TEMPLATE)
         self.row = renderer.render(messages, tools=tools)  # raises for anything but a conversation
         self.messages = list(messages)
         self.roles = tuple(str(self.row.role(at)) for at in range(len(self.messages)))
@@ -161,64 +61,42 @@ class _Walk:
         if self.open:
             self.row = renderer.render(messages, tools=tools, add_generation_prompt=True)
         self.turns = {turn.message: turn for turn in reversed(self.row.turns)}
-        self.notes: dict[str, None] = {f"training row: {note}": None for note in self.row.notes}
+        self.notes = [f"training row: {note}" for note in self.row.notes]
 
-    def report(self) -> HistoryReport:
-        steps = tuple(self._steps())
-        findings = tuple(find_changes(steps))
-        renderer = self.renderer
-        settings = {
-            "tokenizer": renderer.tokenizer.name,
-            "family": renderer.family,
-            "past": str(renderer.past),
-            "template_kwargs": dict(renderer.template_kwargs),
-        }
-        return HistoryReport(steps, findings, self.roles, self.row, tuple(self.notes), settings, renderer.tokenizer)
-
-    def _steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[Step]:
         turns: list[int | None] = [at for at, role in enumerate(self.roles) if role == "assistant" and at]
         if self.roles[0] == "assistant":
-            self._note("message 0: nothing comes before it; it counts as given, not as sampled")
-        row = self._tokens(self.row, len(self.messages))
+            self.notes.append("message 0: nothing comes before it; it counts as given, not as sampled")
+        row, tokenizer = self._tokens(self.row, len(self.messages)), self.renderer.tokenizer
         last: Step | None = None
         for index, message in enumerate([*turns, *([None] if self.open else [])]):
             at = len(self.messages) if message is None else message
-            prompt = self._tokens(self._prompt(self.shipped, at), at)
-            stream = self._continue(last, at, prompt)
-            refusal = stream if isinstance(stream, BridgeRefusal) else None
-            if last is None or isinstance(stream, BridgeRefusal):
-                stream = self._start(at, prompt)
+            prompt = self._prompt(self.shipped, at)
+            stream = self._prompt(self.renderer, at) if last is None else self._continued(last, at, prompt)
+            refusal = None
+            if isinstance(stream, BridgeRefusal):
+                refusal, stream = stream, self._prompt(self.renderer, at)
             turn = self._turn(message, prompt.ids[prompt.fields == "generation_prompt"])
             views = {View.PRODUCTION: prompt.followed_by(turn), View.ROLLOUT: stream.followed_by(turn)}
-            training = row.cut(0, len(row), len(row)) if message is None else None
-            if message in self.turns:
-                training = row.cut(0, self.turns[message].stop, self.turns[message].start)
-            if training is not None:
-                views[View.TRAINING] = training
+            if message is None:
+                views[View.TRAINING] = row.cut(0, len(row), len(row))
+            elif message in self.turns:
+                views[View.TRAINING] = row.cut(0, self.turns[message].stop, self.turns[message].start)
             branch = 0 if last is None else last.branch + (refusal is not None)
-            comparisons = tuple(compare_views(views, self.renderer.tokenizer))
-            production, rollout = views[View.PRODUCTION], views[View.ROLLOUT]
-            last = Step(index, message, production, rollout, training, refusal, branch, comparisons)
+            last = Step(index, message, views, refusal, branch, compare_views(views, tokenizer))
             yield last
 
-    def _prompt(self, renderer: Renderer, at: int) -> RenderedTokens:
+    def _prompt(self, renderer: Renderer, at: int) -> ViewTokens:
         try:
-            return renderer.render(self.messages[:at], tools=self.tools, add_generation_prompt=True)
+            rendered = renderer.render(self.messages[:at], tools=self.tools, add_generation_prompt=True)
         except TokentraceError as error:
             error.add_note(f"while rendering the prompt that asks for message {at}")
             raise
+        return self._tokens(rendered, at)
 
-    def _start(self, at: int, production: ViewTokens) -> ViewTokens:
-        """Start a stream with the prompt of the renderer, or with production's."""
-        if self.renderer is not self.shipped:
-            return self._tokens(self._prompt(self.renderer, at), at)
-        return production
-
-    def _continue(self, last: Step | None, at: int, production: ViewTokens) -> ViewTokens | BridgeRefusal:
+    def _continued(self, last: Step, at: int, production: ViewTokens) -> ViewTokens | BridgeRefusal:
         """Continue the stream of the step before up to the prompt for message `at`."""
-        if last is None or last.message is None:
-            return production
-        stream, message = last.rollout, last.message
+        stream, message = last.rollout, last.message or 0
         if len(stream) == stream.prompt:
             return BridgeRefusal(RefusalReason.NO_TURN_END, f"the template shows no turn for message {message}")
         bridged = self.renderer.bridge(
@@ -228,28 +106,33 @@ class _Walk:
             tools=self.tools,
             messages=self.messages[:message],
         )
-        for note in getattr(bridged, "notes", ()):
-            self._note(f"rollout, counted from message {message + 1}: {note}")
         if isinstance(bridged, BridgeRefusal):
             return bridged
-        return stream.followed_by(self._bridged(bridged, production, message + 1))
+        self.notes += [f"rollout, counted from message {message + 1}: {note}" for note in bridged.notes]
+        messages = np.where(bridged.messages >= 0, bridged.messages + message + 1, -1).astype(np.int32)
+        fields = np.full(len(messages), "scaffold", np.object_)
+        fields[bridged.kinds == Kind.CONTEXT] = "text"
+        fields[bridged.kinds == Kind.SYNTHETIC] = "synthetic_close"
+        if same := common_suffix(bridged.new_ids, production.ids):  # the shipped rendering names the fields
+            owners, bridge_owners = production.messages[-same:], messages[-same:]
+            agreed = (bridge_owners == owners) | (bridge_owners < 0)
+            fields[-same:] = np.where(agreed, production.fields[-same:], fields[-same:])
+            messages[-same:] = np.where(agreed, owners, bridge_owners)
+        return stream.followed_by(ViewTokens(bridged.new_ids, messages, fields))
 
     def _turn(self, message: int | None, prefill: Ids) -> ViewTokens:
         """Return what is sampled for a message: its turn as the last one, after the prompt that asks for it."""
-        nothing = ViewTokens.of([], -1, "")
-        if message is None:
-            return nothing
         rendered = self.row
-        if message + 1 < len(self.messages):
+        if message is not None and message + 1 < len(self.messages):
             rendered = self.renderer.render(self.messages[: message + 1], tools=self.tools)
         turn = next((turn for turn in rendered.turns if turn.message == message), None)
         if turn is None:
-            return nothing
+            return ViewTokens.of([])
         tokens = self._after_prompt(rendered, turn, prefill)
-        closed = self.turns.get(message)
+        closed = self.turns.get(turn.message)
         if turn.stop_token is None and closed is not None and closed.stop_token is not None:
             # The head of the next turn ends this one, and the model samples it.
-            return tokens.followed_by(ViewTokens.of([closed.stop_token], message, "scaffold"))
+            return tokens.followed_by(ViewTokens.of([closed.stop_token], turn.message, "scaffold"))
         return tokens
 
     def _after_prompt(self, rendered: RenderedTokens, turn: SampledTurn, prefill: Ids) -> ViewTokens:
@@ -260,17 +143,17 @@ class _Walk:
         tokens = self._tokens(rendered, -1).cut(start, turn.stop)
         if same == len(prefill):
             return tokens
-        decode = self.renderer.tokenizer.decode
-        missing = decode(prefill[same:].tolist())
+        tokenizer = self.renderer.tokenizer
+        missing = tokenizer.decode(prefill[same:].tolist())
         for count in range(1, min(4, len(tokens)) + 1):
-            text = decode(tokens.ids[:count].tolist())
+            text = tokenizer.decode(tokens.ids[:count].tolist())
             if len(text) > len(missing) and text.startswith(missing) and same:
-                ids = self.renderer.tokenizer.encode_plain(text[len(missing) :])
+                ids = tokenizer.encode_plain(text[len(missing) :])
                 first = ViewTokens.of(ids, turn.message, tokens.fields[count - 1])
                 return first.followed_by(tokens.cut(count, len(tokens)))
-        self._note(
+        self.notes.append(
             f"message {turn.message}: its turn does not begin with the prompt that asks for it, "
-            f"{decode(prefill.tolist())!r}; the rollout holds both, one after the other"
+            f"{tokenizer.decode(prefill.tolist())!r}; the rollout holds both, one after the other"
         )
         return tokens
 
@@ -280,25 +163,3 @@ class _Walk:
         if 0 <= at < len(self.messages):
             messages = np.where(fields == "generation_prompt", np.int32(at), messages)
         return ViewTokens(rendered.ids, messages, fields, len(fields))
-
-    def _bridged(self, bridged: BridgedTokens, production: ViewTokens, first_new: int) -> ViewTokens:
-        """Return the tokens of a bridge. Their fields come from the shipped rendering of the same ids."""
-        messages = np.where(bridged.messages >= 0, bridged.messages + first_new, -1).astype(np.int32)
-        fields = np.full(len(messages), "scaffold", np.object_)
-        fields[bridged.kinds == Kind.CONTEXT] = "text"
-        fields[bridged.kinds == Kind.SYNTHETIC] = "synthetic_close"
-        same = common_suffix(bridged.new_ids, production.ids)
-        if same:
-            owners, bridge_owners = production.messages[-same:], messages[-same:]
-            agreed = (bridge_owners == owners) | (bridge_owners < 0)
-            fields[-same:] = np.where(agreed, production.fields[-same:], fields[-same:])
-            messages[-same:] = np.where(agreed, owners, bridge_owners)
-        return ViewTokens(bridged.new_ids, messages, fields)
-
-    def _note(self, note: str) -> None:
-        self.notes[note] = None
-
-
-def _shipped(renderer: Renderer) -> Renderer:
-    """Return the renderer without additions to the template; itself if it has none."""
-    return renderer if renderer.past is Past.INFERENCE else renderer.with_past(Past.TEMPLATE)

@@ -1,12 +1,7 @@
-"""Fixed-base and delta tokenization: message by message, as much of the field does it.
+"""Fixed-base and delta tokenization: message by message, as much of the field does it. For comparison only.
 
-Both modes render a context without and with a new message, cut the second text where the first one ends, and encode
-the remainder on its own. The context is everything before the message (``delta``), or a small conversation that never
-changes (``fixed_base``), so that a template cannot rewrite what it wrote before.
-
-Neither proves anything: text encoded in parts need not have the ids of the whole, and a template may write a message
-differently in another context. The sanity check compares the result with a render of the whole conversation, id by id.
-A rollout needs `Renderer.bridge_to_next_turn`, training data `Renderer.render`; these modes are for comparison.
+Both render a context without and with a new message, cut the second text where the first ends, and encode the remainder
+on its own. That proves nothing, so the sanity check compares the result with a render of the whole.
 """
 
 from __future__ import annotations
@@ -39,23 +34,18 @@ ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
 
 
 class IncrementalMode(StrEnum):
-    """What a new message is rendered after."""
+    """What a new message is rendered after: one system and one user message, or all messages before it."""
 
     FIXED_BASE = "fixed_base"
-    """A conversation of one system and one user message, the same for every message."""
     DELTA = "delta"
-    """All messages before it."""
 
 
 class SanityCheck(StrEnum):
-    """Which differences from the full render are reported."""
+    """Which differences from the full render are reported: all, all but those of white space, or none."""
 
     STRICT = "strict"
-    """All."""
     IGNORE_STRIPPABLE = "ignore_strippable"
-    """All but those of white space. The same text in other tokens is reported."""
     OFF = "off"
-    """None: there is no full render."""
 
 
 class TokenizationMismatchWarning(UserWarning):
@@ -66,8 +56,7 @@ class TokenizationMismatchWarning(UserWarning):
 class IncrementalTokens:
     """The ids, and a mask that is True for the tokens of assistants.
 
-    `mismatches` are what the sanity check reports; `position` counts incremental tokens. `notes` name messages that the
-    template wrote otherwise in their context.
+    `mismatches` are what the sanity check reports. `notes` name messages written otherwise in their context.
     """
 
     ids: Ids
@@ -89,11 +78,9 @@ def tokenize_incrementally(
 ) -> IncrementalTokens:
     """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    Everything before the first assistant is one plain render. The mask is True for all that an assistant message adds
-    after its generation prompt, including the separator after the stop token (`Renderer.render` masks it out).
-
-    Warns with TokenizationMismatchWarning if the sanity check finds differences. Raises TemplateError if the template
-    refuses a message in every context that the mode has for it.
+    Everything before the first assistant is one plain render. The mask covers all that an assistant message adds after
+    its generation prompt, with the separator after the stop token. Warns with TokenizationMismatchWarning if the sanity
+    check finds differences. Raises TemplateError if the template refuses a message in every context.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -107,7 +94,7 @@ def tokenize_incrementally(
     mode, check = choose(IncrementalMode, "mode", mode), choose(SanityCheck, "sanity_check", sanity_check)
     renderer = renderer.silent()
     conversation = renderer.check_messages(messages, tools=tools)
-    pieces = list(_Tokenizing(renderer, tools, mode, conversation).pieces())
+    pieces = list(_Tokenizing(renderer, tools, mode is IncrementalMode.FIXED_BASE, conversation).pieces())
     lengths = [len(piece.ids) for piece in pieces]
     ids = np.concatenate([piece.ids for piece in pieces])
     mask = np.repeat(np.array([piece.sampled for piece in pieces], np.bool_), lengths)
@@ -115,11 +102,18 @@ def tokenize_incrementally(
     if check is not SanityCheck.OFF:
         full = renderer.render(conversation, tools=tools)
         owners = np.repeat([piece.message for piece in pieces], lengths)
-        mismatches = list(_mismatches(renderer.tokenizer, ids, owners, full))
-    if check is SanityCheck.IGNORE_STRIPPABLE:
-        mismatches = [one for one in mismatches if one.cause is not Cause.WHITESPACE]
+        ignored = Cause.WHITESPACE if check is SanityCheck.IGNORE_STRIPPABLE else None
+        mismatches = [one for one in _mismatches(renderer.tokenizer, ids, owners, full) if one.cause is not ignored]
     if mismatches:
-        warnings.warn(TokenizationMismatchWarning(_warning(mode, mismatches)), stacklevel=2)
+        lines = [str(one) for one in mismatches[:3]]
+        lines += [f"and {len(mismatches) - 3} more"] if len(mismatches) > 3 else []
+        text = (
+            f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} places:\n  "
+            + "\n  ".join(lines)
+            + "\nIn a rollout use Renderer.bridge_to_next_turn, for training data Renderer.render and its mask; if "
+            "this is intended, sanity_check='ignore_strippable' or 'off'."
+        )
+        warnings.warn(TokenizationMismatchWarning(text), stacklevel=2)
     return IncrementalTokens(ids, mask, mismatches, [note for piece in pieces for note in piece.notes])
 
 
@@ -133,150 +127,124 @@ class _Piece(NamedTuple):
 
 
 class _Added(NamedTuple):
-    """The text of a context, and the rendering of the context with a message."""
+    """What a message adds to a context: `rendering` from character `start` on. `flaws` say why that may not be so."""
 
     context: Messages
-    is_base: bool
-    before: str
-    after: Rendering
-
-    @property
-    def flaws(self) -> list[str]:
-        """Why the end of the second text may not be what the message adds to the first."""
-        flaws = [] if self.after.text.startswith(self.before) else ["the template rewrites what is before it"]
-        base = {Origin.of(number, "content") for number in range(len(self.context)) if self.is_base}
-        rows = zip(self.after.ends, self.after.origins, strict=True)
-        if any(end > len(self.before) and origin in base for end, origin in rows):
-            flaws.append("the template writes text of the base conversation into it")
-        return flaws
+    start: int
+    rendering: Rendering
+    flaws: Sequence[str]
 
 
 class _Tokenizing(NamedTuple):
-    """One conversation in one mode."""
+    """One conversation, with fixed bases or as deltas."""
 
     renderer: Renderer
     tools: Any
-    mode: IncrementalMode
+    has_base: bool
     messages: Messages
 
     def pieces(self) -> Iterator[_Piece]:
         roles = [message["role"] for message in self.messages]
-        head = next((i for i, role in enumerate(roles) if role != "assistant"), len(roles))
-        head = next((i for i in range(head, len(roles)) if roles[i] == "assistant"), len(roles))
-        prompted = head < len(roles)
-        first = self.renderer.render(self.messages[:head], tools=self.tools, add_generation_prompt=prompted)
+        start = next((i for i, role in enumerate(roles) if role != "assistant"), len(roles))
+        start = next((i for i in range(start, len(roles)) if roles[i] == "assistant"), len(roles))
+        prompted = start < len(roles)
+        first = self.renderer.render(self.messages[:start], tools=self.tools, add_generation_prompt=prompted)
         yield _Piece(first.ids)
-        for start, stop in _units(self.messages, head):
+        while start < len(roles):
+            stop = start + 1
+            while roles[start] in RESULT_ROLES and stop < len(roles) and roles[stop] in RESULT_ROLES:
+                stop += 1  # templates write consecutive results as one turn
             if roles[start] == "assistant" and not prompted:
                 yield self._piece(start, start)
             yield self._piece(start, stop)
-            prompted = False
+            start, prompted = stop, False
 
     def _piece(self, start: int, stop: int) -> _Piece:
         """Encode what ``messages[start:stop]`` adds after its context; an empty unit is a generation prompt.
 
-        A base that the template rewrites or repeats counts as refused, unless there is no better one: then the text
-        is cut by length anyway, and a note says so.
+        Where the template rewrites or repeats every context, the text is cut by length, and a note says so.
         """
         unit = self.messages[start:stop]
         sampled = bool(unit) and unit[0]["role"] == "assistant"
         tried: list[_Added] = []
         refusals: list[TemplateError] = []
-        for context in self._contexts(start, stop):
+        for context in self._contexts(start, unit):
             try:
-                before = self._render(context, prompt=sampled).text
-                after = self._render([*context, *unit], prompt=not unit)
+                tried.append(self._added(context, unit, sampled))
             except TemplateLimitError:
                 raise
             except TemplateError as error:
                 refusals.append(error)
                 continue
-            tried.append(_Added(context, self.mode is IncrementalMode.FIXED_BASE, before, after))
             if not tried[-1].flaws:
                 break
         if not tried:
-            raise self._refused(start, stop, refusals[0])
+            what = f"the {unit[0]['role']} message" if unit else "to ask for a reply"
+            where = "every fixed base" if self.has_base else "the messages before it"
+            advice = "use another mode, or Renderer.render on the whole conversation"
+            problem = f"the template refuses {what} after {where} ({refusals[0].problem}); {advice}"
+            raise TemplateError(problem, message=start if unit else start - 1, line=refusals[0].line)
         best = min(tried, key=lambda one: len(one.flaws))
-        usual = best is tried[0] and not refusals
         roles = ", ".join(message["role"] for message in best.context)
-        notes = [*best.flaws, *([] if usual else [f"rendered after {roles} instead of the usual base"])]
-        ids = self._encode(best, start)
-        return _Piece(ids, start, sampled, [f"message {start}: {note}" for note in notes])
+        unusual = [] if best is tried[0] and not refusals else [f"rendered after {roles} instead of the usual base"]
+        notes = [f"message {start}: {note}" for note in (*best.flaws, *unusual)]
+        return _Piece(self._encode(best, start), start, sampled, notes)
 
-    def _render(self, messages: Messages, *, prompt: bool) -> Rendering:
-        return self.renderer.render_text(messages, tools=self.tools, add_generation_prompt=prompt)
+    def _added(self, context: Messages, unit: Messages, sampled: bool) -> _Added:
+        render = self.renderer.render_text
+        before = render(context, tools=self.tools, add_generation_prompt=sampled).text
+        after = render([*context, *unit], tools=self.tools, add_generation_prompt=not unit)
+        flaws = [] if after.text.startswith(before) else ["the template rewrites what is before it"]
+        base = {Origin.of(number, "content") for number in range(len(context) * self.has_base)}
+        if any(end > len(before) and origin in base for end, origin in zip(after.ends, after.origins, strict=True)):
+            flaws.append("the template writes text of the base conversation into it")
+        return _Added(context, len(before), after, flaws)
 
-    def _contexts(self, start: int, stop: int) -> Iterator[Messages]:
-        """Yield what to render ``messages[start:stop]`` after.
+    def _contexts(self, start: int, unit: Messages) -> Iterator[Messages]:
+        """Yield what to render a unit after.
 
-        Fixed bases are system and user; the same without the system message; then, for other roles than assistant, both
-        with an assistant turn, which calls the functions that tool results answer.
+        Fixed bases are system and user, or user alone; then, for other roles than assistant, these with an assistant
+        turn, which calls the functions that results answer.
         """
-        if self.mode is IncrementalMode.DELTA:
+        if not self.has_base:
             yield self.messages[:start]
             return
-        yield [SYSTEM, USER]
-        yield [USER]
-        if start == stop or self.messages[start]["role"] == "assistant":
-            return
-        answers: list[dict[str, Any]] = [ASSISTANT]
-        if self.messages[start]["role"] in RESULT_ROLES:
-            answers = [self._calls(start, stop, {}), self._calls(start, stop, "{}")]
+        yield from ([SYSTEM, USER], [USER])
+        answers: list[dict[str, Any]] = [] if not unit or unit[0]["role"] == "assistant" else [ASSISTANT]
+        if unit and unit[0]["role"] in RESULT_ROLES:
+            answers = [self._calls(start, unit, {}), self._calls(start, unit, "{}")]
         for answer in answers:
-            yield [SYSTEM, USER, answer]
-            yield [USER, answer]
+            yield from ([SYSTEM, USER, answer], [USER, answer])
 
-    def _calls(self, start: int, stop: int, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    def _calls(self, start: int, results: Messages, arguments: dict[str, Any] | str) -> dict[str, Any]:
         """Return an assistant message that calls the function of each result."""
         calls = [call for message in self.messages[:start] for call in message.get("tool_calls") or ()]
         names = {call.get("id"): (call.get("function") or call).get("name") for call in calls}
         answered = []
-        for number, result in enumerate(self.messages[start:stop], 1):
+        for number, result in enumerate(results, 1):
             index = result.get("tool_call_id") or f"call{number:05}"
             name = result.get("name") or names.get(index) or "function"
             answered.append({"id": index, "type": "function", "function": {"name": name, "arguments": arguments}})
         return {"role": "assistant", "content": "", "tool_calls": answered}
 
-    def _refused(self, start: int, stop: int, refusal: TemplateError) -> TemplateError:
-        what = f"the {self.messages[start]['role']} message" if start < stop else "to ask for a reply"
-        where = "the messages before it" if self.mode is IncrementalMode.DELTA else "every fixed base"
-        return TemplateError(
-            f"the template refuses {what} after {where} ({refusal.problem}); use another mode, or Renderer.render on "
-            "the whole conversation",
-            message=start if start < stop else start - 1,
-            line=refusal.line,
-        )
-
     def _encode(self, added: _Added, start: int) -> Ids:
         """Encode what was added by itself, under the renderer's policy for control tokens.
 
-        Origins get the numbers of the conversation's messages; those of a fixed base come after them.
+        Origins get the numbers of the conversation's messages; a base is numbered after them.
         """
-        messages = self.messages
-        first = len(messages) if added.is_base else 0
+        messages, context = self.messages, added.context if self.has_base else ()
+        first = len(messages) if self.has_base else 0
         numbers = [*range(first, first + len(added.context)), *range(start, len(messages))]
-        guard = _neutral_control(self.renderer.tokenizer)
         spans = [
             (text, numbers[turn] if turn >= 0 else turn, origin and origin.renumbered(numbers))
-            for text, turn, origin in added.after.spans(len(added.before))
+            for text, turn, origin in added.rendering.spans(added.start)
         ]
         if not spans:
             return np.zeros(0, np.int32)
+        guard = _neutral_control(self.renderer.tokenizer)
         piece = Rendering.of([(guard, -1, None), *spans])
-        context = added.context if added.is_base else ()
         encoded = self.renderer.encode_text(piece, [*messages, *context], tools=self.tools)
         return encoded.ids[1:] if guard else encoded.ids
-
-
-def _units(messages: Messages, start: int) -> Iterator[tuple[int, int]]:
-    """Yield messages one by one, consecutive tool results together: templates write them as one turn."""
-    while start < len(messages):
-        stop = start + 1
-        if messages[start]["role"] in RESULT_ROLES:
-            while stop < len(messages) and messages[stop]["role"] in RESULT_ROLES:
-                stop += 1
-        yield start, stop
-        start = stop
 
 
 def _neutral_control(tokenizer: Tokenizer) -> str:
@@ -307,21 +275,16 @@ def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: 
 
 def _hunks(vocabulary: Vocabulary, one: Ids, other: Ids) -> Iterator[Hunk]:
     """Yield what differs. Hunks between two control tokens that together spell the same text are one."""
-    group: list[Hunk] = []
+    groups: list[list[Hunk]] = []
     control = [token.id for token in vocabulary.control.values()]
     for hunk in align(one, other):
-        if group and np.isin(one[group[-1].stop : hunk.start], control).any():
-            yield from _joined(vocabulary, one, other, group)
-            group = []
-        group.append(hunk)
-    yield from _joined(vocabulary, one, other, group)
-
-
-def _joined(vocabulary: Vocabulary, one: Ids, other: Ids, group: Sequence[Hunk]) -> Sequence[Hunk]:
-    if len(group) < 2:
-        return group
-    whole = Hunk(group[0].start, group[-1].stop, group[0].other_start, group[-1].other_stop)
-    return [whole] if _cause(vocabulary, *whole.sides(one, other)) is Cause.BPE_REMERGE else group
+        if groups and not np.isin(one[groups[-1][-1].stop : hunk.start], control).any():
+            groups[-1].append(hunk)
+        else:
+            groups.append([hunk])
+    for group in groups:
+        whole = Hunk(group[0].start, group[-1].stop, group[0].other_start, group[-1].other_stop)
+        yield from [whole] if _cause(vocabulary, *whole.sides(one, other)) is Cause.BPE_REMERGE else group
 
 
 def _cause(vocabulary: Vocabulary, one: Ids, other: Ids) -> Cause:
@@ -331,15 +294,3 @@ def _cause(vocabulary: Vocabulary, one: Ids, other: Ids) -> Cause:
         return Cause.BPE_REMERGE
     bare = left.translate(None, b"\n\t\r ") == right.translate(None, b"\n\t\r ")
     return Cause.WHITESPACE if bare else Cause.UNKNOWN
-
-
-def _warning(mode: str, mismatches: Sequence[Finding], most: int = 3) -> str:
-    """Describe the first few mismatches, and what to do."""
-    lines = [f"  {one}" for one in mismatches[:most]]
-    lines += [f"  and {len(mismatches) - most} more"] if len(mismatches) > most else []
-    return (
-        f"{mode} tokenization differs from the render of the whole conversation in {len(mismatches)} places:\n"
-        + "\n".join(lines)
-        + "\nIn a rollout use Renderer.bridge_to_next_turn, for training data Renderer.render and its mask. If this is "
-        "intended, pass sanity_check='ignore_strippable' or 'off'."
-    )

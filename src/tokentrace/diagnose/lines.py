@@ -1,7 +1,7 @@
-"""Which lines of a template run: an instrumented copy of it.
+"""Which lines of a template run: a copy of it that reports what it does.
 
-The copy reports, in order, each test of a branch, each round of a loop, each assignment and each output, with the
-length of the text so far. It runs in the same environment and within the same limits as any template.
+It reports each test, each round of a loop, each assignment and each output, in order. It runs in the same environment
+and within the same limits as any template.
 """
 
 from __future__ import annotations
@@ -9,27 +9,30 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
+import jinja2
 from jinja2 import nodes
+from jinja2.compiler import operators
+from jinja2.visitor import NodeTransformer
 
 from ..errors import TokentraceError
+from ..study.study import TemplateStudy
+from ..template import chat_template as templates
 from ..template.budget import RenderBudget
-from ..template.chat_template import compile_template, name_reasoning, parse_template, run_template, wrap_tools
 from ..template.environment import Proven, strftime_now
 from ..template.strings import plain_text
-from ..template.trace import Trace
+from ..template.trace import GENERATION, TURN, Trace
 from ..template.traced import TracedDict, plain, text_of
-from .expressions import source_text
+from .cases import TOOLS, Request
 
 _HOOK: Final = "tokentrace_saw"
 _STEPS: Final = 1_000_000
 """Events of one run."""
-_LOGIC: Final = (nodes.And, nodes.Or)
-_BRANCHES: Final = (nodes.If, nodes.CondExpr, nodes.For)
+_LONG_LINE: Final = 160
+"""Longer lines are not quoted whole: some templates are one line."""
 
 
 class EventKind(StrEnum):
@@ -42,188 +45,209 @@ class EventKind(StrEnum):
 
 
 class TemplatePart(NamedTuple):
-    """An expression of a template, its line, and the variable that it is assigned to."""
+    """An expression of a template; `target` is the variable that it is assigned to, `source` the whole line."""
 
+    number: int
+    kind: EventKind
     line: int
     text: str
-    target: str = ""
+    target: str
+    source: str
 
 
 class Event(NamedTuple):
-    """An event at a place of the template, when the output was `offset` characters long."""
+    """A part ran, with this value, when the output was `offset` characters long."""
 
-    kind: EventKind
-    place: int
+    part: TemplatePart
     value: Any
     offset: int
 
     @property
-    def what(self) -> tuple[EventKind, int, Any]:
-        return self.kind, self.place, self.value
+    def kind(self) -> EventKind:
+        return self.part.kind
 
 
-@dataclass(slots=True)
 class TracedRun:
-    """The text and the events of one run."""
+    """One run of a template's copy: its events and its text."""
 
-    text: str = ""
-    events: list[Event] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    """The end of each piece of output."""
-    random: bool = False
-    """True if the run drew a random number."""
+    def __init__(self, parts: Sequence[TemplatePart], trace: Trace, forced: Mapping[int, bool]) -> None:
+        self.text = ""
+        self.events: list[Event] = []
+        self.random = False
+        """True if the run drew a random number."""
+        self._parts, self._trace, self._forced = parts, trace, forced
+        self._size = self._read = 0
 
-
-class LineTracer:
-    """A template that reports what it does. Not thread-safe. A format written in Python has no lines and no runs."""
-
-    def __init__(self, source: str | None) -> None:
-        self.has_lines = source is not None
-        self.lines = (source or "").split("\n")
-        self.places: list[TemplatePart] = []
-        self._run = TracedRun()
-        self._trace = Trace()
-        self._read = 0
-        self._forced: Mapping[int, bool] = {}
-        tree = parse_template(source or "")
-        _Instrument(self.places).body(tree)
-        self._template = compile_template(tree)
-
-    def line(self, number: int) -> str:
-        """Return a line of the source, stripped."""
-        return self.lines[number - 1].strip() if 0 < number <= len(self.lines) else ""
-
-    def run(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = False,
-        variables: Mapping[str, Any] | None = None,
-        forced: Mapping[int, bool] | None = None,
-        now: datetime | None = None,
-    ) -> TracedRun | None:
-        """Run the template; return None if it refuses the conversation or exceeds its limits.
-
-        `forced` maps the numbers of test events to other answers.
-        """
-        if not self.has_lines:
-            return None
-        named = name_reasoning(messages)
-        self._trace = trace = Trace(named)
-        trace.budget = RenderBudget(steps=_STEPS)
-        self._run, self._forced, self._read = TracedRun(), forced or {}, 0
-        names = {
-            "messages": named,
-            "tools": wrap_tools(tools) if tools is not None else None,
-            "add_generation_prompt": add_generation_prompt,
-            "strftime_now": functools.partial(strftime_now, now=now),
-            **(variables or {}),
-            _HOOK: Proven(self._report),
-        }
-        run, state = self._run, random.getstate()
-        random.seed(0)
-        seeded = random.getstate()
-        try:
-            run.text = run_template(self._template, names, trace).text
-            self._measure()
-        except TokentraceError:
-            return None
-        finally:
-            run.random = random.getstate() != seeded
-            random.setstate(state)
-        return run
-
-    def _measure(self) -> int:
-        """Return the length of the output so far, and record the end of each new piece."""
-        ends, out = self._run.ends, self._trace.out
-        end = ends[-1] if ends else 0
-        for value in out[self._read :: 2]:
-            if size := len(value if isinstance(value, str) else str(value)):
-                end += size
-                ends.append(end)
-        self._read = len(out)
-        return end
-
-    def _report(self, kind: str, place: int, value: Any = None) -> Any:
-        run = self._run
+    def report(self, number: int, value: Any = None) -> Any:
+        """Record an event, and return the value that the template goes on with."""
+        part, events, out = self._parts[number], self.events, self._trace.out
         record = plain(value)
-        if kind == EventKind.TEST:
-            record = self._forced.get(len(run.events), bool(value))
-            value = record if len(run.events) in self._forced else value
-        elif kind == EventKind.ROUND:
+        if part.kind is EventKind.TEST:
+            record = self._forced.get(len(events), bool(value))
+            value = record if len(events) in self._forced else value
+        elif part.kind is EventKind.ROUND:
             origin = value.origin if isinstance(value, TracedDict) else None
             record = -1 if origin is None or origin.message is None or origin.path else origin.message
             value = ""
-        elif kind == EventKind.WRITE:
+        elif part.kind is EventKind.WRITE:
             record = plain_text(text_of(value))
         elif not isinstance(record, (str, int, float, bool, type(None))):
             record = type(value).__name__.removeprefix("Traced").lower()
-        run.events.append(Event(EventKind(kind), place, record, self._measure()))
+        new = zip(out[self._read :: 2], out[self._read + 1 :: 2], strict=True)
+        texts = (str(one) for one, origin in new if origin is not TURN and origin is not GENERATION)
+        self._size += sum(map(len, texts))
+        self._read = len(out)
+        events.append(Event(part, record, self._size))
         return value
 
 
-class _Instrument:
-    """Adds the hook to tests, loops, assignments and outputs."""
+def run_traced(
+    study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] | None = None, now: datetime | None = None
+) -> TracedRun | None:
+    """Run a template; return None if it refuses the request, exceeds its limits, or is written in Python.
 
-    def __init__(self, places: list[TemplatePart]) -> None:
-        self._places = places
+    `forced` maps the numbers of test events to other answers.
+    """
+    if not isinstance(study.template, templates.ChatTemplate):
+        return None
+    copy, parts = _instrumented(study.template.source)
+    rows = templates.name_reasoning(request.messages)
+    trace = Trace(rows)
+    trace.budget = RenderBudget(steps=_STEPS)
+    run, state = TracedRun(parts, trace, forced or {}), random.getstate()
+    names = {
+        "messages": rows,
+        "tools": templates.wrap_tools(TOOLS) if request.tools else None,
+        "add_generation_prompt": request.prompt,
+        "strftime_now": functools.partial(strftime_now, now=now),
+        **study.variables,
+        _HOOK: Proven(run.report),
+    }
+    random.seed(0)
+    seeded = random.getstate()
+    try:
+        run.text = templates.run_template(copy, names, trace).text
+    except TokentraceError:
+        return None
+    finally:
+        run.random = random.getstate() != seeded
+        random.setstate(state)
+    return run
 
-    def body(self, node: nodes.Node) -> None:
-        """Instrument a node and its children; expressions are numbered in source order."""
-        for name, value in list(node.iter_fields()):
-            if isinstance(value, list):
-                setattr(node, name, [self._statement(one) if isinstance(one, nodes.Node) else one for one in value])
-            elif isinstance(value, nodes.Node):
-                setattr(node, name, self._statement(value))
 
-    def _statement(self, node: nodes.Node) -> nodes.Node:
-        target, texts = "", []  # the source, before hooks are added to it
-        if isinstance(node, nodes.Assign):
-            target, texts = source_text(node.target), [source_text(node.node)]
-        elif isinstance(node, nodes.Output):
-            texts = [source_text(one) for one in node.nodes]
-        elif isinstance(node, nodes.For):
-            texts = [f"for {source_text(node.target)} in {source_text(node.iter)}"]
-        leaves = iter(_leaves(node.test) if isinstance(node, _BRANCHES) else ())
-        self.body(node)
-        if isinstance(node, _BRANCHES) and node.test is not None:
-            node.test = self._tests(cast(nodes.Expr, node.test), leaves)
-        if isinstance(node, nodes.For):
-            item = nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else nodes.Const(None)
-            node.body.insert(
-                0, nodes.Output([self._hook(EventKind.ROUND, node.lineno, texts[0], item)], lineno=node.lineno)
-            )
-        elif isinstance(node, nodes.Assign):
-            node.node = self._hook(EventKind.SET, node.lineno, texts[0], cast(nodes.Expr, node.node), target)
-        elif isinstance(node, nodes.Output):
-            pairs = zip(node.nodes, texts, strict=True)
-            node.nodes = [self._hook(EventKind.WRITE, one.lineno, text, _plain(one)) for one, text in pairs]
+@functools.lru_cache(maxsize=8)
+def _instrumented(source: str) -> tuple[jinja2.Template, list[TemplatePart]]:
+    tree, instrument = templates.parse_template(source), _Instrument(source)
+    instrument.visit(tree)
+    return templates.compile_template(tree), instrument.parts
+
+
+class _Instrument(NodeTransformer):
+    """Adds a hook to each test, loop, assignment and output."""
+
+    def __init__(self, source: str) -> None:
+        self.parts: list[TemplatePart] = []
+        self._lines = ["", *source.split("\n")]
+
+    def visit_If(self, node: Any) -> nodes.Node:
+        if node.test is not None:
+            node.test = self._tested(node.test)
+        return self.generic_visit(node)
+
+    visit_CondExpr = visit_If  # noqa: N815
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        text = f"for {source_text(node.target)} in {source_text(node.iter)}"
+        self.visit_If(node)
+        item = nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else nodes.Const(None)
+        hook = self._hook(EventKind.ROUND, item, node.lineno, text)
+        node.body.insert(0, nodes.Output([hook], lineno=node.lineno))
         return node
 
-    def _tests(self, node: nodes.Expr, texts: Any) -> nodes.Expr:
+    def visit_Assign(self, node: Any) -> nodes.Node:
+        node.node = self._hook(EventKind.SET, node.node, node.lineno, target=source_text(node.target))
+        return self.generic_visit(node)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        values = [nodes.Const(one.data) if isinstance(one, nodes.TemplateData) else one for one in node.nodes]
+        rows = zip(values, node.nodes, strict=True)
+        node.nodes = [self._hook(EventKind.WRITE, value, one.lineno) for value, one in rows]
+        return self.generic_visit(node)
+
+    def _tested(self, node: Any) -> Any:
         """Add the hook to each operand of a test."""
-        if isinstance(node, _LOGIC):
-            node.left, node.right = self._tests(node.left, texts), self._tests(node.right, texts)
-            return node
-        if isinstance(node, nodes.Not):
-            node.node = self._tests(node.node, texts)
-            return node
-        return self._hook(EventKind.TEST, node.lineno, next(texts), node)
+        if isinstance(node, (nodes.And, nodes.Or)):
+            node.left, node.right = self._tested(node.left), self._tested(node.right)
+        elif isinstance(node, nodes.Not):
+            node.node = self._tested(node.node)
+        else:
+            return self._hook(EventKind.TEST, node, node.lineno)
+        return node
 
-    def _hook(self, kind: EventKind, line: int, text: str, value: nodes.Expr, target: str = "") -> nodes.Expr:
-        self._places.append(TemplatePart(line, text, target))
-        arguments: list[nodes.Expr] = [nodes.Const(kind.value), nodes.Const(len(self._places) - 1), value]
-        return nodes.Call(nodes.Name(_HOOK, "load"), arguments, [], None, None, lineno=line)
-
-
-def _leaves(node: nodes.Node | None) -> list[str]:
-    if node is None:
-        return []
-    if isinstance(node, _LOGIC):
-        return [*_leaves(node.left), *_leaves(node.right)]
-    return _leaves(node.node) if isinstance(node, nodes.Not) else [source_text(node)]
+    def _hook(self, kind: EventKind, value: nodes.Expr, line: int, text: str = "", target: str = "") -> nodes.Expr:
+        number, text = len(self.parts), text or source_text(value)
+        source = self._lines[line].strip() if line < len(self._lines) else ""
+        source = source if len(source) <= _LONG_LINE else text
+        source = source if len(source) <= _LONG_LINE else f"{source[:_LONG_LINE]}…"
+        self.parts.append(TemplatePart(number, kind, line, text, target, source))
+        return nodes.Call(nodes.Name(_HOOK, "load"), [nodes.Const(number), value], [], None, None, lineno=line)
 
 
-def _plain(node: nodes.Expr) -> nodes.Expr:
-    return nodes.Const(node.data, lineno=node.lineno) if isinstance(node, nodes.TemplateData) else node
+# -- expressions as source text
+
+
+def source_text(node: nodes.Node | None) -> str:
+    """Return the source of an expression, perhaps with other quotes, brackets and spaces."""
+    match node:
+        case None:
+            return ""
+        case nodes.Name():
+            return node.name
+        case nodes.NSRef():
+            return f"{node.name}.{node.attr}"
+        case nodes.Const():
+            return repr(node.value).lower() if node.value in (True, False, None) else repr(node.value)
+        case nodes.Getattr():
+            return f"{_tight(node.node)}.{node.attr}"
+        case nodes.Getitem():
+            return f"{_tight(node.node)}[{source_text(node.arg)}]"
+        case nodes.Slice():
+            step = [source_text(node.step)] if node.step else []
+            return ":".join([source_text(node.start), source_text(node.stop), *step])
+        case nodes.Not(node=nodes.Test() as test):
+            return f"{_tight(test.node)} is not {test.name}{_arguments(test)}"
+        case nodes.Not() | nodes.Neg() | nodes.Pos():
+            return f"{node.operator}{' ' * (node.operator == 'not')}{_tight(node.node)}"
+        case nodes.Compare():
+            return _tight(node.expr) + "".join(f" {operators[one.op]} {_tight(one.expr)}" for one in node.ops)
+        case nodes.Test():
+            return f"{_tight(node.node)} is {node.name}{_arguments(node)}"
+        case nodes.Filter():
+            return f"{_tight(node.node)}|{node.name}{_arguments(node)}"
+        case nodes.Call():
+            return f"{_tight(node.node)}{_arguments(node) or '()'}"
+        case nodes.CondExpr():
+            other = f" else {source_text(node.expr2)}" if node.expr2 is not None else ""
+            return f"{source_text(node.expr1)} if {source_text(node.test)}{other}"
+        case nodes.Concat():
+            return " ~ ".join(map(_tight, node.nodes))
+        case nodes.List():
+            return f"[{', '.join(map(source_text, node.items))}]"
+        case nodes.Tuple():
+            return f"({', '.join(map(source_text, node.items))})"
+        case nodes.Dict():
+            return "{" + ", ".join(f"{source_text(one.key)}: {source_text(one.value)}" for one in node.items) + "}"
+        case nodes.BinExpr():
+            return f"{_tight(node.left)} {node.operator} {_tight(node.right)}"
+    return f"({type(node).__name__})"
+
+
+def _arguments(node: nodes.Call | nodes.Filter | nodes.Test) -> str:
+    arguments = [*map(source_text, node.args), *(f"{one.key}={source_text(one.value)}" for one in node.kwargs)]
+    return f"({', '.join(arguments)})" if arguments else ""
+
+
+def _tight(node: nodes.Node | None) -> str:
+    """Return the source of an operand, in brackets if it needs them."""
+    loose = isinstance(node, (nodes.And, nodes.Or, nodes.Not, nodes.CondExpr, nodes.Compare))
+    return f"({source_text(node)})" if loose else source_text(node)

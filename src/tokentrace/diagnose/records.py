@@ -137,7 +137,6 @@ class Fields:
     findings: list[Finding] = field(default_factory=list)
 
     def inner(self, name: str, value: Any) -> Fields:
-        """An object inside this one."""
         return Fields(value, self.line, self.field(name))
 
     def field(self, name: str) -> str:
@@ -151,7 +150,7 @@ class Fields:
         self.findings.append(Finding(cause, self.where(name), words=words, position=position, tokens=tokens))
 
     def ids(self, names: Sequence[str]) -> Ids:
-        """Ids under the first of these names that is there. Raises InputError if there are none."""
+        """Ids under the first of these names. Raises InputError if there are none."""
         name = first_of(self.value, names)
         if name is None:
             raise InputError("is missing", field=self.field(names[0]))
@@ -169,10 +168,8 @@ class Fields:
         if not count or len(values) in (sizes or (count,)):
             return values if count else None
         words = f"{len(values):,} logprobs for {count:,} {what} tokens"
-        if len(values):
-            self.report(Cause.BAD_LOGPROBS, words, count, name or "")
-        else:
-            self.report(Cause.NO_LOGPROBS, f"{counted(count)} {what}", count)
+        cause = Cause.BAD_LOGPROBS if len(values) else Cause.NO_LOGPROBS
+        self.report(cause, words if len(values) else f"{counted(count)} {what}", count, name or "")
         return None
 
     def check_logprobs(self, values: Floats | None) -> None:
@@ -187,7 +184,7 @@ class Fields:
             self.report(Cause.ZERO_LOGPROBS, "all of a completion", len(values), name)
 
     def mask(self, count: int, before: int = 0) -> Mask | None:
-        """The mask over `count` tokens, or over these and the `before` tokens of the prompt."""
+        """The mask over `count` tokens, or also over the `before` tokens of the prompt."""
         name = first_of(self.value, MASKS)
         if name is None:
             return None
@@ -289,7 +286,7 @@ ROWS: Final = "rows of ids"
 
 
 def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadable]:
-    """The rollouts of some lines. One that cannot be read is reported, and the next ones are read.
+    """The rollouts of some lines, and those that cannot be read.
 
     Lines that name a rollout are parts of one.
     """
@@ -343,26 +340,21 @@ def _rollout(line: Any, where: str) -> Rollout:
     if not calls and not rows and "nodes" not in line:
         needs = "a call needs prompt_ids and completion_ids, a row input_ids and loss_mask"
         raise UnknownShapeError(f"this is {brief(line)}, which has no known shape: {needs}")
-    derived = bool(rows) and not calls
     name = rollout_name(line) or first_of(line, ("id", "example_id"))
     name = str(line.get(name, name)) if name else where.rpartition(", ")[2]
-    tokenizer = line.get("tokenizer")
-    tokenizer = tokenizer if isinstance(tokenizer, str) else None
-    calls = [call for _, some in rows for call in some] if derived else calls
-    return Rollout(name, where, calls, [row for row, _ in rows], derived, tokenizer)
+    tokenizer = line.get("tokenizer") if isinstance(line.get("tokenizer"), str) else None
+    derived = [call for _, some in rows for call in some] if not calls else []
+    return Rollout(name, where, calls or derived, [row for row, _ in rows], not calls and bool(rows), tokenizer)
 
 
 def recognise(line: Any) -> str:
     """What a line holds, for people. Raises UnknownShapeError if it has no tokens."""
     try:
         next(read_line(line, ""), None)
-    except UnknownShapeError:
-        raise
-    except MALFORMED:  # listed when the line is read
-        pass
-    if is_row(line):
-        return ROWS
-    return "calls, one a line" if _is_call(line) else "rollouts, one a line"
+    except MALFORMED as error:  # others are listed when the line is read
+        if isinstance(error, UnknownShapeError):
+            raise
+    return ROWS if is_row(line) else "calls, one a line" if _is_call(line) else "rollouts, one a line"
 
 
 def line_key(line: Any) -> str | None:
@@ -383,7 +375,7 @@ def rollout_name(line: Line) -> str | None:
 
 
 def _is_call(line: Line, inner: bool = False) -> bool:
-    """True if an object has a prompt and a completion; one of them is enough `inner` a rollout."""
+    """True if an object has a prompt and a completion, or `inner` a rollout one of them."""
     parts = [any(name in line for name in names) for names in (PROMPTS, ("response_ids", *COMPLETIONS))]
     return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
 
@@ -484,7 +476,6 @@ def _trace(line: Fields) -> Iterator[Call]:
 
 
 def _path(nodes: Sequence[Fields], at: int) -> list[int]:
-    """The nodes from the root to one of them."""
     path = [at]
     while (parent := nodes[path[-1]].value.get("parent")) is not None:
         if not isinstance(parent, int) or not 0 <= parent < len(nodes) or parent in path:
@@ -494,7 +485,7 @@ def _path(nodes: Sequence[Fields], at: int) -> list[int]:
 
 
 def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
-    """NeMo Gym's captured calls, whose prompts may be stored as what they add to a parent."""
+    """NeMo Gym's captured calls, whose prompts may be stored as deltas."""
     calls: dict[Any, list[Line]] = {}
     for line, _ in lines:
         calls.setdefault(line.get("model_call_id"), []).append(line)

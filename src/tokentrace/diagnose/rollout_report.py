@@ -161,7 +161,7 @@ class RolloutReport(ShowsItself):
     def problems(self) -> set[str]:
         """What is wrong, as ``--allow`` names it. Missing logprobs alone are not a problem."""
         groups = {cause.group for cause in self.faults if cause is not Cause.NO_LOGPROBS}
-        return groups | ({"breaks"} if self.breaks else set()) | ({"unreadable"} if self.unreadable else set())
+        return groups | {name for name in ("breaks", "unreadable") if getattr(self, name)}
 
     @property
     def verdict(self) -> str:
@@ -289,7 +289,6 @@ def _break_row(broken: RolloutBreak, contrasts: Contrasts) -> list[str | Cell]:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """The fields of a report or a break as plain data."""
     plain = {one.name: getattr(value, one.name) for one in fields(value)}
     plain |= {name: one.to_json() for name, one in plain.items() if hasattr(one, "to_json")}
     return plain | {name: asdict(one) for name, one in plain.items() if isinstance(one, Finding)}
@@ -303,14 +302,14 @@ def check_rollouts(
     engine: Callable[[], Any] | None = None,
     progress: Progress | None = None,
 ) -> RolloutReport:
-    """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why and at what cost.
+    """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
 
     - `inputs` are what `read_rollouts` takes.
     - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
     - `limit` stops after so many rollouts.
-    - `engine` returns an `Engine`, or an awaitable of one, whose logprobs are compared with the recorded ones.
+    - `engine` returns an `Engine`, or an awaitable of one, to compare logprobs with.
 
-    Lines that cannot be read are in the report. Raises InputError if an input cannot be read at all.
+    Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
     report = RolloutReport(explained=model is not None)
     digest = None if model is None else (model if isinstance(model, Tokenizer) else model.tokenizer).digest
@@ -355,13 +354,11 @@ def recorded_tokenizer(inputs: Sequence[str]) -> str | None:
         path = Path(name).expanduser() / "run.json"
         if "://" in name or not path.is_file():
             continue
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             settings = json.loads(path.read_text(encoding="utf-8"))
             engine = settings["engine"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if isinstance(settings.get("tokenizer"), str):
-            return str(settings["tokenizer"])
-        if isinstance(engine, dict) and engine.get("kind", engine.get("type")) == "embedded":
-            return str(POCKET)
+            if isinstance(settings.get("tokenizer"), str):
+                return str(settings["tokenizer"])
+            if engine.get("kind", engine.get("type")) == "embedded":
+                return str(POCKET)
     return None

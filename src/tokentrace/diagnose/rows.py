@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """What one row came to: findings in its ids, which `contrasts` show, then in its mask."""
+    """What one row came to: findings in its ids, with `contrasts`, then in its mask."""
 
     source: str
     row: int
@@ -119,16 +119,21 @@ class Expected:
     def has_system(self) -> bool:
         return any(self.role(at) in ("system", "developer") for at in np.unique(self.messages).tolist())
 
+    def origin(self, at: int) -> tuple[str, str, int]:
+        """The role, the part and the message of a token."""
+        message = int(self.messages[at])
+        return self.role(message), _PARTS[int(self.parts[at])], message
+
     def place(self, at: int) -> tuple[int | None, str]:
         """The message of a token and its field, as ``message 2 (user), content``."""
         if at >= len(self.ids):
             return None, "after the end"
-        message, fields = int(self.messages[at]), self._rendered.fields
+        role, part, message = self.origin(at)
         if message < 0:
             return None, "the template's own text"
-        field = fields[at + self._offset] if at + self._offset < len(fields) else "scaffold"
-        field = _PARTS[int(self.parts[at])] if field == "scaffold" else field
-        return message, f"message {message} ({self.role(message)}), {field}"
+        at += self._offset
+        field = next((name for name in self._rendered.fields[at : at + 1] if name != "scaffold"), part)
+        return message, f"message {message} ({role}), {field}"
 
 
 class RowChecker:
@@ -153,7 +158,7 @@ class RowChecker:
     def check(
         self, row: Row, source: str = "rows", form: Format = Format.LINES, result: RowResult | None = None
     ) -> CheckedRow:
-        """What a row came to. `result` is what its conversation gives, if the row does not name it."""
+        """Check a row. `result` is what its conversation gives, if the row does not name it."""
         checked = CheckedRow(source, row.number, row.line)
         try:
             if row.problem is not None:
@@ -200,7 +205,7 @@ class RowChecker:
         wrong: list[Finding] = []
         if row.mask is not None:
             wrong = _mask_findings(_wrong_mask(expected, row.ids, row.mask, differing), row.start)
-            wrong += _mask_findings((("template", "padding", True, at, -1) for at in row.trained_padding), 0)
+            wrong += _mask_findings((("template", "padding", -1, True, at) for at in row.trained_padding), 0)
             if wrong and not differing and (moved := _shift(expected.mask, row.mask)):
                 findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
         cut = {one.cause for one in findings} == {Cause.CUT}
@@ -232,37 +237,33 @@ def _best(actual: IdsRow, result: RowResult) -> tuple[Expected, str | None]:
 
 # -- masks
 
-_Wrong = tuple[str, str, bool, int, int]
-"""A token with a wrong mask: role, part, whether it is trained, position, message."""
+_Wrong = tuple[str, str, int, bool, int]
+"""A token with a wrong mask: role, part, message, whether it is trained, position."""
 
 
 def _wrong_mask(expected: Expected, ids: Ids, mask: Mask, differing: Sequence[Hunk]) -> Iterator[_Wrong]:
     """Tokens with another mask than the expected one where ids agree.
 
-    Where ids differ, only a stretch counts that is trained in place of one that is not, or the other way round.
+    Where ids differ, only a stretch counts that is trained in place of one that is not, or the
+    other way round.
     """
     at = other = 0
     for hunk in (*differing, Hunk(len(expected.ids), len(expected.ids), len(ids), len(ids))):
         size = min(hunk.start - at, hunk.other_start - other)
         for offset in np.flatnonzero(expected.mask[at : at + size] != mask[other : other + size]).tolist():
-            message, part = int(expected.messages[at + offset]), _PARTS[int(expected.parts[at + offset])]
-            yield expected.role(message), part, not expected.mask[at + offset], other + offset, message
-        at, other = hunk.stop, hunk.other_stop
-    for hunk in differing:
+            yield *expected.origin(at + offset), not expected.mask[at + offset], other + offset
         theirs, ours = hunk.sides(expected.mask, mask)
         if len(ours) and bool(theirs.any()) != bool(ours.any()):
-            role, part, message = "template", "added tokens", -1
-            if len(theirs):
-                message, part = int(expected.messages[hunk.start]), _PARTS[int(expected.parts[hunk.start])]
-                role = expected.role(message)
+            origin = expected.origin(hunk.start) if len(theirs) else ("template", "added tokens", -1)
             for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
-                yield role, part, bool(ours.any()), hunk.other_start + position, message
+                yield *origin, bool(ours.any()), hunk.other_start + position
+        at, other = hunk.stop, hunk.other_stop
 
 
 def _mask_findings(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
     """One finding for the tokens of each role and part."""
     groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
-    for role, part, trained, at, message in wrong:
+    for role, part, message, trained, at in wrong:
         groups.setdefault((role, part, trained), []).append((at, message))
     out = []
     for (role, part, trained), places in groups.items():
@@ -289,7 +290,7 @@ def _shift(expected: Mask, actual: Mask) -> str:
 
 
 class _IdsChecker:
-    """Says why the ids of rows differ, with what one renderer knows about its template."""
+    """Explains why the ids of rows differ, for one renderer."""
 
     def __init__(self, renderer: Renderer) -> None:
         tokenizer = renderer.tokenizer
@@ -407,7 +408,7 @@ class _IdsChecker:
         return Cause.LAST_WHITESPACE if last else None
 
     def _ends_turn(self, ids: Ids) -> bool | None:
-        """True if ids end a turn, False if they are white space; None if there is anything else."""
+        """True if ids end a turn, False if they are white space, else None."""
         ends = [index in self._ends for index in ids.tolist()]
         texts = [self._vocabulary.token_bytes(index).strip() for index in ids.tolist()]
         return any(ends) if all(end or not text for end, text in zip(ends, texts, strict=True)) else None

@@ -1,8 +1,7 @@
 """Exact ids in place of their rendering, for servers that receive whole message lists.
 
 A chat server renders the whole conversation at every request, and earlier sampled text gets other ids. `splice_prefix`
-puts the exact ids of the last tokenized turn in place of their rendering. The trace says where that turn ends, so it
-works with any stop token, and with none.
+puts the exact ids of the last tokenized turn in place of their rendering. The trace says where that turn ends.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ def splice_prefix(
 ) -> BridgedTokens | BridgeRefusal:
     """Return the next prompt for `messages`, which begins with the exact ids of the turn of assistant `message`.
 
-    `prompt_ids` and `completion_ids` are what the engine received and sampled for that message; by default they come
-    from the last assistant message that carries them (``prompt_token_ids`` and ``generation_token_ids``). Everything
-    after that turn is rendered. With `check`, messages that say something else than the ids (a rewritten tool call,
-    other tools, a summary) are refused: spelling may differ, meaning may not.
+    `prompt_ids` and `completion_ids` are what the engine received and sampled for it; by default they come from the
+    last assistant message that carries them (``prompt_token_ids`` and ``generation_token_ids``). With `check`, messages
+    that say something else than the ids (a rewritten call, other tools, a summary) are refused.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -80,11 +78,8 @@ def _tokenized(messages: Sequence[Mapping[str, Any]], prompt_ids: Any, message: 
     if prompt_ids is None:
         replies = [at for at in replies if messages[at].get(PROMPT_IDS) is not None]
     if message is None and not replies:
-        raise InputError(
-            f"no assistant message carries {PROMPT_IDS}; pass prompt_ids and completion_ids"
-            if prompt_ids is None
-            else "there is no assistant message whose ids these could be"
-        )
+        missing = f"no assistant message carries {PROMPT_IDS}; pass prompt_ids and completion_ids"
+        raise InputError(missing if prompt_ids is None else "there is no assistant message whose ids these could be")
     at = replies[-1] if message is None else whole("message", message, error=InputError)
     if not 0 <= at < len(messages) or messages[at]["role"] != "assistant":
         raise InputError("is not an assistant's message, so it has no sampled ids", message=at)
@@ -97,11 +92,8 @@ def _refusal(
     """Refuse messages up to `at` that say something else than the ids, or that cannot be compared with them."""
     expected = _expected(renderer, messages, at, tools)
     if expected is None:
-        return BridgeRefusal(
-            RefusalReason.NO_TURN_END,
-            "the messages cannot be compared with the ids: the template writes no turn for this message; "
-            "pass check=False if they agree",
-        )
+        why = "the messages cannot be compared with the ids: the template writes no turn for this message"
+        return BridgeRefusal(RefusalReason.NO_TURN_END, f"{why}; pass check=False if they agree")
     sampled = np.zeros(spliced.stream_length, np.bool_)
     sampled[len(spliced.prompt) :] = True
     broken = explain_break(spliced.ids[: spliced.stream_length], expected, renderer, sampled=sampled)
@@ -109,11 +101,8 @@ def _refusal(
         return None
     if broken.cause is not Cause.UNKNOWN and not REWRITTEN & {broken.cause, *broken.later}:
         return None
-    return BridgeRefusal(
-        RefusalReason.REWRITES_PAST,
-        f"the messages are not those that the ids were sampled for ({broken.cause}: {broken.words}); "
-        "start a new branch, or pass check=False",
-    )
+    why = f"the messages are not those that the ids were sampled for ({broken.cause}: {broken.words})"
+    return BridgeRefusal(RefusalReason.REWRITES_PAST, f"{why}; start a new branch, or pass check=False")
 
 
 def _expected(renderer: Renderer, messages: Sequence[Mapping[str, Any]], at: int, tools: Any) -> Ids | None:

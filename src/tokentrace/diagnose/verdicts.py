@@ -3,57 +3,57 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..show.visible import listed
 from .appends import ALTERED, AppendBreak, AppendCell, AppendOutcome, Where
-from .cases import Append, Arguments, Style, TurnForm
-from .facts import Changes, Prompting, Reading, Stops
-from .field_texts import Altered
+from .cases import Append, Style, TurnForm
+from .facts import TemplateFacts
 
 
 class Use(StrEnum):
-    """What a template is used for."""
+    """What a template is used for: fine-tuning on whole conversations or on single turns, rollouts that render again
+    at each turn, with tools alone or with users, and training that shows what production shows, on every day."""
 
     SFT_ONE_ROW = "sft-one-row"
-    """Fine-tuning on one row for a whole conversation."""
     SFT_PER_TURN = "sft-per-turn"
-    """Fine-tuning on a row for each turn, with the prompt that asks for it."""
     RL_APPEND_ONLY = "rl-append-only"
-    """Rollouts in which tools answer, rendered again at each turn."""
     RL_USER_TURNS = "rl-user-turns"
-    """Rollouts in which users speak again, too."""
     PRODUCTION_PARITY = "production-parity"
-    """Training shows what production shows, at every turn and on every day."""
 
 
-USES: Final[Mapping[Use, str]] = {
-    Use.SFT_ONE_ROW: "SFT, one row a conversation",
-    Use.SFT_PER_TURN: "SFT, one row a turn",
-    Use.RL_APPEND_ONLY: "RL, tools only",
-    Use.RL_USER_TURNS: "RL, with user turns",
-    Use.PRODUCTION_PARITY: "Production parity",
-}
-"""The name of each use."""
-
-_TOOLS: Final = (Append.TOOL, Append.PARALLEL)
-_ALL: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
-_APPENDS: Final[Mapping[Use, Sequence[Append]]] = {
-    Use.SFT_ONE_ROW: _ALL,
-    Use.SFT_PER_TURN: (Append.USER, *_TOOLS),
-    Use.RL_APPEND_ONLY: _TOOLS,
-    Use.RL_USER_TURNS: _ALL,
-    Use.PRODUCTION_PARITY: _ALL,
-}
-_FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
+FLAWS: Final = frozenset({"refused", "turn", "past", "lost", "lost after"})
 _TURN_FLAWS: Final = frozenset({"refused", "turn", "lost", "end"})
 """Flaws of a turn itself, whatever follows."""
-_WHOLE_MESSAGES: Final = (Use.SFT_ONE_ROW, Use.SFT_PER_TURN, Use.PRODUCTION_PARITY)
-"""Uses that need all messages unchanged."""
+_TOOLS: Final = (Append.TOOL, Append.PARALLEL)
+_ALL: Final = (*_TOOLS, Append.TOOL_USER, Append.USER)
+
+
+class _Need(NamedTuple):
+    """What a use needs: these appends without `flaws`, and perhaps all `messages` unchanged.
+
+    Lost white space around content matters only if it `renders` again.
+    """
+
+    name: str
+    appends: Sequence[Append]
+    renders: bool
+    messages: bool
+    flaws: frozenset[str] = FLAWS
+
+
+_NEEDS: Final[Mapping[Use, _Need]] = {
+    Use.SFT_ONE_ROW: _Need("SFT, one row a conversation", _ALL, False, True),
+    Use.SFT_PER_TURN: _Need("SFT, one row a turn", (Append.USER, *_TOOLS), False, True, _TURN_FLAWS),
+    Use.RL_APPEND_ONLY: _Need("RL, tools only", _TOOLS, True, False),
+    Use.RL_USER_TURNS: _Need("RL, with user turns", _ALL, True, False),
+    Use.PRODUCTION_PARITY: _Need("Production parity", _ALL, True, True),
+}
 _NO_END: Final = "the row ends before the token that the model stops with (final_stop=True adds it)"
+_NO_STOP: Final = "a turn ends without a token that stops generation, whatever follows it"
 _RANDOM: Final = "the template draws at random: the same conversation is not always written the same"
 
 
@@ -76,22 +76,35 @@ class Verdict:
     """Settings of the template, each on its own, with which it holds."""
 
     def __str__(self) -> str:
-        return f"{USES[self.use]}: {self.grade}"
+        return f"{_NEEDS[self.use].name}: {self.grade}"
 
     def weaker(self, *against: str, grade: Grade = Grade.PARTLY) -> Verdict:
         """Add reasons against it. The grade becomes no better than `grade`; without reasons nothing changes."""
-        order = list(Grade)
-        worse = max(self.grade, grade, key=order.index) if against else self.grade
+        worse = max(self.grade, grade, key=list(Grade).index) if against else self.grade
         return replace(self, grade=worse, against=(*self.against, *against))
 
 
-def judged(cells: Iterable[AppendCell], reading: Reading, prompting: Prompting) -> list[AppendCell]:
-    """Return the cells that verdicts count.
+@dataclass(frozen=True, slots=True)
+class AppendFinding:
+    """One way in which appends go wrong, and the cells that show it."""
 
-    Skips reasoning that the template never writes and never asks for, and reasoning after a prompt that has closed it.
-    """
-    closed = bool(prompting.prefill.strip()) and not prompting.opens_reasoning
-    thinks = (reading.reasoning or prompting.opens_reasoning) and not closed
+    why: str
+    cells: tuple[AppendCell, ...]
+
+    @property
+    def smallest(self) -> AppendCell:
+        """The cell with the smallest conversation."""
+        return min(self.cells, key=lambda cell: (len(cell.messages), len(str(cell.messages))))
+
+    @property
+    def breaks(self) -> Sequence[AppendBreak]:
+        return self.smallest.breaks
+
+
+def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
+    """Return the cells that count: without reasoning that the template never writes or asks for, or has closed."""
+    closed = bool(facts.prefill.strip()) and not facts.opens_reasoning
+    thinks = (facts.reasoning or facts.opens_reasoning) and not closed
     return [
         cell
         for cell in cells
@@ -99,89 +112,82 @@ def judged(cells: Iterable[AppendCell], reading: Reading, prompting: Prompting) 
     ]
 
 
-def verdicts_of(
-    cells: Sequence[AppendCell], changes: Changes, altered: Sequence[Altered], stops: Stops
-) -> list[Verdict]:
+def verdicts_of(cells: Sequence[AppendCell], facts: TemplateFacts) -> list[Verdict]:
     """Return the verdict on each use."""
     verdicts = []
     for use in Use:
         verdict = _verdict(use, cells)
-        if changes.clock and use is Use.PRODUCTION_PARITY:
-            verdict = verdict.weaker(f"the prompt holds the date of the day it is rendered on{changes.by}")
-        if changes.random:
+        if facts.date and use is Use.PRODUCTION_PARITY:
+            verdict = verdict.weaker(f"the prompt holds the date of the day it is rendered on ({facts.date})")
+        if facts.random:
             verdict = verdict.weaker(_RANDOM)
         # The assistant's text counts everywhere: rendered again, it is not what was sampled.
-        verdict = verdict.weaker(*(str(one) for one in altered if one.of_turns or use in _WHOLE_MESSAGES))
-        if use is Use.SFT_ONE_ROW and stops.untrained_inside:
-            words = "a turn ends without a token that stops generation, whatever follows it"
-            verdict = verdict.weaker(words, grade=Grade.FAILS)
-        elif use is Use.SFT_ONE_ROW and stops.untrained_end:
+        verdict = verdict.weaker(*(str(one) for one in facts.altered if one.of_turns or _NEEDS[use].messages))
+        if use is Use.SFT_ONE_ROW and facts.past_turn_without_stop:
+            verdict = verdict.weaker(_NO_STOP, grade=Grade.FAILS)
+        elif use is Use.SFT_ONE_ROW and facts.last_turn_without_stop:
             verdict = verdict.weaker(f"the last turn: {_NO_END}")
         verdicts.append(verdict)
     return verdicts
 
 
 def _verdict(use: Use, cells: Sequence[AppendCell]) -> Verdict:
-    """Judge a use by its appends.
+    """Judge a use by its appends. It fails if one goes wrong silently for every turn, or if nothing holds.
 
-    It fails if some append goes wrong silently for every turn, or if nothing holds. A refused append raises an error
-    that somebody sees: if other turns hold, the use holds partly.
+    A refused append raises an error that somebody sees: if others hold, the use holds partly.
     """
-    per_turn = use is Use.SFT_PER_TURN
-    flaws = _TURN_FLAWS if per_turn else _FLAWS
-
-    def counts(cell: AppendCell) -> bool:
-        """Lost white space around content matters only to those who render again."""
-        return cell.turn.style is not Style.SPACED or use not in (Use.SFT_ONE_ROW, Use.SFT_PER_TURN)
-
-    def partly_fits(cell: AppendCell) -> bool:
-        """True if at worst it is refused, after some histories only."""
-        rendered = cell.outcome is not AppendOutcome.REFUSED or cell.elsewhere
-        return flaws & cell.all_flaws <= {"refused"} and rendered
-
-    groups = {append: [cell for cell in cells if cell.append is append and counts(cell)] for append in _APPENDS[use]}
-    good = {append: any(map(partly_fits, plain(group))) for append, group in groups.items()}
-    silent = [
-        append for append, group in groups.items() if any(cell.outcome is not AppendOutcome.REFUSED for cell in group)
-    ]
-    against = tuple(_against(groups, flaws, per_turn))
-    if not any(flaws & cell.all_flaws for group in groups.values() for cell in group):
-        return Verdict(use, Grade.HOLDS, against)
-    fails = not any(good.values()) or not all(good[append] for append in silent)
+    need = _NEEDS[use]
+    counted = [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
+    groups = {append: [cell for cell in counted if cell.append is append] for append in need.appends}
+    against = tuple(finding.why for finding in find_flaws(groups, need.flaws))
+    if not against:
+        return Verdict(use, Grade.HOLDS, ())
+    good = {append for append, group in groups.items() if _some_fit(group, need.flaws)}
+    refused = {append for append, group in groups.items() if all("refused" in cell.flaws for cell in group)}
+    fails = not good or not groups.keys() <= good | refused
     return Verdict(use, Grade.FAILS if fails else Grade.PARTLY, against)
 
 
 def grade(cells: Sequence[AppendCell]) -> Grade | None:
     """Grade some turns; None if the template refuses them after every history."""
-    if all(cell.outcome is AppendOutcome.REFUSED and not cell.elsewhere for cell in cells):
+    if all("refused" in cell.flaws and not cell.elsewhere for cell in cells):
         return None
     if all(cell.outcome is AppendOutcome.HOLDS for cell in cells):
         return Grade.HOLDS
-    holding = (AppendOutcome.HOLDS, AppendOutcome.REFUSED)
-    some = any(cell.outcome in holding and (cell.outcome is holding[0] or cell.elsewhere) for cell in plain(cells))
-    return Grade.PARTLY if some else Grade.FAILS
+    return Grade.PARTLY if _some_fit(cells, FLAWS) else Grade.FAILS
 
 
-def plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
+def _some_fit(cells: Sequence[AppendCell], flaws: frozenset[str]) -> bool:
+    """True if some turn with plain content is refused at worst, and only after some histories."""
+    return any(
+        flaws & cell.all_flaws <= {"refused"} and ("refused" not in cell.flaws or cell.elsewhere)
+        for cell in _plain(cells)
+    )
+
+
+def _plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
     """Return the turns with plain content, if any: another style that works makes up for nothing."""
     return [cell for cell in cells if cell.turn.style is Style.PLAIN] or cells
 
 
-# -- what speaks against a use, in words
+# -- what goes wrong, in words
 
 
-def _against(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str], per_turn: bool) -> Iterator[str]:
-    """Yield a sentence for each way in which appends go wrong."""
-    ways: dict[tuple[str, str], list[Append]] = {}
+def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str]) -> list[AppendFinding]:
+    """Return each way in which appends go wrong: the same cause for the same kinds of turns."""
+    in_turn = flaws is _TURN_FLAWS
+    ways: dict[tuple[str, str], dict[Append, list[AppendCell]]] = {}
     for append, cells in groups.items():
         causes: dict[str, list[AppendCell]] = {}
         for cell in cells:
             if flaws & cell.all_flaws:
-                causes.setdefault(cause(cell, per_turn), []).append(cell)
+                causes.setdefault(_causes(cell, in_turn), []).append(cell)
         for why, wrong in causes.items():
-            ways.setdefault((common_form(wrong, cells), why), []).append(append)
-    for (turns, why), appends in ways.items():
-        yield sentence(() if per_turn else appends, turns, why)
+            ways.setdefault((_common_form(wrong, cells), why), {})[append] = wrong
+    return [
+        AppendFinding(sentence(() if in_turn else list(wrong), turns, why), tuple(itertools.chain(*wrong.values())))
+        for (turns, why), wrong in ways.items()
+    ]
 
 
 _FOLLOWS: Final[Mapping[Append, str]] = {
@@ -202,14 +208,15 @@ def sentence(appends: Sequence[Append], turns: str, why: str) -> str:
     return f"{turns}: {why}" if turns else why
 
 
-def cause(cell: AppendCell, in_turn: bool = False) -> str:
+def _causes(cell: AppendCell, in_turn: bool) -> str:
     """Say what goes wrong with a cell: the same words for cells that go wrong in the same way."""
     refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
     cells = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws] if in_turn else [cell, *refused]
-    return "; ".join(dict.fromkeys(_cause(one, in_turn) for one in cells))
+    return "; ".join(dict.fromkeys(cause(one, in_turn) for one in cells))
 
 
-def _cause(cell: AppendCell, in_turn: bool) -> str:
+def cause(cell: AppendCell, in_turn: bool = False) -> str:
+    """Say what goes wrong with the conversation of a cell; with `in_turn`, in the turn itself."""
     after = f", {cell.case.history}" if cell.case.history else ""
     if cell.outcome is AppendOutcome.REFUSED:
         return f"refused: {cell.reason}{after}"
@@ -227,7 +234,7 @@ def _cause(cell: AppendCell, in_turn: bool) -> str:
 def _lost_fields(fields: Sequence[str]) -> list[str]:
     """Name lost fields of a turn; calls are one, unless the first is not lost."""
     if "tool_calls.0" in fields:
-        return list(dict.fromkeys("tool_calls" if field.startswith("tool_calls.") else field for field in fields))
+        return ["tool_calls" if field.startswith("tool_calls.") else field for field in fields]
     return ["the second call" if field == "tool_calls.1" else field for field in fields]
 
 
@@ -253,24 +260,21 @@ _FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
     "without reasoning": lambda turn: not turn.reasoning and turn.style is not Style.INLINE,
     "with content": lambda turn: turn.content,
     "without content": lambda turn: not turn.content,
-    "with empty arguments": lambda turn: turn.arguments is Arguments.EMPTY,
-    "with nested arguments": lambda turn: turn.arguments is Arguments.NESTED,
-    "with arguments": lambda turn: turn.arguments is not Arguments.EMPTY,
+    "with empty arguments": lambda turn: turn.arguments == "empty",
+    "with nested arguments": lambda turn: turn.arguments == "nested",
+    "with arguments": lambda turn: turn.arguments != "empty",
 }
 
 
-def common_form(wrong: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
-    """Say what the wrong turns have in common: ``"turns without reasoning"``; empty if all are wrong.
-
-    Turns with plain content are told apart among themselves.
-    """
+def _common_form(wrong: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
+    """Say what the wrong turns have in common: ``"turns without reasoning"``; empty if all are wrong."""
     if {cell.turn.style for cell in wrong} == {Style.PLAIN}:
-        cells = [cell for cell in cells if cell.turn.style is Style.PLAIN]
-    if len(wrong) == len(cells):
+        cells = _plain(cells)
+    turns, chosen = {cell.turn for cell in cells}, {cell.turn for cell in wrong}
+    if turns == chosen:
         return ""
-    chosen = {id(cell) for cell in wrong}
     for count in (1, 2, 3):
         for names in itertools.combinations(_FEATURES, count):
-            if {id(cell) for cell in cells if all(_FEATURES[name](cell.turn) for name in names)} == chosen:
+            if {turn for turn in turns if all(_FEATURES[name](turn) for name in names)} == chosen:
                 return f"turns {' and '.join(names)}"
     return f"{len(wrong)} of {len(cells)} kinds of turns"

@@ -50,7 +50,6 @@ class HTTPEngine(Engine):
     stream_fields: ClassVar[dict[str, Any]] = {"stream": True}
     version_fields: ClassVar[dict[str, Any]] = {}
     no_weights: ClassVar[str] = ""
-    """Why it cannot load other weights."""
 
     def __init__(self, connection: Connection, capabilities: Capabilities) -> None:
         super().__init__(capabilities)
@@ -60,7 +59,6 @@ class HTTPEngine(Engine):
         return f"{type(self).__name__}({self.capabilities.model or ''} at {self._connection.base_url})"
 
     def _fields(self, request: GenerateRequest) -> dict[str, Any]:
-        """Return the body of a request without the prompt."""
         raise NotImplementedError
 
     def _reader(self, request: GenerateRequest, prompt: bytes) -> AnswerReader:

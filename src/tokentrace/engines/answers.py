@@ -55,8 +55,7 @@ def checked_request(request: GenerateRequest, capabilities: Capabilities) -> Gen
     elif sampling.seed is not None and not capabilities.seeds:
         problem = f"{engine} has no seed per request: leave it out"
     elif missing := [name for name in sampling.optional if name not in capabilities.sampling]:
-        hint = "; pass token_bytes=, which spells each id" if engine in ("embedded", "scripted") else ""
-        problem = f"{engine} has no {missing[0]}{hint}"
+        problem = f"{engine} has no {missing[0]}"
     if problem:
         raise EngineRefusal(f"not sent: {problem}")
     return replace(request, prompt_ids=ids)
@@ -194,9 +193,7 @@ class EngineReply:
     versions: Sequence[VersionSpan] = ()
     cached_tokens: int | None = None
     stop: int | str | None = None
-    """The stop token or text that ended it."""
     top: Sequence[Sequence[tuple[int, float | None]]] = ()
-    """The likeliest ids at each place."""
     channels: Channels = field(default_factory=dict)
     experts: Experts | None = None
     """The routed experts of the whole completion, in its last part."""
@@ -208,11 +205,9 @@ class AnswerReader:
     """Builds one completion from a whole answer, or from the events of a stream."""
 
     answer: ClassVar[Any] = Any
-    """The struct of an answer or an event."""
 
     def __init__(self, request: GenerateRequest, capabilities: Capabilities) -> None:
         self.count = 0
-        """The number of ids so far."""
         self.last_id: int | None = None
         self.cached_tokens: int | None = None
         self.prompt: Final[Ids] = np.asarray(request.prompt_ids, np.int32)
@@ -222,7 +217,6 @@ class AnswerReader:
 
     @property
     def finished(self) -> bool:
-        """True if the finish reason has arrived."""
         return self._last is not None
 
     def read(self, answer: Any) -> EngineReply | None:
@@ -257,7 +251,6 @@ class AnswerReader:
         return delta if len(ids) else None
 
     def _end(self, delta: Delta, reply: EngineReply) -> Delta:
-        """Check what comes with the end of a completion."""
         reason, stop, channels = reply.finish_reason, reply.stop, dict(delta.channels)
         if reason not in set(FinishReason):
             raise EngineAnswerError(f"{self.capabilities.engine} ended for an unknown reason: {brief(reason)}")

@@ -52,7 +52,6 @@ def likeliest(logits: Floats, sampling: SamplingParams) -> tuple[tuple[int, floa
 
 
 def _distribution(logits: Floats, sampling: SamplingParams) -> npt.NDArray[np.float64]:
-    """Return the distribution at a temperature above 0."""
     scaled = logits.astype(np.float64) / sampling.temperature
     scaled -= scaled.max()
     if sampling.min_p:

@@ -31,7 +31,7 @@ from .drawing import likeliest, penalized, sample
 from .errors import EngineError
 from .protocol import Capabilities, Delta, Engine, FinishReason, GenerateRequest, Logprobs, add_version, checked_version
 from .sampling import OPTIONAL
-from .stopping import StopFinder, TokenBytes
+from .stopping import StopFinder
 
 CACHED_TOKENS: Final = 200_000
 """How many tokens of idle sessions stay cached."""
@@ -46,7 +46,6 @@ class _Sequence:
     random: np.random.Generator
     cache: Cache
     cached: int
-    """How many ids of the prompt were cached."""
     stops: StopFinder
     pieces: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     ids: list[int] = field(default_factory=list)
@@ -64,7 +63,7 @@ class _Sequence:
 class EmbeddedEngine(Engine):
     """The pocket model as an engine. Use it in one event loop at a time; `close` ends its work.
 
-    Requests with a seed depend on nothing else. `token_bytes` spells each id, for stop texts.
+    Requests with a seed depend on nothing else. Pocket's tokenizer spells its stop texts.
     """
 
     version: str | int
@@ -75,12 +74,8 @@ class EmbeddedEngine(Engine):
         *,
         seed: int | None = None,
         version: str | int = 0,
-        token_bytes: TokenBytes | None = None,
     ) -> None:
         self._model = model or load_pocket()
-        if token_bytes is None and self._model is load_pocket():
-            token_bytes = _pocket_bytes
-        self._token_bytes = token_bytes
         super().__init__(
             Capabilities(
                 engine="embedded",
@@ -93,7 +88,7 @@ class EmbeddedEngine(Engine):
                 pauses=True,
                 versions=True,
                 top_logprobs=self._model.vocabulary_size,
-                sampling=frozenset(OPTIONAL) - (frozenset() if token_bytes else {"stop"}),
+                sampling=frozenset(OPTIONAL),
                 weights=True,
             )
         )
@@ -105,7 +100,6 @@ class EmbeddedEngine(Engine):
         self._paused = False
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the following."""
         self._wake = asyncio.Event()
         self._stepping = asyncio.Lock()
         self._worker: asyncio.Task[None] | None = None
@@ -141,7 +135,6 @@ class EmbeddedEngine(Engine):
         return np.concatenate(([np.nan], scored)).astype(np.float32)
 
     async def abort(self, request_id: str) -> None:
-        """End a request after the current step."""
         self._enter_loop()
         for sequence in self._active:
             sequence.aborted = sequence.aborted or sequence.request.request_id == request_id
@@ -193,7 +186,6 @@ class EmbeddedEngine(Engine):
             sequence.cached = 0
 
     async def close(self) -> None:
-        """End all requests and the work."""
         self._enter_loop()
         self._closed = True
         if self._worker is not None:
@@ -233,7 +225,6 @@ class EmbeddedEngine(Engine):
             await asyncio.sleep(0)
 
     async def _advance(self, batch: Sequence[_Sequence]) -> None:
-        """Run one step of the model in a thread."""
         model, version = self._model, self.version
         try:
             deltas = await asyncio.to_thread(_step, model, batch)
@@ -244,10 +235,9 @@ class EmbeddedEngine(Engine):
             self._emit(sequence, delta, version)
 
     def _start(self, request: GenerateRequest) -> _Sequence:
-        """Start a request with the cached prefix of its session."""
         prompt, sampling = np.asarray(request.prompt_ids, np.int32), request.sampling
         seed = int(self._seeds.integers(1 << 62)) if sampling.seed is None else sampling.seed
-        stops = StopFinder(sampling.stop, self._token_bytes or bytes)
+        stops = StopFinder(sampling.stop, _pocket_bytes)
         entry = self._sessions.pop(request.session, None) if request.session is not None else None
         ids, cache = entry or (prompt[:0], self._model.new_cache(len(prompt) + sampling.max_tokens))
         cached = common_prefix(ids, prompt[:-1])  # the last id is always read
@@ -260,7 +250,6 @@ class EmbeddedEngine(Engine):
         self._active = [sequence for sequence in self._active if sequence not in sequences]
 
     def _emit(self, sequence: _Sequence, delta: Delta, version: str | int) -> None:
-        """Hand out a sampled token."""
         sampling, token = sequence.request.sampling, int(delta.ids[0])
         sequence.ids.append(token)
         add_version(sequence.versions, version, len(sequence.ids))

@@ -91,7 +91,6 @@ class _Lost(Exception):  # noqa: N818
 
     def __init__(self, reason: str, *, wait: float = 0.0, again: bool = True, accepted: bool = False) -> None:
         self.wait = wait
-        """The server's Retry-After, in seconds."""
         self.again = again
         """False if another try here is pointless."""
         self.accepted = accepted
@@ -186,7 +185,6 @@ class Connection:
             return
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     # -- one try, and the next
@@ -302,7 +300,6 @@ class Connection:
         raise EngineRefusal(problem, status=status)
 
     def _hide(self, text: str) -> str:
-        """Replace secrets."""
         return reduce(lambda hidden, secret: hidden.replace(secret, "[hidden]"), self._secrets, text)
 
     def _message(self, error: Exception) -> str:

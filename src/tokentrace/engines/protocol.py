@@ -177,7 +177,6 @@ class Capabilities:
     """Which of `min_p`, the penalties and `stop` it has."""
     seeds: bool = True
     weights: bool = False
-    """True if it can load other weights."""
 
 
 class Engine:
@@ -187,7 +186,6 @@ class Engine:
     """
 
     version: str | int | None = None
-    """The current weights; None if unknown."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self.capabilities = capabilities

@@ -24,10 +24,7 @@ GROUP_LEAD: Final = 16
 
 
 class CircuitState(StrEnum):
-    """Whether requests go to an endpoint."""
-
     CLOSED = "closed"
-    """They do."""
     OPEN = "open"
     """It failed and gets no requests for a while."""
     HALF_OPEN = "half-open"
@@ -41,7 +38,6 @@ class Circuit:
     name: str
     state: CircuitState
     running: int
-    """Requests under way."""
     failed: int
     """Requests that fail together count once."""
     cooldown: float
@@ -53,7 +49,6 @@ class Circuit:
         return f"{self.name} {self.state}{pause}{failed}"
 
     def described(self) -> dict[str, Any]:
-        """Return the state as JSON."""
         return {name: value for name, value in asdict(self).items() if name != "cooldown"}
 
 
@@ -65,7 +60,6 @@ class _Endpoint:
     running: int = 0
     sessions: int = 0
     failed: int = 0
-    """How often it failed in all."""
     failures: int = 0
     """How often it failed since it last answered."""
     open_until: float = 0.0
@@ -100,7 +94,6 @@ class Router(Engine):
 
     @property
     def circuits(self) -> list[Circuit]:
-        """The state of each endpoint."""
         circuits = []
         for one in self._endpoints:
             cooldown = max(0.0, one.open_until - self._clock())
@@ -130,7 +123,6 @@ class Router(Engine):
         raise _all_failed(failures)
 
     async def check(self) -> None:
-        """Raise EngineUnavailable unless an endpoint answers."""
         done = await asyncio.gather(*(one.engine.check() for one in self._endpoints), return_exceptions=True)
         failures = [error for error in done if isinstance(error, EngineUnavailable)]
         if len(failures) == len(done):

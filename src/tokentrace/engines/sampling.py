@@ -27,7 +27,6 @@ _NUMBERS: Final = {
     "repetition_penalty": (_TINY, 2.0),
 }
 _COUNTS: Final = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
-"""The least value of each."""
 _UNUSED: Final[dict[str, Any]] = {"min_p": 0.0, **PENALTIES, "stop": ()}
 OPTIONAL: Final = tuple(_UNUSED)
 """Settings that not every engine has: see `Capabilities.sampling`."""

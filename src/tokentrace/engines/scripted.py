@@ -112,11 +112,9 @@ class ScriptedEngine(Engine):
         self._aborted: Final[set[str]] = set()
 
     async def abort(self, request_id: str) -> None:
-        """End a request before its next piece."""
         self._aborted.update({request_id} & self._running)
 
     async def pause(self) -> None:
-        """Stop all requests before their next piece."""
         self._resumed.clear()
 
     async def resume(self) -> None:

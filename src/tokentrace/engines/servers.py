@@ -69,7 +69,6 @@ async def _connected(address: str, kind: str, settings: HTTPSettings | None, opt
 
 
 async def _detect(connection: Connection) -> str:
-    """Return the name of the engine that answers."""
     tried = []
     for kind, (path, field) in _SIGNATURES.items():
         try:

@@ -52,7 +52,6 @@ class _Meta(Struct):
     routed_experts_dtype: str | None = None
 
     def rows(self, count: int) -> list[list[tuple[int, float | None]]]:
-        """Return the likeliest ids at the last places."""
         rows = (self.output_top_logprobs or [])[-count:] if count else []
         return [[(one, logprob) for logprob, one, _ in row or []] for row in rows]
 
@@ -157,7 +156,6 @@ class SGLangEngine(HTTPEngine):
         return rows[0] if rows else []
 
     async def score(self, ids: Sequence[int] | Ids) -> Logprobs:
-        """Return the logprobs of the prompt, from its beginning on."""
         checked = check_ids(ids, "ids", vocab_size=self.capabilities.vocab_size)
         params = {"max_new_tokens": 1, "temperature": 0}
         body = {"input_ids": checked.tolist(), "sampling_params": params, "return_logprob": True}
@@ -248,7 +246,7 @@ class _SGLangReader(AnswerReader):
             VersionRow.spans(meta.weight_versions),  # `weight_version` is the server's when it answers
             meta.cached_tokens,
             stop=matched if isinstance(matched, int | str) else None,
-            top=meta.rows(len(new)),
+            top=meta.rows(len(new)) if self.sampling.top_logprobs else (),
             experts=meta.experts(self._experts) if self._experts and total and reason is not None else None,
             where=where,
         )

@@ -56,7 +56,6 @@ class _Logprobs(Struct):
     top_logprobs: list[dict[str, Logprob | None]] | None = None
 
     def rows(self) -> list[Row]:
-        """Return the likeliest ids at each place."""
         if self.content is not None:
             return [[(one.token_id, one.logprob) for one in token.top_logprobs or []] for token in self.content]
         return [[(_token_id(token), value) for token, value in row.items()] for row in self.top_logprobs or []]
@@ -283,7 +282,7 @@ class _VLLMReader(AnswerReader):
             choice.finish_reason,
             VersionRow.spans(choice.weight_versions),
             stop=choice.stop_reason,
-            top=logprobs.rows(),
+            top=logprobs.rows() if self.sampling.top_logprobs else (),
             experts=None if choice.routed_experts is None else npy_experts(choice.routed_experts),
             where=where,
         )
@@ -315,7 +314,6 @@ def _choice(answer: _Answer) -> _Choice:
 
 
 def _card(cards: list[ModelCard], model: str | None) -> ModelCard:
-    """Return the card of a model, or of the only one."""
     names = [card.id for card in cards]
     if model is None and len(names) != 1:
         raise EngineError(f"the server has {len(names)} models: choose with model= among {names}")

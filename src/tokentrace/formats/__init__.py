@@ -1,4 +1,4 @@
-"""Data: families, dialects and grammars; how calls are written; formats that have no template."""
+"""Families, dialects and grammars as data; formats that have no template."""
 
 from ..lazy import load_on_use
 

@@ -26,13 +26,9 @@ from ..template.strings import join_with
 from ..template.trace import Trace
 from ..template.traced import TracedList, plain, text_of, wrap
 
-BOS: Final = "<｜begin▁of▁sentence｜>"
-EOS: Final = "<｜end▁of▁sentence｜>"
-USER: Final = "<｜User｜>"
-ASSISTANT: Final = "<｜Assistant｜>"
-REMINDER: Final = "<｜latest_reminder｜>"
-THINK: Final = "<think>"
-END_THINK: Final = "</think>"
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+USER, ASSISTANT, REMINDER = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
+THINK, END_THINK = "<think>", "</think>"
 DSML: Final = "｜DSML｜"
 _THINK_IF: Final = {True: THINK, False: END_THINK}
 
@@ -42,7 +38,7 @@ ASKING: Final = ("user", "developer")
 """The roles whose last message begins the turns that keep their reasoning."""
 
 TASKS: Final = ("action", "query", "authority", "domain", "title", "read_url")
-"""V4's quick instructions: a message's ``task`` asks for one of these instead of an answer."""
+"""What a message's ``task`` can ask V4 for instead of an answer."""
 
 RESPONSE_FORMAT: Final = "\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n"
 
@@ -56,7 +52,7 @@ class ToolMarkup:
     before_schemas: str
     after_schemas: str
     tolerant: bool
-    """Whether arguments that are not JSON are written as one parameter, ``arguments``, or refused."""
+    """True if arguments that are not JSON are one parameter, else refused."""
 
 
 def _example(block: str, name: str) -> str:
@@ -149,11 +145,8 @@ def deepseek_v32(
     earlier = (index for index in range(last) if messages[index].get("role") == "developer")
     dropped = next(earlier, None) if thinking and variables.get("drop_thinking", True) else None
     if dropped is not None:
-        raise TemplateError(
-            "DeepSeek V3.2 cannot drop a developer message that comes before the last user message; pass "
-            "drop_thinking=False, or make it a system message",
-            message=dropped,
-        )
+        problem = "DeepSeek V3.2 cannot drop a developer message that comes before the last user message"
+        raise TemplateError(f"{problem}; pass drop_thinking=False, or make it a system message", message=dropped)
     yield BOS
     yield from _turn_pieces(V32, messages, tools, _v32_turns(messages, tools, thinking, last), trace)
 
@@ -191,11 +184,8 @@ def _v32_turns(messages: TracedList, tools: TracedList | None, thinking: bool, l
 def _v32_assistant(message: Any, index: int, thinks: bool) -> Iterator[str]:
     calls = message.get("tool_calls")
     if thinks and not (message.get("reasoning_content") or calls):
-        raise TemplateError(
-            "in thinking mode, DeepSeek V3.2 wants reasoning or tool calls of an assistant after the last "
-            "user message; give it reasoning_content, or render with thinking=False",
-            message=index,
-        )
+        problem = "after the last user message, thinking DeepSeek V3.2 wants reasoning or tool calls of an assistant"
+        raise TemplateError(f"{problem}; give it reasoning_content, or render with thinking=False", message=index)
     if message.get("prefix") and not calls:
         return iter((_text(message.get("content") or "", index),))
     return _assistant(V32, message, index, thinks=thinks, ends=True)
@@ -207,11 +197,9 @@ def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
     if caller >= 0 and messages[caller].get("role") == "assistant":
         calls = messages[caller].get("tool_calls")
     if not calls or len(calls) < index - caller:
-        raise TemplateError(
-            "there is no tool call for this tool message to answer; DeepSeek V3.2 wants the results right "
-            "after the assistant that made the calls, and no more of them than calls",
-            message=index,
-        )
+        problem = "there is no tool call for this tool message to answer"
+        advice = "DeepSeek V3.2 wants results right after the assistant's calls, and no more of them than calls"
+        raise TemplateError(f"{problem}; {advice}", message=index)
     return len(calls)
 
 
@@ -220,7 +208,7 @@ def _calls_answered(messages: TracedList, caller: int, index: int) -> int:
 
 @dataclass(slots=True)
 class Group:
-    """The messages that V4 writes as one: a run of user and tool messages, or any other message alone."""
+    """A run of user and tool messages, which V4 writes as one, or another message."""
 
     role: str
     members: list[tuple[int, Any]]
@@ -285,9 +273,8 @@ def _v4_opener(group: Group, thinking: bool, thinks: bool) -> str:
     if group.task is None:
         return ASSISTANT + _THINK_IF[thinks] if group.role in ASKING else ""
     if group.task not in TASKS:
-        raise TemplateError(
-            f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}', message=group.members[0][0]
-        )
+        problem = f'DeepSeek V4 has no task "{group.task}"; it has {", ".join(TASKS)}'
+        raise TemplateError(problem, message=group.members[0][0])
     token = f"<｜{group.task}｜>"
     return ASSISTANT + _THINK_IF[thinking] + token if group.task == "action" else token
 
@@ -302,7 +289,7 @@ def _v4_block(message: Any, index: int, lead: str) -> Iterator[str]:
 
 
 def _grouped(messages: TracedList) -> list[Group]:
-    """User and tool messages that follow one another are one user turn, until one of them sets a task."""
+    """Group user and tool messages into turns, until one of them sets a task."""
     groups: list[Group] = []
     for index, message in enumerate(messages):
         role = plain(message.get("role"))
@@ -317,7 +304,7 @@ def _grouped(messages: TracedList) -> list[Group]:
 
 
 def _order_results(groups: list[Group]) -> None:
-    """Put the tool results of each group into the order of the calls; what is between them stays in place."""
+    """Put the tool results of each group into the order of the calls."""
     order: dict[str, int] = {}
     for group in groups:
         if group.role == "assistant" and group.members[0][1].get("tool_calls"):
@@ -337,7 +324,7 @@ def _order_results(groups: list[Group]) -> None:
 def _turn_pieces(
     markup: ToolMarkup, messages: TracedList, tools: TracedList | None, turns: Iterator[MessageText], trace: Trace
 ) -> Iterator[str]:
-    """The tools, where no system message carries them; then the turns, each opener in the answer's turn or in none."""
+    """The tools, if no system message has them; then the turns with their openers."""
     if tools and not (messages and messages[0].get("role") == "system"):
         yield from _tools(markup, tools, None)
     opener = ""
@@ -417,7 +404,7 @@ def _call(markup: ToolMarkup, call: Any, index: int) -> Iterator[str]:
 
 
 def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[Any, Any]]:
-    """The arguments of a call, one by one; parsed, each stays of the field that it was parsed from."""
+    """The arguments of a call; if parsed, with the origin of their text."""
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
@@ -433,7 +420,7 @@ def _arguments(markup: ToolMarkup, function: Any, index: int) -> Sequence[tuple[
 
 
 def _text(content: Any, index: int, *, blocks: bool = False) -> str:
-    """Content as text. Of a list, its texts; with `blocks` as V4 writes them, an empty line between and notes."""
+    """Content as text; with `blocks`, its parts as V4 writes them."""
     if not isinstance(content, list):
         return text_of(content)
     texts: list[str] = []
@@ -453,11 +440,9 @@ def _text(content: Any, index: int, *, blocks: bool = False) -> str:
 
 def _thinking(variables: dict[str, Any]) -> bool:
     mode = plain(variables.get("thinking_mode"))
-    if mode is None:
-        return bool(variables.get("thinking") or variables.get("enable_thinking"))
-    if mode not in ("chat", "thinking"):
+    if mode not in (None, "chat", "thinking"):
         raise TemplateError(f'thinking_mode must be "chat" or "thinking", not "{mode}"')
-    return bool(mode == "thinking")
+    return bool(variables.get("thinking") or variables.get("enable_thinking")) if mode is None else mode == "thinking"
 
 
 def _last_asking(roles: Sequence[Any]) -> int:

@@ -1,8 +1,4 @@
-"""Dialects: ways of writing tool calls and reasoning, by name.
-
-A template usually shows its dialect (`study.derive`). For templates that do not, choose one by name, as in inference
-servers. `Dialect.format` writes calls, the parser reads them.
-"""
+"""Dialects: ways of writing tool calls and reasoning, by name."""
 
 from __future__ import annotations
 
@@ -137,14 +133,14 @@ _BY_ANY_NAME: Final = {**{name: dialect for dialect in _DIALECTS for name in dia
 
 
 def find_dialect(name: str) -> Dialect:
-    """A dialect by its name, or by that of an inference server."""
+    """A dialect by its name, or by that of an inference server. Raises RendererError."""
     if name not in _BY_ANY_NAME:
         raise RendererError(f"there is no tool parser {name!r}; known are {', '.join(sorted(_BY_ANY_NAME))}")
     return _BY_ANY_NAME[name]
 
 
 def find_reasoning(name: str) -> Frame | None:
-    """The delimiters of reasoning by their name, or by that of an inference server."""
+    """Delimiters of reasoning, by our name or a server's. Raises RendererError."""
     name = _REASONING_SERVED_AS.get(name, name)
     if name not in REASONING:
         names = ", ".join(sorted({*REASONING, *_REASONING_SERVED_AS}))
@@ -163,7 +159,7 @@ def dialect_of(calls: CallGrammar | None, channels: Channels | None) -> str | No
 
 
 def _core(calls: CallGrammar) -> CallGrammar:
-    """What two grammars must share to read the same calls: all but white space and the form of values."""
+    """What two grammars must share to read the same calls."""
     texts = {one.name: getattr(calls, one.name) for one in dataclasses.fields(calls)}
     unspaced: dict[str, Any] = {name: "".join(text.split()) for name, text in texts.items() if type(text) is str}
     head = tuple(("".join(lead.split()), field) for lead, field in calls.head)
@@ -172,7 +168,7 @@ def _core(calls: CallGrammar) -> CallGrammar:
 
 
 def with_parsers(grammar: TurnGrammar, tool_parser: Any, reasoning_parser: Any) -> TurnGrammar:
-    """A grammar with another dialect or other delimiters of reasoning; white space around the same delimiters stays."""
+    """A grammar with another dialect or other delimiters of reasoning."""
     if reasoning_parser is not None:
         grammar = _with_reasoning(grammar, reasoning_parser)
     return grammar if tool_parser is None else _with_calls(grammar, tool_parser)
@@ -192,11 +188,11 @@ def _with_calls(grammar: TurnGrammar, parser: Any) -> TurnGrammar:
     if lacking := _lacking(parser):
         raise RendererError(f"a CallGrammar of style {parser.style.value!r} needs {', '.join(lacking)}")
     current = grammar.calls
-    if current is not None:
-        same = _core(current) == _core(parser)
-        if same and ONE_CALL in grammar.notes:
-            current = dataclasses.replace(current, separator=parser.separator)
-        parser = current if same else dataclasses.replace(parser, before=current.before, after=current.after)
+    if current is not None and _core(current) == _core(parser):
+        one_call = ONE_CALL in grammar.notes
+        parser = dataclasses.replace(current, separator=parser.separator) if one_call else current
+    elif current is not None:
+        parser = dataclasses.replace(parser, before=current.before, after=current.after)
     return grammar.replace(calls=parser, channels=None, notes=notes)
 
 

@@ -1,7 +1,6 @@
 """The known families of templates, recognised by their outline (`study.outline`).
 
-To add one: a row here, a row in the tests' asset list, a golden file. Nothing here decides how a template is rendered,
-except for the formats that have no template.
+To add one: a row here, a row in the tests' asset list, a golden file.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Family:
     call: str = ""
     result: str = ""
     prompt: str | None = None
-    """The generation prompt, if it distinguishes the family from another with the same turns."""
+    """The generation prompt, if only it distinguishes the family."""
     image: str | None = None
     """The placeholder of an image, if that distinguishes it."""
     format: PythonFormat | None = None
@@ -55,7 +54,7 @@ class Family:
         return self.result
 
     def differs(self, outline: Any) -> str:
-        """Why a template with this `study.outline` does not belong to the family; ``""`` if it does."""
+        """Why a template with this outline is not of the family; ``""`` if it is."""
         for name in ("answer", "call", "result", "prompt", "image"):
             expected, actual = getattr(self, name), getattr(outline, name)
             if expected is not None and expected != actual:
@@ -161,7 +160,7 @@ BY_NAME: Final = {family.name: family for family in FAMILIES}
 
 
 def python_format(renderer: str, tokenizer: Tokenizer) -> PythonFormat | None:
-    """The format of a family that has no template: by name, or by its vocabulary where the tokenizer has none."""
+    """The format of a family without a template, by name or by vocabulary."""
     family = BY_NAME.get(renderer)
     if family is not None:
         return family.format

@@ -20,16 +20,16 @@ ONE_CALL: Final = "the template writes one call a turn"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The text around another: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``."""
+    """The text around another: ``<think>`` ``\\n`` ⟨text⟩ ``\\n`` ``</think>`` ``\\n\\n``.
+
+    `lead`, `trail` and `after` are white space: before the text, after it, and after the closing.
+    """
 
     open: str = ""
     lead: str = ""
-    """White space between the opening and the text."""
     trail: str = ""
-    """White space between the text and the closing."""
     close: str = ""
     after: str = ""
-    """White space after the closing."""
 
     def wrap(self, text: str) -> str:
         """`text` in its frame."""
@@ -50,7 +50,7 @@ class Style(StrEnum):
     PYTHON = "python"
     """A Python call with keyword arguments."""
     BRACES = "braces"
-    """The name, then arguments in braces, nearly JSON: keys without quotes, strings between quotes of their own."""
+    """The name, then arguments in braces: bare keys, strings in special quotes."""
 
 
 class Value(StrEnum):
@@ -60,36 +60,32 @@ class Value(StrEnum):
     """A string as it is."""
     JSON = "json"
     CDATA = "cdata"
-    """A string as it is, between ``<![CDATA[`` and ``]]>`` where it would be mistaken for markup."""
+    """A string as it is, in ``<![CDATA[`` and ``]]>`` if it looks like markup."""
     PYTHON = "python"
-    """As JSON, but ``True``, ``False`` and ``None`` as Python spells them."""
+    """As JSON, but with Python's ``True``, ``False`` and ``None``."""
     QUOTED = "quoted"
-    """Between the quotes of strings, so that only the tool's schema tells it from one."""
+    """In quotes like a string: only the tool's schema tells it from one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close``.
+    """How tool calls are written: ``before section_open (open head… begin arguments end close)… section_close after``.
 
-    `head` are the fields before the arguments, each with what introduces it: ``name`` and ``id``, and the number of the
-    call in its turn, counted from one (``number``) or from zero (``index``). Not every style uses every part.
+    `before` and `after` are white space. `head` are the fields before the arguments, each with what introduces it:
+    ``name`` and ``id``, and the number of the call in its turn, counted from one (``number``) or zero (``index``).
     """
 
     style: Style
     before: str = ""
-    """White space between content and calls."""
     section_open: str = ""
     section_close: str = ""
     separator: str = ""
     open: str = ""
     head: tuple[tuple[str, str], ...] = ()
     begin: str = ""
-    """From the last field of the head to the arguments."""
     end: str = ""
-    """From the arguments to the closing."""
     close: str = ""
     after: str = ""
-    """White space after the last call."""
     keys: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """JSON_CALL: the path of each field in the object, in order."""
     named_key: bool = False
@@ -100,9 +96,9 @@ class CallGrammar:
     value_open: str = ""
     value_close: str = ""
     string_open: str = ""
-    """Opens a string, where strings open otherwise than other values: ``" string="true">``."""
+    """Opens a string, if not as other values: ``" string="true">``."""
     typed_opens: tuple[tuple[str, str], ...] = ()
-    """Opens values of a JSON type (``boolean``, ``null``, ``array``, ``object``) that open otherwise than numbers."""
+    """Opens values of other JSON types, if not as numbers."""
     quote: str = ""
     """BRACES: the quotes of strings."""
     item: str = ""
@@ -110,7 +106,7 @@ class CallGrammar:
     strings: Value = Value.BARE
     others: Value = Value.JSON
     ascii: bool = False
-    """Whether JSON is written with everything but ASCII escaped."""
+    """True if JSON escapes everything but ASCII."""
 
     @property
     def outline(self) -> str:
@@ -118,7 +114,7 @@ class CallGrammar:
         return self.call_outline("[{}]…")
 
     def call_outline(self, repeated: str) -> str:
-        """One call with holes for its fields. `repeated` formats the arguments that are written one by one."""
+        """One call with holes; `repeated` formats arguments written one by one."""
         head = "".join(f"{lead}⟨{field}⟩" for lead, field in self.head)
         match self.style:
             case Style.JSON_CALL:
@@ -155,7 +151,6 @@ class Channels:
     reasoning: str = "analysis"
     content: str = "final"
     recipient: str = "to="
-    """Prefix of the addressee of a call, in the header."""
     namespace: str = "functions."
     """Prefix of function names."""
     call: str = "commentary"
@@ -193,11 +188,11 @@ class TurnGrammar:
 
     @property
     def opens_reasoning(self) -> bool:
-        """Whether the generation prompt ends inside reasoning."""
-        if self.reasoning is None:
+        """True if the generation prompt ends inside reasoning."""
+        if self.reasoning is None or not self.reasoning.open:
             return False
         tail = self.prompt[len(self.head) :]
-        return tail.rfind(self.reasoning.open) > tail.rfind(self.reasoning.close) if self.reasoning.open else False
+        return tail.rfind(self.reasoning.open) > tail.rfind(self.reasoning.close)
 
     def replace(self, **changes: object) -> TurnGrammar:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ def write_calls(grammar: CallGrammar, calls: Sequence[Mapping[str, Any]], *, bes
 
 
 def write_messages(channels: Channels, calls: Sequence[Mapping[str, Any]], content: str) -> str:
-    """A call after content, each in a message, after the head of the turn. Raises InputError for several calls."""
+    """Content, then a call, each in a message. Raises InputError for two calls."""
     if len(calls) > 1:
         problem = f"are {len(calls)}, and a turn of messages on channels ends with its first"
         raise InputError(problem, field="tool_calls")

@@ -1,23 +1,129 @@
-"""Who sent a request, and for which session. Refuses whatever is not allowed here."""
+"""Who sent a request, for which session, and what a key allows. Files and stores have only hashes of keys."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import functools
+import hashlib
 import ipaddress
+import os
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from ..errors import brief
+from ..errors import InputError, brief
+from ..files import owned
 from ..store.store import Store
-from .keys import Caller, Keys, Role, hash_key
 from .problems import RequestError
 from .sessions import ID, ID_RULE
 
 SESSION_HEADERS: Final = ("x-tokentrace-session", "x-session-id", "x-claude-code-session-id", "session-id")
 """Headers that name a session. The first one that is there counts."""
+_LINE: Final = re.compile(r"(admin|agent)\s+sha256:([0-9a-f]{64})(?:\s+\S.*)?")
+
+
+class Role(StrEnum):
+    """What a key is for."""
+
+    ADMIN = "admin"
+    AGENT = "agent"  # sampling in any session
+    SESSION = "session"  # sampling in the session whose key it is
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request."""
+
+    role: Role
+    session: str | None = None
+
+    def require_admin(self) -> None:
+        """Raise RequestError unless an administrator asks."""
+        if self.role is not Role.ADMIN:
+            raise RequestError("an admin key is needed for this", status=403, code="forbidden")
+
+
+def hash_key(key: str) -> str:
+    """The hash of a key, which files and stores have."""
+    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def new_key() -> str:
+    """A random key."""
+    return "tt-" + secrets.token_urlsafe(32)
+
+
+def add_key(path: Path, role: Role, name: str = "") -> str:
+    """Add a key to a file, which is created if it is missing. Returns the key, which is stored nowhere."""
+    if "\n" in name or "\r" in name:
+        raise InputError("a key's name is one line")
+    key = new_key()
+    with open(path, "a", encoding="utf-8", opener=owned) as file:
+        file.write(f"{role} {hash_key(key)} {name}".rstrip() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return key
+
+
+class Keys:
+    """The keys of a file, one a line: ``admin|agent sha256:… [name]``. Lines that begin with ``#`` are comments.
+
+    Raises InputError if the file is missing or malformed. A changed file is read again; while it cannot be read, no
+    key is valid.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stamp = path, _stamp(path)
+        self._callers = _read_keys(path)
+
+    def caller(self, hashed: str) -> Caller | None:
+        """Who has a key, by its hash."""
+        stamp = _stamp(self._path)
+        if stamp != self._stamp:
+            self._callers = {}
+            with contextlib.suppress(InputError):
+                self._callers = _read_keys(self._path)
+            self._stamp = stamp
+        return self._callers.get(hashed)
+
+
+def _read_keys(path: Path) -> dict[str, Caller]:
+    """Who has the keys of a file, by their hashes. Raises InputError that names the malformed line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a file of keys: it is not text") from None
+    except OSError as error:
+        problem = f"{path}: {error.strerror}; make a file of keys with: tokentrace keys {path} --admin"
+        raise InputError(problem) from error
+    callers: dict[str, Caller] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            rule = "a key is written as 'admin sha256:…' or 'agent sha256:…', with 64 digits of its hash"
+            raise InputError(f"{path}, line {number}: {rule}; tokentrace keys {path} --agent adds one")
+        callers["sha256:" + match[2]] = Caller(Role(match[1]))
+    if not any(caller.role is Role.ADMIN for caller in callers.values()):
+        raise InputError(f"{path}: has no admin key, so nobody could read what is recorded; add one with --admin")
+    return callers
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Changes when the file changes."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_ctime_ns, stat.st_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +142,14 @@ class Access:
             return Caller(Role.ADMIN)
         key = _key(headers)
         if not key:
-            raise _denied("a key is needed: Authorization: Bearer KEY, or x-api-key: KEY")
-        hashed = hash_key(key)
-        caller = self.keys.caller(hashed)
+            problem = "a key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+            raise RequestError(problem, status=401, code="invalid_api_key")
+        caller = self.keys.caller(hash_key(key))
         if caller is not None:
             return caller
-        session = await self.store.session_of_key(hashed)
+        session = await self.store.session_of_key(hash_key(key))
         if session is None:
-            raise _denied("the key is not valid")
+            raise RequestError("the key is not valid", status=401, code="invalid_api_key")
         return Caller(Role.SESSION, session.id)
 
     async def session(self, caller: Caller, path_id: str | None, headers: Mapping[str, str]) -> str:
@@ -57,11 +163,8 @@ class Access:
         if not id and self.keys is None:
             id = await self._session_of_key(_key(headers))
         if not id:
-            raise RequestError(
-                "which session is it? Use /sessions/{id}/v1 as the base URL, the key of a session, or the header "
-                f"{SESSION_HEADERS[0]}",
-                code="no_session",
-            )
+            how = f"use /sessions/{{id}}/v1 as the base URL, the key of a session, or the header {SESSION_HEADERS[0]}"
+            raise RequestError("the request names no session", fix=how, code="no_session")
         if not ID.fullmatch(id):
             raise RequestError(f"{brief(id)} is not the name of a session: {ID_RULE}", code="no_session")
         return id
@@ -76,12 +179,6 @@ class Access:
         if ID.fullmatch(key) and await self.store.session(key) is not None:
             return key
         return "key-" + hash_key(key).removeprefix("sha256:")[:16]
-
-
-def require_admin(caller: Caller) -> None:
-    """Raise RequestError unless an administrator asks."""
-    if caller.role is not Role.ADMIN:
-        raise RequestError("an admin key is needed for this", status=403, code="forbidden")
 
 
 def _key(headers: Mapping[str, str]) -> str:
@@ -99,24 +196,19 @@ def _key(headers: Mapping[str, str]) -> str:
 
 def _check_origin(headers: Mapping[str, str], *, loopback: bool) -> None:
     """Refuse what another site makes a browser send: browsers add keys by themselves, or need none."""
-    host = headers.get("host", "")
+    host, origin = headers.get("host", ""), headers.get("origin", "")
     if loopback and not _is_loopback(host):
         problem = f"the Host {brief(host)} is not this machine: without keys only localhost is served"
         raise RequestError(problem, status=403)
-    origin = headers.get("origin", "")
-    if origin and origin.partition("://")[2] != host:
+    is_foreign = bool(origin) and origin.partition("://")[2] != host
+    if is_foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         raise RequestError(f"requests of other sites ({brief(origin)}) are refused", status=403, code="forbidden")
-    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise RequestError("requests of other sites are refused", status=403, code="forbidden")
 
 
+@functools.lru_cache(maxsize=64)
 def _is_loopback(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _denied(problem: str) -> RequestError:
-    return RequestError(problem, status=401, code="invalid_api_key")

@@ -1,13 +1,11 @@
 """Messages that a template cannot take as they are: instructions in odd places, and calls that are not JSON.
 
-Claude Code sends system messages after the first user message; codex, pi and opencode send their instructions as a
-developer's. Some templates write them where they are. Others refuse them, drop them, or move them to the beginning,
-which would change every token after it. For those, instructions at the beginning become the system message, or are
-joined to it, and those in the middle become a user's: the model sees their words in their place. What a template does
-is tried once.
+Claude Code sends system messages after the first user message; codex, pi and opencode send instructions as a
+developer's. A template may refuse them, drop them, or move them to the beginning, which would change every token after
+it. Then instructions at the beginning become the system message or are joined to it, and later ones become a user's.
 
-An agent repeats a call with broken arguments as the model wrote it. If the conversation continues the recorded turn,
-nothing of it is rendered. If it branches, a template that reads arguments as a mapping gets an empty one, with a note.
+A call with broken arguments comes back as the model wrote it. If such a conversation has to be rendered, a template
+that reads arguments as a mapping gets an empty one, with a note.
 """
 
 from __future__ import annotations
@@ -89,10 +87,7 @@ def _as(role: str, message: Message) -> Message:
 
 
 def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
-    """True if the template writes a conversation that begins with messages of these roles, in their order.
-
-    With `late`: if it writes a message of that role after what came before it, which stays as it was.
-    """
+    """True if the template writes messages of these roles at the beginning, or one of a `late` role at the end."""
     cache = _CACHE.setdefault(renderer, {})
     key = (*roles, late)
     if key not in cache:
@@ -119,10 +114,7 @@ def _is_written(renderer: Renderer, roles: Sequence[str], late: str, more: Seque
 
 
 def render_readably(renderer: Renderer, messages: Messages, **how: Any) -> tuple[RenderedTokens, list[str]]:
-    """A rendered conversation, and notes on calls whose arguments the template did not get.
-
-    Raises what `Renderer.render` raises, except for the arguments of a call.
-    """
+    """A rendered conversation, and notes on calls whose arguments are not JSON, which the template did not get."""
     try:
         return renderer.render(messages, **how), []
     except InputError:

@@ -15,12 +15,12 @@ from starlette.responses import Response, StreamingResponse
 from ..errors import brief
 from ..settings import as_float, is_number
 from ..store.store import Label, SessionInfo, State, is_storable
+from .access import hash_key, new_key
 from .gateway import Gateway
-from .http import Endpoint, json_response, read_json, read_state
-from .keys import hash_key, new_key
+from .http import Routes, json_response, read_json, read_state
 from .problems import RequestError, convert
 from .rows import ExportFormat, export_rows
-from .sessions import ID, ID_RULE, Live, SessionSettings, Version
+from .sessions import ID, ID_RULE, Live, SessionSettings, Version, dropped
 
 _LISTED: Final = 200
 Body = TypeVar("Body", bound=Struct)
@@ -45,179 +45,103 @@ class _Rewards(Struct, forbid_unknown_fields=True):
     rewards: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
-class AdminRoutes:
-    """What an administrator may do with a gateway."""
+async def _body(gateway: Gateway, http: HTTPRequest, schema: type[Body]) -> Body:
+    return convert(await read_json(http, gateway.admission.limits.body_bytes), schema)
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
-    def routes(self) -> dict[str, dict[str, Endpoint]]:
-        """Endpoints by path and method."""
-        return {
-            "/sessions": {"GET": self._list, "POST": self._create},
-            "/sessions/{session}": {"GET": self._state, "DELETE": self._drop, "PATCH": self._update},
-            "/sessions/{session}/rewards": {"POST": self._reward},
-            "/sessions/{session}/seal": {"POST": self._seal},
-            "/admin/pause": {"POST": self._pause},
-            "/admin/resume": {"POST": self._resume},
-            "/admin/drain": {"POST": self._drain},
-            "/metrics": {"GET": self._metrics},
-            "/sessions/{session}/rows": {"GET": self._rows_of_one},
-            "/rows": {"GET": self._rows_of_many},
-        }
-
-    async def _body(self, http: HTTPRequest, schema: type[Body]) -> Body:
-        return convert(await read_json(http, self._gateway.admission.limits.body_bytes), schema)
-
-    async def _existing(self, http: HTTPRequest) -> Live:
-        info = await self._gateway.sessions.existing(http.path_params["session"])
-        return await self._gateway.sessions.get(info.id)
-
-    # -- sessions
-
-    async def _create(self, http: HTTPRequest) -> Response:
-        body, store = await self._body(http, _NewSession), self._gateway.store
-        id = body.id or uuid.uuid4().hex
-        if not ID.fullmatch(id):
-            raise RequestError(f"must be {ID_RULE}", field="id")
-        settings = body.settings or {}
-        SessionSettings.read(settings)
-        if await store.session(id) is not None:
-            raise RequestError(f"there is a session {id} already", field="id", status=409, code="exists")
-        key = new_key()
-        info = SessionInfo(id, State.OPEN, time.time(), body.metadata or {}, settings)
-        info = await store.create(info, key=hash_key(key))
-        base = str(http.base_url).rstrip("/") + f"/sessions/{id}"
-        return json_response({**_described(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201)
-
-    async def _list(self, http: HTTPRequest) -> Response:
-        query, store = http.query_params, self._gateway.store
-        after = await store.session(query["after"]) if "after" in query else None
-        if "after" in query and after is None:
-            raise RequestError(f"there is no session {brief(query['after'])}", field="after", status=404)
-        sessions: list[dict[str, Any]] = []
-        async for info in store.sessions(state=read_state(http), search=query.get("search", ""), after=after):
-            sessions.append(_described(info))
-            if len(sessions) > _LISTED:
-                break
-        return json_response({"sessions": sessions[:_LISTED], "more": len(sessions) > _LISTED})
-
-    async def _state(self, http: HTTPRequest) -> Response:
-        id, store = (await self._existing(http)).info.id, self._gateway.store
-        async with self._gateway.sessions.locked(id) as live:  # so that every turn in memory is stored
-            trajectory = live.session.trajectory
-            state = {
-                **_described(live.info),
-                "tokens": trajectory.num_tokens,
-                "rows": trajectory.num_samples,
-                "branches": [asdict(branch) for branch in trajectory.branches] if trajectory.num_writes else [],
-                "tree": [turn.summary() for turn in live.session.turns],
-            }
-        state["incomplete"] = await store.incomplete(id)
-        state["labels"] = [asdict(label) for label in await store.labels(id)]
-        return json_response(state)
-
-    async def _update(self, http: HTTPRequest) -> Response:
-        live, body = await self._existing(http), await self._body(http, _Changes)
-        if body.settings is not None:
-            SessionSettings.read(body.settings)
-        await self._gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
-        self._gateway.sessions.forget(live)
-        return json_response(_described((await self._existing(http)).info))
-
-    async def _seal(self, http: HTTPRequest) -> Response:
-        live = await self._existing(http)
-        if live.info.state is State.OPEN:
-            await self._gateway.store.set_state(live.info.id, State.SEALED)
-        return json_response(_described((await self._existing(http)).info))
-
-    async def _drop(self, http: HTTPRequest) -> Response:
-        id = (await self._gateway.sessions.existing(http.path_params["session"])).id
-        await self._gateway.store.set_state(id, State.DROPPED)
-        live = self._gateway.sessions.peek(id)
-        if live is not None:
-            self._gateway.sessions.forget(live)
-        return json_response({"id": id, "state": str(State.DROPPED)})
-
-    async def _reward(self, http: HTTPRequest) -> Response:
-        live, store = await self._existing(http), self._gateway.store
-        body = await read_json(http, self._gateway.admission.limits.body_bytes)
-        rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
-        await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
-        return json_response({"labels": [asdict(label) for label in await store.labels(live.info.id)]})
-
-    # -- rows
-
-    async def _rows_of_one(self, http: HTTPRequest) -> Response:
-        _check_query(http, "format", "keep_state")
-        info = await self._gateway.sessions.existing(http.path_params["session"])
-        if info.state is State.DROPPED:
-            raise RequestError(f"session {info.id} was dropped: its tokens are gone", status=404, code="no_session")
-        return await self._rows(http, [info], info.id)
-
-    async def _rows_of_many(self, http: HTTPRequest) -> Response:
-        _check_query(http, "format", "keep_state", "state", "search")
-        state = read_state(http)
-        if state is State.DROPPED:
-            raise RequestError("sessions that were dropped have no rows", field="state")
-        sessions = self._gateway.store.sessions(state=state, search=http.query_params.get("search", ""))
-        return await self._rows(http, sessions, "rows")
-
-    async def _rows(
-        self, http: HTTPRequest, sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo], name: str
-    ) -> Response:
-        format, keep_state = http.query_params.get("format", "jsonl"), http.query_params.get("keep_state", "false")
-        if format not in tuple(ExportFormat):
-            raise RequestError(f"must be one of {', '.join(ExportFormat)}, not {brief(format)}", field="format")
-        if keep_state not in ("true", "false", "1", "0"):
-            raise RequestError(f"must be true or false, not {brief(keep_state)}", field="keep_state")
-        kind = ExportFormat(format)
-        rows = export_rows(self._gateway.store, sessions, kind, keep_state=keep_state in ("true", "1"))
-        first = await anext(rows, b"")  # what goes wrong before it still has a status of its own
-
-        async def body() -> AsyncIterator[bytes]:
-            try:
-                yield first
-                async for piece in rows:
-                    yield piece
-            finally:
-                await rows.aclose()
-
-        headers = {"content-disposition": f'attachment; filename="{name}.{kind}"'}
-        return StreamingResponse(body(), headers=headers, media_type=kind.media_type)
-
-    # -- weights, shutting down, metrics
-
-    async def _pause(self, http: HTTPRequest) -> Response:
-        await self._gateway.pause(wait=(await self._body(http, _Control)).wait)
-        return json_response(self._gateway.state())
-
-    async def _resume(self, http: HTTPRequest) -> Response:
-        await self._gateway.resume((await self._body(http, _Control)).version)
-        return json_response(self._gateway.state())
-
-    async def _drain(self, http: HTTPRequest) -> Response:
-        await self._gateway.admission.drain((await self._body(http, _Control)).seconds)
-        return json_response(self._gateway.state())
-
-    async def _metrics(self, http: HTTPRequest) -> Response:
-        metrics, admission = self._gateway.metrics, self._gateway.admission
-        metrics.in_flight.set(admission.in_flight)
-        metrics.waiting.set(admission.waiting)
-        metrics.live.set(len(self._gateway.sessions))
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def _live(gateway: Gateway, http: HTTPRequest) -> Live:
+    info = await gateway.sessions.info(http.path_params["session"])
+    return await gateway.sessions.get(info.id)
 
 
 def _described(info: SessionInfo) -> dict[str, Any]:
     return {**asdict(info), "state": str(info.state)}
 
 
+# -- sessions
+
+
+async def _create(gateway: Gateway, http: HTTPRequest) -> Response:
+    body, store = await _body(gateway, http, _NewSession), gateway.store
+    id, settings, key = body.id or uuid.uuid4().hex, body.settings or {}, new_key()
+    if not ID.fullmatch(id):
+        raise RequestError(f"must be {ID_RULE}", field="id")
+    SessionSettings.read(settings)
+    if await store.session(id) is not None:
+        raise RequestError(f"there is a session {id} already", field="id", status=409, code="exists")
+    info = SessionInfo(id, State.OPEN, time.time(), body.metadata or {}, settings)
+    info = await store.create(info, key=hash_key(key))
+    base = str(http.base_url).rstrip("/") + f"/sessions/{id}"
+    return json_response({**_described(info), "key": key, "base_url": base, "openai_base_url": base + "/v1"}, 201)
+
+
+async def _list(gateway: Gateway, http: HTTPRequest) -> Response:
+    query, store = http.query_params, gateway.store
+    after = await store.session(query["after"]) if "after" in query else None
+    if "after" in query and after is None:
+        raise RequestError(f"there is no session {brief(query['after'])}", field="after", status=404)
+    sessions: list[dict[str, Any]] = []
+    async for info in store.sessions(state=read_state(http), search=query.get("search", ""), after=after):
+        sessions.append(_described(info))
+        if len(sessions) > _LISTED:
+            break
+    return json_response({"sessions": sessions[:_LISTED], "more": len(sessions) > _LISTED})
+
+
+async def _state(gateway: Gateway, http: HTTPRequest) -> Response:
+    id, store = (await _live(gateway, http)).info.id, gateway.store
+    async with gateway.sessions.locked(id) as live:
+        trajectory = live.session.trajectory
+        state = {
+            **_described(live.info),
+            "tokens": trajectory.num_tokens,
+            "rows": trajectory.num_samples,
+            "branches": [asdict(branch) for branch in trajectory.branches] if trajectory.num_writes else [],
+            "tree": [turn.summary() for turn in live.session.turns],
+        }
+    state["incomplete"] = await store.incomplete(id)
+    state["labels"] = [asdict(label) for label in await store.labels(id)]
+    return json_response(state)
+
+
+async def _update(gateway: Gateway, http: HTTPRequest) -> Response:
+    live, body = await _live(gateway, http), await _body(gateway, http, _Changes)
+    if body.settings is not None:
+        SessionSettings.read(body.settings)
+    await gateway.store.update(live.info.id, metadata=body.metadata, settings=body.settings)
+    gateway.sessions.forget(live)
+    return json_response(_described((await _live(gateway, http)).info))
+
+
+async def _seal(gateway: Gateway, http: HTTPRequest) -> Response:
+    live = await _live(gateway, http)
+    if live.info.state is State.OPEN:
+        await gateway.store.set_state(live.info.id, State.SEALED)
+    return json_response(_described((await _live(gateway, http)).info))
+
+
+async def _drop(gateway: Gateway, http: HTTPRequest) -> Response:
+    id = (await gateway.sessions.info(http.path_params["session"])).id
+    await gateway.store.set_state(id, State.DROPPED)
+    live = gateway.sessions.peek(id)
+    if live is not None:
+        gateway.sessions.forget(live)
+    return json_response({"id": id, "state": str(State.DROPPED)})
+
+
+async def _reward(gateway: Gateway, http: HTTPRequest) -> Response:
+    live, store = await _live(gateway, http), gateway.store
+    body = await read_json(http, gateway.admission.limits.body_bytes)
+    rewards = body if isinstance(body, dict) and "rewards" in body else {"rewards": [body]}
+    await store.label(live.info.id, _labels(convert(rewards, _Rewards).rewards, live.info.turns))
+    return json_response({"labels": [asdict(label) for label in await store.labels(live.info.id)]})
+
+
 def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     """Rewards and labels: ``{"reward": 1.0}``, with a ``turn`` if it is a turn's."""
     labels: list[Label] = []
     for at, reward in enumerate(rewards):
-        path = f"rewards.{at}"
-        turn = reward.get("turn")
+        path, turn = f"rewards.{at}", reward.get("turn")
         if turn is not None and (type(turn) is not int or not 0 <= turn < turns):
             raise RequestError(f"must be a turn from 0 to {turns - 1}, not {brief(turn)}", field=f"{path}.turn")
         values = {name: value for name, value in reward.items() if name != "turn"}
@@ -232,7 +156,85 @@ def _labels(rewards: list[dict[str, Any]], turns: int) -> list[Label]:
     return labels
 
 
-def _check_query(http: HTTPRequest, *allowed: str) -> None:
-    for name in http.query_params:
-        if name not in allowed:
-            raise RequestError(f"the address may have {', '.join(allowed)}, not {brief(name)}", field=name[:80])
+# -- rows
+
+
+async def _rows_of_one(gateway: Gateway, http: HTTPRequest) -> Response:
+    info = await gateway.sessions.info(http.path_params["session"])
+    if info.state is State.DROPPED:
+        raise dropped(info.id)
+    return await _rows(gateway, http, [info], info.id, "format", "keep_state")
+
+
+async def _rows_of_many(gateway: Gateway, http: HTTPRequest) -> Response:
+    state = read_state(http)
+    if state is State.DROPPED:
+        raise RequestError("sessions that were dropped have no rows", field="state")
+    sessions = gateway.store.sessions(state=state, search=http.query_params.get("search", ""))
+    return await _rows(gateway, http, sessions, "rows", "format", "keep_state", "state", "search")
+
+
+async def _rows(
+    gateway: Gateway,
+    http: HTTPRequest,
+    sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo],
+    name: str,
+    *allowed: str,
+) -> Response:
+    query = http.query_params
+    for unknown in query.keys() - set(allowed):
+        raise RequestError(f"the address may have {', '.join(allowed)}, not {brief(unknown)}", field=unknown[:80])
+    format, keep_state = query.get("format", "jsonl"), query.get("keep_state", "false")
+    if format not in tuple(ExportFormat):
+        raise RequestError(f"must be one of {', '.join(ExportFormat)}, not {brief(format)}", field="format")
+    if keep_state not in ("true", "false", "1", "0"):
+        raise RequestError(f"must be true or false, not {brief(keep_state)}", field="keep_state")
+    kind = ExportFormat(format)
+    rows = export_rows(gateway.store, sessions, kind, keep_state=keep_state in ("true", "1"))
+    first = await anext(rows, b"")  # what goes wrong before it still has a status of its own
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            yield first
+            async for piece in rows:
+                yield piece
+        finally:
+            await rows.aclose()
+
+    headers = {"content-disposition": f'attachment; filename="{name}.{kind}"'}
+    return StreamingResponse(body(), headers=headers, media_type=kind.media_type)
+
+
+# -- weights, shutting down, metrics
+
+
+async def _control(gateway: Gateway, http: HTTPRequest) -> Response:
+    body = await _body(gateway, http, _Control)
+    match http.url.path:
+        case "/admin/pause":
+            await gateway.pause(wait=body.wait)
+        case "/admin/resume":
+            await gateway.resume(body.version)
+        case _:
+            await gateway.admission.drain(body.seconds)
+    return json_response(gateway.state())
+
+
+async def _metrics(gateway: Gateway, http: HTTPRequest) -> Response:
+    metrics, admission = gateway.metrics, gateway.admission
+    metrics.in_flight.set(admission.in_flight)
+    metrics.waiting.set(admission.waiting)
+    metrics.live.set(len(gateway.sessions))
+    return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+ADMIN_ROUTES: Final[Routes] = {
+    "/sessions": {"GET": _list, "POST": _create},
+    "/sessions/{session}": {"GET": _state, "DELETE": _drop, "PATCH": _update},
+    "/sessions/{session}/rewards": {"POST": _reward},
+    "/sessions/{session}/seal": {"POST": _seal},
+    **{f"/admin/{name}": {"POST": _control} for name in ("pause", "resume", "drain")},
+    "/metrics": {"GET": _metrics},
+    "/sessions/{session}/rows": {"GET": _rows_of_one},
+    "/rows": {"GET": _rows_of_many},
+}

@@ -23,11 +23,8 @@ class Limits:
 
     body_bytes: int = 64 * 2**20
     max_tokens: int = 32_768
-    turns: int = 100_000
     concurrent: int = 512
-    """Requests that are sampled at once."""
     waiting: int = 2_048
-    """More requests are refused with 429."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +58,6 @@ class Admission:
     limits: Limits
     draining: bool = False
     in_flight: int = 0
-    """How many requests are being sampled."""
     claims: set[Claim] = field(default_factory=set)
     under_way: dict[tuple[str, str], asyncio.Future[Answered | None]] = field(default_factory=dict)
     """Answers to named requests, by session and name; None for one that was given up."""
@@ -124,10 +120,10 @@ class Admission:
         while True:
             live = self.sessions.peek(id) or await self.sessions.get(id)
             self.check_open(live, turns)
-            tokens, limit = max_tokens, live.settings.max_sampled_tokens
+            tokens, limit, most = max_tokens, live.settings.max_sampled_tokens, live.settings.max_turns
             if limit is not None:
                 tokens = min(tokens, (limit - live.info.sampled - self._tokens[id]) // turns)
-            if tokens > 0 and live.info.turns + self._turns[id] + turns <= self._max_turns(live):
+            if tokens > 0 and (most is None or live.info.turns + self._turns[id] + turns <= most):
                 break
             self.ended.clear()
             await self.ended.wait()
@@ -142,26 +138,17 @@ class Admission:
                 del self._turns[id], self._tokens[id]
 
     def check_open(self, live: Live, turns: int = 1) -> None:
-        """Raise RequestError if a session is closed, or if its budget has no room for so many turns.
-
-        Ignores what requests under way have reserved: it may become free again.
-        """
+        """Raise RequestError if a session is closed, or its turns so far leave no room for so many."""
         info, limit = live.info, live.settings.max_sampled_tokens
         if info.state is not State.OPEN:
             raise RequestError(f"session {info.id} is {info.state}: no turn can be added", status=409, code="closed")
-        budgets = {"turns": (self._max_turns(live), info.turns)}
-        if limit is not None:
-            budgets["sampled tokens"] = (limit, info.sampled)
+        budgets = {"turns": (live.settings.max_turns, info.turns), "sampled tokens": (limit, info.sampled)}
         for what, (most, used) in budgets.items():
-            if most - used < turns:
+            if most is not None and most - used < turns:
                 problem = f"session {info.id} has used its {most} {what}"
                 if most > used:
                     problem = f"n={turns} is more than the {most - used} {what} that session {info.id} has left"
                 raise RequestError(problem, status=403, code="budget_exhausted")
-
-    def _max_turns(self, live: Live) -> int:
-        most = live.settings.max_turns
-        return self.limits.turns if most is None else min(self.limits.turns, most)
 
     async def drain(self, seconds: float | None = None) -> bool:
         """Admit no more requests; True when those admitted have ended. While paused, waiting ones cannot begin."""

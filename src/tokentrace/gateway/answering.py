@@ -21,7 +21,8 @@ from .dialect import Dialect, Head, Reply, call_ids_of, response_name
 from .items import Change, ItemStream, changes_of, openai_message
 from .problems import request_error
 from .requests import AnswerOptions, Request
-from .turns import Message, Placement, RecordedTurn, TurnDetails
+from .sessions import Live
+from .turns import Message, Placement, RecordedTurn
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _ATTEMPTS: Final = 100
 """How often a turn is written while others write to the same session."""
 _AT_ONCE_SECONDS: Final = 0.05
+"""A request that is sampled within it is not noted in the store as being under way."""
 _FIRST_PIECES: Final = 8
 """After each of these pieces other tasks run: as many as it takes to open a stream."""
 Result = TypeVar("Result")
@@ -47,8 +49,7 @@ class Answer:
     head: Head
     placed: Placement | None = None
     sampling: SamplingParams | None = None
-    version: str | int | None = None
-    """The weights, by the session's settings when the request came."""
+    live: Live | None = None
     name: str = ""
     """Identifies the request if it is sent again."""
     replies: Sequence[Reply] | None = None
@@ -68,7 +69,8 @@ class Answer:
         reserving = admission.budget(self.session, self.request.n, self.sampling.max_tokens)
         try:
             async with reserving as max_tokens, admission.slot():
-                self.sampling = replace(self.sampling, max_tokens=min(max_tokens, self.sampling.max_tokens))
+                if max_tokens < self.sampling.max_tokens:
+                    self.sampling = replace(self.sampling, max_tokens=max_tokens)
                 self.replies = await self._sample_and_store(feed)
             if self.claim is not None:
                 self.claim.end((self.head, self.replies))
@@ -87,35 +89,36 @@ class Answer:
         assert self.placed is not None
         about = {"dialect": self.dialect.name, "prompt_tokens": len(self.placed.ids), "time": time.time()}
         about |= {"name": self.name} if self.name else {}
-        sampled = asyncio.Event()
-        noting = asyncio.ensure_future(self._note(about, sampled))
+        notes: list[asyncio.Future[None]] = []
+
+        def note() -> None:
+            """Note in the store that the request is under way."""
+            notes.append(asyncio.ensure_future(self.gateway.store.begin(self.session, self.head.id, about)))
+
+        if self.name:  # it may be repeated at another gateway
+            note()
+        timer = None if self.name else asyncio.get_running_loop().call_later(_AT_ONCE_SECONDS, note)
         began, tracing = time.perf_counter(), self.gateway.tracing
         try:
             with tracing.span("tokentrace.engine", prompt_tokens=len(self.placed.ids), reused=self.placed.reused):
                 replies = await self._sample_all(feed)
-            sampled.set()
-            await asyncio.shield(noting)
+            if timer is not None:
+                timer.cancel()
+            for noted in notes:
+                await asyncio.shield(noted)
             with tracing.span("tokentrace.store", sampled=self.sampled):
                 await unhurried(asyncio.ensure_future(self._store(replies, time.perf_counter() - began)))
         except BaseException as error:
+            if timer is not None:
+                timer.cancel()
+            for noted in notes:
+                noted.cancel()
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
             why = "the agent went away" if isinstance(error, asyncio.CancelledError) else str(cause)[:500]
-            noting.cancel()
             with contextlib.suppress(StoreError):
                 await asyncio.shield(asyncio.ensure_future(self._abandon(about, why)))
             raise request_error(cause) if isinstance(cause, EngineError | StoreError) else cause from error
         return replies
-
-    async def _note(self, about: Mapping[str, Any], sampled: asyncio.Event) -> None:
-        """Note in the store that the request is under way, unless it is sampled at once.
-
-        One with a name is noted now: it may be repeated at another gateway.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0 if self.name else _AT_ONCE_SECONDS):
-                await sampled.wait()
-                return
-        await self.gateway.store.begin(self.session, self.head.id, about)
 
     async def _abandon(self, about: Mapping[str, Any], why: str) -> None:
         """List the request as incomplete."""
@@ -200,41 +203,39 @@ class Answer:
     @property
     def _weights(self) -> str | int | None:
         """Which weights sample now, if the engine does not say."""
-        return self.version if self.gateway.version is None else self.gateway.version
+        version = None if self.live is None else self.live.settings.version
+        return version if self.gateway.version is None else self.gateway.version
 
     # -- storing
 
     async def _store(self, replies: Sequence[Reply], seconds: float) -> None:
-        for choice, reply in enumerate(replies):
-            await self._store_turn(choice, reply, self._details(choice, reply, seconds))
-
-    def _details(self, choice: int, reply: Reply, seconds: float) -> TurnDetails:
         assert self.placed is not None
-        renderer = self.placed.conversation.renderer
-        return TurnDetails(
-            response=self.head.id,
-            choice=choice,
-            dialect=self.dialect.name,
-            model=self.head.model,
-            tokenizer=renderer.tokenizer.digest[:16],
-            template=",".join(digest[:16] for digest in renderer.template_digests().values()),
-            created=self.head.created,
-            time=time.time(),
-            seconds=round(seconds, 4),
-            instructions=self.request.instructions,
-            stopped_by=reply.stopped_by,
-            calls=[str(status) for status in reply.statuses],
-            ignored=list(self.request.ignored),
-            wishes=list(self.request.wishes),
-            late_ids=dict(reply.late_ids),
-            options=self.request.answer,
-        )
+        conversation = self.placed.conversation
+        for choice, reply in enumerate(replies):
+            details = {
+                "response": self.head.id,
+                "choice": choice,
+                "dialect": self.dialect.name,
+                "model": self.head.model,
+                "tokenizer": conversation.renderer.tokenizer.digest[:16],
+                "template": conversation.template,
+                "created": self.head.created,
+                "time": time.time(),
+                "seconds": round(seconds, 4),
+                "instructions": self.request.instructions,
+                "stopped_by": reply.stopped_by,
+                "calls": [str(status) for status in reply.statuses],
+                "ignored": list(self.request.ignored),
+                "wishes": list(self.request.wishes),
+                "late_ids": dict(reply.late_ids),
+                "options": self.request.answer,
+            }
+            await self._store_turn(replace(self.placed, choice=choice), reply, details)
 
-    async def _store_turn(self, choice: int, reply: Reply, details: TurnDetails) -> None:
-        """Add a turn to the session, in memory and on disk. If another gateway was first, read its turns and retry."""
-        gateway, placed, sampling = self.gateway, self.placed, self.sampling
-        assert placed is not None
-        assert sampling is not None
+    async def _store_turn(self, placed: Placement, reply: Reply, details: Mapping[str, Any]) -> None:
+        """Store a turn, and add it to the session. If another gateway was first, read its turns and try again."""
+        gateway, choice = self.gateway, placed.choice
+        assert self.sampling is not None
         message = openai_message(reply.items)
         if self.request.continued:
             message = _joined_message(self.request.messages[-1], message)
@@ -243,23 +244,21 @@ class Answer:
         is_last = choice == self.request.n - 1  # ends the request
         request = self.head.id if is_last else f"{self.head.id}#{choice}"
         for attempt in range(_ATTEMPTS):
-            await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
-            async with gateway.sessions.locked(self.session) as live:
+            if attempt:
+                await asyncio.sleep(random.random() * 0.01 * min(attempt, 10))
+            # the first attempt uses the session as it was: the store says if that is too old
+            async with gateway.sessions.locked(self.session, None if attempt else self.live) as live:
+                prepared = live.session.prepare(placed, reply.completion, message, details, self.sampling.described())
+                began = time.perf_counter()
                 try:
-                    turn, record = live.session.commit(
-                        replace(placed, choice=choice), reply.completion, message, details, sampling.described()
-                    )
-                    began = time.perf_counter()
-                    await gateway.store.append(self.session, record, request=request, names=names)
-                except BaseException as error:
-                    gateway.sessions.forget(live)  # memory is ahead of the store
-                    if isinstance(error, Conflict):
-                        gateway.metrics.conflicts.inc()
-                        continue
-                    raise
-                gateway.metrics.stored(self.dialect.name, turn, time.perf_counter() - began)
-                live.info = live.info.grown(record)
-                self.turns.append(turn)
+                    await gateway.store.append(self.session, prepared.record, request=request, names=names)
+                except Conflict:
+                    gateway.metrics.conflicts.inc()
+                    continue
+                live.session.apply(prepared)
+                live.info = live.info.grown(prepared.record)
+                gateway.metrics.stored(self.dialect.name, prepared.turn, time.perf_counter() - began)
+                self.turns.append(prepared.turn)
                 return
         raise StoreError(f"too many gateways write to session {self.session} at once; nothing was recorded")
 
@@ -294,14 +293,8 @@ def _read_piece(
         if stream.stopped_by is not None and count < len(delta.ids):
             excess = len(delta.ids) - count  # a channel covers this piece, or, in the last one, the whole completion
             channels = {name: values[: len(values) - excess] for name, values in delta.channels.items()}
-            piece = replace(
-                delta,
-                ids=delta.ids[:count],
-                logprobs=delta.logprobs[:count],
-                finish_reason=None,
-                versions=(),
-                channels=channels,
-            )
+            ids, logprobs = delta.ids[:count], delta.logprobs[:count]
+            piece = replace(delta, ids=ids, logprobs=logprobs, finish_reason=None, versions=(), channels=channels)
             return piece, changes
     return delta, changes
 

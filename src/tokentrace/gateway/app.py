@@ -22,19 +22,18 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..engines.protocol import EngineError
-from ..errors import InputError, TokentraceError, brief
+from ..errors import TokentraceError, brief
 from ..store.store import StoreError
-from .access import Access, require_admin
-from .admin import AdminRoutes
+from .access import Access, Caller, Role
+from .admin import ADMIN_ROUTES
 from .answering import Answer
 from .chat import CHAT
 from .dialect import Dialect, random_id
 from .gateway import Gateway
-from .http import Endpoint, json_response, log_failure, log_request, parse_json, read_body
-from .keys import Caller, Role
+from .http import Body, Endpoint, as_problem, json_response, log_request, parse_body, parse_json, read_body
 from .messages import MESSAGES, read_count
-from .page.routes import PageRoutes
-from .problems import RequestError, input_problem, request_error
+from .page.routes import PAGE_ROUTES
+from .problems import RequestError, request_error
 from .responses import RESPONSES
 from .streaming import StreamedAnswer, unless_gone
 from .tokens import TOKENS
@@ -72,31 +71,29 @@ class App:
             add(f"{prefix}/v1/responses/{{response}}", "GET", self._stored, RESPONSES)
             add(f"{prefix}/v1/models", "GET", self._models)
             add(f"{prefix}/v1/models/{{model:path}}", "GET", self._models)
-        for path, methods in {**AdminRoutes(self.gateway).routes(), **PageRoutes(self.gateway).routes()}.items():
+        for path, methods in {**ADMIN_ROUTES, **PAGE_ROUTES}.items():
             for method, endpoint in methods.items():
-                add(path, method, partial(_for_admins, endpoint))
+                add(path, method, partial(self._administer, endpoint))
         add("/healthz", "GET", self._health, public=self._public_health)
         add("/readyz", "GET", self._ready, public=self._public_health)
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._not_found})
+        return Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
 
-    async def respond(self, request: HTTPRequest, handler: _Handler, details: dict[str, Any]) -> Response:
+    async def respond(self, http: HTTPRequest, handler: _Handler, details: dict[str, Any]) -> Response:
         """Check who asks, then run the endpoint. An error has the dialect's shape."""
         try:
-            return await handler.endpoint(request, await self._caller(request, handler.public))
+            caller = Caller(Role.AGENT) if handler.public else await self.access.caller(http.headers)
+            return await handler.endpoint(http, caller)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
-            problem = self._as_problem(error)
+            problem = as_problem(error)
             details["problem"] = problem.code or type(error).__name__
             details |= {"field": problem.field} if problem.field else {}
-            details |= {"session": request.path_params["session"]} if "session" in request.path_params else {}
-            return self._error(problem, handler.dialect)
+            details |= {"session": http.path_params["session"]} if "session" in http.path_params else {}
+            return _error(problem, handler.dialect)
 
-    async def _caller(self, request: HTTPRequest, public: bool) -> Caller:
-        return Caller(Role.AGENT) if public else await self.access.caller(request.headers)
-
-    async def _session(self, request: HTTPRequest, caller: Caller) -> str:
-        return await self.access.session(caller, request.path_params.get("session"), request.headers)
+    async def _session(self, http: HTTPRequest, caller: Caller) -> str:
+        return await self.access.session(caller, http.path_params.get("session"), http.headers)
 
     # -- agents
 
@@ -104,12 +101,21 @@ class App:
         """A request of an agent, from its body to its answer."""
         session = await self._session(http, caller)
         raw = await read_body(http, self.gateway.admission.limits.body_bytes)
-        request = dialect.read(parse_json(raw), http.headers)
+        live = self.gateway.sessions.peek(session)
+        body = parse_body(raw, None if live is None or dialect is not CHAT else live.last_body)
+        request = dialect.read(body.value, http.headers, body.known)
         name, details = _request_name(dialect, raw, http.headers), http.scope["tokentrace"]
 
         async def sample() -> Answer:
             answer = await self.gateway.begin(session, dialect, request, name)
-            details.update(_log_details(session, answer))
+            details.update(session=session, dialect=dialect.name, response=answer.head.id)
+            if answer.placed is None:
+                details["replayed"] = True
+            else:
+                placed = answer.placed
+                details.update(prompt=len(placed.ids), reused=placed.reused, stream=request.stream)
+            if answer.live is not None and dialect is CHAT:  # other APIs read messages by those before them
+                answer.live.last_body = Body(request.messages, body.texts)
             if not request.stream:
                 try:
                     await answer.run(lambda choice, changes, delta: None)
@@ -122,7 +128,7 @@ class App:
         if not request.stream:
             return json_response(dialect.answer(answer.head, answer.replies or ()), headers=headers)
         try:
-            return await StreamedAnswer.begin(answer, headers, http.receive, self._as_problem, details)
+            return await StreamedAnswer(answer, headers, details).opened(http.receive)
         except BaseException:
             answer.give_up()
             raise
@@ -138,11 +144,10 @@ class App:
         return json_response(RESPONSES.answer(*stored))
 
     async def _models(self, http: HTTPRequest, caller: Caller) -> Response:
-        name = self.gateway.model
+        name, requested = self.gateway.model, http.path_params.get("model")
         model = {"id": name, "object": "model", "created": 0, "owned_by": "tokentrace"}
         model |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
         model["max_model_len"] = self.gateway.engine.capabilities.max_length
-        requested = http.path_params.get("model")
         if requested is None:
             page = {"object": "list", "data": [model], "has_more": False}
             return json_response({**page, "first_id": name, "last_id": name})
@@ -150,7 +155,11 @@ class App:
             raise RequestError(f"there is no model {brief(requested)}, only {name}", status=404)
         return json_response(model)
 
-    # -- health
+    # -- others
+
+    async def _administer(self, endpoint: Endpoint, http: HTTPRequest, caller: Caller) -> Response:
+        caller.require_admin()
+        return await endpoint(self.gateway, http)
 
     async def _health(self, http: HTTPRequest, caller: Caller) -> Response:
         return json_response({"status": "ok"})
@@ -170,47 +179,19 @@ class App:
         is_ready = state["store"] == state["engine"] == "ok" and not admission.draining
         return json_response(state, 200 if is_ready else 503)
 
-    # -- errors
-
-    def _as_problem(self, error: BaseException) -> RequestError:
-        """The error that a client gets. An unforeseen one is logged, and sent without details."""
-        match error:
-            case RequestError():
-                return error
-            case InputError():
-                return input_problem(error)
-            case StoreError() | EngineError():
-                return request_error(error)
-            case TokentraceError():
-                return RequestError(str(error), code="invalid_value")
-        log_failure(error)
-        return RequestError("the gateway failed; its log says how", status=500, code="internal")
-
-    def _error(self, error: RequestError, dialect: Dialect) -> Response:
-        id = random_id()
-        headers = {"x-request-id": id, "request-id": id}
-        if error.retry_after is not None:
-            headers["retry-after"] = f"{error.retry_after:g}"
-        if error.is_final:
-            headers["x-should-retry"] = "false"
-        if error.status == 401:
-            headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'
-        body = dialect.error(error)
-        if "request_id" in body:
-            body["request_id"] = id
-        return json_response(body, error.status, headers)
-
-    async def _not_found(self, http: HTTPRequest, error: Exception) -> Response:
-        """404 and 405 are sent only after the key was checked."""
+    async def _unknown(self, http: HTTPRequest, error: Exception) -> Response:
+        """Send 404 and 405 only after the key was checked."""
         assert isinstance(error, HTTPException)
-        path = http.url.path
         try:
-            await self._caller(http, public=False)
-            what, fix = f"there is no {http.method} {path[:200]}", "is /v1 missing from the base URL, or there twice?"
+            await self.access.caller(http.headers)
+            what, fix = (
+                f"there is no {http.method} {http.url.path[:200]}",
+                "is /v1 missing from the base URL, or twice?",
+            )
             problem = RequestError(what, fix=fix, status=error.status_code, code="no_route")
         except TokentraceError as denied:
-            problem = self._as_problem(denied)
-        response = self._error(problem, CHAT)
+            problem = request_error(denied)
+        response = _error(problem, CHAT)
         response.headers.update(error.headers or {})
         return response
 
@@ -243,9 +224,18 @@ class _Handler:
             log_request(self.method, self.path, status, time.perf_counter() - began, details)
 
 
-async def _for_admins(endpoint: Endpoint, http: HTTPRequest, caller: Caller) -> Response:
-    require_admin(caller)
-    return await endpoint(http)
+def _error(error: RequestError, dialect: Dialect) -> Response:
+    id = random_id()
+    headers = {"x-request-id": id, "request-id": id}
+    if error.retry_after is not None:
+        headers["retry-after"] = f"{error.retry_after:g}"
+    if error.is_final:
+        headers["x-should-retry"] = "false"
+    if error.status == 401:
+        headers["www-authenticate"] = 'Basic realm="tokentrace", charset="UTF-8"'
+    body = dialect.error(error)
+    body |= {"request_id": id} if "request_id" in body else {}
+    return json_response(body, error.status, headers)
 
 
 def _request_name(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> str:
@@ -257,16 +247,8 @@ def _request_name(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> s
     return f"key:{digest}:{dialect.name}:{body}"
 
 
-def _log_details(session: str, answer: Answer) -> dict[str, Any]:
-    placed = answer.placed
-    details = {"session": session, "dialect": answer.dialect.name, "response": answer.head.id}
-    if placed is None:
-        return {**details, "replayed": True}
-    return {**details, "prompt": len(placed.ids), "reused": placed.reused, "stream": answer.request.stream}
-
-
 def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
-    """What the body of an answer has no place for."""
+    """What the body of an answer has no place for, as printable ASCII of one line each."""
     request, id = answer.request, answer.head.id
     headers = {"x-tokentrace-session": session, "x-request-id": id, "request-id": id}
     if answer.placed is None:
@@ -275,12 +257,8 @@ def _answer_headers(session: str, answer: Answer) -> dict[str, str]:
         headers["x-tokentrace-reused-tokens"] = str(answer.placed.reused)
     if answer.turns and answer.turns[0].cause is not None:
         headers["x-tokentrace-branch"] = answer.turns[0].cause.cause.value
-    headers |= {"x-tokentrace-not-enforced": ", ".join(request.wishes)} if request.wishes else {}
-    headers |= {"x-tokentrace-ignored": ", ".join(request.ignored)} if request.ignored else {}
-    return {name: _header_value(value) for name, value in headers.items()}
-
-
-def _header_value(value: str) -> str:
-    """One line of printable ASCII, not too long. Any other character is a ``?``."""
-    line = " ".join(value.split())
-    return "".join(each if " " <= each <= "~" else "?" for each in line)[:1000]
+    for name, values in (("not-enforced", request.wishes), ("ignored", request.ignored)):
+        if values:
+            line = " ".join(", ".join(values).split())
+            headers[f"x-tokentrace-{name}"] = "".join(each if " " <= each <= "~" else "?" for each in line)[:1000]
+    return headers

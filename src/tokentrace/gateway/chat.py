@@ -17,20 +17,10 @@ from msgspec import Meta, Struct
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
+from ..errors import InputError
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import (
-    OPENAI_END,
-    Dialect,
-    Encoder,
-    Head,
-    Reply,
-    StreamEvent,
-    logprob_entries,
-    openai_error,
-    openai_usage,
-    token_fields,
-)
+from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change, Closed, Grew, Opened, Waiting, openai_call, openai_message
 from .problems import RequestError, convert, naming_fields
 from .requests import AgentBody, AnswerOptions, Request, StreamOptions, TokenFields
@@ -81,14 +71,14 @@ class ChatBody(AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
-    """Read a body. Raises RequestError that names the field which cannot be served."""
+def read_chat(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
+    """Read a body, of which the first `known` messages are checked. Raises RequestError that names a field."""
     body = convert(raw, ChatBody)
     wire.refuse(raw, _REFUSED)
     if body.tools and body.functions:
         raise RequestError("cannot be used beside tools", field="functions")
     with naming_fields():
-        messages = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
+        messages = _messages(body.messages or [], known)
         tools = _tools(body.tools or body.functions or [])
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
@@ -121,6 +111,15 @@ def read_chat(raw: Any, headers: Mapping[str, str]) -> Request:
         ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         answer=answer,
     )
+
+
+def _messages(messages: list[Any], known: int) -> list[Mapping[str, Any]]:
+    known = max(0, min(known, len(messages) - 1))
+    try:
+        new = check_messages(from_openai(messages[known:]), any_role=lambda role: True)
+    except InputError as error:
+        raise error.renumbered(-known) from None
+    return [*messages[:known], *new]
 
 
 def _thinks(body: ChatBody) -> bool | None:
@@ -172,9 +171,9 @@ def write_chat(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     return {
         **_frame(head, "chat.completion"),
         "choices": [_choice(head, at, reply) for at, reply in enumerate(replies)],
-        "usage": openai_usage(head, replies),
+        "usage": head.usage(replies).openai(),
         "system_fingerprint": None,
-        **_prompt_ids(head),
+        **head.prompt_fields,
     }
 
 
@@ -182,11 +181,11 @@ def _choice(head: Head, at: int, reply: Reply) -> dict[str, Any]:
     message = _with_legacy_call(head, openai_message(reply.items))
     return {
         "index": at,
-        "message": message | token_fields(head, reply, TokenFields.NEMO_GYM),
+        "message": message | head.token_fields(reply, TokenFields.NEMO_GYM),
         "logprobs": None if head.options.logprobs is None else _logprobs(head, reply.completion),
         "finish_reason": _finish_reason(head, reply),
-        **token_fields(head, reply, TokenFields.VLLM),
-        **token_fields(head, reply, TokenFields.TOKENTRACE),
+        **head.token_fields(reply, TokenFields.VLLM),
+        **head.token_fields(reply, TokenFields.TOKENTRACE),
     }
 
 
@@ -216,7 +215,7 @@ class ChatEncoder(Encoder):
     def open(self) -> list[StreamEvent]:
         """The role of each choice; the first chunk has the prompt's ids if they were requested."""
         chunks = [self._chunk(choice, {"role": "assistant"}) for choice in range(self.head.request.n)]
-        chunks[0] |= _prompt_ids(self.head)
+        chunks[0] |= self.head.prompt_fields
         return chunks
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
@@ -234,14 +233,14 @@ class ChatEncoder(Encoder):
         """How each choice ended, and what all of them cost."""
         chunks = []
         for choice, reply in enumerate(replies):
-            delta = token_fields(self.head, reply, TokenFields.NEMO_GYM)
+            delta = self.head.token_fields(reply, TokenFields.NEMO_GYM)
             if not openai_message(reply.items)["content"] and not self._calls[choice]:
                 delta |= {"content": ""}
             chunk = self._chunk(choice, delta, _finish_reason(self.head, reply))
-            chunk["choices"][0] |= token_fields(self.head, reply, TokenFields.TOKENTRACE)
+            chunk["choices"][0] |= self.head.token_fields(reply, TokenFields.TOKENTRACE)
             chunks.append(chunk)
         if self.head.options.usage_in_stream:
-            usage = openai_usage(self.head, replies)
+            usage = self.head.usage(replies).openai()
             chunks.append({**_frame(self.head, "chat.completion.chunk"), "choices": [], "usage": usage})
         return chunks
 
@@ -280,13 +279,8 @@ def _frame(head: Head, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{head.id}", "object": kind, "created": head.created, "model": head.model}
 
 
-def _prompt_ids(head: Head) -> dict[str, Any]:
-    is_requested = TokenFields.VLLM in head.options.token_fields
-    return {"prompt_token_ids": head.prompt_ids.tolist()} if is_requested else {}
-
-
 def _logprobs(head: Head, delta: Delta) -> dict[str, Any]:
-    return {"content": logprob_entries(head, delta), "refusal": None}
+    return {"content": head.logprobs(delta), "refusal": None}
 
 
 CHAT: Final = Dialect("chat", read_chat, write_chat, ChatEncoder, openai_error, OPENAI_END)

@@ -28,11 +28,10 @@ from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, item_stream, unhurried
 from .dialect import Dialect, Head, Reply, random_id, response_name
-from .metrics import Metrics
+from .metrics import Metrics, Tracing
 from .problems import RequestError
 from .requests import Request
 from .sessions import Live, Sessions
-from .telemetry import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000
@@ -66,10 +65,7 @@ class Gateway:
     # -- answering a request
 
     async def begin(self, id: str, dialect: Dialect, request: Request, name: str = "") -> Answer:
-        """Make the prompt of a request. Raises RequestError that says what is wrong with it.
-
-        `name` identifies a repeated request: if it was answered before, or is being answered, this is that answer.
-        """
+        """Make the prompt of a request, or return the answer that a request of this `name` has or will have."""
         claim = self.admission.admit(id)
         try:
             live = await self.sessions.get(id)
@@ -90,7 +86,7 @@ class Gateway:
         except BaseException:
             claim.end()
             raise
-        return Answer(self, id, dialect, request, head, placed, sampling, live.settings.version, name, claim=claim)
+        return Answer(self, id, dialect, request, head, placed, sampling, live, name, claim=claim)
 
     async def count(self, id: str, request: Request) -> int:
         """The length of a request's prompt."""
@@ -103,7 +99,8 @@ class Gateway:
         self._check_variables(request)
         variables = {**request.variables, **self._hints(request)}
         renderer = self.renderer_with(variables)
-        template = ",".join(f"{name}={digest}" for name, digest in sorted(renderer.template_digests().items()))
+        digests = sorted(renderer.template_digests().items())
+        template = ",".join(f"{name}={digest}" for name, digest in digests)
         return Conversation(
             with_late_instructions(renderer, request.messages, request.instructions if request.stored else 0),
             request.tools,
@@ -112,6 +109,7 @@ class Gateway:
             variables,
             request.continued,
             request.prompt_ids,
+            ",".join(digest[:16] for _, digest in digests),
         )
 
     async def _place(self, live: Live, conversation: Conversation) -> Placement:
@@ -129,11 +127,8 @@ class Gateway:
             problem = f"the prompt has {length} tokens, and the session allows {settings.max_prompt_tokens}"
             raise RequestError(problem, code="context_length_exceeded")
         if room is not None and length >= room:
-            raise RequestError(
-                f"This model's maximum context length is {room} tokens, and the messages come to {length} tokens.",
-                field="messages",
-                code="context_length_exceeded",
-            )
+            problem = f"This model's maximum context length is {room} tokens, and the messages come to {length} tokens."
+            raise RequestError(problem, field="messages", code="context_length_exceeded")
         values = {**request.sampling, **settings.sampling}
         limits = [self.admission.limits.max_tokens, request.max_tokens, values.pop("max_tokens", None)]
         limits.append(None if room is None else room - length)
@@ -201,12 +196,8 @@ class Gateway:
             return request
         number = await self.store.turn_named(live.info.id, response_name(request.previous))
         if number is None:
-            raise RequestError(
-                f"there is no stored response {request.previous!r} in this session",
-                field="previous_response_id",
-                status=404,
-                code="previous_response_not_found",
-            )
+            problem, code = f"there is no stored response {request.previous!r} in this session", "previous_response"
+            raise RequestError(problem, field=f"{code}_id", status=404, code=f"{code}_not_found")
         async with self.sessions.locked(live.info.id) as now:
             past = now.session.conversation(number)[now.session.turns[number].instructions :]
         instructions, new = request.messages[: request.instructions], request.messages[request.instructions :]
@@ -322,10 +313,7 @@ class Gateway:
 
 
 def resolved(message: Mapping[str, Any], reply: Mapping[str, Any], items: Sequence[str]) -> dict[str, Any]:
-    """A turn's message with these items of the recorded reply. What the message has already stays.
-
-    An item that is a call stands for all calls, because clients that refer to one refer to all.
-    """
+    """A message with these items of the recorded reply added. A call stands for all calls of the reply."""
     result = dict(message)
     for item in items:
         match item.partition("_")[0]:

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..conversation.values import MAX_DEPTH, finite, no_constant
-from ..errors import brief
+from ..errors import TokentraceError, brief
 from ..store.store import State
-from .problems import RequestError
+from .problems import RequestError, request_error
+from .turns import shared_prefix
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
 
 LOGGER: Final = logging.getLogger("tokentrace.gateway")
-Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
-"""Answers a route for administrators."""
+Endpoint: TypeAlias = "Callable[[Gateway, Request], Awaitable[Response]]"
+Routes: TypeAlias = Mapping[str, Mapping[str, Endpoint]]
+"""What answers administrators, by path and method."""
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 async def read_body(request: Request, most: int) -> bytes:
     """The whole body. Raises RequestError if it is longer than `most` bytes."""
-    too_long = RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
         size += len(piece)
         if size > most:
-            raise too_long
+            raise RequestError(f"the body is longer than {most} bytes", status=413, code="request_too_large")
         pieces.append(piece)
     return b"".join(pieces)
 
@@ -42,7 +50,7 @@ async def read_json(request: Request, most: int) -> Any:
     return parse_json(raw) if raw.strip() else {}
 
 
-def parse_json(raw: bytes) -> Any:
+def parse_json(raw: bytes | msgspec.Raw) -> Any:
     """The value of JSON text. Raises RequestError if it is not valid, or nested too deeply."""
     try:
         value = _decode(raw)
@@ -52,24 +60,50 @@ def parse_json(raw: bytes) -> Any:
         raise RequestError(f"the body is not JSON: {str(error)[:200]}") from None
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH):
-        inner = [item for each in level for item in (each.values() if type(each) is dict else each)]
-        level = [item for item in inner if type(item) is dict or type(item) is list]
+        items = itertools.chain.from_iterable(each.values() if type(each) is dict else each for each in level)
+        level = [item for item in items if type(item) is dict or type(item) is list]
         if not level:
             return value
     raise RequestError(f"the body is nested more than {MAX_DEPTH} deep")
 
 
-def _decode(raw: bytes) -> Any:
+def _decode(raw: bytes | msgspec.Raw) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, which agents send, is not an error
-        return json.loads(raw, parse_constant=no_constant, parse_float=finite)
+        return json.loads(bytes(raw), parse_constant=no_constant, parse_float=finite)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The value of a request's body, and its messages as JSON. The first `known` ones come from an earlier body."""
+
+    value: Any
+    texts: Sequence[msgspec.Raw] = ()
+    known: int = 0
+
+
+def parse_body(raw: bytes, earlier: Body | None) -> Body:
+    """Parse a body. Messages that an earlier one has as well are those that were read then."""
+    try:
+        fields = _FIELDS.decode(raw)
+        texts = _TEXTS.decode(fields.pop("messages"))
+    except (KeyError, ValueError, RecursionError):
+        return Body(parse_json(raw))
+    known = 0 if earlier is None else shared_prefix(texts, earlier.texts)
+    value = {name: parse_json(text) for name, text in fields.items()}
+    new = parse_json(b"[" + b",".join(texts[known:]) + b"]")
+    value["messages"] = new if earlier is None else [*earlier.value[:known], *new]
+    return Body(value, texts, known)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON. Escapes half surrogate pairs, which UTF-8 cannot encode."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Response(text.encode("utf-8", "backslashreplace"), status, dict(headers or {}), "application/json")
+    try:
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        data = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return Response(data, status, dict(headers or {}), "application/json")
 
 
 def read_state(request: Request) -> State | None:
@@ -90,8 +124,11 @@ def log_request(method: str, path: str, status: int, seconds: float, details: Ma
         LOGGER.log(level, json.dumps({**line, "ms": round(seconds * 1000, 2), **details}, default=str))
 
 
-def log_failure(error: BaseException) -> None:
-    """Log an unforeseen failure: where and of which type, but not its message."""
+def as_problem(error: BaseException) -> RequestError:
+    """The error that a client gets. Of an unforeseen one the log has type and place, and nobody its message."""
+    if isinstance(error, TokentraceError):
+        return request_error(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{frame.filename.rsplit('/tokentrace/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
     LOGGER.error(json.dumps({"time": round(time.time(), 3), "failure": type(error).__name__, "where": where}))
+    return RequestError("the gateway failed; its log says how", status=500, code="internal")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from ..parsing.response import CallStatus, ParsedResponse, ParsedToolCall, PartKind, TokenRange
@@ -43,33 +43,28 @@ class Item:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The arguments as an object. Set only if they must be one."""
     cut_off: bool = False
-    """True if the completion ended inside the item."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """An item begins. It has no text yet."""
 
     item: Item
 
 
-@dataclass(frozen=True, slots=True)
-class Grew:
+class Grew(NamedTuple):
     """An item has more text."""
 
     item: Item
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(NamedTuple):
     """An item is complete."""
 
     item: Item
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """The model writes a call of which nothing can be shown yet."""
 
 
@@ -227,10 +222,7 @@ def changes_of(items: Iterable[Item]) -> list[Change]:
 
 
 def openai_message(items: Sequence[Item]) -> dict[str, Any]:
-    """An assistant message as in OpenAI's chat completions, with ``reasoning_content`` if there is reasoning.
-
-    Arguments are JSON text, as written. ``content`` is None only if it is empty beside calls.
-    """
+    """A message of chat completions. Arguments are JSON text, as written; ``content`` is None only beside calls."""
 
     def text(kind: PartKind) -> str:
         return "".join(item.text for item in items if item.kind is kind)

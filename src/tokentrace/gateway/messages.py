@@ -5,7 +5,8 @@ back a signature with thinking, so it has one; any is accepted. ``input_tokens``
 cache, as Anthropic counts.
 
 Anthropic's client raises on pieces of input that cannot become JSON. So a tool use is sent when the call has ended; an
-attempt whose input is broken or cut off is text.
+attempt whose input is broken or cut off is text. A client that asks for eager streaming (Anthropic's beta for
+fine-grained tool streaming, or a tool with ``eager_input_streaming``) gets input as it is sampled, whatever it becomes.
 
 What Claude Code sends besides the conversation:
 
@@ -13,6 +14,7 @@ What Claude Code sends besides the conversation:
 - Tools with ``defer_loading`` are not shown at the beginning. A ``tool_reference`` in a result, or a ``tool_addition``,
   becomes the tool's definition, as text, so that everything before it stays as it was.
 - ``context_management`` and an effort in the middle of a conversation would change its beginning: they are wishes.
+- Input that it could not read as JSON comes back as ``__unparsedToolInput``. It is read as the text that it was.
 """
 
 from __future__ import annotations
@@ -27,10 +29,9 @@ from msgspec import Meta, Struct
 
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_anthropic, openai_tools, with_system
-from ..engines.protocol import Delta
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, token_fields, usage_of
+from .dialect import Dialect, Encoder, Head, Reply, StreamEvent
 from .items import Change, Closed, Grew, Item, Opened, Waiting
 from .problems import RequestError, convert, naming_fields
 from .requests import AgentBody, AnswerOptions, Request, TokenFields
@@ -90,7 +91,7 @@ class MessagesBody(AgentBody):
     thread: Any = None
 
 
-def read_messages(raw: Any, headers: Mapping[str, str]) -> Request:
+def read_messages(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
     """Read a body of ``/v1/messages``. Raises RequestError that names the field which cannot be served."""
     request = read_count(raw, headers)
     if request.max_tokens is None:
@@ -114,7 +115,7 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
     choice = body.tool_choice or _ToolChoice("auto")
     answer = AnswerOptions(
         calls_allowed=choice.type != "none",
-        object_arguments=True,
+        object_arguments=not (body.stream and _is_eager(body, headers)),
         usage_in_stream=True,
         token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
     )
@@ -131,6 +132,11 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
         ignored=(*billed, *wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS)),
         answer=answer,
     )
+
+
+def _is_eager(body: MessagesBody, headers: Mapping[str, str]) -> bool:
+    tools = any(tool.get("eager_input_streaming") is True for tool in body.tools or () if isinstance(tool, dict))
+    return tools or "fine-grained-tool-streaming" in headers.get("anthropic-beta", "")
 
 
 def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
@@ -154,10 +160,22 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
 def _messages(body: MessagesBody, deferred: Mapping[str, Message]) -> list[Message]:
     with naming_fields():
         checked = check_messages(from_anthropic(body.messages or []))
+    checked = [_with_texts(one) if one.get("tool_calls") else one for one in checked]
     messages = [_defined(one, deferred) for one in checked if one != {"role": "system", "content": ""}]
     if not messages:
         raise RequestError("is empty", field="messages", fix="send at least one message with content")
     return messages
+
+
+def _with_texts(message: Message) -> Message:
+    """The message with the text of each input that Claude Code could not read."""
+    calls = list(message["tool_calls"])
+    for at, call in enumerate(calls):
+        match call["function"]["arguments"]:
+            case {"__unparsedToolInput": {"raw": str(raw), "len": int(length)}, **more} if not more:
+                if len(raw.encode("utf-16-le", "surrogatepass")) == 2 * length:  # else only its beginning came back
+                    calls[at] = {**call, "function": {**call["function"], "arguments": raw}}
+    return {**message, "tool_calls": calls}
 
 
 def _system(system: str | list[Any] | None) -> tuple[list[Message], list[str]]:
@@ -236,7 +254,7 @@ def write_message(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
         "content": [_block(head, item) for item in reply.items],
         **_ending(reply),
         "usage": _usage(head, reply),
-        **token_fields(head, reply, TokenFields.TOKENTRACE),
+        **head.token_fields(reply, TokenFields.TOKENTRACE),
     }
 
 
@@ -260,7 +278,7 @@ def _ending(reply: Reply) -> dict[str, Any]:
 
 
 def _usage(head: Head, reply: Reply) -> dict[str, Any]:
-    usage = usage_of(head, [reply])
+    usage = head.usage([reply])
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,
@@ -290,20 +308,17 @@ class MessagesEncoder(Encoder):
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": {**_message(self.head), **empty}}]
 
-    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
-        """The events for these changes; a ping while a call is silent."""
-        return [event for change in changes for event in self._events(change)]
-
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
         """How it ended and what it cost, and ``message_stop``."""
         [reply] = replies
         last = {"type": "message_delta", "delta": _ending(reply), "usage": _usage(self.head, reply)}
-        return [{**last, **token_fields(self.head, reply, TokenFields.TOKENTRACE)}, {"type": "message_stop"}]
+        return [{**last, **self.head.token_fields(reply, TokenFields.TOKENTRACE)}, {"type": "message_stop"}]
 
     def fail(self, error: RequestError) -> list[StreamEvent]:
         return [anthropic_error(error)]
 
-    def _events(self, change: Change) -> list[StreamEvent]:
+    def encode(self, change: Change) -> list[StreamEvent]:
+        """The events for a change; a ping while a call is silent."""
         match change:
             case Opened(item):
                 block = {**_block(self.head, item), **_EMPTY[item.kind]}

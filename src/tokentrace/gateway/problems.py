@@ -1,11 +1,10 @@
-"""What is wrong with a request, as data: where, what, and what to do. Pure."""
+"""What is wrong with a request: where, what, and what to do. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -23,24 +22,10 @@ _INDEX: Final = re.compile(r"\[(\d+|\.\.\.)\]")
 Schema = TypeVar("Schema")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem at a `path` of the body (``messages.3.content``), or with the whole request."""
-
-    path: str
-    message: str
-    fix: str = ""
-    """What the sender can do, if that is not obvious."""
-
-    def __str__(self) -> str:
-        text = f"{self.path}: {self.message}" if self.path else self.message
-        return f"{text}; {self.fix}" if self.fix else text
-
-
 class RequestError(TokentraceError):
-    """A request that is not answered. `status` is the HTTP status, `field` the path in the body.
+    """A request that is not answered. `field` is a path in the body (``messages.3.content``).
 
-    `details` is for clients of one dialect that read it by program.
+    `status` is the HTTP status, `fix` what the sender can do. `details` is for clients that read it by program.
     """
 
     def __init__(
@@ -54,14 +39,9 @@ class RequestError(TokentraceError):
         retry_after: float | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> None:
-        self.problem = Problem(field, message, fix)
-        self.status, self.code, self.retry_after, self.details = status, code, retry_after, details
-        super().__init__(str(self.problem))
-
-    @property
-    def field(self) -> str | None:
-        """The path of the field, if one is wrong."""
-        return self.problem.path or None
+        self.field, self.status, self.code = field or None, status, code
+        self.retry_after, self.details = retry_after, details
+        super().__init__((f"{field}: " if field else "") + message + (f"; {fix}" if fix else ""))
 
     @property
     def kind(self) -> str:
@@ -92,29 +72,29 @@ def naming_fields(messages: str = "messages") -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise input_problem(error, messages) from error
+        raise request_error(error, messages) from error
 
 
-def input_problem(error: InputError, messages: str = "messages") -> RequestError:
-    """An InputError as a RequestError."""
-    path = [messages] if error.message is not None or not error.field else []
-    path += [] if error.message is None else [str(error.message)]
-    path += [error.field] if error.field else []
-    return RequestError(error.problem, field=".".join(path), code="invalid_value")
-
-
-def request_error(error: EngineError | StoreError) -> RequestError:
-    """A failure of the engine or the store, as an agent gets it."""
+def request_error(error: TokentraceError, messages: str = "messages") -> RequestError:
+    """An error as an agent gets it."""
     match error:
+        case RequestError():
+            return error
+        case InputError():
+            path = [messages] if error.message is not None or not error.field else []
+            path += [str(each) for each in (error.message, error.field) if each not in (None, "")]
+            return RequestError(error.problem, field=".".join(path), code="invalid_value")
         case EngineUnavailable():
             return RequestError(f"the engine is not available: {error}", status=503, code="engine", retry_after=2)
         case EngineRefusal():
             status = error.status if error.status in (400, 413, 422, 429) else 400
             return RequestError(f"the engine refused the request: {error}", status=status, code="engine_refusal")
+        case EngineError():
+            return RequestError(f"the engine failed: {error}", status=502, code="engine")
         case Missing():
             return RequestError(str(error), status=404, code="no_session")
         case Closed() | KeyConflict():
             return RequestError(str(error), status=409, code="closed" if isinstance(error, Closed) else "exists")
         case StoreError():
             return RequestError(f"the store failed: {error}", status=503, code="store", retry_after=2)
-    return RequestError(f"the engine failed: {error}", status=502, code="engine")
+    return RequestError(str(error), code="invalid_value")

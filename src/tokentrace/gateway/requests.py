@@ -21,11 +21,6 @@ from .problems import RequestError
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How much to think. No other word is allowed, because a template may print it into its prompt."""
 
-SAMPLING: Final = (
-    "temperature", "top_p", "top_k", "seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
-"""What a request may set of `SamplingParams`, besides `max_tokens`."""
-
 TOKEN_IDS_HEADER: Final = "x-tokentrace-token-ids"
 
 _DISTRIBUTION: Final = "the gateway samples from the model's own distribution, so that logprobs are exact"
@@ -42,7 +37,7 @@ REFUSED: Final[Refused] = {name: (harmless, _DISTRIBUTION) for name, harmless in
 
 
 class TokenFields(StrEnum):
-    """How an answer carries ids and logprobs: see docs/gateway-apis.md."""
+    """How an answer carries ids and logprobs."""
 
     TOKENTRACE = "tokentrace"
     VLLM = "vllm"
@@ -64,6 +59,10 @@ class SamplingBody(Struct):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+
+
+SAMPLING: Final = SamplingBody.__struct_fields__
+"""What a request may set of `SamplingParams`, besides `max_tokens`."""
 
 
 class AgentBody(SamplingBody):
@@ -96,7 +95,6 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
     namespaces: dict[str, list[str]] = {}
     """For a function's name as the model knows it: its namespace, and its name there."""
     repeated: dict[str, Any] = {}
-    """Settings that the answer repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,6 @@ class Request:
     """A conversation, and how to sample its next turn."""
 
     messages: Sequence[Mapping[str, Any]]
-    """In OpenAI's shape, checked."""
     tools: Sequence[Mapping[str, Any]] | None = None
     model: str = ""
     max_tokens: int | None = None
@@ -192,10 +189,7 @@ def ignored_fields(body: Mapping[str, Any], read: Struct, *known: str, within: s
 def requested_token_fields(
     body: AgentBody, headers: Mapping[str, str], default: TokenFields, served: Sequence[TokenFields]
 ) -> tuple[TokenFields, ...]:
-    """How the answer carries ids; `default` is what ``return_token_ids`` means in the dialect.
-
-    Raises RequestError for a way that the dialect does not serve.
-    """
+    """How the answer carries ids. Raises RequestError for a way that the dialect does not serve."""
     ways = {default} if body.return_token_ids else set()
     if body.return_token_id_information:
         ways.add(TokenFields.NEMO_GYM)
@@ -212,9 +206,8 @@ def requested_token_fields(
                 raise RequestError(f"must be true, or some of {choices}", field=TOKEN_IDS_HEADER)
     if unserved := ways.difference(served):
         names, choices = ", ".join(unserved), ", ".join(served)
-        raise RequestError(
-            f"{names} is for another API", field=TOKEN_IDS_HEADER, fix=f"use {choices}", code="unsupported_parameter"
-        )
+        problem, code = f"{names} is for another API", "unsupported_parameter"
+        raise RequestError(problem, field=TOKEN_IDS_HEADER, fix=f"use {choices}", code=code)
     return tuple(way for way in TokenFields if way in ways)
 
 

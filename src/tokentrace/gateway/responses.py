@@ -19,12 +19,12 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 
 from ..conversation.responses import from_responses, in_namespace, item_id, sealed
-from ..engines.protocol import Delta, FinishReason
+from ..engines.protocol import FinishReason
 from ..errors import brief
 from ..parsing.response import PartKind
 from . import requests as wire
-from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, logprob_entries, openai_error, token_fields, usage_of
-from .items import Change, Closed, Grew, Item, Opened, Waiting, changes_of, token_spans
+from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, openai_error
+from .items import Change, Closed, Grew, Item, Opened, changes_of, token_spans
 from .problems import RequestError, convert, naming_fields
 from .requests import AgentBody, AnswerOptions, Request, TokenFields
 
@@ -112,7 +112,7 @@ def bare_id(id: str) -> str | None:
     return bare if bare != id and bare.isascii() and bare.isalnum() else None
 
 
-def read_responses(raw: Any, headers: Mapping[str, str]) -> Request:
+def read_responses(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, ResponsesBody)
     wire.refuse(raw, _REFUSED)
@@ -189,10 +189,7 @@ def _previous(body: ResponsesBody) -> str | None:
 
 
 def _tools(tools: Sequence[dict[str, Any]], wishes: list[str]) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
-    """The functions in the shape of chat completions, and namespaces by function.
-
-    Adds tools that the model does not see to `wishes`.
-    """
+    """The functions, and namespaces by function. Adds tools that the model does not see to `wishes`."""
     functions: list[dict[str, Any]] = []
     namespaces: dict[str, list[str]] = {}
     for at, tool in enumerate(tools):
@@ -250,8 +247,7 @@ def _format(text: _Text) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
 def write_response(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """A ``response``, completed or incomplete."""
     [reply] = replies
-    usage = usage_of(head, replies)
-    cut_off = reply.finish_reason == "length"
+    usage, cut_off = head.usage(replies), reply.finish_reason == "length"
     answer = _response(head, "incomplete" if cut_off else "completed") | {
         "output": [_output_item(head, item, reply) for item in _items(reply)],
         "usage": {
@@ -261,17 +257,16 @@ def write_response(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.completion,
         },
-        **token_fields(head, reply, TokenFields.TOKENTRACE),
+        **head.token_fields(reply, TokenFields.TOKENTRACE),
     }
-    answer["output"][-1] |= token_fields(head, reply, TokenFields.NEMO_GYM)
+    answer["output"][-1] |= head.token_fields(reply, TokenFields.NEMO_GYM)
     if cut_off and reply.completion.finish_reason is FinishReason.LENGTH:
         answer["incomplete_details"] = {"reason": "max_output_tokens"}
     return answer
 
 
 def _items(reply: Reply) -> Sequence[Item]:
-    empty = Item(0, PartKind.CONTENT, cut_off=reply.finish_reason == "length")
-    return reply.items or [empty]
+    return reply.items or [Item(0, PartKind.CONTENT, cut_off=reply.finish_reason == "length")]
 
 
 def _response(head: Head, status: str) -> dict[str, Any]:
@@ -300,20 +295,24 @@ def _flat(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "name": function["name"], **optional, "strict": False}
 
 
+def _id(head: Head, item: Item) -> str:
+    return item_id(_PREFIXES[item.kind], head.id, item.index)
+
+
 def _output_item(head: Head, item: Item, reply: Reply | None = None) -> dict[str, Any]:
     """An output item. A message has the logprobs of its tokens if the reply is complete and they were requested."""
-    status = "incomplete" if item.cut_off else "completed"
+    id, status = _id(head, item), "incomplete" if item.cut_off else "completed"
     match item.kind:
         case PartKind.REASONING:
-            output = reasoning_item(item_id("rs", head.id, item.index), item.text)
+            output = reasoning_item(id, item.text)
             return {**output, "encrypted_content": sealed(item.text)} if head.options.encrypted else output
         case PartKind.TOOL_CALL:
             namespace, name = head.options.namespaces.get(item.name) or (None, item.name)
-            output = call_item(item_id("fc", head.id, item.index), item.id, name, item.text, status)
+            output = call_item(id, item.id, name, item.text, status)
             return output if namespace is None else {**output, "namespace": namespace}
-    output = message_item(item_id("msg", head.id, item.index), item.text, status)
+    output = message_item(id, item.text, status)
     if reply is not None and head.options.logprobs is not None:
-        entries = logprob_entries(head, reply.completion)
+        entries = head.logprobs(reply.completion)
         spans = token_spans(reply.response, reply.items).get(item.index, ())
         output["content"][0]["logprobs"] = [entry for span in spans for entry in entries[span.start : span.stop]]
     return output
@@ -336,14 +335,18 @@ def call_item(id: str, call_id: str, name: str, arguments: str, status: str = "c
     return {"type": "function_call", "id": id, **call, "status": status}
 
 
-_TEXTS: Final = {PartKind.REASONING: "response.reasoning_text", PartKind.CONTENT: "response.output_text"}
-_ARGUMENTS: Final = "response.function_call_arguments"
+_PREFIXES: Final = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}
+_TEXTS: Final = {
+    PartKind.REASONING: "response.reasoning_text",
+    PartKind.CONTENT: "response.output_text",
+    PartKind.TOOL_CALL: "response.function_call_arguments",
+}
 
 
 class ResponsesEncoder(Encoder):
     """The events of one streamed response, numbered.
 
-    If logprobs are requested, messages are done only at the end: which tokens a text consists of is not certain before.
+    With logprobs, messages are done only at the end: which tokens a text consists of is not certain before.
     """
 
     def __init__(self, head: Head) -> None:
@@ -355,9 +358,6 @@ class ResponsesEncoder(Encoder):
     def open(self) -> list[StreamEvent]:
         response = _response(self.head, "in_progress")
         return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
-
-    def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
-        return [event for change in changes for event in self._events(change)]
 
     def close(self, replies: Sequence[Reply]) -> list[StreamEvent]:
         [reply] = replies
@@ -375,51 +375,41 @@ class ResponsesEncoder(Encoder):
         fields = {"code": error.code or code, "message": str(error), "param": error.field}
         return [self._event("response.failed", response=failed), self._event("error", **fields)]
 
-    def _events(self, change: Change) -> list[StreamEvent]:
+    def encode(self, change: Change) -> list[StreamEvent]:
         match change:
             case Opened(item):
                 return self._added(item)
-            case Grew(item, text) if item.kind is PartKind.TOOL_CALL:
-                return [self._about(item, f"{_ARGUMENTS}.delta", delta=text)]
             case Grew(item, text):
                 logprobs: dict[str, Any] = {"logprobs": []} if item.kind is PartKind.CONTENT else {}
-                return [self._about(item, f"{_TEXTS[item.kind]}.delta", content_index=0, delta=text, **logprobs)]
+                return [self._about(item, f"{_TEXTS[item.kind]}.delta", delta=text, **logprobs)]
             case Closed(item) if item.kind is PartKind.CONTENT and self.head.options.logprobs is not None:
                 self._pending.append(item)
-                return []
             case Closed(item):
                 return self._done(item)
-            case Waiting():
-                return []
+        return []
 
     def _added(self, item: Item) -> list[StreamEvent]:
-        empty = Item(item.index, item.kind, "", item.name, item.id)
-        output = _output_item(self.head, empty) | ({} if item.kind is PartKind.REASONING else {"status": "in_progress"})
+        output = _output_item(self.head, Item(item.index, item.kind, "", item.name, item.id))
+        output |= {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
         output.pop("encrypted_content", None)
-        if item.kind is PartKind.TOOL_CALL:
-            return [self._event("response.output_item.added", output_index=item.index, item=output)]
-        added = {**output, "content": []}
-        return [
-            self._event("response.output_item.added", output_index=item.index, item=added),
-            self._about(item, "response.content_part.added", content_index=0, part=output["content"][0]),
-        ]
+        parts, output = output.get("content", ()), output | ({"content": []} if "content" in output else {})
+        added = self._event("response.output_item.added", output_index=item.index, item=output)
+        return [added, *(self._about(item, "response.content_part.added", part=part) for part in parts)]
 
     def _done(self, item: Item, reply: Reply | None = None) -> list[StreamEvent]:
-        output = _output_item(self.head, item, reply)
+        output, name = _output_item(self.head, item, reply), f"{_TEXTS[item.kind]}.done"
         if item.kind is PartKind.TOOL_CALL:
-            events = [self._about(item, f"{_ARGUMENTS}.done", arguments=item.text)]
+            events = [self._about(item, name, arguments=item.text)]
         else:
-            part = output["content"][0]
+            [part] = output["content"]
             logprobs = {"logprobs": part.get("logprobs", [])} if item.kind is PartKind.CONTENT else {}
-            events = [
-                self._about(item, f"{_TEXTS[item.kind]}.done", content_index=0, text=item.text, **logprobs),
-                self._about(item, "response.content_part.done", content_index=0, part=part),
-            ]
+            events = [self._about(item, name, text=item.text, **logprobs)]
+            events.append(self._about(item, "response.content_part.done", part=part))
         return [*events, self._event("response.output_item.done", output_index=item.index, item=output)]
 
     def _about(self, item: Item, type: str, **fields: Any) -> StreamEvent:
-        prefix = {PartKind.REASONING: "rs", PartKind.CONTENT: "msg", PartKind.TOOL_CALL: "fc"}[item.kind]
-        return self._event(type, item_id=item_id(prefix, self.head.id, item.index), output_index=item.index, **fields)
+        place = {} if item.kind is PartKind.TOOL_CALL else {"content_index": 0}
+        return self._event(type, item_id=_id(self.head, item), output_index=item.index, **place, **fields)
 
     def _event(self, type: str, **fields: Any) -> StreamEvent:
         self._sent += 1

@@ -10,7 +10,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -137,18 +137,9 @@ class SessionRows:
 
 
 _TURN_FIELDS: Final = {
-    "number": "int32",
-    "start": "int32",
-    "stop": "int32",
-    "finish_reason": "string",
-    "dialect": "string",
-    "model": "string",
-    "response": "string",
-    "choice": "int32",
-    "stopped_by": "string",
-    "reused": "int32",
-    "time": "float64",
-    "seconds": "float64",
+    **dict.fromkeys(("number", "start", "stop"), "int32"),
+    **dict.fromkeys(("finish_reason", "dialect", "model", "response"), "string"),
+    **{"choice": "int32", "stopped_by": "string", "reused": "int32", "time": "float64", "seconds": "float64"},
 }
 _TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
 """The fields of a `RecordedTurn` that a row has: single values, and lists of texts."""
@@ -199,21 +190,8 @@ class ExportFormat(StrEnum):
         return f"application/{kinds[self]}"
 
 
-@dataclass(slots=True)
-class Exported:
-    """What was exported so far."""
-
-    sessions: int = 0
-    rows: int = 0
-    tokens: int = 0
-    trained: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
-    """How many branches make a row, by their cause."""
-    marked: int = 0
-
-
 class Export:
-    """The rows of some sessions, read one session at a time.
+    """The rows of some sessions, read one session at a time, and counts of what was read so far.
 
     An open session can be exported and stays open; this export has nothing that is added to it later. One that is
     dropped meanwhile gives no rows.
@@ -222,22 +200,24 @@ class Export:
     def __init__(self, store: Store, sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) -> None:
         self._store, self._sessions = store, sessions
         self._sealed: list[str] = []
-        self.done = Exported()
+        self.sessions = self.rows = self.tokens = self.trained = self.marked = 0
+        self.causes: Counter[str] = Counter()
+        """How many branches make a row, by their cause."""
 
     async def tables(self) -> AsyncGenerator[Any]:
         """The rows as Arrow tables, each of one session."""
         async for info in _each(self._sessions):
-            rows = await self._read(info)
-            if rows is None:
+            session = await self._read(info)
+            if session is None:
                 continue
-            tables = rows.tables()
+            tables = session.tables()
             while (table := await asyncio.to_thread(next, tables, None)) is not None:
-                self.done.rows += table.num_rows
-                self.done.tokens += sum(table.column("num_tokens").to_pylist())
-                self.done.trained += sum(table.column("num_trained").to_pylist())
+                self.rows += table.num_rows
+                self.tokens += sum(table.column("num_tokens").to_pylist())
+                self.trained += sum(table.column("num_trained").to_pylist())
                 yield table
-            self.done.sessions += 1
-            self.done.causes.update(rows.causes)
+            self.sessions += 1
+            self.causes.update(session.causes)
             if info.state is State.SEALED:
                 self._sealed.append(info.id)
 
@@ -245,26 +225,22 @@ class Export:
         """A session's turns and labels; None if it was dropped."""
         if info.state is State.DROPPED:
             return None
-        rows = SessionRows(info, await self._store.labels(info.id))
+        session = SessionRows(info, await self._store.labels(info.id))
         turns = [turn async for turn in self._store.turns(info.id)]
-        await asyncio.to_thread(rows.add, *turns)
-        if len(rows.session.turns) >= info.turns:
-            return rows
+        await asyncio.to_thread(session.add, *turns)
+        if len(turns) >= info.turns:
+            return session
         now = await self._store.session(info.id)
         if now is not None and now.state is not State.DROPPED:
-            count = len(rows.session.turns)
-            raise StoreError(f"session {info.id!r} is damaged: the store has {count} of its {info.turns} turns")
+            raise StoreError(f"session {info.id!r} is damaged: the store has {len(turns)} of its {info.turns} turns")
         return None
 
     async def mark(self) -> None:
         """Mark the sessions that were sealed when they were read as exported. Call it when the rows are safe."""
-        for id in self._sealed:
-            try:
-                await self._store.set_state(id, State.EXPORTED)
-                self.done.marked += 1
-            except Closed:  # dropped meanwhile
-                continue
-        self._sealed = []
+        while self._sealed:
+            with suppress(Closed):  # dropped meanwhile
+                await self._store.set_state(self._sealed.pop(), State.EXPORTED)
+                self.marked += 1
 
 
 async def export_rows(
@@ -274,24 +250,21 @@ async def export_rows(
     *,
     keep_state: bool = False,
 ) -> AsyncGenerator[bytes]:
-    """The rows of sessions as the bytes of a file, some at a time.
-
-    Marks sealed sessions as exported after the last byte was read, unless `keep_state` is set.
-    """
-    export, pipe = Export(store, sessions), _Pipe()
+    """The bytes of a file of rows. Sealed sessions are exported after the last byte, unless `keep_state` is set."""
+    export, pipe = Export(store, sessions), io.BytesIO()
     schema = file_schema(LAYOUT, {}, session_fields())
     writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, schema)
     try:
         async with aclosing(export.tables()) as tables:
             async for table in tables:
                 await asyncio.to_thread(writer.write, table)
-                if piece := pipe.take():
+                if piece := _take(pipe):
                     yield piece
         await asyncio.to_thread(writer.finish)
     except BaseException:
         writer.abandon()
         raise
-    if piece := pipe.take():
+    if piece := _take(pipe):
         yield piece
     if not keep_state:
         await export.mark()
@@ -306,12 +279,9 @@ async def _each(sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) ->
             yield info
 
 
-class _Pipe(io.BytesIO):
-    """Collects what is written."""
-
-    def take(self) -> bytes:
-        """All that was written since the last call."""
-        data = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return data
+def _take(pipe: io.BytesIO) -> bytes:
+    """All that was written since the last call."""
+    data = pipe.getvalue()
+    pipe.seek(0)
+    pipe.truncate()
+    return data

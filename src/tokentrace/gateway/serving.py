@@ -18,14 +18,12 @@ from ..engines.protocol import Engine
 from ..errors import InputError
 from ..rendering.renderer import Renderer
 from ..store.opening import open_store
-from .access import Access
+from .access import Access, Keys
 from .admission import Admission, Limits
 from .app import App
 from .gateway import Gateway
-from .keys import Keys
-from .metrics import Metrics
+from .metrics import Metrics, Tracing, configured_tracing
 from .sessions import Sessions
-from .telemetry import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -2,12 +2,14 @@
 
 A request sends a whole conversation. `SessionRecord.place` finds the recorded turn that it continues and makes the
 prompt: that turn's stream, id for id, and after it what is new. Nothing that was sampled is rendered again. If no turn
-matches, the conversation is rendered whole and shares with the record whatever its tokens share. `commit` then adds the
-turn, prompt and completion at once; `replay` adds one that was read from a store, and leads to the same record.
+matches, the conversation is rendered whole and shares with the record whatever its tokens share. `prepare` makes the
+turn and changes nothing; when it is stored, `apply` adds it. `replay` adds one that was read from a store, and leads to
+the same record.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,9 +35,10 @@ from ..tokens.tokenizer import Ids
 from ..trajectory.storage import replay_records, write_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
+from . import turns
 from .adapting import readable_calls, render_readably
 from .matching import Matcher
-from .turns import Conversation, Message, Placement, RecordedTurn, TurnDetails
+from .turns import Conversation, Message, Placement, PreparedTurn, RecordedTurn, SentMessages
 
 _UNFINISHED: Final = ("length", "abort")
 _RECENT: Final = 3
@@ -57,87 +60,92 @@ class SessionRecord:
     """The turns that end with a conversation of this key."""
     _turn_of: dict[Key, int] = field(default_factory=dict)
     """For the key of every prefix of every conversation: the first turn that had it."""
-    _replies: set[Key] = field(default_factory=set)
-    """The key of each reply alone."""
-    _by_reasoning: dict[str, set[Key]] = field(default_factory=dict)
-    """The same by the reply's reasoning."""
+    _replies: dict[int, Key] = field(default_factory=dict)
+    """The key of each reply alone, by turn; made when it is needed."""
+    _by_reasoning: dict[str, list[int]] = field(default_factory=dict)
+    """Turns by their reply's reasoning."""
     _prints_alike: dict[Key, bool] = field(default_factory=dict)
     """For recorded messages that came again with other fields: whether they have the same tokens."""
-    _latest: deque[tuple[Messages, list[Key]]] = field(default_factory=lambda: deque(maxlen=4))
-    """The conversations of the last requests, and their keys."""
+    _latest: deque[SentMessages] = field(default_factory=lambda: deque(maxlen=4))
 
     # -- a request becomes a prompt
 
     def place(self, conversation: Conversation) -> Placement:
-        """The prompt for a request: the longest recorded conversation that it begins with, and what is new.
-
-        Raises what `Renderer.render` raises for messages that cannot be rendered.
-        """
+        """The prompt for a request: the longest recorded conversation that it begins with, and what is new."""
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
-            return _whole(conversation, [conversation.root], conversation.prompt_ids, [], self.matcher)
-        messages = [self._with_reasoning(message) for message in conversation.messages]
-        repaired = {at for at, message in enumerate(messages) if message is not conversation.messages[at]}
-        conversation, keys = self._with_keys(replace(conversation, messages=messages))
+            return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids, [])
+        sent, known = self._received(conversation)
+        conversation = replace(conversation, messages=sent.messages)
         ambiguous, refusal, edit = False, "", None
-        for count in range(len(conversation.messages), 0, -1):
-            if edit is not None and edit.message is not None and count > edit.message:
+        for count in range(len(sent.messages), 0, -1):
+            numbers = self._by_key.get(sent.keys[count])
+            edited = edit is not None and edit.message is not None and count > edit.message
+            if edited or not numbers or sent.messages[count - 1].get("role") != "assistant":
                 continue
-            echo = conversation.messages[:count]
-            numbers = self._by_key.get(keys[count], []) if echo[-1].get("role") == "assistant" else []
-            edits = {number: self._first_edit(conversation, self.turns[number], echo) for number in numbers}
+            echo = sent.messages[:count]
+            edits = {number: self._first_edit(conversation, self.turns[number], echo, known) for number in numbers}
             matches = [number for number, at in edits.items() if at is None]
-            if numbers and not matches:
+            if not matches:
                 number, at = max(((number, at or 0) for number, at in edits.items()), key=lambda pair: pair[1])
                 edit = changed_message(at, echo[at], self.conversation(number)[at])
             base = self._choose(matches, echo)
             ambiguous = ambiguous or (bool(matches) and base is None)
             if base is None:
                 continue
-            placed = self._extend(conversation, keys, base, count)
+            placed = self._extend(conversation, sent, base, count)
             if isinstance(placed, str):
                 refusal = placed
                 break
-            repairs = (f"message {count - 1}: reasoning repeated as content",) if count - 1 in repaired else ()
+            is_repaired = sent.messages[count - 1] is not sent.originals[count - 1]
+            repairs = (f"message {count - 1}: reasoning repeated as content",) if is_repaired else ()
             return replace(placed, ambiguous=ambiguous, edit=edit, repairs=(*placed.repairs, *repairs))
-        return replace(self._render(conversation, keys), ambiguous=ambiguous, refusal=refusal, edit=edit)
+        return replace(self._render(conversation, sent), ambiguous=ambiguous, refusal=refusal, edit=edit)
+
+    def _received(self, conversation: Conversation) -> tuple[SentMessages, SentMessages | None]:
+        """The messages of a request with their keys, and the earlier request that it continues."""
+        originals = list(conversation.messages)
+        same, known = 0, None
+        for sent in reversed(self._latest):
+            if sent.keys[0] == conversation.root and sent.matcher == self.matcher:
+                if (shared := turns.shared_prefix(originals, sent.originals)) > same:
+                    same, known = shared, sent
+                if same == len(sent.originals):
+                    break
+        messages, keys = [], [conversation.root]
+        if known is not None:
+            originals[:same], messages, keys = known.originals[:same], known.messages[:same], known.keys
+        messages += [self._with_reasoning(message) for message in originals[same:]]
+        start = same
+        while start and messages[start - 1].get("role") != "assistant":
+            start -= 1
+        start = max(0, start - 1)  # an assistant's message: the results after it are hashed by its calls
+        keys = [*keys[:start], *chain(keys[start], messages[start:], self.means)]
+        received = SentMessages(originals, messages, keys, self.matcher)
+        self._latest.append(received)
+        return received, known if known is not None and same == len(known.messages) else None
 
     def _with_reasoning(self, message: Message) -> Message:
-        """The message with its content, or the first part of it, as reasoning if it is a recorded reply only then.
-
-        Some agents repeat reasoning as if it were content.
-        """
+        """The message with its first text as reasoning if only then it is a recorded reply: agents repeat it so."""
         content = message.get("content")
         if not self._by_reasoning or message.get("role") != "assistant" or not content or reasoning(message):
             return message
         first, remaining = (text_of({"content": content[:1]}), content[1:]) if type(content) is list else (content, "")
-        replies = self._by_reasoning.get(str(first).strip())
-        if not replies or self._key_alone(message) in self._replies:
+        numbers = self._by_reasoning.get(str(first).strip())
+        if not numbers or self._is_reply(message):
             return message
         separate = {**message, "content": remaining, "reasoning_content": first}
-        return separate if self._key_alone(separate) in replies else message
+        return separate if self._is_reply(separate, numbers) else message
+
+    def _is_reply(self, message: Message, numbers: Sequence[int] | None = None) -> bool:
+        """True if a message means the same as the reply of one of these turns, or of any turn."""
+        key = self._key_alone(message)
+        for turn in self.turns[len(self._replies) :]:
+            self._replies[turn.number] = self._key_alone(turn.reply)
+        return any(self._replies[number] == key for number in (self._replies if numbers is None else numbers))
 
     def _key_alone(self, message: Message) -> Key:
-        return next_key(b"", self.means(message))
-
-    def _with_keys(self, conversation: Conversation) -> tuple[Conversation, list[Key]]:
-        """The keys of a conversation. What it shares with one of the last requests is not hashed again.
-
-        Those messages become the same objects, so that they need not be compared again either.
-        """
-        messages, same, reused = list(conversation.messages), 0, [conversation.root]
-        for earlier, keys in reversed(self._latest):
-            if keys[0] == conversation.root and (shared := _shared(earlier, messages)) > same:
-                same, reused = shared, keys
-                messages[:same] = earlier[:same]
-                if same == len(earlier):
-                    break
-        while same and messages[same - 1].get("role") != "assistant":
-            same -= 1
-        start = max(0, same - 1)  # an assistant's message: the results after it are hashed by its calls
-        keys = [*reused[:start], *chain(reused[start], messages[start:], self.means)]
-        self._latest.append((messages, keys))
-        return replace(conversation, messages=messages), keys
+        return chain(b"", [message], self.means)[-1]
 
     def _choose(self, numbers: Sequence[int], echo: Messages) -> RecordedTurn | None:
         """The turn that the echo repeats, by call ids and reasoning if it has any; None if the tokens are in doubt."""
@@ -157,19 +165,24 @@ class SessionRecord:
 
     # -- edits that the keys do not show
 
-    def _first_edit(self, conversation: Conversation, turn: RecordedTurn, echo: Messages) -> int | None:
+    def _first_edit(
+        self, conversation: Conversation, turn: RecordedTurn, echo: Messages, known: SentMessages | None = None
+    ) -> int | None:
         """The first message of an echo with other tokens than the recorded one, although its key is the same.
 
         A reply of the model's is edited if its reasoning is not the recorded one; it may be missing, differ in white
         space, or be the end of it (some clients keep only the last streamed piece). Any other message is edited if one
-        of its fields gives other tokens: a field that the template does not print changes nothing.
+        of its fields gives other tokens: a field that the template does not print changes nothing. What the turn
+        answered (`known`) is part of the echo and needs no check.
         """
-        sampled = self._sampled(turn)
+        first = len(known.messages) if known is not None and turn.number in known.answers else 0
+        sampled = self._sampled(turn, first)
         doubtful: dict[int, Message] = {}
         rewritten: int | None = None
-        for at, (message, recorded) in enumerate(zip(echo, self.conversation(turn.number), strict=False)):
+        for at, recorded in enumerate(self.conversation(turn.number, first)[: max(0, len(echo) - first)], first):
+            message = echo[at]
             by_model = message.get("role") == "assistant"
-            if by_model and (at in sampled or self._key_alone(message) in self._replies):
+            if by_model and (at in sampled or self._is_reply(message)):
                 repeated = " ".join(reasoning(message).split())
                 if not " ".join(reasoning(recorded).split()).endswith(repeated):
                     rewritten = at
@@ -178,16 +191,13 @@ class SessionRecord:
                 continue
             elif (by_model or self.means is meaning) and not message_keys.same_fields(message, recorded):
                 doubtful[at] = message
-        reprinted = self._first_reprinted(conversation, turn, doubtful)
+        reprinted = self._first_reprinted(conversation, turn, doubtful) if doubtful else None
         return rewritten if reprinted is None else reprinted
 
     def _first_reprinted(
         self, conversation: Conversation, turn: RecordedTurn, doubtful: Mapping[int, Message]
     ) -> int | None:
-        """The first doubtful message, by number, that has other tokens than the one in the turn's conversation.
-
-        Makes the prompt in which the recorded message came again, with the doubtful one.
-        """
+        """The first doubtful message, by number, that gives the turn's conversation another prompt."""
         path = [turn]
         while path[-1].base is not None:
             path.append(self.turns[path[-1].base])
@@ -210,17 +220,17 @@ class SessionRecord:
         base, prompt = None if turn.base is None else self.turns[turn.base], self._stream(turn)[: turn.start]
         try:
             if base is None:
-                whole = self._render(replace(conversation, messages=messages, continued=False), [])
+                whole = self._render(replace(conversation, messages=messages, continued=False), SentMessages())
                 return np.array_equal(whole.ids, prompt)
             bridged = self._bridge(conversation, base, messages[turn.shared :], messages[: base.depth - 1])
         except TokentraceError:
             return False
         return not isinstance(bridged, BridgeRefusal) and np.array_equal(bridged.new_ids, prompt[base.stop :])
 
-    def _sampled(self, turn: RecordedTurn) -> set[int]:
-        """Which messages of a turn's conversation were sampled."""
+    def _sampled(self, turn: RecordedTurn, first: int = 0) -> set[int]:
+        """Which messages of a turn's conversation, from a number on, were sampled."""
         sampled, limit = {turn.depth - 1}, turn.shared
-        while turn.base is not None:
+        while turn.base is not None and limit > first:
             turn = self.turns[turn.base]
             if turn.depth <= limit:
                 sampled.add(turn.depth - 1)
@@ -229,7 +239,9 @@ class SessionRecord:
 
     # -- the prompt's tokens
 
-    def _extend(self, conversation: Conversation, keys: list[Key], base: RecordedTurn, count: int) -> Placement | str:
+    def _extend(
+        self, conversation: Conversation, sent: SentMessages, base: RecordedTurn, count: int
+    ) -> Placement | str:
         """The prompt after a recorded turn, whose conversation is the first `count` messages; or why there is none."""
         new, stream = conversation.messages[count:], self._stream(base)
         repairs = tuple(_differences(count - 1, conversation.messages[count - 1], base.reply))
@@ -238,28 +250,30 @@ class SessionRecord:
                 return "the last message is to be continued: what came before it is rendered with it"
             new_ids, kinds, spans, notes = np.empty(0, np.int32), np.empty(0, np.uint8), [], []
         else:
-            bridged = self._bridge(conversation, base, new, self.conversation(base.number)[:-1])
+            bridged = self._bridge(conversation, base, new)
             if isinstance(bridged, BridgeRefusal):
                 return str(bridged)
             new_ids, kinds, spans, notes = bridged.new_ids, bridged.kinds, bridged.new.message_spans(), bridged.notes
-        ids, wire, continues = np.concatenate([stream, new_ids]), self._wire(base, new_ids), conversation.continued
-        placed = Placement(conversation, keys, base, ids, new_ids, kinds, spans, wire, continues)
-        return replace(placed, repairs=repairs, notes=tuple(notes), matcher=self.matcher)
+        ids, wire = np.concatenate([stream, new_ids]), self._wire(base, new_ids)
+        return Placement(
+            conversation, sent, base, ids, new_ids, kinds, spans, wire, repairs=repairs, notes=tuple(notes)
+        )
 
     def _bridge(
-        self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages
+        self, conversation: Conversation, base: RecordedTurn, new: Messages, before: Messages | None = None
     ) -> BridgedTokens | BridgeRefusal:
-        """What follows a recorded turn. `before` is the conversation that the turn answered."""
+        """What follows a recorded turn. It answered `before`, or else what is recorded."""
         stream, renderer, tools = self._stream(base), conversation.renderer, conversation.tools
         if base.late_ids:
             new = [_with_late_id(message, base.late_ids) for message in new]
         prompt, completion = stream[: base.start], stream[base.start :]
         bridged = renderer.bridge(prompt, completion, new, tools=tools)
         if isinstance(bridged, BridgeRefusal):
-            bridged = renderer.bridge(prompt, completion, new, tools=tools, messages=readable_calls(before))
+            past = readable_calls(self.conversation(base.number)[:-1] if before is None else before)
+            bridged = renderer.bridge(prompt, completion, new, tools=tools, messages=past)
         return bridged
 
-    def _render(self, conversation: Conversation, keys: list[Key]) -> Placement:
+    def _render(self, conversation: Conversation, sent: SentMessages) -> Placement:
         """The prompt of a conversation that continues no recorded turn."""
         continued = conversation.continued
         rendered, unread = render_readably(
@@ -273,8 +287,7 @@ class SessionRecord:
         if continued:
             self._check_unfinished(ids, "messages")
         notes = tuple(str(note) for note in (*rendered.notes, *rendered.lost, *unread))
-        spans = message_spans(rendered.messages)
-        return replace(_whole(conversation, keys, ids, spans, self.matcher), notes=notes)
+        return replace(_whole(conversation, sent, ids, message_spans(rendered.messages)), notes=notes)
 
     def _check_unfinished(self, ids: Ids, field: str) -> None:
         """Raise InputError if a prompt ends with a recorded turn that the model ended itself."""
@@ -288,10 +301,7 @@ class SessionRecord:
             raise InputError("ends with a recorded turn, which the model ended itself: add a message", field=field)
 
     def _wire(self, base: RecordedTurn, new_ids: Ids) -> tuple[bytes, ...]:
-        """The prompt as JSON text. The trajectory has that of its stream, so that only new ids are written.
-
-        It is made at once: when an engine wants it, another thread may be reading the record.
-        """
+        """The prompt as JSON text, made now: when an engine wants it, another thread may be reading the record."""
         if not self._is_tip(base):
             return (b"[", _numbers(np.concatenate([self._stream(base), new_ids])), b"]")
         *first, last = self.trajectory.wire_parts(base.branch)
@@ -299,14 +309,14 @@ class SessionRecord:
 
     # -- reading the record
 
-    def conversation(self, number: int) -> list[Message]:
-        """The messages that a turn answered, as they were recorded, and its reply."""
+    def conversation(self, number: int, first: int = 0) -> list[Message]:
+        """The messages that a turn answered, as they were recorded, and its reply; from message `first` on."""
         parts: list[Sequence[Message]] = []
         at: int | None = number
         limit = self.turns[number].depth
-        while at is not None:
+        while at is not None and limit > first:
             turn = self.turns[at]
-            parts.append([*turn.messages, turn.reply][: max(0, limit - turn.shared)])
+            parts.append([*turn.messages, turn.reply][max(0, first - turn.shared) : max(0, limit - turn.shared)])
             limit = min(limit, turn.shared)
             at = turn.base
         return [message for part in reversed(parts) for message in part]
@@ -323,7 +333,7 @@ class SessionRecord:
         return self.trajectory.stream(turn.branch)[: turn.stop]
 
     def _tip(self, branch: int) -> int:
-        return self.trajectory.branches[branch].stop
+        return self.trajectory.length(branch)
 
     def _is_tip(self, turn: RecordedTurn) -> bool:
         """True if nothing follows the turn in its branch."""
@@ -333,7 +343,7 @@ class SessionRecord:
 
     def _cause(self, placed: Placement) -> Finding | None:
         """Why a turn does not extend the end of a branch; None if it does, or is the first."""
-        base, keys = placed.base, placed.keys
+        base, keys = placed.base, placed.sent.keys
         if not self.turns or (base is not None and self._is_tip(base)):
             return None
         if placed.choice:
@@ -387,23 +397,39 @@ class SessionRecord:
 
     # -- recording a turn
 
-    def commit(
+    def prepare(
         self,
         placed: Placement,
         completion: Completion,
         reply: Message,
-        details: TurnDetails,
+        details: Mapping[str, Any],
         sampling: Mapping[str, Any],
-    ) -> tuple[RecordedTurn, TurnRecord]:
-        """Add a turn. Returns it, and what a store has to keep."""
-        if placed.matcher != self.matcher:  # the session's matcher changed since
-            placed = replace(placed, keys=self._with_keys(placed.conversation)[1], matcher=self.matcher)
+    ) -> PreparedTurn:
+        """Make a turn with these details, and what a store keeps of it. The record stays as it is until `apply`."""
+        if placed.sent.matcher != self.matcher and placed.conversation.prompt_ids is None:  # it was changed since
+            placed = replace(placed, sent=self._received(placed.conversation)[0])
         conversation, first = placed.conversation, self.trajectory.num_writes
         base = None if placed.base is None else self.turns[placed.base.number]
-        sampled, cause = self._append(placed, base, completion, sampling)
+        trajectory = copy.copy(self.trajectory)
+        at_tip = base is not None and self._is_tip(base)
+        extends = -1 if at_tip or not self.turns else trajectory.shared_prefix(placed.ids).extends
+        cause = None if extends >= 0 else self._cause(placed)
+        branch = _append_prompt(trajectory, placed, base, at_tip, extends, "" if cause is None else cause.cause.value)
+        sampled = trajectory.append_completion(
+            completion.ids,
+            completion.logprobs,
+            finish_reason=str(completion.finish_reason),
+            version=completion.versions or None,
+            logprobs_kind=completion.logprobs_kind,
+            cached_tokens=completion.cached_tokens,
+            sampling=sampling,
+            # without a new prompt the last completion goes on: it was cut off, or it was empty and is retried
+            continues=trajectory.num_writes == first,
+            branch=branch,
+        )
         answered = conversation.messages[:-1] if conversation.continued else conversation.messages
         shared = 0 if base is None else min(base.depth, len(answered))
-        keys = placed.keys[shared : len(answered) + 1]
+        keys = placed.sent.keys[shared : len(answered) + 1]
         is_new_root = conversation.root not in self.roots
         turn = RecordedTurn(
             number=len(self.turns),
@@ -424,73 +450,24 @@ class SessionRecord:
             repairs=list(placed.repairs),
             notes=list(placed.notes),
             reused=placed.reused,
-            **{name: getattr(details, name) for name in TurnDetails.__struct_fields__},
+            **details,
         )
-        self._index(turn)
-        return turn, TurnRecord(
+        record = TurnRecord(
             turn.number,
             first,
-            tuple(write_records(self.trajectory, first)),
+            tuple(write_records(trajectory, first)),
             msgspec.to_builtins(turn),
             pack_channels(completion.channels),
             sampled=len(completion.ids),
             prompted=len(placed.ids),
         )
+        return PreparedTurn(turn, record, trajectory, placed.sent)
 
-    def _append(
-        self, placed: Placement, base: RecordedTurn | None, completion: Completion, sampling: Mapping[str, Any]
-    ) -> tuple[Turn, Finding | None]:
-        """Write prompt and completion to the trajectory; returns the turn there and why it begins a branch."""
-        first = self.trajectory.num_writes
-        at_tip = base is not None and self._is_tip(base)
-        extends = -1 if at_tip or not self.turns else self.trajectory.shared_prefix(placed.ids).extends
-        cause = None if extends >= 0 else self._cause(placed)
-        branch = self._append_prompt(placed, base, extends, "" if cause is None else cause.cause.value)
-        turn = self.trajectory.append_completion(
-            completion.ids,
-            completion.logprobs,
-            finish_reason=str(completion.finish_reason),
-            version=completion.versions or None,
-            logprobs_kind=completion.logprobs_kind,
-            cached_tokens=completion.cached_tokens,
-            sampling=sampling,
-            # without a new prompt the last completion goes on: it was cut off, or it was empty and is retried
-            continues=self.trajectory.num_writes == first,
-            branch=branch,
-        )
-        return turn, cause
-
-    def _append_prompt(self, placed: Placement, base: RecordedTurn | None, extends: int, cause: str) -> int:
-        """Write the new tokens of a prompt; returns their branch. `extends` is the branch that the prompt extends.
-
-        A prompt that extends none branches where its ids leave the record.
-        """
-        trajectory, count = self.trajectory, len(placed.conversation.messages)
-        if base is not None and self._is_tip(base):
-            if not placed.continues:
-                trajectory.append_context(
-                    placed.new_ids,
-                    placed.kinds,
-                    message_spans=placed.spans,
-                    messages=max(0, count - base.depth),
-                    branch=base.branch,
-                )
-            return base.branch
-        if not trajectory.num_writes:
-            trajectory.begin(placed.ids, messages=count, message_spans=placed.spans)
-            return 0
-        spans, kinds = placed.spans, None
-        if base is not None:
-            spans = [(start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans]
-            kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
-            kinds[base.stop :] = placed.kinds
-        if extends < 0:
-            total = None if placed.conversation.prompt_ids is not None else count
-            return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=total, cause=cause)
-        if len(placed.ids) > self._tip(extends):
-            count = max(count, trajectory.message_count(extends))
-            trajectory.extend_to(placed.ids, kinds, message_spans=spans, messages=count, branch=extends)
-        return extends
+    def apply(self, prepared: PreparedTurn) -> None:
+        """Add a prepared turn, which is stored now."""
+        self.trajectory = prepared.trajectory
+        prepared.sent.answers.add(prepared.turn.number)
+        self._index(prepared.turn)
 
     def replay(self, record: TurnRecord) -> None:
         """Add a turn that was read from a store."""
@@ -507,22 +484,36 @@ class SessionRecord:
         self.turns.append(turn)
         self.roots.setdefault(turn.root, (turn.tools, turn.variables))
         self._by_key.setdefault(turn.key, []).append(turn.number)
-        reply = self._key_alone(turn.reply)
-        self._replies.add(reply)
         if thought := reasoning(turn.reply):
-            self._by_reasoning.setdefault(thought, set()).add(reply)
+            self._by_reasoning.setdefault(thought, []).append(turn.number)
         for key in turn.keys:
             self._turn_of.setdefault(key, turn.number)
 
 
-def _shared(one: Messages, other: Messages) -> int:
-    """How many messages two conversations begin with alike."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left is not right and not message_keys.identical(left, right):
-            break
-        count += 1
-    return count
+def _append_prompt(
+    trajectory: Trajectory, placed: Placement, base: RecordedTurn | None, at_tip: bool, extends: int, cause: str
+) -> int:
+    """Write the new tokens of a prompt to the branch that it extends, or to a new one. Returns the branch."""
+    count, spans, kinds = len(placed.conversation.messages), placed.spans, None
+    if base is not None and at_tip:
+        if not placed.conversation.continued:
+            new, added = placed.new_ids, max(0, count - base.depth)
+            trajectory.append_context(new, placed.kinds, message_spans=spans, messages=added, branch=base.branch)
+        return base.branch
+    if not trajectory.num_writes:
+        trajectory.begin(placed.ids, messages=count, message_spans=spans)
+        return 0
+    if base is not None:
+        spans = [(start + base.stop, stop + base.stop, message + base.depth) for start, stop, message in spans]
+        kinds = np.full(len(placed.ids), Kind.CONTEXT, np.uint8)
+        kinds[base.stop :] = placed.kinds
+    if extends < 0:
+        total = None if placed.conversation.prompt_ids is not None else count
+        return trajectory.branch(placed.ids, kinds=kinds, message_spans=spans, messages=total, cause=cause)
+    if len(placed.ids) > trajectory.length(extends):
+        count = max(count, trajectory.message_count(extends))
+        trajectory.extend_to(placed.ids, kinds, message_spans=spans, messages=count, branch=extends)
+    return extends
 
 
 def _are_instructions(messages: Messages) -> bool:
@@ -542,13 +533,10 @@ def _with_late_id(message: Message, late_ids: Mapping[str, str]) -> Message:
     return message if id is None else {**message, "tool_call_id": id}
 
 
-def _whole(
-    conversation: Conversation, keys: list[Key], ids: Ids, spans: list[tuple[int, int, int]], matcher: str
-) -> Placement:
+def _whole(conversation: Conversation, sent: SentMessages, ids: Ids, spans: list[tuple[int, int, int]]) -> Placement:
     """A prompt that extends no recorded turn."""
-    wire = lambda: (b"[", _numbers(ids), b"]")  # noqa: E731
-    return Placement(conversation, keys, None, ids, ids, Kind.PROMPT, spans, wire, matcher=matcher)
+    return Placement(conversation, sent, None, ids, ids, Kind.PROMPT, spans, lambda: (b"[", _numbers(ids), b"]"))
 
 
 def _numbers(ids: Ids) -> bytes:
-    return ",".join(map(str, ids.tolist())).encode("ascii")
+    return msgspec.json.encode(ids.tolist())[1:-1]

@@ -7,9 +7,9 @@ import contextlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -21,6 +21,9 @@ from .matching import MEANINGS, Matcher, load_matcher
 from .problems import RequestError, convert
 from .requests import SAMPLING, check_sampling
 from .session import SessionRecord
+
+if TYPE_CHECKING:
+    from .http import Body
 
 ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~-]{0,127}")
 """What a session may be called."""
@@ -39,9 +42,7 @@ class SessionSettings(Struct, frozen=True, forbid_unknown_fields=True):
     sampling: dict[str, Any] = {}
     max_turns: Budget | None = None
     max_sampled_tokens: Budget | None = None
-    """Of all turns together."""
     max_prompt_tokens: Budget | None = None
-    """Of one prompt."""
     version: Version | None = None
     """Which weights sample, if the engine does not say so."""
 
@@ -67,8 +68,8 @@ class Live:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     stale: bool = False
     """True if memory may differ from the store: nobody may use it any more."""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    """What the page's list showed of it when it was last unlocked."""
+    last_body: Body | None = None
+    """The messages of the last chat, with their JSON: most of them come again."""
 
 
 class Sessions:
@@ -83,8 +84,7 @@ class Sessions:
         create: bool = False,
         most: int = 1000,
     ) -> None:
-        self.store, self.create, self._most = store, create, most
-        self._vocab_size = vocab_size
+        self.store, self.create, self._most, self._vocab_size = store, create, most, vocab_size
         self._matcher = matcher or ""
         self._default: Meaning | None = None if matcher is None else load_matcher(matcher)
         self._live: OrderedDict[str, Live] = OrderedDict()
@@ -93,17 +93,10 @@ class Sessions:
         """What the store has about a session; None if there is none of that name."""
         return await self.store.session(id) if ID.fullmatch(id) else None
 
-    async def existing(self, id: str) -> SessionInfo:
-        """What the store has about a session. Raises RequestError if there is none."""
+    async def info(self, id: str, *, create: bool = False) -> SessionInfo:
+        """What the store has about a session. Raises RequestError if there is none and none may be created."""
         info = await self.find(id)
-        if info is None:
-            raise RequestError(f"there is no session {brief(id)}", status=404, code="no_session")
-        return info
-
-    async def info(self, id: str) -> SessionInfo:
-        """What the store has about a session, which is created if that is allowed."""
-        info = await self.find(id)
-        if info is None and self.create and ID.fullmatch(id):
+        if info is None and create and self.create and ID.fullmatch(id):
             info = await self.store.create(SessionInfo(id, State.OPEN, time.time()))
         if info is None:
             fix = "make one with POST /sessions"
@@ -111,10 +104,10 @@ class Sessions:
         return info
 
     async def get(self, id: str) -> Live:
-        """A session as it is in the store now."""
-        info = await self.info(id)
+        """A session as it is in the store now. It is created if that is allowed."""
+        info = await self.info(id, create=True)
         if info.state is State.DROPPED:
-            raise _dropped(id)
+            raise dropped(id)
         live = self._live.get(id)
         if live is not None and live.info.settings != info.settings:  # they changed, perhaps at another gateway
             self.forget(live)
@@ -141,10 +134,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def locked(self, id: str, live: Live | None = None) -> AsyncIterator[Live]:
-        """A session as it is in the store now, for one reader or writer at a time.
-
-        A `live` one that was read a moment ago is not read again, unless its lock was taken meanwhile.
-        """
+        """A session as it is in the store, for one user at a time. A free `live` one is not read again."""
         while True:
             live = live or await self.get(id)
             waits = live.lock.locked()
@@ -166,7 +156,7 @@ class Sessions:
                 live.session.replay(turn)
             if len(live.session.turns) < info.turns:
                 if (await self.info(info.id)).state is State.DROPPED:
-                    raise _dropped(info.id)
+                    raise dropped(info.id)
                 raise StoreError(f"session {info.id} is damaged: some of its {info.turns} turns are not in the store")
         except BaseException:
             self.forget(live)
@@ -186,5 +176,6 @@ class Sessions:
         return len(self._live)
 
 
-def _dropped(id: str) -> RequestError:
+def dropped(id: str) -> RequestError:
+    """The answer to whoever wants a session that was dropped."""
     return RequestError(f"session {id} was dropped: its tokens are gone", status=404, code="no_session")

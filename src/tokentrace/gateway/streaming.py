@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ..engines.protocol import Delta
 from .answering import Answer
 from .dialect import StreamEvent, encode_sse
-from .problems import RequestError
+from .http import as_problem
 
 Result = TypeVar("Result")
 FIRST_TOKEN_SECONDS: Final = 5.0
@@ -26,21 +26,23 @@ _COMMENT: Final = b": keep-alive\n\n"
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """The result of some work. Cancels it and raises ClientDisconnect if the client goes away."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+    watching = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
+        return await work
+    except asyncio.CancelledError:
+        if watching.done() and not watching.cancelled() and task.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
-        await _cancel(gone)
-        await _cancel(working)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
@@ -51,23 +53,17 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 
 class StreamedAnswer(Response):
-    """An answer that is sent while it is sampled. Make one with `begin`, which waits for the first token.
+    """An answer that is sent while it is sampled, with status 200; `opened` waits for its first token.
 
-    It is sent with status 200. Afterwards `status_code` is that of an error in the middle, or 499 if the client left.
+    Afterwards `status_code` is that of an error in the middle, or 499 if the client left.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        answer: Answer,
-        headers: Mapping[str, str],
-        as_problem: Callable[[BaseException], RequestError],
-        details: dict[str, Any],
-    ) -> None:
+    def __init__(self, answer: Answer, headers: Mapping[str, str], details: dict[str, Any]) -> None:
         super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-        self._answer, self._as_problem, self._details = answer, as_problem, details
+        self._answer, self._details = answer, details
         self._encoder = answer.dialect.stream(answer.head)
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         """What is to be sent. Sampling never waits for a slow reader: the completion's length bounds the queue."""
@@ -76,32 +72,22 @@ class StreamedAnswer(Response):
         """True once a token came, or the status was sent: from then on an error is part of the stream."""
         self._first = asyncio.Event()
         """Set at the first token, or at the end."""
-        self._task: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._produce())
 
-    @classmethod
-    async def begin(
-        cls,
-        answer: Answer,
-        headers: Mapping[str, str],
-        receive: Receive,
-        as_problem: Callable[[BaseException], RequestError],
-        details: dict[str, Any],
-    ) -> StreamedAnswer:
-        """Begin to sample. Raises what goes wrong before the first token; later problems go into `details`."""
-        streamed = cls(answer, headers, as_problem, details)
-        streamed._task = asyncio.create_task(streamed._produce())
+    async def opened(self, receive: Receive) -> StreamedAnswer:
+        """The answer, when its first token came. Raises what goes wrong before."""
         try:
             async with asyncio.timeout(FIRST_TOKEN_SECONDS):
-                await unless_gone(receive, streamed._first.wait())
+                await unless_gone(receive, self._first.wait())
         except TimeoutError:
             pass
         except BaseException:
-            await _cancel(streamed._task)
+            await _cancel(self._task)
             raise
-        if streamed._error is not None and not streamed._opened:
-            raise streamed._error
-        streamed._opened = True
-        return streamed
+        if self._error is not None and not self._opened:
+            raise self._error
+        self._opened = True
+        return self
 
     async def _produce(self) -> None:
         def feed(choice: int, changes: Any, delta: Delta | None) -> None:
@@ -117,7 +103,7 @@ class StreamedAnswer(Response):
         except Exception as error:
             self._error = error
             if self._opened:
-                problem = self._as_problem(error)
+                problem = as_problem(error)
                 self.status_code, self._details["problem"] = problem.status, problem.code or type(error).__name__
                 self._write(self._encoder.fail(problem))
         finally:
@@ -132,7 +118,6 @@ class StreamedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it (ASGI)."""
-        assert self._task is not None
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await unless_gone(receive, self._send_all(send))

@@ -14,25 +14,15 @@ from msgspec import Meta, Struct
 from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Delta
 from ..tokens.ids import check_ids
-from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error, openai_usage
+from . import requests as wire
+from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change
 from .problems import convert, naming_fields
-from .requests import (
-    REFUSED,
-    AnswerOptions,
-    Refused,
-    Request,
-    SamplingBody,
-    StreamOptions,
-    TokenFields,
-    ignored_fields,
-    refuse,
-    sampling_of,
-)
+from .requests import AnswerOptions, Request, SamplingBody, StreamOptions, TokenFields
 
 _MOST: Final = 10_000_000
-_REFUSED: Final[Refused] = {
-    **{name: reason for name, reason in REFUSED.items() if name != "stop_token_ids"},
+_REFUSED: Final[wire.Refused] = {
+    **{name: reason for name, reason in wire.REFUSED.items() if name != "stop_token_ids"},
     "n": ((1,), "one completion a request is sampled here"),
     "stop": (([], ""), "ids are not searched for texts; use stop_token_ids"),
 }
@@ -55,22 +45,22 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(raw: Any, headers: Mapping[str, str]) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
-    refuse(raw.get("sampling_params") or {}, _REFUSED)
+    wire.refuse(raw.get("sampling_params") or {}, _REFUSED)
     with naming_fields():
         ids = check_ids(body.token_ids, "token_ids")
         stop_ids = check_ids(sampling.stop_token_ids or [], "sampling_params.stop_token_ids")
-    ignored = ignored_fields(raw, body, "request_id", "cache_salt", "priority")
+    ignored = wire.ignored_fields(raw, body, "request_id", "cache_salt", "priority")
     return Request(
         messages=(),
         prompt_ids=ids,
         stop_token_ids=tuple(stop_ids.tolist()),
         model=body.model or "",
         max_tokens=sampling.max_tokens,
-        sampling=sampling_of(sampling, "sampling_params."),
+        sampling=wire.sampling_of(sampling, "sampling_params."),
         stream=bool(body.stream),
         ignored=tuple(name for name in ignored if name.rpartition(".")[2] not in _REFUSED),
         answer=AnswerOptions(
@@ -85,7 +75,7 @@ def write_tokens(head: Head, replies: Sequence[Reply]) -> dict[str, Any]:
     """Ids, logprobs, why it ended, and which weights sampled."""
     [reply] = replies
     choice = {**_choice(reply.completion), **_ending(reply)}
-    return {**_frame(head, [choice]), **_prompt_ids(head), "usage": openai_usage(head, replies)}
+    return {**_frame(head, [choice]), **head.prompt_fields, "usage": head.usage(replies).openai()}
 
 
 class TokensEncoder(Encoder):
@@ -93,7 +83,7 @@ class TokensEncoder(Encoder):
 
     def __init__(self, head: Head) -> None:
         super().__init__(head)
-        self._prompt: Mapping[str, Any] = _prompt_ids(head)
+        self._prompt: Mapping[str, Any] = head.prompt_fields
         """What the next event says about the prompt: only the first does."""
 
     def feed(self, choice: int, changes: Sequence[Change], delta: Delta | None) -> list[StreamEvent]:
@@ -105,7 +95,7 @@ class TokensEncoder(Encoder):
         [reply] = replies
         events = [self._event({"index": 0, "token_ids": [], "logprobs": None, **_ending(reply)})]
         if self.head.options.usage_in_stream:
-            events.append({**_frame(self.head, []), "usage": openai_usage(self.head, replies)})
+            events.append({**_frame(self.head, []), "usage": self.head.usage(replies).openai()})
         return events
 
     def _event(self, choice: dict[str, Any]) -> StreamEvent:
@@ -115,10 +105,6 @@ class TokensEncoder(Encoder):
 
 def _frame(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
     return {"request_id": head.id, "choices": choices}
-
-
-def _prompt_ids(head: Head) -> dict[str, Any]:
-    return {"prompt_token_ids": head.prompt_ids.tolist()} if head.options.token_fields else {}
 
 
 def _choice(delta: Delta) -> dict[str, Any]:

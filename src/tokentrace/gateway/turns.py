@@ -11,13 +11,23 @@ from msgspec import Struct
 
 from ..conversation.messages import Messages
 from ..diagnose.finding import Finding
-from ..diagnose.message_keys import Key
+from ..diagnose.message_keys import Key, identical
 from ..rendering.renderer import Renderer
+from ..store.store import TurnRecord
 from ..tokens.kinds import Kind, Kinds
 from ..tokens.tokenizer import Ids
+from ..trajectory.trajectory import Trajectory
 from .requests import AnswerOptions
 
 Message: TypeAlias = Mapping[str, Any]
+
+
+def shared_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many values two sequences begin with alike: the same JSON text, or JSON values of the same types."""
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left is not right and not identical(left, right):
+            return at
+    return min(len(one), len(other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +37,25 @@ class Conversation:
     messages: Messages
     tools: Sequence[Mapping[str, Any]] | None
     renderer: Renderer
-    """Has the template variables of the request."""
     root: Key
     """The key of tools, template variables and template. Conversations with different roots share no turn."""
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
-    """True if the last message is an assistant's, to be continued."""
     prompt_ids: Ids | None = None
-    """The prompt itself, instead of messages."""
+    template: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SentMessages:
+    """The messages of a request as a session compares them with later ones."""
+
+    originals: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    """The same with reasoning in its place, if an agent repeated it as content."""
+    keys: list[Key] = field(default_factory=list)
+    """The key after each message, the first for none."""
+    matcher: str = ""
+    answers: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +63,7 @@ class Placement:
     """A prompt, and the recorded turn that it extends."""
 
     conversation: Conversation
-    keys: list[Key]
-    """The key after each message, the first for none."""
+    sent: SentMessages
     base: RecordedTurn | None
     ids: Ids
     new_ids: Ids
@@ -52,9 +72,6 @@ class Placement:
     spans: list[tuple[int, int, int]]
     """Tokens of messages within `new_ids`: start, end and number of the message."""
     wire: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
-    """The prompt as JSON text in pieces."""
-    continues: bool = False
-    """True if the base's own turn continues: it was cut off."""
     ambiguous: bool = False
     refusal: str = ""
     """Why the bridge from a matching turn was refused."""
@@ -64,7 +81,6 @@ class Placement:
     """How the agent's echo of the base's reply differs from the reply."""
     notes: tuple[str, ...] = ()
     choice: int = 0
-    matcher: str = ""
 
     @property
     def reused(self) -> int:
@@ -72,31 +88,7 @@ class Placement:
         return len(self.ids) - len(self.new_ids)
 
 
-class TurnDetails(Struct, frozen=True, kw_only=True):
-    """What a recorded turn says about its request and answer."""
-
-    response: str = ""
-    """The id of the answer, without a dialect's prefix."""
-    choice: int = 0
-    dialect: str = ""
-    model: str = ""
-    tokenizer: str = ""
-    template: str = ""
-    created: int = 0
-    time: float = 0.0
-    seconds: float = 0.0
-    instructions: int = 0
-    stopped_by: str | None = None
-    calls: list[str] = []
-    """The status of each attempt at a call."""
-    ignored: list[str] = []
-    wishes: list[str] = []
-    late_ids: dict[str, str] = {}
-    """By the id that the agent knows: the id that the model wrote after a call's arguments."""
-    options: AnswerOptions = AnswerOptions()
-
-
-class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
+class RecordedTurn(Struct, frozen=True, kw_only=True):
     """A turn of a session: what it answered, where its tokens are, and what else is recorded of it.
 
     This is what a store keeps beside tokens, what the state and the page show, and what rows say about a turn.
@@ -104,7 +96,6 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
 
     number: int
     base: int | None
-    """The turn that it extends."""
     shared: int
     """How many messages of the base's conversation come before its own."""
     messages: list[Mapping[str, Any]]
@@ -120,13 +111,30 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
     """Where the reply's tokens are in the stream of the branch."""
     finish_reason: str
     cause: Finding | None = None
-    """Why it begins a branch."""
     tools: list[Any] | None = None
     variables: dict[str, Any] = {}
     """Those of its root, in the first turn that has it."""
     repairs: list[str] = []
     notes: list[str] = []
     reused: int = 0
+    response: str = ""
+    """The id of the answer, without a dialect's prefix."""
+    choice: int = 0
+    dialect: str = ""
+    model: str = ""
+    tokenizer: str = ""
+    template: str = ""
+    created: int = 0
+    time: float = 0.0
+    seconds: float = 0.0
+    instructions: int = 0
+    stopped_by: str | None = None
+    calls: list[str] = []
+    ignored: list[str] = []
+    wishes: list[str] = []
+    late_ids: dict[str, str] = {}
+    """By the id that the agent knows: the id that the model wrote after a call's arguments."""
+    options: AnswerOptions = AnswerOptions()
 
     @property
     def key(self) -> Key:
@@ -145,3 +153,14 @@ class RecordedTurn(TurnDetails, frozen=True, kw_only=True):
         if self.cause is not None:
             fields["cause"]["meaning"] = self.cause.cause.meaning
         return {"turn": self.number, "goes_on_from": self.base, **fields}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedTurn:
+    """A turn that is not part of its session yet."""
+
+    turn: RecordedTurn
+    record: TurnRecord
+    trajectory: Trajectory
+    """The session's trajectory with the turn."""
+    sent: SentMessages

@@ -39,9 +39,8 @@ a thread."""
 class GatewayAgent:
     """Runs an agent behind the gateway at `url`: a session for each rollout, with these `settings`.
 
-    `key` is an admin key of the gateway; None with ``--dev``. ``settings["sampling"]`` (temperature 1 by default)
-    replaces the agent's sampling parameters. An agent that raises has failed: its rows stay, without a reward. The
-    session's metadata have the name of the task (``task``).
+    `key` is an admin key. ``settings["sampling"]`` (temperature 1 by default) replaces the agent's parameters. An
+    agent that raises has failed: its rows stay, without a reward.
     """
 
     def __init__(
@@ -55,8 +54,7 @@ class GatewayAgent:
     async def run(self, task: Task, *, seed: int | None = None, patience: Patience | None = None) -> FinishedRollout:
         """Run a task in a session, and read its rows.
 
-        `patience` waits for a gateway that cannot be reached, and raises `EngineDown` when it runs out. Any other error
-        of the gateway is a failed rollout.
+        Raises EngineDown if `patience` with an unreachable gateway runs out; other errors are failed rollouts.
         """
         async with httpx2.AsyncClient(base_url=self._url, headers=self._headers, timeout=60) as http:
             try:

@@ -1,7 +1,6 @@
-"""NeMo Gym's token capture in our store: SQLite for one machine, PostgreSQL for many (docs/guides/nemo.md).
+"""NeMo Gym's token capture in our store: a rollout is a session, a captured call is a turn.
 
-A rollout is a session, a captured call is a turn, a frozen rollout is a sealed session. The records are NeMo Gym's, as
-JSON: do not share the store with a gateway.
+The records are NeMo Gym's, as JSON: do not share the store with a gateway.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class _ReadSoFar:
 class TokenStore:
     """NeMo Gym's ``TokenSink``, ``TokenSource`` and ``LineageResolver``; passes its ``run_conformance``.
 
-    `store` is a path (SQLite) or ``postgresql://user@host/database``, for any number of processes. Raises StoreError if
-    it cannot be used; NeMo Gym then marks the rollout as incomplete.
+    `store` is a path (SQLite) or ``postgresql://user@host/database``, for any number of processes.
     """
 
     def __init__(self, store: str) -> None:

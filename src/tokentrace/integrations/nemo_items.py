@@ -1,7 +1,6 @@
 """NeMo Gym's response items and chat messages of a trajectory, and a trajectory of what NeMo Gym captured.
 
-NeMo RL trains on ``response.output``: an item with ``prompt_token_ids``, ``generation_token_ids`` and
-``generation_log_probs`` is a turn. These are plain dicts; NeMo Gym need not be installed.
+These are plain dicts; NeMo Gym need not be installed.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ def output_items(
 ) -> list[dict[str, Any]]:
     """``response.output``: all that follows the first prompt; the last item of each turn has its tokens.
 
-    `messages` is the conversation of the branch (`Rollout.messages`). Raises SampleError for several branches without a
-    `branch`: NeMo RL takes one response a rollout. Turns that another branch trains have no tokens.
+    Raises SampleError for several branches without a `branch`: NeMo RL takes one response a rollout.
     """
     branch = only_sample(trajectory).branch if branch is None else branch
     tokens = _tokens(trajectory, messages, branch)
@@ -91,9 +89,8 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
 def captured_trajectory(entries: Iterable[Any], *, name: str = "") -> Trajectory:
     """A trajectory of NeMo Gym's ``TokenEntry`` records (`TokenStore.freeze`), in any order.
 
-    A prompt that does not extend an earlier call is a branch; one that is all tokens of a call continues its turn.
-    Calls that generated nothing are left out. Records have no finish reason: it is "length" for a turn that continues,
-    else unknown. Raises TrajectoryError if the start of a prompt that is stored as a suffix is missing.
+    A prompt that does not extend an earlier call is a branch. Finish reasons are unknown, or "length" for a turn that
+    continues. Raises TrajectoryError if the start of a prompt is missing.
     """
     entries = list(entries)
     prompts = full_prompts(entries)

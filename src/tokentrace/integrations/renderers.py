@@ -40,11 +40,9 @@ except ImportError as error:
 
 
 class TokentraceConfig(BaseRendererConfig):
-    """The settings of `create_renderer`; any other field is a variable of the chat template, which has to read it.
+    """The settings of `create_renderer`; any other field is a variable of the chat template.
 
-    `thinking_retention`: None bridges wherever the shipped template would not rewrite the past, ``"all"`` always,
-    ``"tool_cycle"`` never across a user's message. `refuse_unknown_tools` gives a call of a tool that was not offered
-    the status ``unknown_tool``, with which verifiers drops it; otherwise it is a call like any other.
+    `refuse_unknown_tools` gives a call of a tool that was not offered the status ``unknown_tool``.
     """
 
     model_config: ClassVar[Any] = {"frozen": True, "extra": "allow"}

@@ -1,7 +1,6 @@
 """The names of the `renderers` package, rendered by tokentrace: one import changes (docs/guides/renderers.md).
 
-`create_renderer` and the renderer classes are ours. Everything else (configurations, `RenderedTokens`, statuses,
-`build_training_sample`, …) is renderers' object, so that both can be used side by side.
+`create_renderer` and the renderer classes are ours; everything else is renderers' object.
 """
 
 from __future__ import annotations

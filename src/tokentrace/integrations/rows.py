@@ -65,8 +65,7 @@ async def finish(agent: Runs, task: Task, *, seed: int | None, patience: Patienc
 class PromptResponse:
     """A row in two parts: the response goes from its first sampled token to the last that carries loss.
 
-    Tool results after it are left out: trainers put the reward on the last token, and some count it only if its mask
-    is 1. `response_logprobs` are the engine's, 0.0 where nothing was sampled; None if the engine returned none.
+    `response_logprobs` are 0.0 where nothing was sampled; None if the engine returned none.
     """
 
     prompt_ids: list[int]
@@ -138,10 +137,9 @@ def reward_of(rollout: Rollout) -> float:
 
 
 def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> PromptResponse | None:
-    """The row of a rollout that failed or sampled nothing; None for any other.
+    """The row of a rollout that failed or sampled nothing, which trains nothing; None for any other.
 
-    Trainers need a row for each rollout, so it is one that trains nothing: the prompt, its last token as the response,
-    with mask 0 (two ids of 0 without a prompt). Raises SampleError without a `failed_reward` to count it as.
+    It is the prompt, with its last token as the response. Raises SampleError without a `failed_reward`.
     """
     failed = rollout.end in FAILED_ENDS
     if not failed and rollout.trajectory.num_sampled:
@@ -157,10 +155,7 @@ def failed_row(rollout: Rollout, failed_reward: float | None, trainer: str) -> P
 
 
 def ids_and_mask(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """The ids of a row of a file, and where they carry loss, by its ``labels`` or its ``loss_mask``.
-
-    Raises SampleError if they are missing, or do not belong together.
-    """
+    """The ids of a row of a file, and where they carry loss by its ``labels`` or ``loss_mask``. Raises SampleError."""
     if row.get("input_ids") is None:
         raise SampleError(f"a row has no input_ids; it has {', '.join(row)}")
     ids = check_ids(row["input_ids"], "input_ids", error=SampleError)

@@ -35,8 +35,7 @@ def sampling_of(
 ) -> SamplingParams:
     """Sampling parameters of vLLM, SGLang or verl, a mapping or vLLM's object.
 
-    `max_tokens` is the limit of a turn if they have none; `supports` names optional parameters that the engine takes.
-    Raises InputError for parameters that cannot be honoured, such as stop texts.
+    `supports` names optional ones that the engine takes. Raises InputError for what cannot be honoured.
     """
     if not isinstance(params, Mapping):
         if not hasattr(params, "temperature"):

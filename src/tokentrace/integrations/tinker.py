@@ -84,9 +84,8 @@ class TracedRenderer(Renderer):
     ) -> tuple[tinker.ModelInput, torch.Tensor]:
         """The conversation as the template writes it, and the weights: 1 for what the model samples, stop token too.
 
-        The last message, and the last turn if one row can show it, are rows of ``past="expand"``; other modes show past
-        turns as the template does, with a `HistoryWarning` where inference differs. Of messages that are not the
-        model's only the text carries weight. A last turn without its stop token gets it.
+        The last message, and the last turn if one row can show it, are rows of ``past="expand"``. Of messages that are
+        not the model's only the text carries weight.
         """
         what = TrainOnWhat(train_on_what)
         custom = what is TrainOnWhat.CUSTOMIZED

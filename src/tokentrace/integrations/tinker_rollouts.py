@@ -23,10 +23,9 @@ except ImportError as error:
 
 
 class TinkerEngine(CallbackEngine):
-    """Samples with a `tinker.SamplingClient`: ids in, ids and logprobs out.
+    """Samples with a `tinker.SamplingClient`. Make a new engine, with a new `version`, for new weights.
 
-    `version` is that of its weights: make a new engine for a new client. Tinker does not document what its logprobs are
-    at a temperature other than 1, so these need `SamplingParams.allow_raw_logprobs`.
+    Tinker does not document its logprobs at temperatures other than 1: these need `allow_raw_logprobs`.
     """
 
     def __init__(
@@ -77,9 +76,7 @@ def training_data(
 ) -> list[tinker.Datum]:
     """The rows of a trajectory as Tinker trains on them: one datum for each branch.
 
-    ``target_tokens``, ``logprobs`` and ``advantages`` belong to the tokens that the input predicts, from the second on,
-    and are 0 where nothing was sampled or another branch trains it. `mask` adds ``mask``, which tinker-cookbook's
-    training loop reads. `advantage` is that of `trajectory_samples`. Raises SampleError without logprobs.
+    Tokens that the branch does not train have logprobs and advantages of 0. `mask` adds what tinker-cookbook reads.
     """
     return [_datum(sample, mask) for sample in trajectory_samples(trajectory, advantage=advantage)]
 

@@ -17,8 +17,7 @@ except ImportError as error:
 def tokenized_rows(tokenizer: Any, *, source: str = "parquet", packed: bool = False, **load_dataset: Any) -> Any:
     """Rows of ids and labels as torchtune's `SFTDataset`, or with `packed` as its `PackedDataset`.
 
-    `source` and `load_dataset` are arguments of ``datasets.load_dataset``. Of the tokenizer only `max_seq_len` is used:
-    a longer row raises SampleError when it is read.
+    Of the tokenizer only `max_seq_len` is used: a longer row raises SampleError when it is read.
     """
     longest = getattr(tokenizer, "max_seq_len", None)
     load_dataset.setdefault("split", "train")

@@ -1,7 +1,6 @@
 """Rollouts in the types of slime, SkyRL, AReaL, OpenRLHF and prime-rl, and the engines of two of them.
 
-Every sampled token carries loss exactly once, with the engine's logprob. What a trainer cannot take raises SampleError.
-docs/guides/rows-for-trainers.md has a recipe for each.
+Every sampled token carries loss once, with the engine's logprob. What a trainer cannot take raises SampleError.
 """
 
 from __future__ import annotations
@@ -42,14 +41,28 @@ def _row(sample: Sample) -> PromptResponse:
     return prompt_response(sample)
 
 
+def _rows(
+    rollout: Rollout, failed_reward: float | None, trainer: str, *, several: bool
+) -> tuple[list[PromptResponse], float | None]:
+    """The rows of a rollout, or of one that failed the row that trains nothing; and the reward."""
+    failed = failed_row(rollout, failed_reward, trainer)
+    if failed is not None:
+        return [failed], failed_reward
+    samples = trajectory_samples(rollout.trajectory) if several else [only_sample(rollout.trajectory)]
+    return [_row(sample) for sample in samples], reward_of(rollout)
+
+
+def _is_cut(rollout: Rollout, row: PromptResponse) -> bool:
+    return any(row.response_mask) and rollout.per_turn[-1].finish_reason == "length"
+
+
 # -- slime
 
 
 def slime_samples(rollout: Rollout, like: Any, *, failed_reward: float | None = None) -> list[Any]:
-    """A rollout as copies of slime's sample `like`: one for each branch, with one ``rollout_id``.
+    """A rollout as copies of slime's sample `like`, one for each branch.
 
-    A rollout that failed or sampled nothing raises SampleError, or with `failed_reward` is one sample that trains
-    nothing (``remove_sample``). Its reward counts in the mean of its group, unless `slime_whole_groups` drops that.
+    One that failed or sampled nothing needs a `failed_reward`, and trains nothing (``remove_sample``).
     """
     failed = failed_row(rollout, failed_reward, "slime")
     if failed is not None:  # without a reward slime's reward model would be asked, or, where it was aborted, nobody
@@ -110,11 +123,9 @@ def skyrl_output(
     step_wise: bool = False,
     failed_reward: float | None = None,
 ) -> dict[str, Any]:
-    """Rollouts as a `GeneratorOutput`, in their order.
+    """Rollouts as a `GeneratorOutput`; with ``step_wise`` a rewritten history is several rows with one trajectory id.
 
-    A rollout is one row; with ``step_wise`` (SkyRL's ``generator.step_wise_trajectories``) one whose history was
-    rewritten is several, with one trajectory id. A rollout that failed or sampled nothing raises SampleError, or with
-    `failed_reward` is a row whose loss mask is 0.
+    A rollout that failed or sampled nothing needs a `failed_reward`, and has a loss mask of 0.
     """
     if trajectory_ids is not None and len(trajectory_ids) != len(rollouts):
         raise SampleError(f"{len(trajectory_ids)} trajectory ids for {len(rollouts)} rollouts")
@@ -122,13 +133,7 @@ def skyrl_output(
         raise SampleError("step-wise rows need trajectory_ids: SkyRL tells by them which rows belong together")
     rows: list[dict[str, Any]] = []
     for at, rollout in enumerate(rollouts):
-        failed = failed_row(rollout, failed_reward, "SkyRL")
-        if failed is None:
-            samples = trajectory_samples(rollout.trajectory) if step_wise else [only_sample(rollout.trajectory)]
-            parts, reward = [_row(sample) for sample in samples], reward_of(rollout)
-        else:
-            parts, reward = [failed], failed_reward  # type: ignore[assignment]
-        cut = failed is None and rollout.per_turn[-1].finish_reason == "length"
+        parts, reward = _rows(rollout, failed_reward, "SkyRL", several=step_wise)
         for row in parts:
             rows.append(
                 {
@@ -137,7 +142,7 @@ def skyrl_output(
                     "loss_masks": row.response_mask,
                     "rollout_logprobs": row.response_logprobs,
                     "rewards": reward,
-                    "stop_reasons": "length" if cut else "stop",
+                    "stop_reasons": "length" if _is_cut(rollout, row) else "stop",
                     "trajectory_generation_times": rollout.seconds,
                     "trajectory_ids": None if trajectory_ids is None else trajectory_ids[at],
                     "is_last_step": row is parts[-1],
@@ -178,10 +183,9 @@ def areal_episode(rollout: Rollout) -> dict[str, Any] | None:
 
 
 def areal_tensors(trajectory: Trajectory, reward: float) -> dict[str, Any]:
-    """The rows of a trajectory as an episode, padded after the last token with loss: AReaL puts the reward on it.
+    """The rows of a trajectory as an episode, each up to its last token with loss: AReaL puts the reward on it.
 
-    ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled. Raises SampleError if a token with loss has no
-    logprob, or weights that are not numbered.
+    ``logprobs`` are 0.0 and ``versions`` -1 where nothing was sampled.
     """
     import torch
 
@@ -255,29 +259,22 @@ def areal_engine(engine: Any, settings: Any, *, kind: LogprobKind = LogprobKind.
 def openrlhf_output(rollout: Rollout, prompt: str, label: Any, *, failed_reward: float | None = None) -> dict[str, Any]:
     """A rollout as what an `AgentExecutor` returns: the whole sequence, the ranges that carry loss, and logprobs.
 
-    Raises SampleError if its history was rewritten or it has no reward; also if it failed or sampled nothing, unless
-    `failed_reward` is set: then it is its prompt, without a range that carries loss.
+    One that failed or sampled nothing needs a `failed_reward`, and has no range.
     """
-    failed = failed_row(rollout, failed_reward, "OpenRLHF")
-    reward: float | None
-    if failed is not None:
-        ids, ranges, reward = failed.prompt_ids + failed.response_ids, [], failed_reward
-        logprobs = [0.0] * len(ids)
-    else:
-        sample, reward = without_tail(only_sample(rollout.trajectory)), reward_of(rollout)
-        ids, ranges, logprobs = sample.token_ids, runs(sample.mask), filled_logprobs(sample).tolist()
+    [row], reward = _rows(rollout, failed_reward, "OpenRLHF", several=False)
+    start, trained = len(row.prompt_ids), runs(np.array(row.response_mask, np.bool_))
     return {
         "prompt": prompt,
         "label": label,
         "images": None,
         "mm_train_inputs": None,
-        "observation_tokens": ids,
-        "action_ranges": ranges,
-        "rollout_log_probs": logprobs,
-        "truncated": failed is None and rollout.per_turn[-1].finish_reason == "length",
+        "observation_tokens": row.prompt_ids + row.response_ids,
+        "action_ranges": [(start + first, start + stop) for first, stop in trained],
+        "rollout_log_probs": [0.0] * start + (row.response_logprobs or []),
+        "truncated": _is_cut(rollout, row),
         "reward": reward,
         "scores": reward,
-        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(failed is not None)},
+        "extra_logs": {"turns": rollout.turns, "tool_calls": rollout.tool_calls, "failed": int(not trained)},
     }
 
 
@@ -311,8 +308,7 @@ def prime_rl_samples(
 ) -> list[dict[str, Any]]:
     """The fields of a `TrainingSample` (``prime_rl.transports.rollouts.types``, 21 August 2026) for each row.
 
-    Logprobs are 0.0 and temperatures 1.0 where nothing was sampled. Raises SampleError if one is missing, warns of
-    settings that prime-rl does not know (top-p, penalties). Without `advantage` prime-rl assigns credit itself.
+    Warns of settings that prime-rl does not know. Without `advantage` prime-rl assigns credit itself.
     """
     return [_prime_rl_sample(one, env_name) for one in trajectory_samples(trajectory, advantage=advantage)]
 

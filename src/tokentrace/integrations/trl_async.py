@@ -42,13 +42,9 @@ _NOTHING: Final = "nothing was sampled in a group of rollouts, which gives the t
 class RolloutWorker:
     """A `rollout_worker` for `AsyncGRPOTrainer`: groups of rollouts of an agent, scored by the agent's rewards.
 
-    Runs the tasks over and over, `num_generations` rollouts of each, `groups` groups at a time, as long as fewer than
-    `waiting` samples wait for the trainer; `done` gets each finished group. `temperature` and `num_generations` are
-    those of the trainer's config. Warns of a group without samples or rewards.
-
-    With `weights_to`, pass `weight_transfer=worker` to the trainer too: that engine gets its weights, and samples say
-    which version sampled their tokens. Otherwise TRL updates a vLLM server, and samples have the trainer's version at
-    the start of their group.
+    Runs the tasks over and over, `num_generations` of each, `groups` groups at a time, while fewer than `waiting`
+    samples wait. With `weights_to`, pass `weight_transfer=worker` to the trainer too: that engine gets its weights, and
+    samples say which version sampled their tokens.
     """
 
     agent: Runs
@@ -177,8 +173,7 @@ def rollout_samples(
 ) -> list[RolloutSample]:
     """The samples of a group: one for each row of each rollout, with advantages as TRL computes them.
 
-    Rollouts without a reward have an advantage of 0 and do not count in mean and deviation. `model_version`, by which
-    TRL drops old samples, is `version`, or the oldest that sampled a trained token; `metrics` have the newest.
+    `model_version`, by which TRL drops old samples, is `version`, or the oldest that sampled a trained token.
     """
     rewards = np.asarray([np.nan if one.reward is None else one.reward for one in finished], float)
     scored = rewards[~np.isnan(rewards)]

@@ -31,10 +31,8 @@ _SAMPLE: Final = ("turns", "parts", "roles", "past", "final_stop")
 
 
 class SFTDataset(Dataset):  # type: ignore[type-arg]
-    """Rows for verl's SFT trainer.
-
-    ``data.tokentrace`` may have settings of `build_supervised_sample` (`turns`, `parts`, `roles`, `past`,
-    `final_stop`), and of `create_renderer`.
+    """Rows for verl's SFT trainer. ``data.tokentrace`` may have settings of `build_supervised_sample` and of
+    `create_renderer`.
     """
 
     def __init__(

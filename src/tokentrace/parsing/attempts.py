@@ -21,7 +21,7 @@ from .response import CallStatus, ParsedPart, ParsedResponse, ParsedToolCall, Pa
 _RUNNABLE: Final = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL})
 """The calls that servers pass on to an agent."""
 _INTRODUCTION: Final = re.compile(rb"(?:\xff[\x80-\xbf]{4}\s*)?\Z")
-"""A control token right before a call that has no delimiters: Llama's ``<|python_tag|>``."""
+"""A control token before a call without delimiters: ``<|python_tag|>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Attempt:
 
 
 def find_attempts(compiled: Compiled, output: Output) -> list[Attempt]:
-    """The attempts of a completion, each MALFORMED with a problem that says why it is not a call."""
+    """The attempts of a completion, each MALFORMED with the reason."""
     if compiled.grammar.channels is not None:
         return []
     if compiled.calls is not None:
@@ -69,7 +69,7 @@ def _attempts(compiled: Compiled, calls: CompiledCalls, output: Output, problem:
 
 
 def _places(calls: CompiledCalls, output: Output, problem: str) -> Iterator[tuple[int, int, list[bytes], str]]:
-    """Stretches of text that may hold attempts, what these begin with there, and why they are none."""
+    """Stretches that may hold attempts, what these begin with, and why they are none."""
     for part, (start, stop) in zip(output.parts, output.places, strict=True):
         openers = [*(calls.openers if problem else []), calls.headless_opener]
         why = f"{calls.grammar.open.strip()!r} is missing before the call"
@@ -99,7 +99,7 @@ def _read_calls(compiled: Compiled, calls: CompiledCalls, output: Output, start:
 
 
 def count_attempts(response: ParsedResponse, output: Output, attempts: list[Attempt]) -> ParsedResponse:
-    """The lenient reading: attempts are calls, and so are calls whose name and arguments are read all the same."""
+    """The lenient reading: attempts are calls, and so is whatever can be run."""
     parts: list[ParsedPart] = []
     calls: list[ParsedToolCall] = []
 

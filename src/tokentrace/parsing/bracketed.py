@@ -33,7 +33,7 @@ _DEEPEST: Final = 64
 
 
 class BracketReader(CallReader):
-    """Finds the end of a call in Python (`call`), of arguments in braces (`arguments`) and of elements (`tree`)."""
+    """Reads calls in Python, arguments in braces, and trees of elements."""
 
     def begins(self, at: int) -> Reading[bool]:
         """True if a name and a parenthesis are at a position."""
@@ -101,7 +101,7 @@ class BracketReader(CallReader):
         return read_value(value, schema)[0]
 
     def tree(self, call: OpenCall) -> Reading[None]:
-        """Elements named after the arguments, up to the closing of the call, or to what ends calls early."""
+        """Elements named after the arguments, up to the end of the call."""
         calls, reader, output = self.calls, self.reader, self.output
         start = reader.at
         while True:
@@ -119,7 +119,7 @@ class BracketReader(CallReader):
 
 
 def _keywords(text: str) -> list[tuple[str, ast.expr]]:
-    """The keyword arguments of a call in Python. Raises what `ast.parse` does; ValueError if one has no name."""
+    """The keyword arguments of a Python call. Raises as `ast.parse`, or ValueError."""
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError:  # line breaks in strings
@@ -147,7 +147,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 class _Braces:
-    """Marked bytes in braces, in which text cannot spell a quote that is a control token. Raises ValueError."""
+    """Marked bytes in braces. Raises ValueError."""
 
     def __init__(self, data: bytes, quote: bytes, decoded: Callable[[bytes], str]) -> None:
         self.data, self.at = data, 0
@@ -199,7 +199,7 @@ class _Braces:
 
 @dataclass(slots=True)
 class _Element:
-    """An element that is being read: its name, where its text begins, its schema and its children."""
+    """An element that is being read; `start` is where its text begins."""
 
     name: str
     start: int
@@ -208,7 +208,7 @@ class _Element:
 
 
 class _Tree:
-    """Elements named after arguments: ``<key>`` value or elements ``</key>``. `stack` has those open at `at`."""
+    """Elements named after arguments: ``<key>`` value or elements ``</key>``."""
 
     def __init__(self, data: bytes, calls: CompiledCalls, call: OpenCall, output: Output) -> None:
         self.data, self.at = data, 0
@@ -240,7 +240,7 @@ class _Tree:
             self.at = len(data)
 
     def _close(self, tag: re.Match[bytes], name: str, between: bytes) -> None:
-        """The innermost element ends at a tag. An argument is added to the call, another to the element around it."""
+        """End the innermost element at a tag, and add it to what is around it."""
         call, element = self._call, self.stack.pop()
         if element.children and between:
             call.fail(CallStatus.MALFORMED, f"there is something else in {element.name!r}")
@@ -273,7 +273,7 @@ class _Tree:
         return value
 
     def _nested(self, element: _Element) -> Any:
-        """Elements as a list or an object. In an object, several of one name are a list, so that none is lost."""
+        """Elements as a list or an object. In an object, several of one name are a list."""
         if all(name == self._calls.grammar.item for name, _ in element.children):
             return [value for _, value in element.children]
         values: dict[str, list[Any]] = {}

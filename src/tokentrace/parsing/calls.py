@@ -7,18 +7,17 @@ delimiters only where the grammar expects them.
 from __future__ import annotations
 
 from ..formats.grammar import Style
+from .arguments import JsonReader, PairReader
 from .bracketed import BracketReader
 from .compiled import Compiled, CompiledCalls
-from .jsonreading import JsonReader
 from .marked import unforgeable
 from .output import CallReader, OpenCall, Output
-from .pairs import PairReader
 from .reader import Match, Reading
 from .response import CallStatus, PartKind
 
 
 class CallParser(CallReader):
-    """Reads calls: `read` where a section or a call opens, `bare` where a call without delimiters may begin."""
+    """Reads calls that open here (`read`), or that have no delimiters (`bare`)."""
 
     def __init__(self, compiled: Compiled, calls: CompiledCalls, output: Output, *, lenient: bool = False) -> None:
         super().__init__(calls, output)
@@ -57,7 +56,7 @@ class CallParser(CallReader):
         return reader.ended and bytes(reader.data[reader.at :]) == pad
 
     def _section(self) -> Reading[None]:
-        """A section: calls, white space, and text, which is content. Without a call it is a malformed call."""
+        """A section of calls. Text in it is content; without a call it is malformed."""
         calls, reader, output = self.calls, self.reader, self.output
         start, any_calls = reader.at, False
         opened = yield from reader.skip_all(calls.section_open)
@@ -136,7 +135,7 @@ class CallParser(CallReader):
     # -- one call after another
 
     def _delimited(self, *, outside: bool = False) -> Reading[None]:
-        """One or several calls between an opening and a closing; `outside` of the section that they belong in."""
+        """Calls between an opening and a closing, perhaps `outside` of their section."""
         calls, reader = self.calls, self.reader
         start = reader.at if self.header is None else self.header
         self.header = None
@@ -146,7 +145,7 @@ class CallParser(CallReader):
         yield from self.calls_from(start, misplaced)
 
     def calls_from(self, start: int, misplaced: str = "") -> Reading[None]:
-        """One call after the other, after the opening, until the closing delimiter or what ends calls early."""
+        """One call after the other, until their closing or what ends them early."""
         again = True
         while again:
             call = self.output.start_call(start, closing=self.calls.grammar.end)
@@ -204,7 +203,7 @@ class CallParser(CallReader):
     # -- the end of a call
 
     def _end(self, call: OpenCall) -> Reading[bool]:
-        """The end of a call: its closing delimiter, or what ends it early. True if another follows in the same."""
+        """The end of a call. True if another follows in the same delimiters."""
         calls, reader = self.calls, self.reader
         if not calls.finish:
             yield from self._to_its_end(call)
@@ -240,12 +239,12 @@ class CallParser(CallReader):
         return False
 
     def _to_its_end(self, call: OpenCall) -> Reading[None]:
-        """A call without a closing ends where its JSON does; if that is broken, at what ends calls early."""
+        """End a call without a closing; if it is broken, at what ends calls early."""
         if call.ragged:
             self._end_early(call, (yield from self.reader.find(self.calls.hard)), "")
 
     def _end_early(self, call: OpenCall, match: Match | None, missing: str, *, complete: bool = False) -> None:
-        """A call ends before its closing; `missing` would have closed it. `complete`: only the closing is missing."""
+        """End a call before its closing. `complete`: only `missing` is missing."""
         if match is None:
             call.fail(CallStatus.TRUNCATED, "the completion ends inside the call", lenient=complete)
             self.output.missing.append(missing)

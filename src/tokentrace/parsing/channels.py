@@ -106,7 +106,7 @@ class ChannelParser:
         return match
 
     def _goes_on(self, match: Match) -> Reading[bool]:
-        """True if a stop token ends a call, and another message of the assistant follows at once."""
+        """True if the assistant goes on right after a call that a stop token ends."""
         if self.reader.data[match.start : match.stop] != self.delimiters.call_end:
             return False
         return (yield from self.reader.sees(self.delimiters.start + self._role, match.stop))
@@ -137,14 +137,14 @@ class ChannelParser:
         return _Header(role, recipient, tool, kind, lead, stray_stop, types, stop)
 
     def _is_foreign(self, header: _Header, *, cut: bool) -> bool:
-        """True if a message is not the assistant's. A role that is cut off may still become the assistant's."""
+        """True if a message is not the assistant's, as far as its role has arrived."""
         role = header.role
         if role is None or role.text == self._role:
             return False
         return not (cut and role.stop == header.stop and self._role.startswith(role.text))
 
     def _stray(self, header: _Header, start: int, *, cut: bool) -> int:
-        """Report words that belong to no header as content. Returns where the header begins after them."""
+        """Report stray words as content. Returns where the header begins."""
         stray = header.stray
         if not stray or (cut and stray[0].stop == header.stop and self._to.startswith(stray[0].text)):
             return start
@@ -154,7 +154,7 @@ class ChannelParser:
         return header.stray_stop
 
     def _without_body(self, header: _Header, start: int, match: Match | None) -> None:
-        """A header without a message: a call without arguments, or text that lacks the delimiter before it."""
+        """A header without a message: a call without arguments, or text."""
         if header.tool is not None:
             call = self.output.start_call(start)
             assert header.recipient is not None
@@ -168,7 +168,7 @@ class ChannelParser:
             self.output.end_text()
 
     def _empty_message(self, header: _Header, at: int, started: bool) -> str:
-        """What completes a header that is cut off to an empty message: of content, unless it says otherwise."""
+        """What completes a header that is cut off to an empty message."""
         channels, marker = self.channels, self.delimiters.channel
         if header.recipient is not None or (marker and marker in self.reader.data[at : header.stop]):
             return f"{channels.message}{channels.end}"
@@ -211,7 +211,7 @@ class ChannelParser:
         return match
 
     def _takes_json(self, header: _Header, tool: bytes) -> bool:
-        """True if a call's arguments have to be JSON: a function's, and those whose header says so."""
+        """True if a call's arguments have to be JSON."""
         if tool.startswith(self.channels.namespace.encode()) or any(word.text == b"json" for word in header.types):
             return True
         tools = self.output.tools

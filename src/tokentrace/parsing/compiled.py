@@ -42,7 +42,7 @@ class CompiledFrame(NamedTuple):
 
 
 class ValueOpening(NamedTuple):
-    """A way in which a value opens, and white space after it. `is_string` is None if the opening does not tell."""
+    """How a value opens. `is_string` is None if that does not tell."""
 
     pieces: Pieces
     lead: bytes
@@ -81,7 +81,7 @@ class CompiledCalls:
         self.inner = bool(self.open) and (bool(lead) or grammar.style is Style.JSON_CALL)
         """True if several calls can be inside one pair of delimiters."""
         self.openers = [] if self.bare else [*self.section_open[:1]]
-        """What begins a call within content: the section, or a call if no text can spell its opening."""
+        """What begins calls within content."""
         if not self.bare and self.open and (not self.openers or unforgeable(self.open[0])):
             self.openers.append(self.open[0])
         self.headless_opener = b""
@@ -200,7 +200,7 @@ class Compiled:
 
     @computed
     def dialects(self) -> dict[str, Compiled]:
-        """This grammar with the calls of each dialect that has delimiters, for templates that show no calls."""
+        """This grammar with the calls of each dialect that has delimiters."""
         grammars = {name: with_parsers(self.grammar, one, None) for name, one in DIALECTS.items() if one.calls}
         stops, marked = self.stops.values(), self.marked
         compiled = {name: Compiled(one, marked, stops) for name, one in grammars.items()}
@@ -214,7 +214,7 @@ class Compiled:
         return tags(close)[0][0] if tags(close) else close
 
     def prompt_bytes(self, ids: Sequence[int] | Ids, name: str = "prompt_ids") -> bytes:
-        """The end of a prompt, from the head of its open turn on. Raises InputError for an id that is none."""
+        """The end of a prompt, from the head of its open turn on. Raises InputError."""
         count = 16
         while True:
             tail, _ = self.marked.spelled(check_last(ids, name, count), 0)
@@ -224,7 +224,7 @@ class Compiled:
             count *= 8
 
     def prefix(self, prompt: bytes) -> bytes:
-        """What a prompt has already written of the turn, after its head: nothing if the last turn has ended."""
+        """What a prompt wrote of the turn, after its head, unless the turn has ended."""
         at = prompt.rfind(self.head) if self.head else -1
         prefix = prompt[at + len(self.head) :] if at >= 0 else b""
         return b"" if any(stop in prefix for stop in self.stops) else prefix

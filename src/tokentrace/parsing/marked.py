@@ -74,7 +74,7 @@ class MarkedBytes:
         self._tokens = {mark(token.id): token for token in vocabulary.control.values()}
 
     def spelled(self, ids: Ids, base: int) -> tuple[bytes, list[int]]:
-        """Tokens as bytes, and where each of them begins after `base` others. One that is unknown is U+FFFD."""
+        """Tokens as bytes, and where each begins after `base` others."""
         if len(ids) > _FEW:
             spelled, starts = self.table.many(ids)
             return spelled, (starts + base).tolist()
@@ -130,6 +130,6 @@ def pieces(data: bytes) -> tuple[bytes, ...]:
 
 
 def parts(data: bytes) -> tuple[bytes, ...]:
-    """The pieces of a delimiter, each leading control token by itself: white space may be between any."""
+    """The pieces of a delimiter, each leading control token by itself."""
     split = (_MARK.findall(piece) if _MARKS.fullmatch(piece) else [piece] for piece in pieces(data))
     return tuple(part for some in split for part in some)

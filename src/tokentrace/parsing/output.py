@@ -1,4 +1,4 @@
-"""What a parser has read so far: parts, calls and regions, and the events that report them."""
+"""What a parser has read so far: parts, calls, regions and events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OpenCall:
     name: str | None = None
     id: str | None = None
     space: tuple[int, int] | None = None
-    """White space before a call without delimiters: content, once it is certain that this is a call."""
+    """White space before a call without delimiters: content, once it is a call."""
     announced: bool = False
     named: bool = False
     """True once its name was reported; arguments wait for that."""
@@ -60,7 +60,7 @@ class OpenCall:
     """Problems that a lenient reading forgives."""
 
     def fail(self, status: CallStatus, problem: str, *, lenient: bool = False, ragged: bool = False) -> None:
-        """Note a problem; the first of each status counts. A lenient reading forgives it if `lenient`."""
+        """Note a problem; the first of each status counts."""
         self.ragged |= ragged
         if not self.takes_json and status in (CallStatus.INVALID_JSON, CallStatus.MALFORMED):
             return
@@ -248,7 +248,7 @@ class Output:
         """Where the last part ends, in bytes."""
         self.open: PartKind | None = None
         self.missing: list[str] = []
-        """What would close a completion that was cut off, from the inside out; without a stop token."""
+        """What would close a completion that was cut off, from the inside out."""
         self.blank_reasoning = False
         """True if there was a message of reasoning without text."""
         self.closed = False

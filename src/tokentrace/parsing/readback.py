@@ -1,4 +1,4 @@
-"""What cannot be read back from a rendered assistant turn: its tokens are parsed, and compared with the message."""
+"""What cannot be read back from a rendered turn: parse it, and compare."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UnreadableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A field of a message that is not read back. The field ``tool_calls`` is all calls of the message."""
+    """A field that is not read back; ``tool_calls`` are all calls of a message."""
 
     message: int
     field: str

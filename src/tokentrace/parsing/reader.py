@@ -16,7 +16,7 @@ Reading = Generator[None, None, T]
 
 
 class Report(Protocol):
-    """Receives text once it is certain: `__call__` by place, `add` plain bytes that have no control token."""
+    """Receives text once it is certain: by place, or as bytes (`add`)."""
 
     def __call__(self, start: int, stop: int) -> None: ...
     def add(self, piece: bytes, stop: int) -> None: ...
@@ -27,7 +27,7 @@ _SPACES: Final = re.compile(rb"\s*")
 
 
 class Match(NamedTuple):
-    """A delimiter that was found; `text` is where the text before it ends, without the delimiter's own white space."""
+    """A delimiter. The text before it ends at `text`, before its white space."""
 
     kind: str
     text: int
@@ -37,7 +37,7 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class Plain:
-    """While a parser waits here, a piece without any byte of `special` is text, and so is what is `pending`."""
+    """While a parser waits here, a piece without any byte of `special` is text."""
 
     special: re.Pattern[bytes]
     report: Report
@@ -50,7 +50,7 @@ class Plain:
 
 
 class Delimiters:
-    """Delimiters to look for, each with a kind and with the white space that belongs to it when it comes before it."""
+    """Delimiters to look for, each with a kind, and white space before it (`pads`)."""
 
     def __init__(self, delimiters: Iterable[tuple[str, bytes]], pads: Mapping[str, bytes] | None = None) -> None:
         self.kinds: dict[bytes, str] = {}
@@ -114,7 +114,7 @@ class Reader:
             yield
 
     def sees_all(self, pieces: Iterable[bytes], at: int | None = None) -> Reading[int | None]:
-        """Where the delimiter at a position ends, white space between its pieces included; None if it is not there."""
+        """Where the delimiter at a position ends; None if it is not there."""
         at = self.at if at is None else at
         for piece in pieces:
             at = yield from self.past_space(at)
@@ -159,7 +159,7 @@ class Reader:
         return self.ended and self.at == len(self.data)
 
     def find(self, delimiters: Delimiters, report: Report | None = None) -> Reading[Match | None]:
-        """Go to the next delimiter, or to the end (None). `report` receives the text before it once that is certain."""
+        """Go to the next delimiter, or to the end (None), and report the text before."""
         data, start = self.data, self.at
         self.reported = scan = start
         plain = Plain(delimiters.special, report, delimiters.starts) if report is not None else None

@@ -33,7 +33,7 @@ class CallStatus(StrEnum):
 
 
 class CallReading(StrEnum):
-    """Which calls count: those where the grammar has calls, or any whose name and arguments can be read."""
+    """Which calls count: those in their place, or any that can be run."""
 
     STRICT = "strict"
     LENIENT = "lenient"
@@ -99,7 +99,7 @@ class ParsedToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPart:
-    """A stretch of a completion: reasoning, content, or a call. `span` are the tokens that its text touches."""
+    """A stretch of a completion; `span` are the tokens that its text touches."""
 
     kind: PartKind
     text: str
@@ -131,9 +131,9 @@ class ParsedResponse(ShowsItself):
     vLLM or SGLang would run them; ``calls="lenient"`` counts them as calls. Each is MALFORMED, and `problem` says why.
     """
     closing: str = field(default="", compare=False)
-    """What would close a completion that was cut off, before its stop token and after its white space."""
+    """What would close a completion that was cut off, before its stop token."""
     regions: list[Region] = field(default_factory=list, compare=False)
-    """The kind of every token up to the stop token: ``<think>`` is reasoning, ``<tool_call>`` a call."""
+    """The kind of every token, delimiters included, up to the stop token."""
 
     @property
     def calls(self) -> list[ParsedToolCall]:

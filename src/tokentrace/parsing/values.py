@@ -55,7 +55,7 @@ def read_value(text: str, schema: Schema | None) -> tuple[Any, bool]:
 
 
 def _spelled(text: str, types: Types) -> Any:
-    """The value that a text spells in JSON or, if objects and arrays are allowed, in Python. Raises ValueError."""
+    """The value that a text spells in JSON or Python. Raises ValueError."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -67,7 +67,7 @@ def _spelled(text: str, types: Types) -> Any:
 
 
 def read_json(text: str, members: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text; `members` makes the objects. Raises ValueError, for NaN and deep nesting too."""
+    """The value of strict JSON; `members` makes objects. Raises ValueError."""
     decoder = _DECODER if members is None else json.JSONDecoder(object_pairs_hook=members, **_STRICT)
     try:
         return decoder.decode(text)
@@ -85,7 +85,7 @@ _ESCAPE: Final = re.compile(r"""(\\(?:[\\'"abfnrtvxuU]|0(?![0-7])))|\\""")
 
 
 def _read_literal(text: str) -> dict[str, Any] | list[Any]:
-    """An object or array as Python writes it; backslashes that escape nothing stay. Raises ValueError."""
+    """An object or array as Python writes it. Raises ValueError."""
     if len(text) > _LONGEST_LITERAL or not _LITERAL_TEXT.fullmatch(text):
         raise ValueError("no literal")
     try:
@@ -106,7 +106,7 @@ def _type_of(value: Any) -> str:
 
 
 class Schema:
-    """The schema of one value, and the root of its references. Accepts anything for a schema and never raises."""
+    """The schema of one value. Accepts anything and never raises."""
 
     def __init__(self, node: Any, root: Any = None) -> None:
         self._node = node
@@ -131,7 +131,7 @@ class Schema:
         return frozenset(key for some in declared if isinstance(some, Mapping) for key in some if isinstance(key, str))
 
     def items(self) -> Schema | None:
-        """The schema of each item of an array; None if it does not say, or items differ by place."""
+        """The schema of each item of an array; None if it does not say."""
         return self._combined(node.get("items") for node in self._nodes() if "prefixItems" not in node)
 
     def property(self, key: str) -> Schema | None:
@@ -227,7 +227,7 @@ def _target(root: Any, reference: Any) -> Any:
 
 
 class Tools:
-    """Schemas by name, of tools in the shape of OpenAI or Anthropic. Never raises; leaves out what is no tool."""
+    """Schemas by name, of tools in OpenAI's or Anthropic's shape. Never raises."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         entries = tuple(tools or ()) if isinstance(tools, Sequence) else ()

@@ -187,7 +187,7 @@ class _LostFinder:
         """Report what is missing of a field of a message."""
         self._budget = _MOST
         message = self._messages[origin.message or 0]
-        if origin.field == "tool_calls" and not isinstance(value, (str, Mapping)):
+        if origin.field == "tool_calls" and isinstance(value, Sequence) and not isinstance(value, str):
             for at, call in enumerate(value if origin not in self._places else ()):  # else it was printed as it is
                 if isinstance(call, Mapping):
                     self._check_call(origin.at(at), call)

@@ -65,7 +65,6 @@ class Summary:
         return summary
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """Count a rollout by its metrics."""
         self.rollouts += 1
         self.ends[str(metrics["end"])] += 1
         for name in _SUMS:
@@ -86,11 +85,9 @@ class Summary:
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled tokens of this run a second."""
         return (self.sampled - self.resumed_sampled) / self.seconds if self.seconds else math.nan
 
     def described(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
         names = [name for name in self.__dataclass_fields__ if name not in ("ends", "rewards", "resumed_sampled")]
         values = {name: getattr(self, name) for name in (*names, "reward", "samples_per_rollout", "tokens_per_second")}
         unknown = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
@@ -294,7 +291,6 @@ async def write_finished(store: RolloutStore, rollout: Rollout) -> None:
 
 
 def checked_seed(seed: Any) -> int | None:
-    """Return the seed of a run. Raises InputError for an invalid one."""
     return None if seed is None else whole("seed", seed, least=0, most=2**62, error=InputError)
 
 

@@ -7,14 +7,16 @@ stored, and only then counts. What a dying worker had under way runs again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
 import math
 import platform
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -38,12 +40,9 @@ MakeCrew: TypeAlias = Callable[[], Crew | Awaitable[Crew]]
 
 _SHARED: Final = "the configuration and all that it names must be on storage that all nodes share, under the same paths"
 _NO_NODE: Final = "all of its nodes have died or were removed; add one, or start Ray again and repeat the command"
-_ALONE: Final = 2
 _DEATHS: Final = 3
-"""A rollout under way when a worker dies runs again; after `_ALONE` deaths alone, to know which one kills workers;
-after `_DEATHS` it has failed."""
-_STARTS: Final = 3
-"""The run ends after so many workers in a row that die before they are ready."""
+"""Ray starts a dead worker again, and runs again what it had under way. A rollout that was under way in so many deaths
+runs alone at the end, to know which one kills workers; if it does so again, it has failed."""
 _POLL_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 10.0
 
@@ -82,7 +81,8 @@ async def run_rollouts_on_ray(
         cpus = int(ray.cluster_resources().get("CPU", 1))
         count = cpus if workers is None else whole("workers", workers, least=1, error=InputError)
         seats = max(1, min(count, len(todo), concurrency))
-        actor = ray.remote(num_cpus=1, max_concurrency=concurrency + 16, max_restarts=0)(RolloutActor)
+        options = {"num_cpus": 1, "max_concurrency": concurrency + 16}
+        actor = ray.remote(**options, max_restarts=-1, max_task_retries=_DEATHS - 1)(RolloutActor)
 
         async def finish(rollout: Rollout) -> None:
             if store is not None:
@@ -92,8 +92,8 @@ async def run_rollouts_on_ray(
             if done is not None:
                 done(rollout)
 
-        slots = math.ceil(concurrency / seats)
-        run = _Run(ray, lambda: actor.remote(make, patience), chosen, todo, slots, seed, finish, notice, patience)
+        hire = functools.partial(actor.remote, make, patience)
+        run = _Run(ray, hire, chosen, todo, math.ceil(concurrency / seats), seed, finish, notice, patience)
         began = time.monotonic()
         await run.all(seats)
         summary.seconds = time.monotonic() - began
@@ -109,56 +109,74 @@ class _Run:
     tasks: Sequence[Task]
     todo: deque[int]
     slots: int
-    """How many rollouts a worker runs at once."""
     seed: int | None
     finish: Callable[[Rollout], Awaitable[None]]
     notice: Callable[[Outage | None], None] | None
     patience: float | None
-    deaths: Counter[int] = dataclasses.field(default_factory=Counter)
-    """By task, how often a worker died while it was under way."""
-    alone: deque[int] = dataclasses.field(default_factory=deque)
-    workers: list[Any] = dataclasses.field(default_factory=list)
+    suspects: list[int] = dataclasses.field(default_factory=list)
+    """Rollouts under way when workers died, again and again."""
     first: dict[str, Any] | None = None
-    """The report of the first worker."""
 
     async def all(self, seats: int) -> None:
-        """Run everything."""
-        try:
-            await together(self._seat() for _ in range(seats))
-        finally:
-            closing = [asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS) for worker in self.workers]
-            await asyncio.gather(*closing, return_exceptions=True)
-            for worker in self.workers:
-                self.ray.kill(worker)
+        """Run everything; rollouts that may kill workers at the end, one by one."""
+        await together(self._seat(self._work_through) for _ in range(seats))
+        for number in self.suspects:
+            await self._seat(functools.partial(self._one, number=number, alone=True))
 
-    async def _seat(self) -> None:
-        """Run one worker after another until nothing is left: each replaces one that died."""
-        failed = 0
-        while self.alone or self.todo:
-            worker = self.hire()
-            self.workers.append(worker)
-            try:
-                self._check(await self._ready(worker))
-                failed = 0
-                if await self._work_through(worker):
-                    await worker.close.remote()
-            except self.ray.exceptions.RayError as error:
-                self._check_death(error)
-                failed += 1
-                if failed >= _STARTS:
-                    raise InputError(f"{failed} workers in a row died as they began: {first_line(error)}") from error
-            self.workers.remove(worker)
+    async def _seat(self, work: Callable[[Any], Awaitable[None]]) -> None:
+        """Start a worker, use it, and close it."""
+        worker = self.hire()
+        try:
+            await self._answer(worker.ready.remote())
+            await work(worker)
+        except self.ray.exceptions.RayError as error:
+            raise TokentraceError(f"a worker cannot be used: {first_line(error)}") from error
+        finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
             self.ray.kill(worker)
 
-    async def _ready(self, worker: Any) -> dict[str, Any]:
-        """Return a worker's report. Raises EngineDown if there is no node for it for too long."""
-        ready: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(worker.ready.remote())
+    async def _work_through(self, worker: Any) -> None:
+        await together(self._slot(worker) for _ in range(self.slots))
+
+    async def _slot(self, worker: Any) -> None:
+        while self.todo:
+            await self._one(worker, number=self.todo.popleft())
+
+    async def _one(self, worker: Any, *, number: int, alone: bool = False) -> None:
+        task, errors = self.tasks[number], self.ray.exceptions
+        run = worker.run.options(max_task_retries=0) if alone else worker.run
+        try:
+            report = await self._answer(run.remote(number, rollout_seed(self.seed, number)))
+        except (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError) as error:
+            if not alone:
+                self.suspects.append(number)
+                return
+            lost = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
+            lost.notes.append(
+                f"{_DEATHS} workers died while it was under way, and one with it alone: {first_line(error)}"
+            )
+            await self.finish(lost)
+            return
+        if "down" in report:
+            raise EngineDown(f"node {report['node']}: {report['down']}")
+        if "error" in report:
+            raise TokentraceError(f"node {report['node']}, {brief(task.name)}: {report['error']}")
+        await self.finish(Rollout(task=task, tools=task.tools or [], **report["rollout"]))
+
+    async def _answer(self, reference: Any) -> dict[str, Any]:
+        """Return a worker's answer, checked. Raises EngineDown if the cluster has no node for it for too long.
+
+        Ray waits silently for a node; this reports a cluster without one.
+        """
+        answer: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(reference)
         began = time.monotonic()
         try:
             while True:
-                await asyncio.wait([ready], timeout=_POLL_SECONDS)
-                if ready.done():
-                    return ready.result()
+                await asyncio.wait([answer], timeout=_POLL_SECONDS)
+                if answer.done():
+                    self._check(answer.result())
+                    return answer.result()
                 nodes = await asyncio.to_thread(self.ray.cluster_resources)
                 if nodes.get("CPU", 0) >= 1:
                     began = time.monotonic()
@@ -171,64 +189,18 @@ class _Run:
                 if remaining is not None and remaining <= 0:
                     raise EngineDown(f"the Ray cluster had no node with a CPU for {waited:.0f} s: {_NO_NODE}")
         finally:
-            ready.cancel()
+            answer.cancel()
 
-    def _check_death(self, error: Exception) -> None:
-        """Raise Ray's error, unless a worker or its node is gone."""
-        errors = self.ray.exceptions
-        deaths = (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError)
-        if not isinstance(error, (*deaths, errors.OutOfMemoryError)):
-            raise TokentraceError(f"Ray gave up: {first_line(error)}") from error
-
-    def _check(self, report: dict[str, Any]) -> None:
-        """Compare a worker's report with this process's tasks, and with the first worker's."""
-        node = report.pop("node")
-        if "error" in report:
-            raise InputError(f"node {node}: {report['error']}")
-        if report["tasks"] != _digest_of(self.tasks):
+    def _check(self, answer: dict[str, Any]) -> None:
+        """Compare the crew that answered with this process's tasks, and with the first crew."""
+        node, crew = answer["node"], answer["crew"]
+        if "error" in crew:
+            raise InputError(f"node {node}: {crew['error']}")
+        if self.first is None and crew["tasks"] != _digest_of(self.tasks):
             raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
-        self.first = self.first or report
-        if change := differing(self.first, report):
+        self.first = self.first or crew
+        if change := differing(self.first, crew):
             raise InputError(f"node {node} differs from the first worker: {change}; they must be the same everywhere")
-
-    async def _work_through(self, worker: Any) -> bool:
-        """Run what is left on a worker; False if it died."""
-        while self.alone or self.todo:
-            if self.alone:
-                if not await self._one(worker, self.alone.popleft()):
-                    return False
-            elif not all(await together(self._slot(worker) for _ in range(self.slots))):
-                return False
-        return True
-
-    async def _slot(self, worker: Any) -> bool:
-        """Run one rollout after another on a worker; False if it died."""
-        while self.todo:
-            if not await self._one(worker, self.todo.popleft()):
-                return False
-        return True
-
-    async def _one(self, worker: Any, number: int) -> bool:
-        """Run and store a rollout; False if the worker died."""
-        task = self.tasks[number]
-        try:
-            report = await worker.run.remote(number, rollout_seed(self.seed, number))
-        except self.ray.exceptions.RayError as error:
-            self._check_death(error)
-            self.deaths[number] += 1
-            if self.deaths[number] >= _DEATHS:
-                lost = Rollout(task, Trajectory(name=task.name), task.tools or [], list(task.messages), End.FAILED)
-                lost.notes.append(f"{_DEATHS} workers died while it was under way: {first_line(error)}")
-                await self.finish(lost)
-            else:
-                (self.alone if self.deaths[number] >= _ALONE else self.todo).appendleft(number)
-            return False
-        if "down" in report:
-            raise EngineDown(f"node {report['node']}: {report['down']}")
-        if "error" in report:
-            raise TokentraceError(f"node {report['node']}, {brief(task.name)}: {report['error']}")
-        await self.finish(Rollout(task=task, tools=task.tools or [], **report))
-        return True
 
 
 # -- on the nodes
@@ -240,7 +212,6 @@ class ConfiguredCrew:
 
     path: Path
     options: Mapping[str, Any]
-    """Those of `read_run`."""
     settings: Mapping[str, Any]
     """`Run.settings` of the process that began the run."""
 
@@ -254,28 +225,34 @@ class ConfiguredCrew:
 
 
 class RolloutActor:
-    """An actor: numbers of tasks in, rollouts out."""
+    """An actor: numbers of tasks in, rollouts out. Each answer names its node and describes its crew."""
 
     def __init__(self, make: MakeCrew, patience: float | None) -> None:
         self._make = make
-        self._node = platform.node()
+        self._about: dict[str, Any] = {"node": platform.node()}
         self._patience = patience
+        self._making = asyncio.Lock()
 
     async def ready(self) -> dict[str, Any]:
-        """Make the agent; report what must be the same on all workers, or an error as text."""
-        try:
-            crew = self._make()
-            self._agent, tasks = await crew if inspect.isawaitable(crew) else crew
-            self._tasks = list(named(tasks))
-            self._waiting = Patience(self._patience)
-            first, renderer = self._tasks[0], self._agent.renderer
-            tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
-            prompt = renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
-        except Exception as error:
-            problem = str(error) if isinstance(error, TokentraceError) else describe_error(error)
-            return {"node": self._node, "error": problem}
+        """Make the crew, if that was not done; report what must be the same on all workers, or an error as text."""
+        async with self._making:
+            if "crew" not in self._about:
+                try:
+                    self._about["crew"] = await self._crew()
+                except Exception as error:
+                    problem = str(error) if isinstance(error, TokentraceError) else describe_error(error)
+                    self._about["crew"] = {"error": problem}
+        return self._about
+
+    async def _crew(self) -> dict[str, Any]:
+        crew = self._make()
+        self._agent, tasks = await crew if inspect.isawaitable(crew) else crew
+        self._tasks = list(named(tasks))
+        self._waiting = Patience(self._patience)
+        first, renderer = self._tasks[0], self._agent.renderer
+        tools = [tool.tool_schema for tool in (self._agent.tools if first.tools is None else first.tools)]
+        prompt = renderer.render_ids(first.messages, tools=tools or None, add_generation_prompt=True)
         return {
-            "node": self._node,
             "tasks": _digest_of(self._tasks),
             "version of tokentrace": __version__,
             "first prompt": _digest(prompt),
@@ -284,18 +261,21 @@ class RolloutActor:
 
     async def run(self, number: int, seed: int | None) -> dict[str, Any]:
         """Run a rollout; return it without its task and tools, which need not travel."""
+        about = await self.ready()
+        if "error" in about["crew"]:
+            return about
         try:
             rollout = await self._agent.run(self._tasks[number], seed=seed, patience=self._waiting)
         except EngineDown as error:
-            return {"node": self._node, "down": str(error)}
+            return about | {"down": str(error)}
         except Exception as error:
-            return {"node": self._node, "error": describe_error(error)}
+            return about | {"error": describe_error(error)}
         names = [one.name for one in dataclasses.fields(rollout) if one.init and one.name not in ("task", "tools")]
         report = {name: getattr(rollout, name) for name in names}
-        return report | {"messages": as_plain_json(rollout.messages)}  # foreign objects need not be picklable
+        messages = as_plain_json(rollout.messages)  # foreign objects need not be picklable
+        return about | {"rollout": report | {"messages": messages}}
 
     async def close(self) -> None:
-        """Close the tools and the engine."""
         for tool in self._agent.tools:
             await tool.close()
         await self._agent.engine.close()

@@ -42,7 +42,6 @@ def cut_text(text: str, limit: int, tokenizer: Tokenizer, keep: Keep | str = Kee
 
 @functools.lru_cache(8)
 def _longest_token(vocabulary: Vocabulary) -> int:
-    """Return the bytes of the longest token."""
     return int(vocabulary.byte_lengths.max())
 
 

@@ -53,15 +53,13 @@ _FAILURES: Final = ((EngineError, End.ENGINE), (TooLong, End.HUNG))
 
 @dataclass(slots=True)
 class _Progress:
-    """The state of a rollout while it is under way."""
-
-    box: Toolbox
-    user: BaseInteraction | None
     grown: Callable[[Rollout], None]
     seed: int | None
     patience: Patience | None
-    open_turn: OpenTurn | None = None
+    open_turn: OpenTurn | None
     """The turn that a recorded trajectory ends with, until it is continued."""
+    user: BaseInteraction | None = None
+    box: Toolbox = dataclasses.field(init=False)
     limit: asyncio.Timeout | None = None
 
     @contextlib.contextmanager
@@ -98,7 +96,6 @@ class Agent:
         reward: Reward | None = None,
         budget: Budget | None = None,
         resume_aborted: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not hasattr(engine, "generate") or not hasattr(engine, "capabilities"):
             raise InputError(f"engine must be an Engine, not {brief(engine)}")
@@ -116,7 +113,6 @@ class Agent:
         self.reward = reward
         self.budget = budget or Budget()
         self.resume_aborted = instance("resume_aborted", resume_aborted, bool, InputError)
-        self._clock = clock
         self._unnamed = itertools.count()
         sampling = sampling or SamplingParams(max_tokens=self.budget.turn_tokens)
         check_logprobs(sampling, engine.capabilities)
@@ -168,28 +164,21 @@ class Agent:
             rendered = self.renderer.render(task.messages, tools=rollout.schemas, add_generation_prompt=True)
             check_continues(rollout, self.renderer, rendered.ids)
             open_turn = resume(rollout, self._sampling)
-        began = self._clock()
+        began = time.monotonic()
         with instance_name(task.name) as rollout.instance:
             try:
-                await self._run(rollout, grown or (lambda _: None), seed, patience, open_turn)
+                await self._run(rollout, _Progress(grown or (lambda _: None), seed, patience, open_turn))
             finally:
-                rollout.seconds = self._clock() - began
+                rollout.seconds = time.monotonic() - began
         return rollout
 
-    async def _run(
-        self,
-        rollout: Rollout,
-        grown: Callable[[Rollout], None],
-        seed: int | None,
-        patience: Patience | None,
-        open_turn: OpenTurn | None,
-    ) -> None:
+    async def _run(self, rollout: Rollout, progress: _Progress) -> None:
         try:
             if not rollout.trajectory.num_writes:
                 self._begin(rollout)
-                grown(rollout)
-            user = choose_interaction(self.interactions, rollout.task.interaction_settings)
-            box = Toolbox(
+                progress.grown(rollout)
+            progress.user = choose_interaction(self.interactions, rollout.task.interaction_settings)
+            progress.box = Toolbox(
                 rollout.tools,
                 rollout.instance,
                 timeout=self.budget.tool_timeout,
@@ -198,8 +187,8 @@ class Agent:
                 messages=rollout.messages,
                 notes=rollout.notes,
             )
-            async with box:
-                await self._lead(rollout, _Progress(box, user, grown, seed, patience, open_turn))
+            async with progress.box:
+                await self._lead(rollout, progress)
         except EngineDown:
             raise
         except Exception as error:
@@ -212,7 +201,6 @@ class Agent:
             rollout.trajectory.set_reward(rollout.reward)
 
     def _begin(self, rollout: Rollout) -> None:
-        """Render the first prompt."""
         messages = rollout.task.messages
         rendered = self.renderer.render(messages, tools=rollout.schemas, add_generation_prompt=True)
         rollout.notes += rendered.notes
@@ -222,7 +210,6 @@ class Agent:
         rollout.trajectory.begin(rendered.ids, messages=len(messages), message_spans=spans)
 
     async def _lead(self, rollout: Rollout, progress: _Progress) -> None:
-        """Run all turns, then the reward."""
         user, budget = progress.user, self.budget
         started = False
         try:
@@ -377,7 +364,7 @@ class Agent:
         group = rollout.task.metadata.get("group")
 
         async def request() -> Completion:
-            began = self._clock()
+            began = time.monotonic()
             try:
                 answer = self.engine.generate(
                     rollout.trajectory.prompt(),
@@ -389,7 +376,7 @@ class Agent:
                 )
                 return await within(answer, None, "the engine")
             finally:
-                rollout.engine_seconds += self._clock() - began
+                rollout.engine_seconds += time.monotonic() - began
 
         async def probe() -> Completion:
             return await self.engine.generate(rollout.trajectory.prompt()[:1], SamplingParams(1))

@@ -50,7 +50,6 @@ class MCPConfig:
     """Prepended to the names of its tools."""
     session: MCPSession = MCPSession.RUN
     start_timeout: float | None = 30.0
-    """Seconds."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.url is None):

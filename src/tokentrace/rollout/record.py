@@ -41,11 +41,9 @@ class Budget:
     """Of the rollout without its reward, and without engine outages."""
     tool_timeout: float | None = 60.0
     tool_seconds: float | None = None
-    """Of all calls."""
     interaction_timeout: float | None = 300.0
     reward_timeout: float | None = 300.0
     result_tokens: int = 2048
-    """Longer tool results are cut."""
     result_keep: Keep = Keep.MIDDLE
 
     def __post_init__(self) -> None:
@@ -78,7 +76,6 @@ class Task:
     interaction_settings: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `start_interaction`; ``name`` selects a simulated user."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """JSON."""
 
     def __post_init__(self) -> None:
         if not is_list(self.messages):
@@ -138,7 +135,6 @@ def call_id(turn: int, index: int) -> str:
 
 
 def result_message(call: ParsedToolCall, turn: int, content: str) -> dict[str, Any]:
-    """Return the message that answers a call of a turn."""
     message = {"role": "tool", "content": content, "tool_call_id": call.id or call_id(turn, call.index)}
     return {**message, "name": call.name} if call.name else message
 
@@ -161,7 +157,6 @@ class TurnMetrics:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Those of tools (``tool``) and of the simulated user (``interaction``)."""
     continues: bool = False
-    """True if it continues the turn before."""
 
     def add_reward(self, reward: float | None) -> None:
         if reward is not None:
@@ -207,7 +202,6 @@ class Rollout:
 
     @property
     def malformed(self) -> int:
-        """The number of turns with an unreadable call."""
         return sum(turn.malformed for turn in self.per_turn)
 
     @property
@@ -241,7 +235,6 @@ class Rollout:
         return (replies[-1].get("content") or "") if replies else ""
 
     def metrics(self) -> dict[str, Any]:
-        """Return its metrics as JSON."""
         cached = [turn.cached_tokens for turn in self.per_turn if turn.cached_tokens is not None]
         return {
             "end": None if self.end is None else str(self.end),

@@ -24,9 +24,8 @@ from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 from . import loading
 from .batch import grouped, row_task
-from .config import Document, read_config
 from .interactions import BaseInteraction, choose_interaction
-from .loading import errors_at, load_object
+from .loading import Document, errors_at, load_object, read_config
 from .loop import Agent, Budget, Reward, Task
 from .resuming import check_resumable
 from .tools import BaseTool
@@ -58,12 +57,9 @@ class EngineSection(Struct, forbid_unknown_fields=True):
     model: str | None = None
     check_echo: bool | None = None
     http: dict[str, Any] | None = None
-    """Fields of `HTTPSettings`."""
 
 
 class DataSection(Struct, forbid_unknown_fields=True):
-    """Files of tasks."""
-
     file: str | None = None
     files: list[str] = []
     split: str | None = None
@@ -85,9 +81,7 @@ class RunFile(Struct, forbid_unknown_fields=True, kw_only=True):
     interaction: loading.UserSection | list[loading.UserSection] | None = None
     interaction_file: str | None = None
     sampling: dict[str, Any] = {}
-    """Fields of `SamplingParams`."""
     budget: dict[str, Any] = {}
-    """Fields of `Budget`."""
     reward: str | None = None
     advantages: Literal["none", "group"] = "none"
     rollouts_per_task: Positive = 1
@@ -139,12 +133,10 @@ class Run:
     """What must not change when a run continues."""
 
     async def close(self) -> None:
-        """Close the tools."""
         for tool in self.tools:
             await tool.close()
 
     def agent(self, engine: Engine) -> Agent:
-        """Return the agent that runs the tasks."""
         return Agent(
             engine,
             self.renderer,
@@ -231,7 +223,6 @@ class _Maker:
 
     @property
     def source(self) -> str | None:
-        """The source that ``data`` names."""
         return next((name for name in self.sources if name in self.file.data), None)
 
     def renderer(self) -> Renderer:

@@ -232,7 +232,6 @@ async def _all(store: Store) -> list[SessionInfo]:
 
 
 def _result(info: SessionInfo) -> dict[str, Any] | None:
-    """How a rollout ended; None if it did not."""
     return info.metadata.get("rollout") if info.state is not State.DROPPED else None
 
 
@@ -246,7 +245,6 @@ def as_plain_json(value: Any) -> Any:
 
 
 def _answered(rollout: Rollout) -> int:
-    """The number of messages up to the model's last one."""
     roles = [message.get("role") for message in rollout.messages]
     last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
     return last + 1 if last >= len(rollout.task.messages) else len(roles)

@@ -65,7 +65,6 @@ class Toolbox:
         await self._release()
 
     async def _release(self) -> None:
-        """Release each created tool once, even if one fails."""
         created, self._created = self._created, []
         for tool in created:
             step = functools.partial(tool.release, self._instance, **self._settings[tool.name]["release"])

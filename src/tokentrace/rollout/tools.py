@@ -28,7 +28,6 @@ class ToolResult:
     failed: bool = False
     """True if the call was malformed, or the tool raised, took too long or returned no text."""
     note: str = ""
-    """Added to the rollout's notes."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.content, str):
@@ -99,7 +98,6 @@ class AgentData:
     messages: list[Mapping[str, Any]]
     tools_kwargs: Mapping[str, Any]
     extra_fields: dict[str, Any] = field(default_factory=dict)
-    """State of the tools, for the life of the trajectory."""
 
 
 class AdoptedTool(BaseTool):

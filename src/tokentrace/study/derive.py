@@ -32,7 +32,7 @@ BARE_CALLS: Final = "nothing sets calls off from content: they are found only wh
 
 
 def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> TurnGrammar:
-    """The grammar of a template's turns. `ends` are the tokens that end them; `tools` declares the stand-in tool."""
+    """The grammar of a template's turns, which `ends` end. `tools` declares one."""
     added = study.tokenizer.vocabulary.added
     stops = [added[index].text for index in sorted(ends) if index in added]
     reader = TurnReader(functools.partial(_last_turn, study, tools), study.tokenizer.vocabulary, stops)
@@ -45,7 +45,7 @@ def template_grammar(study: TemplateStudy, ends: Iterable[int], tools: bool) -> 
 def _last_turn(
     study: TemplateStudy, tools: bool, messages: Messages, changes: Mapping[str, Any]
 ) -> tuple[Rendering, int, int] | None:
-    """A conversation, and where the turn of its last message is; None if the template refuses it or writes none."""
+    """A conversation, and where its last turn is; None if the template refuses it."""
 
     def render(some: Messages, prompt: bool) -> Rendering:
         rendering = study.probe(some, tools, prompt, changes)
@@ -77,7 +77,8 @@ class _Deriver:
         if closing.close:
             reader.ends.append(closing.close)
             plain = reader.turn({"content": "answer"})
-        before = plain.before_content() if plain is not None else None
+        content_hole = plain.first("content") if plain is not None else None
+        before = plain.text[: content_hole.start] if plain is not None and content_hole is not None else None
         reasoned = self._reasoned()
         channels = self._channels(reasoned)
         if channels is not None:
@@ -113,7 +114,7 @@ class _Deriver:
         return None
 
     def _closing(self, plain: WrittenTurn | None) -> Frame:
-        """What the template writes after content: letters that close the turn, or white space before its stop."""
+        """What the template writes after content, before the stop of a turn."""
         content = plain.first("content") if plain is not None else None
         after = plain.text[content.stop :] if plain is not None and content is not None else ""
         if not after.strip():
@@ -123,7 +124,7 @@ class _Deriver:
     # -- reasoning
 
     def _frames(self, turn: WrittenTurn | None, head: str) -> tuple[Frame | None, str]:
-        """What surrounds reasoning, and what opens content after it. `head` is what precedes content alone."""
+        """What surrounds reasoning, and what opens content after it."""
         reasoning = turn.first("reasoning") if turn is not None else None
         if turn is None or reasoning is None:
             return None, ""
@@ -174,15 +175,14 @@ class _Deriver:
             turn = self.reader.turn({"content": f"{opened}alpha{closed}omega"})
             dropped = turn is not None and "omega" in turn.text and "alpha" not in turn.text
             if beyond or dropped or prompt.endswith(closed) or (opened in head and closed in head):
-                self.reader.notes.append(
-                    f"the template never shows reasoning; it prompts with {opened} or looks for {closed}"
-                )
+                sight = f"it prompts with {opened} or looks for {closed}"
+                self.reader.notes.append(f"the template never shows reasoning; {sight}")
                 lead = self.prompt[self.prompt.rindex(opened) + len(opened) :] if beyond else ""
                 return Frame(opened, lead, "", closed, "")
         return None
 
     def _tag_pairs(self, head: str) -> list[tuple[str, str]]:
-        """Tags in the generation prompt, before content, or in strings that the template looks for."""
+        """Tags in the prompt, before content, or in strings of the template."""
         pairs: dict[tuple[str, str], None] = {}
         for text in (self.prompt, head, *sorted(self.constants)):
             for left, name, right in re.findall(r"([<\[])/?(\w[\w:.-]*)([>\]])", text):
@@ -230,7 +230,7 @@ class _Deriver:
         return opened if before.startswith(head) and self.reader.tag.fullmatch(opened.strip()) else ""
 
     def _without_prompt(self, before: str) -> tuple[str, str]:
-        """What all turns begin with and what opens content, if there is no generation prompt to compare with."""
+        """What turns begin with, and what opens content, without a prompt to compare."""
         turn = self.reader.called({"key": "value"})
         called = turn.text[: turn.holes[0].start] if turn is not None else before
         head = self.reader.common_prefix(before, called)
@@ -259,9 +259,8 @@ class _Deriver:
             if not equals or to != other or first == second:
                 return None
             return self._channel_calls(Channels(start, "", message, end, first, second, f"{to}=", "", "", "", end))
-        first, second = (
-            text[text.rindex(channels[0]) + len(channels[0]) : text.rindex(message)].strip() for text in (lead, between)
-        )
+        names = (text[: text.rindex(message)].rpartition(channels[0])[2].strip() for text in (lead, between))
+        first, second = names
         return self._channel_calls(Channels(start, channels[0], message, end, first, second))
 
     def _channel_calls(self, channels: Channels) -> Channels:
@@ -276,17 +275,12 @@ class _Deriver:
         words = header[header.find(channels.channel) + len(channels.channel) : header.rfind(channels.message)].split()
         after = turn.full[arguments[-1].stop :]
         ending = self.reader.tag.match(after) if channels.channel else list(self.reader.tag.finditer(after))[-1]
-        return dataclasses.replace(
-            channels,
-            recipient=f"{recipient}=",
-            namespace=namespace,
-            call=words[0] if words else "",
-            content_type=" ".join(words[1:]),
-            call_end=ending[0] if ending else channels.call_end,
-        )
+        call_end = ending[0] if ending else channels.call_end
+        changes: dict[str, Any] = {"recipient": f"{recipient}=", "namespace": namespace, "call_end": call_end}
+        return dataclasses.replace(channels, call="".join(words[:1]), content_type=" ".join(words[1:]), **changes)
 
     def _bodies(self, channels: Channels) -> CallGrammar | None:
-        """How calls are written in messages of their own; None if that is one JSON, or was not understood."""
+        """How calls are written as messages; None if that is one JSON, or unclear."""
         reader = self.reader
         reader.body = channels.message
         body = reader.called({"key": "value"})

@@ -26,7 +26,7 @@ Extent = Callable[[WrittenTurn, int], tuple[int, int] | None]
 
 @dataclass(frozen=True, slots=True)
 class CallDeriver:
-    """Derives how calls are written. `one` has one call, `beside` one after content, `two` two of them."""
+    """Derives how calls are written, from turns with one, one `beside` content, two."""
 
     reader: TurnReader
     grammar: TurnGrammar
@@ -84,38 +84,28 @@ class CallDeriver:
             json_object = self._object(turn, number)
             return json_object[:2] if json_object is not None else None
 
-        around = self._around(extent)
-        return CallGrammar(
-            Style.JSON_CALL, keys=() if named_key else tuple(keys), named_key=named_key, ascii=self._ascii(), **around
-        )
+        named: dict[str, Any] = {"named_key": True} if named_key else {"keys": tuple(keys)}
+        return CallGrammar(Style.JSON_CALL, ascii=self._ascii(), **named, **self._around(extent))
 
     # -- a name, and arguments that are JSON
 
     def _json_arguments(self) -> CallGrammar | None:
         head, begin = self._head(self.one, 0)
-        around = self._parts(self._up_to_arguments(), head)
+        around = self._parts(self._extent(), head)
         opened, leads = around.pop("open"), around.pop("head")
         id_is_name = all(field != "name" for _, field in leads)
         numbered, begin = self._numbered(begin)
         if any(len(lead.split()) > 1 for lead, _ in numbered):  # apart from the name: not a part of an id
             leads = (*leads, *numbered)
         elif self.two is not None:
-            begin = self._head(self.one, 0)[1]
-            other = self._head(self.two, 1)[1]
+            begin, other = self._head(self.one, 0)[1], self._head(self.two, 1)[1]
             shared = self.reader.common_suffix(begin, other)
             if shared != begin and re.sub(r"\d+", "0", begin) == re.sub(r"\d+", "0", other):
                 # the call's number stands after its name: the two, with what is before them, are an id
                 begin, id_is_name, leads = shared, True, (("", "id"),)
                 opened = opened[: self.reader.groups(opened)[-1][1]] if self.reader.groups(opened) else opened
-        return CallGrammar(
-            Style.JSON_ARGUMENTS,
-            open=opened,
-            head=leads,
-            begin=begin,
-            id_is_name=id_is_name,
-            ascii=self._ascii(),
-            **around,
-        )
+        named: dict[str, Any] = {"open": opened, "head": leads, "begin": begin, "id_is_name": id_is_name}
+        return CallGrammar(Style.JSON_ARGUMENTS, ascii=self._ascii(), **named, **around)
 
     def _fields(self, turn: WrittenTurn, number: int = 0) -> list[Hole]:
         """The fields of a call before its arguments."""
@@ -124,7 +114,7 @@ class CallDeriver:
         return [hole for hole in turn.holes if hole.call == number and hole.field != "arguments" and hole.stop <= floor]
 
     def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
-        """The fields of a call with what stands between them, and what stands between the last and the arguments."""
+        """The fields of a call with what introduces each, and the arguments."""
         fields, arguments = self._fields(turn, number), turn.arguments(number)
         leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))]
         begin = turn.between(fields[-1], arguments[0]) if fields and arguments else ""
@@ -170,22 +160,18 @@ class CallDeriver:
         if not value_open.strip() or not key_open.strip() or not value_close.strip():
             return self._not_understood("nothing stands around the arguments")
         other_open = _value_opening(number) or value_open
-        leads = self._head(several, 0)[0]
         numbered, begin = self._numbered(begin)
-        strings, others = self._values()
-        return CallGrammar(
-            Style.PAIRS,
-            begin=begin,
-            key_open=key_open,
-            value_open=other_open,
-            value_close=value_close,
-            string_open=value_open if other_open != value_open else "",
-            typed_opens=tuple(self._typed_opens(other_open)) if other_open != value_open else (),
-            strings=strings,
-            others=others,
-            ascii=self._ascii(),
-            **self._parts(self._up_to_arguments(len(value_close)), [*leads, *numbered]),
-        )
+        typed: dict[str, Any] = {}
+        if other_open != value_open:
+            typed = {"string_open": value_open, "typed_opens": tuple(self._typed_opens(other_open))}
+        around = self._parts(self._extent(len(value_close)), [*self._head(several, 0)[0], *numbered])
+        tags: dict[str, Any] = {
+            "begin": begin,
+            "key_open": key_open,
+            "value_open": other_open,
+            "value_close": value_close,
+        }
+        return CallGrammar(Style.PAIRS, ascii=self._ascii(), **tags, **typed, **self._values(), **around)
 
     def _typed_opens(self, usual: str) -> Iterator[tuple[str, str]]:
         """What opens values of a type that do not open as numbers do."""
@@ -202,11 +188,8 @@ class CallDeriver:
         first, second = (self._head(two, at)[1] for at in (0, 1))
         for match in re.finditer(r"\d+", first):
             lead, after = first[: match.start()], first[match.end() :]
-            if (
-                second == f"{lead}{int(match[0]) + 1}{after}"
-                and begin.startswith(lead + match[0])
-                and int(match[0]) < 2
-            ):
+            counts = int(match[0]) < 2 and second == f"{lead}{int(match[0]) + 1}{after}"
+            if counts and begin.startswith(lead + match[0]):
                 return [(lead, "number" if match[0] == "1" else "index")], begin[match.end() :]
         return [], begin
 
@@ -216,19 +199,16 @@ class CallDeriver:
         value_open = several.between(keys[0], values[0])
         to_key = several.between(self._fields(several)[-1], keys[0])
         key_open = reader.common_suffix(to_key, text[keys[1].stop + len(value_open) : keys[2].start])
-
-        strings, others = self._values()
-        return CallGrammar(
-            Style.TREE,
-            begin=to_key[: len(to_key) - len(key_open)],
-            key_open=key_open,
-            value_open=value_open,
-            value_close=several.between(values[0], keys[1]),
-            item=self._item(key_open, value_open),
-            strings=strings,
-            others=others,
-            **self._parts(self._up_to_arguments(len(value_open)), self._head(several, 0)[0]),
-        )
+        begin, value_close = to_key[: len(to_key) - len(key_open)], several.between(values[0], keys[1])
+        around = self._parts(self._extent(len(value_open)), self._head(several, 0)[0])
+        tags: dict[str, Any] = {
+            "begin": begin,
+            "key_open": key_open,
+            "value_open": value_open,
+            "value_close": value_close,
+        }
+        item = self._item(key_open, value_open)
+        return CallGrammar(Style.TREE, item=item, **tags, **self._values(), **around)
 
     def _item(self, key_open: str, value_open: str) -> str:
         """The name of the elements of a list."""
@@ -238,22 +218,14 @@ class CallDeriver:
 
     def _python(self, others: Value | None) -> CallGrammar | None:
         others = others or (Value.PYTHON if self._value_text(True) == "True" else Value.JSON)
-        return CallGrammar(Style.PYTHON, others=others, **self._around(self._bracketed(")")))
+        return CallGrammar(Style.PYTHON, others=others, **self._around(self._extent(bracket=")")))
 
     def _braces(self, quote: str, others: Value) -> CallGrammar | None:
-        around = self._around(self._bracketed("}"))
+        around = self._around(self._extent(bracket="}"))
         opened, leads = self._split_open(around.pop("open"), self._head(self.one, 0)[0])
         return CallGrammar(Style.BRACES, open=opened, head=leads, begin="{", quote=quote, others=others, **around)
 
-    def _bracketed(self, bracket: str) -> Extent:
-        def extent(turn: WrittenTurn, at: int) -> tuple[int, int] | None:
-            fields, arguments = self._fields(turn, at), turn.arguments(at)
-            stop = turn.text.find(bracket, arguments[-1].stop) if arguments else -1
-            return (fields[0].start, stop + 1) if fields and stop >= 0 else None
-
-        return extent
-
-    def _values(self) -> tuple[Value, Value]:
+    def _values(self) -> dict[str, Any]:
         """How strings and other values are written."""
         text = self._value_text(AWKWARD)
         strings = Value.BARE
@@ -263,7 +235,7 @@ class CallDeriver:
             strings = Value.CDATA
         elif text != AWKWARD:
             self.reader.notes.append("strings among the arguments are changed by the template")
-        return strings, Value.PYTHON if self._value_text(True) == "True" else Value.JSON
+        return {"strings": strings, "others": Value.PYTHON if self._value_text(True) == "True" else Value.JSON}
 
     def _value_text(self, value: Any) -> str | None:
         turn = self.reader.called({"key": value})
@@ -284,24 +256,27 @@ class CallDeriver:
 
     # -- what stands around calls
 
-    def _up_to_arguments(self, more: int = 0) -> Extent:
-        """Calls from their first field to the end of their arguments, and so many characters more."""
+    def _extent(self, more: int = 0, bracket: str = "") -> Extent:
+        """Calls from their first field to their arguments and `more`, or a bracket."""
 
         def extent(turn: WrittenTurn, at: int) -> tuple[int, int] | None:
             fields, arguments = self._fields(turn, at), turn.arguments(at)
-            return (fields[0].start, arguments[-1].stop + more) if fields and arguments else None
+            if not fields or not arguments or bracket not in turn.text[arguments[-1].stop :]:
+                return None
+            stop = arguments[-1].stop + more
+            return fields[0].start, turn.text.index(bracket, stop) + 1 if bracket else stop
 
         return extent
 
     def _parts(self, extent: Extent, head: list[tuple[str, str]]) -> dict[str, Any]:
-        """What stands around calls, the delimiters of a call taken apart into outer and inner ones."""
+        """What is around calls, with their delimiters split into outer and inner."""
         around = self._around(extent)
         opened, leads = self._split_open(around.pop("open"), head)
         ended, closed = self._split_close(around.pop("close"))
         return {**around, "open": opened, "head": leads, "end": ended, "close": closed}
 
     def _around(self, extent: Extent) -> dict[str, Any]:
-        """Split what stands before, between and after calls into what belongs to a call and to the section."""
+        """Split what is around calls into the delimiters of a call and of a section."""
         reader = self.reader
         before, lead = self._lead(extent)
         alone = extent(self.one, 0)
@@ -314,9 +289,8 @@ class CallDeriver:
         between = self.two.text[first[1] : second[0]]
         last = self.two.text[second[1] :]
         if last != tail:
-            reader.notes.append(
-                f"the template disagrees with itself: one call ends with {tail!r}, the last of two with {last!r}"
-            )
+            problem = f"one call ends with {tail!r}, the last of two with {last!r}"
+            reader.notes.append(f"the template disagrees with itself: {problem}")
             tail = max(tail, last, key=len)
         opened = reader.common_suffix(lead, between).lstrip()
         closed = reader.common_prefix(between[: len(between) - len(opened)], tail)
@@ -325,15 +299,9 @@ class CallDeriver:
         section_open = lead[: len(lead) - len(opened)]
         after = tail[len(closed) :]
         section_close = after.rstrip() if section_open.strip() else ""
-        return {
-            "before": before,
-            "open": opened,
-            "close": closed,
-            "separator": between[len(closed) : len(between) - len(opened)],
-            "section_open": section_open,
-            "section_close": section_close,
-            "after": after[len(section_close) :],
-        }
+        separator, after = between[len(closed) : len(between) - len(opened)], after[len(section_close) :]
+        section = {"section_open": section_open, "section_close": section_close, "separator": separator}
+        return {"before": before, "open": opened, "close": closed, "after": after, **section}
 
     def _lead(self, extent: Extent) -> tuple[str, str]:
         """The white space between content and calls, and what stands before the first call."""
@@ -368,7 +336,7 @@ class CallDeriver:
 
 
 def _value_opening(turn: WrittenTurn | None) -> str:
-    """What is between the key and the value of a turn's first argument; nothing if these are not shown."""
+    """What is between the key and the value of a turn's first argument."""
     holes = turn.arguments(0) if turn is not None else []
     return turn.between(holes[0], holes[1]) if turn is not None and len(holes) > 1 else ""
 

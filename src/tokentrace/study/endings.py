@@ -28,7 +28,7 @@ class TurnEndings:
     open_ended: bool = False
     """Nothing closes a turn: the head of the next one does."""
     inner: frozenset[int] = frozenset()
-    """Closers that are also inside a turn (Harmony's ``<|end|>``, after reasoning): no reason to stop there."""
+    """Closers that are also inside a turn (Harmony's ``<|end|>``): do not stop."""
     seen: bool = False
     """True if the end of an answer was seen at all."""
 
@@ -39,7 +39,7 @@ class TurnEndings:
 
 
 def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
-    """Look at how the template ends turns: with an answer, with a tool call, last and not last."""
+    """How the template ends turns: answers and calls, last and not last."""
     closers: set[int] = set()
     heads: set[int] = set()
     open_ended = seen = False
@@ -72,7 +72,7 @@ def find_endings(study: TemplateStudy, tools: bool) -> TurnEndings:
 
 
 def _ending(study: TemplateStudy, probe: Probe, tools: bool) -> tuple[int | None, int | None] | None:
-    """The last control token of the assistant's turn after its text, and the token that comes next."""
+    """The last control token after the turn's text, and the next after the turn."""
     rendering = study.readable(probe, tools)
     turns = [turn for turn in turn_spans(rendering) if turn.message == 1 and turn.start < turn.end] if rendering else []
     if rendering is None or not turns:

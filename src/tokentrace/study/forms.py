@@ -31,7 +31,7 @@ _TOOLS: Final = (False, True)
 _CALL_CASES: Final = tuple(itertools.product(((RESULT,), ()), _TOOLS))
 """Calls with a result after them and as the last message, without tools and with them."""
 _WAYS: Final = tuple(itertools.product((True, False), Silence))
-"""Ways to write a call: arguments as a mapping or as JSON text, and how there is no content."""
+"""Ways to write a call: arguments as a mapping or not, and no content."""
 
 
 class TemplateForms:
@@ -47,7 +47,7 @@ class TemplateForms:
 
     @computed
     def alone(self) -> tuple[Silence, ...]:
-        """How an assistant message without calls may have no content: the ways that are written like ``""``."""
+        """How a message without calls may have no content, written like ``""``."""
         renderings: dict[Silence, list[str]] = {}
         for silence in Silence:
             message = {"role": "assistant", **SILENT[silence]}
@@ -66,7 +66,7 @@ class TemplateForms:
         return any(drawn) and all(spans is None or expected <= set(spans) for spans in drawn)
 
     def shows_reasoning(self, beside_calls: bool, inline: bool) -> bool:
-        """True if the template shows the reasoning of the last turn, as a field or inline in content."""
+        """True if the template shows the last reasoning, as a field or inline."""
         key = ("reasoning", beside_calls, inline)
         return self._study.facts.once(key, lambda: self._finds_reasoning(beside_calls, inline))
 
@@ -141,7 +141,7 @@ class ReadContent:
         return self._reads(_replaced(probe, at, _PARTS), at, tools, expected)
 
     def _reads(self, probe: Probe, at: int, tools: bool, expected: Mapping[Any, str]) -> bool:
-        """True if the content of a message is in the output as expected: these texts, and nothing else of it."""
+        """True if exactly the expected texts of a message's content are written."""
         spans = _spans(self._study, probe, at, tools) or ()
         actual = [(path, text.strip('"')) for path, text in spans if path[0] == "content"]
         return {path for path, _ in actual} == set(expected) and all(expected[path] == text for path, text in actual)
@@ -193,7 +193,7 @@ class ReadCalls:
 
     @computed
     def _good(self) -> list[tuple[bool, Silence]]:
-        """The forms that are read wherever any is; failing that, those read in the first place that reads any."""
+        """The forms that are read wherever any is, or else in the first such place."""
         reads = {
             way: [self._reads([USER, _calling(*way), *after], tools) for after, tools in _CALL_CASES] for way in _WAYS
         }
@@ -251,7 +251,7 @@ def _as_parts(message: Message) -> Message:
 
 
 def _is_json(spans: Spans | None, path: FieldPath) -> bool:
-    """True if the spans of a field are JSON of the probe's mapping: not its repr, not JSON of its JSON."""
+    """True if the spans of a field are JSON of the probe's mapping."""
     text = "".join(text for inner, text in spans or () if inner[: len(path)] == path and inner != (*path, KEY))
     try:
         return bool(json.loads(text) == TWO_ARGUMENTS)

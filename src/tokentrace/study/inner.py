@@ -42,7 +42,7 @@ class ControlTokens(NamedTuple):
 
 
 def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
-    """The control tokens that an assistant's text may hold, if its turns are written as `grammar` says."""
+    """The control tokens that an assistant's text may hold."""
     vocabulary = study.tokenizer.vocabulary
     variables = study.tokenizer.variables.items()
     named = {name: vocabulary.control[text].id for name, text in variables if text in vocabulary.control}
@@ -58,7 +58,7 @@ def inner_tokens(study: TemplateStudy, grammar: TurnGrammar) -> frozenset[int]:
 
 
 def _prompts(study: TemplateStudy) -> Iterator[str]:
-    """What asking for a reply adds to the text, under each truth value of each of the template's variables."""
+    """What asking for a reply adds, with each variable of the template on and off."""
     for name, value in itertools.product(sorted(study.template.variables), (True, False)):
         prompted, plain = (study.probe((USER,), False, prompt, {name: value}) for prompt in (True, False))
         if prompted is not None and plain is not None and prompted.text.startswith(plain.text):
@@ -85,7 +85,7 @@ def control_tokens(study: TemplateStudy) -> ControlTokens:
 
 
 def _delimiters(grammar: TurnGrammar) -> Iterator[str]:
-    """The delimiters of what a turn holds. Messages on channels have heads of their own, which are no such thing."""
+    """The delimiters of what a turn holds. The heads of channels are none."""
     for frame in (grammar.reasoning, grammar.content):
         if frame is not None:
             yield from (frame.open, frame.close)

@@ -25,7 +25,7 @@ class Memory:
         _ALL.add(self)
 
     def once(self, key: Hashable, find: Callable[[], Value], keep: Callable[[Value], bool] = lambda _: True) -> Value:
-        """The value of `find`, computed once for a key, unless `keep` refuses it. An error is raised and not cached."""
+        """The value of `find`, computed once for a key, unless `keep` refuses it."""
         value: Value = self._values.get(key, _MISSING)
         if value is not _MISSING:
             return value
@@ -47,7 +47,7 @@ _ALL: weakref.WeakSet[Memory] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    """A child process has only the thread that forked: locks that others held would never be free."""
+    """A child process has one thread: locks of other threads would never be free."""
     for memory in list(_ALL):
         memory.renew_lock()
 

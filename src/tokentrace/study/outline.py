@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class TemplateOutline:
-    """The scaffold of a template's turns. Empty where the template refuses such a turn or writes nothing."""
+    """The scaffold of a template's turns; empty if it refuses such a turn."""
 
     def __init__(self, study: TemplateStudy) -> None:
         self._study = study
@@ -35,7 +35,7 @@ class TemplateOutline:
 
     @computed
     def call(self) -> str:
-        """An assistant's turn with a tool call (and reasoning and content if the template allows them there)."""
+        """An assistant's turn with a call, and reasoning and content if allowed."""
         return _turn(self._called, 1)
 
     @computed
@@ -66,7 +66,7 @@ class TemplateOutline:
 
     @computed
     def _called(self) -> Rendering | None:
-        """A call and its result, as the template wants them: beside content or not, arguments as a mapping or JSON."""
+        """A call and its result, in the first form that the template takes."""
         replies: tuple[Message, ...] = (THOUGHT, {**ANSWER, "content": ""}, {**ANSWER, "content": None})
         ways = ({**reply, "tool_calls": [call(as_text=as_text)]} for reply in replies for as_text in (False, True))
         renderings = (self._study.probe([USER, way, RESULT]) for way in ways)

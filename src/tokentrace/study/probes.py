@@ -47,7 +47,7 @@ def call(number: int = 1, arguments: Any = ONE_ARGUMENT, *, as_text: bool = Fals
 
 
 def calling(*calls: Mapping[str, Any], **fields: Any) -> Message:
-    """An assistant's message with tool calls, one if none are given; without content unless `fields` has some."""
+    """An assistant's message with tool calls (one by default), and other `fields`."""
     return {"role": "assistant", "content": "", **fields, "tool_calls": list(calls) or [call()]}
 
 
@@ -61,7 +61,7 @@ RESULT: Final = result()
 
 
 def stringified(message: Message) -> Message:
-    """A message with its arguments as JSON text, and None where it says nothing beside its calls."""
+    """A message with arguments as JSON text, and None for empty content beside calls."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -91,7 +91,7 @@ _SPOKEN_CALLS: Final = (
     calling(content="answer", reasoning_content="thought"),
 )
 ASSISTANT_TURNS: Final[tuple[Probe, ...]] = (ANSWERED, REASONED, *((USER, reply) for reply in _SPOKEN_CALLS))
-"""Conversations in which an assistant answers a user: what stands in its turn may live there."""
+"""Conversations in which an assistant answers a user."""
 OTHER_TURNS: Final[tuple[Probe, ...]] = (
     (USER,),
     (SYSTEM, USER),
@@ -107,7 +107,7 @@ OTHER_TURNS: Final[tuple[Probe, ...]] = (
         for kind in ("image", "video", "audio")
     ),
 )
-"""Conversations in which there is more, to see what stands outside of an assistant's turn."""
+"""Conversations with more, to see what is outside of an assistant's turn."""
 
 
 def role_turn(role: str) -> Probe:

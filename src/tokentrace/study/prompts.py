@@ -1,4 +1,4 @@
-"""Generation prompts: what a template writes to ask for a reply, and where it is at the head of a turn."""
+"""Generation prompts: what a template writes to ask for a reply."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class GenerationPrompts:
         self._ends = Memory()
 
     def before(self, turns: Sequence[TurnSpan], messages: Messages, render: Render) -> list[GenerationPrompt | None]:
-        """The generation prompt of each turn; None where nothing comes before it, or the template refuses one there."""
+        """The generation prompt of each turn; None if the template refuses one there."""
         prompts: dict[int, GenerationPrompt | None] = {0: None}
         counts = [turn.before + 1 if turn.before >= 0 else turn.message for turn in turns]
         for count in counts:
@@ -129,7 +129,7 @@ def _compared(prompted: Rendering, plain: Rendering | None) -> GenerationPrompt:
 
 
 def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
-    """How many characters at the head of a turn are scaffold up to the end of its generation prompt."""
+    """Where the generation prompt ends in the scaffold at the head of a turn."""
     cuts = cut_points(tail, tokenizer)
     head = tail[: cuts[0]]
     best, end, at = 0, 0, 0
@@ -142,7 +142,7 @@ def _prompt_end(scaffold: str, tail: str, tokenizer: Tokenizer) -> int | None:
 
 
 def _spells_control_tokens(encoded: Encoded, start: int, end: int, tokenizer: Tokenizer) -> bool:
-    """True if control tokens that a text spells are those tokens, and not letters: text that is not trusted."""
+    """True if control tokens that a text spells are tokens, and not letters."""
     pattern = tokenizer.vocabulary.control_pattern
     named = list(pattern.finditer(encoded.rendering.text, start, end)) if pattern is not None else []
     return all(encoded.control[encoded.first_touching([match.start()])[0]] for match in named)

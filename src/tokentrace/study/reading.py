@@ -1,4 +1,4 @@
-"""An assistant's turn as the template writes it: where its fields are, and the scaffold between them taken apart."""
+"""An assistant's turn as the template writes it: its fields and its scaffold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .probes import USER, call
 
 Message = Mapping[str, Any]
 Draw = Callable[[Sequence[Message], Mapping[str, Any]], tuple[Rendering, int, int] | None]
-"""Renders a conversation, with changed template variables, and returns where the turn of its last message is."""
+"""Renders a conversation with other variables, and finds its last turn."""
 
 _NAME: Final = r"[^\s<>=\"'/\[\]]+"
 _TAG: Final = f"</?{_NAME}(?:>|=|(?=\\s))"
@@ -39,7 +39,7 @@ class Hole:
 
 
 class WrittenTurn:
-    """The text of an assistant's turn, without what ends it (`text`) and with it (`full`), and its holes."""
+    """An assistant's turn, without (`text`) and with (`full`) what ends it."""
 
     def __init__(self, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> None:
         self.holes: list[Hole] = []
@@ -69,11 +69,6 @@ class WrittenTurn:
 
     def first(self, field: str, call: int = -1) -> Hole | None:
         return next((hole for hole in self.holes if hole.field == field and hole.call == call), None)
-
-    def before_content(self) -> str | None:
-        """The text before content; None if there is no content."""
-        content = self.first("content")
-        return None if content is None else self.text[: content.start]
 
     def between(self, left: Hole, right: Hole) -> str:
         return self.text[left.stop : right.start]
@@ -112,7 +107,7 @@ class TurnReader:
         self.ends = sorted(ends, key=len, reverse=True)
         """What ends a turn."""
         self.body = ""
-        """What precedes the body of a call's message, if calls are messages: `called` then returns the body."""
+        """What precedes the body of a call's message, if calls are messages."""
         self.notes: list[str] = []
         controls = sorted(vocabulary.control, key=len, reverse=True)
         self._compile(map(re.escape, controls))
@@ -154,7 +149,7 @@ class TurnReader:
         return WrittenTurn(*drawn, self.ends) if drawn is not None else None
 
     def called(self, *arguments: Any, content: str | None = None) -> WrittenTurn | None:
-        """A turn with calls, in the first form in which the template shows all of them (and content before them)."""
+        """A turn with calls, in the first form in which the template shows all of it."""
         contents: tuple[str | None, ...] = (content,) if content else ("", None)
         for text, as_text in itertools.product(contents, (False, True)):
             calls = [call(at, some, as_text=as_text) for at, some in enumerate(arguments, 1)]

@@ -24,14 +24,14 @@ from .turns import TurnSpan, assistant_turns
 
 @dataclass(slots=True)
 class SampledTurn:
-    """The tokens of one turn that the model samples: ``start`` to ``stop``, the stop token included."""
+    """The tokens of one turn that the model samples, the stop token included."""
 
     message: int
     start: int
     stop: int
     stop_token: int | None
     other_prompt: str = ""
-    """The generation prompt of this turn, if the turn does not go on from it, id for id, as inference does."""
+    """The generation prompt of this turn, if it does not go on from it, id for id."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Sampling:
 
 
 def find_sampled(study: TemplateStudy, encoded: Encoded, messages: Messages, tools: TracedList | None) -> Sampling:
-    """The tokens that the model samples. Runs the template again for each turn whose prompt may depend on its past."""
+    """The tokens that the model samples."""
     render = functools.partial(study.run_with, tools)
     turns, notes = assistant_turns(encoded.rendering, messages, render, study.tokenizer)
     if not turns:

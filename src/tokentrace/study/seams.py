@@ -47,7 +47,7 @@ class RefusalReason(StrEnum):
     CONTEXT_DEPENDENT = "context_dependent"
     """What follows depends on earlier messages, which the bridge does not see."""
     REPEATS_PAST = "repeats_past"
-    """The template writes text of an earlier message, which the bridge does not see, after the assistant's turn."""
+    """The template repeats text of an earlier message, which the bridge cannot see."""
     UNKNOWN_VALUE = "unknown_value"
     """The template repeats a value of the assistant's message that is not known."""
     TRUNCATED = "truncated"
@@ -58,7 +58,7 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class BridgeRefusal:
-    """Why there is no bridge; false in a condition. `message` is the index of the new message at fault, if one is."""
+    """Why there is no bridge; false in a condition. `message` is the one at fault."""
 
     reason: RefusalReason
     detail: str
@@ -77,7 +77,7 @@ class BridgeRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A rendering of ``[context, assistant, new messages]``, and where the assistant's turn ends in it."""
+    """A rendering of ``[context, assistant, new messages]``, and the turn's end."""
 
     encoded: Encoded
     conversation: Messages
@@ -98,7 +98,7 @@ class Continuation:
 
     @property
     def shows_call(self) -> bool:
-        """True if the turn holds text of a call. A template may show none, or not beside an answer."""
+        """True if the turn holds text of a call."""
         return self.shows(("tool_calls",))
 
     def shows(self, fields: Sequence[str]) -> bool:
@@ -256,7 +256,7 @@ def shape(messages: Messages, words: Sequence[str]) -> tuple[Any, ...]:
 
 
 def searched_words(template: Template) -> list[str]:
-    """Words that the template looks for in what messages say: what they change is part of a conversation's shape."""
+    """Words that the template looks for in messages: a part of their shape."""
     return sorted(word for word in template.searched if len(word) > 1)
 
 
@@ -314,7 +314,7 @@ def check_continuation(
 
 
 def _is_true_value(origin: Origin, names: int) -> bool:
-    """True if a value of the stand-in turn is the true one: ids and names of calls, where results bring them."""
+    """True if results bring the true value: ids and names of calls."""
     return origin[-1] == "id" or (origin[-1] == "name" and int(origin.path[1]) < names)
 
 

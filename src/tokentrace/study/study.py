@@ -41,7 +41,7 @@ Fact = TypeVar("Fact")
 def learned(
     find: Callable[Concatenate[TemplateStudy, Arguments], Fact],
 ) -> Callable[Concatenate[TemplateStudy, Arguments], Fact]:
-    """A fact that a study finds once for the same arguments; other threads wait for it meanwhile."""
+    """A fact that a study finds once for the same arguments."""
 
     @functools.wraps(find)
     def cached(study: TemplateStudy, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Fact:
@@ -51,7 +51,7 @@ def learned(
 
 
 class TemplateStudy:
-    """What is known of one template with one set of variables and one tokenizer. Make it with `study_of`."""
+    """What is known of one template with its variables. Make it with `study_of`."""
 
     def __init__(self, template: Template, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> None:
         self.template = template
@@ -64,7 +64,7 @@ class TemplateStudy:
         self._tool = wrap_tools([STAND_IN_TOOL])
         self._renderings = Memory()
         self._limit: TemplateLimitError | None = None
-        """The limit that a probe ran into. No other probe is tried then: each could take as long."""
+        """The limit that a probe ran into: no other probe is tried then."""
 
     # -- rendering
 
@@ -108,7 +108,7 @@ class TemplateStudy:
         return self._renderings.once(json.dumps([messages, tools, prompt, changes or {}]), render)
 
     def readable(self, messages: Probe, tools: bool = False, prompt: bool = False) -> Rendering | None:
-        """A probe with calls, whose arguments are JSON text if the template refuses them as mappings."""
+        """A probe, with arguments as JSON text if the template refuses mappings."""
         rendering = self.probe(messages, tools, prompt)
         if rendering is None and any(message.get("tool_calls") for message in messages):
             return self.probe([stringified(message) for message in messages], tools, prompt)
@@ -133,7 +133,7 @@ class TemplateStudy:
 
     @learned
     def endings(self, tools: bool) -> TurnEndings:
-        """How turns end, with tools or without. A template that refuses the stand-in tool ends them as without."""
+        """How turns end, with tools or without; without, if it refuses the tool."""
         endings = find_endings(self, tools)
         return self.endings(False) if tools and not endings.seen else endings
 
@@ -154,7 +154,7 @@ class TemplateStudy:
 
     @learned
     def shows_tools(self, tools: bool) -> bool:
-        """True if the turns that `grammar` is read off are written beside a tool: not if calls are written without."""
+        """True if `grammar` is read off turns beside a tool."""
         if self.needs_tools() or not tools or NO_CALLS not in self._derived(tools, False).notes:
             return self.needs_tools()
         return NO_CALLS not in self._derived(tools, True).notes
@@ -166,7 +166,7 @@ class TemplateStudy:
 
     @learned
     def inner_tokens(self, grammar: TurnGrammar) -> frozenset[int]:
-        """The control tokens that an assistant's text may hold, where its turns are written like this."""
+        """The control tokens that an assistant's text may hold."""
         return inner.inner_tokens(self, grammar)
 
 

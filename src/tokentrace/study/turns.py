@@ -36,7 +36,7 @@ class TurnSpan:
 
 
 def turn_spans(rendering: Rendering, only: Container[int] | None = None) -> list[TurnSpan]:
-    """The turns of a rendering, in order; with `only`, of these messages. Others may interrupt a message's turn."""
+    """The turns of a rendering, of `only` some messages; others may interrupt one."""
     spans: list[TurnSpan] = []
     current = before = -1
     first = 0
@@ -67,7 +67,7 @@ def _turn_span(rendering: Rendering, message: int, first: int, stop: int, before
 def assistant_turns(
     rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of assistants, and notes on those whose turn cannot be proven: see `find_turns`."""
+    """The turns of assistants, and notes on those that cannot be proven."""
     assistants = _assistants(messages)
     spans = turn_spans(rendering, assistants) if assistants else []
     if assistants.issubset(turn.message for turn in spans):
@@ -79,7 +79,7 @@ def assistant_turns(
 def find_turns(
     rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer, only: int | None = None
 ) -> tuple[list[TurnSpan], list[str]]:
-    """The turns of a rendering, and notes on assistant messages whose turn cannot be proven (of `only` one)."""
+    """The turns of a rendering, and notes on those (or `only` one) without proof."""
     turns = turn_spans(rendering)
     notes: list[str] = []
     missing = _assistants(messages) - {turn.message for turn in turns}
@@ -103,7 +103,7 @@ def _assistants(messages: Messages) -> set[int]:
 
 
 def _after_prompt(rendering: Rendering, messages: Messages, render: Render, tokenizer: Tokenizer) -> int | None:
-    """Where the generation prompt after `messages` ends in the rendering, which may have less of it."""
+    """Where the generation prompt after `messages` ends in the rendering."""
     before = _shared_length(rendering, messages, render)
     if not messages or before is None:
         return before
@@ -129,7 +129,7 @@ def _shared_length(rendering: Rendering, messages: Messages, render: Render) -> 
 
 
 def cut_points(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Where a generation prompt may be cut off: at a tag, before and after a control token, at its end."""
+    """Where a prompt may be cut off: at tags, around control tokens, at its end."""
     cuts = {at for at, char in enumerate(prompt) if char == "<"}
     if tokenizer.vocabulary.control_pattern is not None:
         for match in tokenizer.vocabulary.control_pattern.finditer(prompt):
@@ -139,7 +139,7 @@ def cut_points(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def matched_prefix(scaffold: str, prompt: str, cuts: Sequence[int]) -> int:
-    """How much of the prompt the scaffold begins with: all of it, all of the scaffold, or up to a cut."""
+    """How much of the prompt the scaffold begins with, up to a cut."""
     length = common_prefix(scaffold, prompt)
     if length in (len(prompt), len(scaffold)):
         return length

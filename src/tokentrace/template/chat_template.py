@@ -170,12 +170,13 @@ def name_reasoning(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     rows: list[Any] = []
     for index, message in enumerate(messages):
         row = message if type(message) is dict else dict(message)
-        names = () if _REASONING.isdisjoint(row) else [name for name in REASONING_FIELDS if row.get(name) is not None]
-        if names:
-            name = names[0]
-            reasoning = wrap(row[name], Origin.of(index, name))
-            thinking = row.get("thinking", reasoning)
-            row = {**row, "thinking": thinking, "reasoning_content": reasoning, name: row[name]}
+        if not _REASONING.isdisjoint(row):
+            for name in REASONING_FIELDS:
+                if (value := row.get(name)) is not None:
+                    reasoning = wrap(value, Origin(("messages", index, name)))
+                    aliases = {"thinking": row.get("thinking", reasoning), "reasoning_content": reasoning}
+                    row = {**row, **aliases, name: value}
+                    break
         rows.append(row)
     return rows
 

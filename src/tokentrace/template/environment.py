@@ -26,7 +26,7 @@ from . import filters
 from .budget import SMALL, TooLarge, charge, check_bits, check_items, check_search, check_size, listed, step, weigh
 from .compiling import TracingGenerator, code_line
 from .formatting import percent_format, str_format
-from .jsonify import field_dumps, plain_dumps
+from .jsonify import one_field
 from .origin import Origin
 from .pairs import PLAIN, Beside, box, inside, keeps_items, paid
 from .strings import ASKING_METHODS, TRACED_METHODS, TracedStr, join_traced, plain_text, promoted
@@ -68,6 +68,7 @@ _JINJAS_ARGUMENTS: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
 _MAX_FORMAT: Final = 100_000
 """Characters of a date's format."""
 _MISSING: Final = object()
+_stored: Final = object.__getattribute__
 _PLAIN_TEXT: Final = frozenset({str, TracedStr})
 """Text that is joined as it is. Markup escapes what it is joined with."""
 
@@ -140,7 +141,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def field(self, value: Any, origin: Beside, name: str) -> Any:
         """``value.name``."""
-        if type(value) is TemplateNamespace and name in (attributes := attributes_of(value)):
+        if type(value) is TemplateNamespace and name in (attributes := _stored(value, "_Namespace__attrs")):
             return attributes[name]
         if type(value) is dict and origin is not None:
             return self._lookup(value, origin, name)
@@ -170,10 +171,9 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             return self._lookup(value, origin, key) if key in value else default
         return self.method(context, box(value, origin), "get", key, box(default, beside))
 
-    def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> str:
-        """``value|tojson(…)``, with options that are constants."""
-        text = plain_dumps(value, origin, options) if type(origin) is Origin else field_dumps(value, options)
-        return text if text is not None else cast(str, self.filters["tojson"](box(value, origin), *options))
+    def json(self, value: Any, origin: Beside, options: tuple[Any, ...]) -> tuple[str, Beside]:
+        """``value|tojson(…)``, with options that are constants, and its origin."""
+        return one_field(value, origin, options) or (self.filters["tojson"](box(value, origin), *options), None)
 
     def cut(self, value: Any, origin: Beside, bounds: slice) -> Any:
         """``value[start:stop]``."""
@@ -250,10 +250,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             kwargs.pop("_block_vars", None)
             return __obj(__context.eval_ctx, *args, **kwargs)
         step()
+        if __obj is TemplateNamespace:
+            return TemplateNamespace(*args, **kwargs)
         owner = __obj.__self__ if isinstance(__obj, (MethodType, BuiltinMethodType)) else None
         _check_arguments(owner, args)
         result = super().call(__context, __obj, *args, **kwargs)
-        if kind in _KEEPING_TRACE or __obj in (TemplateNamespace, Cycler, Joiner):
+        if kind in _KEEPING_TRACE or __obj in (Cycler, Joiner):
             return result
         if owner is not None and _keeps_trace(owner, __obj.__name__):
             return result
@@ -372,7 +374,7 @@ class TemplateNamespace(Namespace):
 
 def attributes_of(namespace: Namespace) -> dict[str, Any]:
     """The attributes of a namespace. Reading them by name would find the template's own ones first."""
-    return object.__getattribute__(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]
+    return _stored(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]
 
 
 def _check_name(name: Any) -> None:

@@ -291,9 +291,8 @@ class Expressions(CodeGenerator):
         options = json_options(node, frame.eval_ctx)
         if options is None:
             return None
-        base, origin = self.code(value, frame), self.temporary_identifier()
-        code = f"environment.json({base.value}, {origin} := {base.origin}, {options!r})"
-        return Code(code, self._origin(base, origin))
+        base, pair = self.code(value, frame), self.temporary_identifier()
+        return Code(f"({pair} := environment.json({base.value}, {base.origin}, {options!r}))[0]", f"{pair}[1]")
 
     def code_Test(self, node: nodes.Test, frame: Frame) -> Code | None:
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs or node.name not in self.tests:

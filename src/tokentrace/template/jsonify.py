@@ -42,9 +42,9 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
     if options != DEFAULTS and is_traced(tuple(options)):  # separators or indents that come from a field
         indent, separators = plain(options.indent), options.separators and tuple(map(plain, options.separators))
         return opaque(dumps(value, options._replace(indent=indent, separators=separators)))  # type: ignore[no-any-return]
-    text = field_dumps(value, options)
-    if text is not None:
-        return text
+    field = one_field(value, None, options)
+    if field is not None:
+        return traced(*field)
     weigh(value)
     pieces: list[str] = []
     size = 0
@@ -56,40 +56,32 @@ def dumps(value: Any, options: JsonOptions = DEFAULTS) -> str:
     return join_traced(pieces)
 
 
-def plain_dumps(value: Any, origin: Origin, options: tuple[Any, ...]) -> str | None:
-    """The JSON of a plain value, if all of it has the value's origin: a text, or a container that is one field."""
-    if type(value) is str and value:  # the quotes of an empty text belong to nobody
+def one_field(value: Any, origin: Any, options: tuple[Any, ...]) -> tuple[str, Origin] | None:
+    """The JSON of a value that has one origin all over, and that origin. None for other values.
+
+    That is a text, or a container that is one field: plain, with its `origin` beside it, or boxed.
+    """
+    boxed = value if type(value) is TracedDict or type(value) is TracedList else None
+    texts: dict[Any, str] = {}
+    if boxed is not None:
+        value, origin, texts = boxed.raw, boxed.origin, getattr(boxed, "texts", texts)
+        if options in texts:
+            return texts[options], origin
+    if type(value) is str and value and type(origin) is Origin:  # the quotes of an empty text belong to nobody
         text = _escape(options)(value)
-    elif (type(value) is dict or type(value) is list) and _is_one_field(origin):
+    elif type(origin) is Origin and (origin[-1] == "arguments" or origin[0] == "tools") and type(value) in (dict, list):
         try:
             text = _encoder(options)(value)
-        except (TypeError, RecursionError):
+        except (TypeError, RecursionError):  # not plain JSON all the way down; the walk reduces it, or says why not
             return None
     else:
         return None
     if len(text) > SMALL:
         check_size(len(text))
         charge(len(text))
-    return text
-
-
-def _is_one_field(origin: Origin) -> bool:
-    return origin[-1] == "arguments" or origin[0] == "tools"
-
-
-def field_dumps(value: Any, options: tuple[Any, ...]) -> str | None:
-    """The JSON of a container that is one field; None for other values."""
-    if (type(value) is not TracedDict and type(value) is not TracedList) or not _is_one_field(value.origin):
-        return None
-    texts: dict[Any, str] = getattr(value, "texts", {})
-    if options not in texts:
-        try:
-            texts[options] = traced(_encoder(options)(value.raw), value.origin)
-        except (TypeError, RecursionError):  # not plain JSON all the way down; the walk reduces it, or says why not
-            return None
-        if value.origin[0] == "tools":  # these come again and again
-            value.texts = texts
-    return texts[options]
+    if boxed is not None and origin[0] == "tools":  # these come again and again
+        boxed.texts = {**texts, options: text}
+    return text, origin
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,8 +120,8 @@ class _Writer:
             yield traced(json.dumps(plain(value)), origin)
         elif not isinstance(value, (dict, list, tuple)):
             raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-        elif self._indent is None and (text := field_dumps(value, self._options)) is not None:
-            yield text
+        elif self._indent is None and (field := one_field(value, None, self._options)) is not None:
+            yield traced(*field)
         elif isinstance(value, dict):
             keys = sorted(dict.keys(value)) if self._options.sort_keys else dict.keys(value)
             yield from self._container("{}", (self._entry(value, key, inner, origin) for key in keys), newline, origin)

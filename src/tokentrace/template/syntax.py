@@ -32,8 +32,14 @@ def names_in(node: nodes.Node) -> set[str]:
 
 
 def summands(node: nodes.Node) -> list[nodes.Node]:
-    """The summands of ``a + b + c``."""
-    return [*summands(node.left), node.right] if isinstance(node, nodes.Add) else [node]
+    """The summands of ``a + b + c``; constant texts beside one another are one."""
+    if not isinstance(node, nodes.Add):
+        return [node]
+    *parts, last = summands(node.left)
+    words = [one.value if isinstance(one, nodes.Const) else None for one in (last, node.right)]
+    if all(type(word) is str for word in words):
+        return [*parts, nodes.Const(words[0] + words[1], lineno=node.lineno)]  # type: ignore[operator]
+    return [*parts, last, node.right]
 
 
 def key_of(node: nodes.Node) -> str:

@@ -141,9 +141,10 @@ class Vocabulary:
         return table
 
     @computed
-    def signed_lengths(self) -> npt.NDArray[np.int32]:
-        """`byte_lengths`, negative for control tokens: one look-up gives both."""
-        return np.where(self.is_control, -self.byte_lengths, self.byte_lengths)
+    def signed_lengths(self) -> npt.NDArray[np.signedinteger[Any]]:
+        """`byte_lengths`, negative for control tokens: one look-up in a small table gives both."""
+        lengths = np.where(self.is_control, -self.byte_lengths, self.byte_lengths)
+        return lengths.astype(np.int16) if self.byte_lengths.max(initial=0) < 2**15 else lengths
 
     @computed
     def control_pattern(self) -> re.Pattern[str] | None:

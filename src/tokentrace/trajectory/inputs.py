@@ -24,6 +24,7 @@ from .turns import IdsLike, KindsLike, LogprobKind, LogprobsLike, SpansLike, Ver
 POSITIVE_NOISE: Final = 1e-4
 """How far above 0 a logprob may lie: float noise of a softmax, not a probability above one."""
 
+_KINDS: Final = frozenset(Kind)
 LATER_KINDS: Final = frozenset({Kind.CONTEXT, Kind.SCAFFOLD, Kind.SYNTHETIC})
 PROMPT_KINDS: Final = LATER_KINDS | {Kind.PROMPT}
 
@@ -48,13 +49,11 @@ def as_kinds(value: KindsLike, length: int, *, allowed: frozenset[Kind], skip: i
     codes = check_integers([value] if is_single else value, "kinds", TrajectoryError)
     if not is_single and len(codes) != length:
         raise TrajectoryError(f"kinds has {len(codes)} entries for {length} tokens: give one for each token")
-    wrong = ~np.isin(codes, [*allowed])
-    if not is_single:
-        wrong[:skip] = ~np.isin(codes[:skip], [*Kind])
-    if wrong.any():
-        at = int(wrong.argmax())
-        code = int(codes[at])
-        is_kind = code in set(Kind)
+    skip = 0 if is_single else skip
+    if not (allowed.issuperset(codes[skip:].tolist()) and _KINDS.issuperset(codes[:skip].tolist())):
+        codes = codes.tolist()
+        at, code = next((at, code) for at, code in enumerate(codes) if code not in (_KINDS if at < skip else allowed))
+        is_kind = code in _KINDS
         problem = f"{Kind(code).name}: {_REASONS[Kind(code)]}" if is_kind else f"{code}, which is not a Kind"
         raise TrajectoryError(f"kinds[{at}] is {problem}")
     return np.full(length, codes[0], np.uint8) if is_single else codes.astype(np.uint8, copy=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,15 @@ class Record:
         self._by_branch: list[list[Write]] = []
         self._rewards: list[tuple[int, float | None]] = []
         self._stream = Stream()
+
+    def __copy__(self) -> Self:
+        """A copy that can be written to while this one stays as it is. Shares the tokens of all writes."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        twin._writes, twin._rewards = [*self._writes], [*self._rewards]
+        twin._by_branch = [[*writes] for writes in self._by_branch]
+        twin._stream = self._stream.copy()
+        return twin
 
     # -- one stream
 
@@ -130,6 +139,10 @@ class Record:
     def message_count(self, branch: int | None = None) -> int:
         """How many messages the conversation of a branch holds."""
         return self._last(self._index(branch)).messages
+
+    def length(self, branch: int | None = None) -> int:
+        """How many tokens the stream of a branch has."""
+        return self._last(self._index(branch)).stop
 
     # -- the whole record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from ..tokens.tokenizer import Ids
@@ -21,6 +22,13 @@ class Stream:
         self._length = 0
         self._text: list[bytes] = []
         self._text_length = 0
+
+    def copy(self) -> Stream:
+        """A stream that grows on its own: its array has no room, so that it moves to another one first."""
+        twin = Stream(self.branch)
+        twin._array, twin._length = self._array[: self._length], self._length
+        twin._text, twin._text_length = [*self._text], self._text_length
+        return twin
 
     def extend(self, ids: Ids) -> None:
         """Append ids."""
@@ -45,7 +53,7 @@ class Stream:
         A piece is joined with the one before it once it has half its size, so there are at most some twenty.
         """
         if self._text_length < self._length:
-            added = repr(self._array[self._text_length : self._length].tolist())[1:-1].replace(" ", "").encode("ascii")
+            added = msgspec.json.encode(self._array[self._text_length : self._length].tolist())[1:-1]
             text = b"," + added if self._text_length else added
             while self._text and len(self._text[-1]) < 2 * len(text):
                 text = self._text.pop() + text

@@ -28,9 +28,9 @@ from ...show.visible import visible
 from ...store.store import Label, SessionInfo, State
 from ...tokens.ids import segments
 from ...tokens.kinds import Kind
-from ...tokens.tokenizer import Ids, Tokenizer
+from ...tokens.tokenizer import Tokenizer
 from ..gateway import Gateway
-from ..http import Endpoint, json_response, read_state
+from ..http import Routes, json_response, read_state
 from ..problems import RequestError
 from ..session import SessionRecord
 
@@ -38,26 +38,40 @@ TOKENS: Final = 4_000
 """The most tokens of one answer."""
 _AROUND: Final = 4
 """How many tokens beyond either end are decoded: a character may need several tokens."""
+HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+_NOSNIFF: Final = {"x-content-type-options": "nosniff"}
+_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_LISTED, _MOST, _LARGEST = 200, 5_000, 2**53
+
+
+# -- views
 
 
 def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start: int, stop: int) -> dict[str, Any]:
-    """Tokens ``start`` to ``stop`` of a branch's stream: ids, texts and logprobs one by one, the rest in pieces.
-
-    A piece is tokens of one kind, message and turn. Logprobs are there for sampled tokens, null for others.
-    """
+    """Tokens of a branch's stream one by one, and pieces of one kind, message and turn."""
     trajectory = session.trajectory
-    ids = trajectory.stream(branch)
+    ids, table = trajectory.stream(branch), trajectory.table(branch)
     stop = min(stop, len(ids), start + TOKENS)
     start = min(start, stop)
-    all_kinds = trajectory.kinds(branch)
-    kinds = all_kinds[start:stop]
-    messages = trajectory.message_indices(branch)[start:stop]
+    kinds, messages = table.kinds[start:stop], table.messages[start:stop]
     turns = np.full(stop - start, -1, np.int64)
     numbers = {(turn.branch, turn.start): turn.number for turn in session.turns}
     for turn in trajectory.turns(branch):  # inherited ones included
         turns[max(0, turn.start - start) : max(0, turn.stop - start)] = numbers.get((turn.branch, turn.start), -1)
     logprobs = trajectory.logprobs(branch)[start:stop].tolist() if trajectory.has_logprobs else [None] * len(kinds)
-    counts = np.bincount(all_kinds, minlength=len(Kind))
+    counts = np.bincount(table.kinds, minlength=len(Kind))
+    first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)  # texts are the same wherever the cut is
+    columns = token_columns(tokenizer, ids[first:last])
+    inside = slice(start - first, stop - first)
     return {
         "branch": branch,
         "start": start,
@@ -66,19 +80,12 @@ def tokens_view(session: SessionRecord, tokenizer: Tokenizer, branch: int, start
         "own": trajectory.branches[branch].start,
         "counts": {kind.name.lower(): count for kind, count in zip(Kind, counts.tolist(), strict=True)},
         "ids": ids[start:stop].tolist(),
-        "texts": token_texts(tokenizer, ids, start, stop),
-        "control": np.flatnonzero(token_columns(tokenizer, ids[start:stop])["control"]).tolist(),
+        "texts": [visible(text) for text in columns["texts"][inside]],
+        "control": np.flatnonzero(columns["control"][inside]).tolist(),
         "logprobs": [_number(value) for value in logprobs],
         "pieces": list(_pieces(kinds, messages, turns, start)),
         "roles": _roles(session, branch, messages),
     }
-
-
-def token_texts(tokenizer: Tokenizer, ids: Ids, start: int, stop: int) -> list[str]:
-    """The text to show for some tokens of a stream, the same wherever the cut is made."""
-    first, last = max(0, start - _AROUND), min(len(ids), stop + _AROUND)
-    texts = token_columns(tokenizer, ids[first:last])["texts"]
-    return [visible(text) for text in texts[start - first : stop - first]]
 
 
 def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[str, Any]]:
@@ -96,9 +103,7 @@ def _pieces(kinds: Any, messages: Any, turns: Any, start: int) -> Iterator[dict[
 def _roles(session: SessionRecord, branch: int, messages: Any) -> dict[str, str]:
     """The role of each message with one of these tokens, in the last turn of the branch."""
     last = next((turn for turn in reversed(session.turns) if turn.branch == branch), None)
-    if last is None:
-        return {}
-    conversation = session.conversation(last.number)
+    conversation = [] if last is None else session.conversation(last.number)
     numbers = sorted({int(message) for message in np.unique(messages)} & set(range(len(conversation))))
     return {str(number): visible(str(conversation[number].get("role"))) for number in numbers}
 
@@ -141,135 +146,14 @@ def brief_metadata(metadata: Mapping[str, Any], most: int = 160) -> str:
     return visible(text if len(text) <= most else text[: most - 1] + "…")
 
 
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
-HEADERS: Final = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
-_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_LISTED, _MOST = 200, 5_000
+# -- routes
 
 
-class PageRoutes:
-    """Serves the page of a gateway."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def routes(self) -> dict[str, dict[str, Endpoint]]:
-        """Endpoints by path and method."""
-        return {
-            "/": {"GET": self._file},
-            "/page/sessions": {"GET": self._sessions},
-            "/page/{file}": {"GET": self._file},
-            "/sessions/{session}/tokens": {"GET": self._tokens},
-            "/sessions/{session}/turns/{turn}": {"GET": self._turn},
-        }
-
-    # -- files
-
-    async def _file(self, request: HTTPRequest) -> Response:
-        name = request.path_params.get("file", "index.html")
-        if name not in page_files():
-            raise RequestError(f"the page has no file {brief(name)}", status=404, code="not_found")
-        kind = _TYPES[name.rpartition(".")[2]]
-        return Response(page_files()[name], 200, HEADERS, f"{kind}; charset=utf-8")
-
-    # -- what it shows
-
-    async def _sessions(self, request: HTTPRequest) -> Response:
-        """The newest sessions, and how the gateway is. ``session`` names one that is always included."""
-        query, store = request.query_params, self._gateway.store
-        state = read_state(request)
-        limit = _whole(query.get("limit", str(_LISTED)), "limit", _MOST)
-        infos: list[SessionInfo] = []
-        async for info in store.sessions(state=state, search=query.get("search", "")):
-            infos.append(info)
-            if len(infos) > limit:
-                break
-        more = len(infos) > limit
-        infos = infos[:limit]
-        chosen = await self._gateway.sessions.find(query.get("session", ""))
-        visible = [*infos, *([] if chosen is None else [chosen])]
-        rewards = await store.values("reward", [info.id for info in visible])
-        under_way = Counter(claim.session for claim in self._gateway.admission.claims)
-        listed = [self._glance(info, rewards.get(info.id), under_way[info.id]) for info in visible]
-        value = {
-            "sessions": listed[: len(infos)],
-            "more": more,
-            "chosen": chosen and {**listed[-1], **await self._counters(chosen.id)},
-            "counts": {str(each): await store.count(each) for each in State},
-            "gateway": self._state(),
-        }
-        return json_response(value, headers={"x-content-type-options": "nosniff"})
-
-    async def _counters(self, id: str) -> dict[str, Any]:
-        """Numbers that change when there is something new to show of a session."""
-        store = self._gateway.store
-        return {"labels": len(await store.labels(id)), "incomplete": len(await store.incomplete(id))}
-
-    def _glance(self, info: SessionInfo, reward: Any, under_way: int) -> dict[str, Any]:
-        glance = {
-            "id": info.id,
-            "state": str(info.state),
-            "created": info.created,
-            "metadata": brief_metadata(info.metadata),
-            "turns": info.turns,
-            "sampled": info.sampled,
-            "reward": reward,
-            "under_way": under_way,
-        }
-        live = self._gateway.sessions.peek(info.id)
-        if live is None:
-            return glance
-        if live.session.turns and not live.lock.locked():  # else it may have a turn that is not stored yet
-            trajectory = live.session.trajectory
-            live.numbers = {
-                "tokens": trajectory.num_tokens,
-                "rows": trajectory.num_samples,
-                "branches": trajectory.num_branches,
-                "last": live.session.turns[-1].time,
-            }
-        return {**glance, **live.numbers}
-
-    def _state(self) -> dict[str, Any]:
-        gateway = self._gateway
-        about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
-        return {**gateway.state(), **about, "store": gateway.store.where, "temporary": gateway.store.temporary}
-
-    async def _tokens(self, request: HTTPRequest) -> Response:
-        id = (await self._gateway.sessions.existing(request.path_params["session"])).id
-        query, most = request.query_params, 2**53
-        async with self._gateway.sessions.locked(id) as live:
-            session = live.session
-            branches = session.trajectory.num_branches if session.turns else 0
-            branch = _whole(query.get("branch", "0"), "branch", most)
-            if branch >= branches:
-                raise RequestError(f"the session has {branches} branches, and none is {branch}", field="branch")
-            start = _whole(query.get("start", "0"), "start", most)
-            stop = _whole(query.get("stop", str(start + TOKENS)), "stop", most)
-            tokenizer = self._gateway.renderer.tokenizer
-            view = await asyncio.to_thread(tokens_view, session, tokenizer, branch, start, stop)
-        return json_response(view, headers={"x-content-type-options": "nosniff"})
-
-    async def _turn(self, request: HTTPRequest) -> Response:
-        id = (await self._gateway.sessions.existing(request.path_params["session"])).id
-        labels = await self._gateway.store.labels(id)
-        async with self._gateway.sessions.locked(id) as live:
-            turns = len(live.session.turns)
-            number = _whole(request.path_params["turn"], "turn", 2**53)
-            if number >= turns:
-                raise RequestError(f"the session has {turns} turns, and none is {number}", status=404, code="no_turn")
-            view = await asyncio.to_thread(turn_view, live.session, number, labels)
-        return json_response(view, headers={"x-content-type-options": "nosniff"})
+async def _file(gateway: Gateway, http: HTTPRequest) -> Response:
+    name = http.path_params.get("file", "index.html")
+    if name not in page_files():
+        raise RequestError(f"the page has no file {brief(name)}", status=404, code="not_found")
+    return Response(page_files()[name], 200, HEADERS, f"{_TYPES[name.rpartition('.')[2]]}; charset=utf-8")
 
 
 @functools.cache
@@ -280,8 +164,89 @@ def page_files() -> dict[str, bytes]:
     return files | {name: asset(name).encode() for name in SHARED}
 
 
+async def _sessions(gateway: Gateway, http: HTTPRequest) -> Response:
+    """The newest sessions, and how the gateway is. ``session`` names one that is always included."""
+    query, store = http.query_params, gateway.store
+    state = read_state(http)
+    limit = _whole(query.get("limit", str(_LISTED)), "limit", _MOST)
+    infos: list[SessionInfo] = []
+    async for info in store.sessions(state=state, search=query.get("search", "")):
+        infos.append(info)
+        if len(infos) > limit:
+            break
+    chosen = await gateway.sessions.find(query.get("session", ""))
+    listed = [*infos[:limit], *([] if chosen is None else [chosen])]
+    rewards = await store.values("reward", [info.id for info in listed])
+    under_way = Counter(claim.session for claim in gateway.admission.claims)
+    glances = [_glance(gateway, info, rewards.get(info.id), under_way[info.id]) for info in listed]
+    if chosen is not None:  # numbers that change when there is something new to show of it
+        counts = {"labels": len(await store.labels(chosen.id)), "incomplete": len(await store.incomplete(chosen.id))}
+    about = {"model": gateway.model, "engine": gateway.engine.capabilities.engine}
+    value = {
+        "sessions": glances[:limit] if chosen is None else glances[:-1],
+        "more": len(infos) > limit,
+        "chosen": None if chosen is None else {**glances[-1], **counts},
+        "counts": {str(each): await store.count(each) for each in State},
+        "gateway": {**gateway.state(), **about, "store": store.where, "temporary": store.temporary},
+    }
+    return json_response(value, headers=_NOSNIFF)
+
+
+def _glance(gateway: Gateway, info: SessionInfo, reward: Any, under_way: int) -> dict[str, Any]:
+    glance = {
+        "id": info.id,
+        "state": str(info.state),
+        "created": info.created,
+        "metadata": brief_metadata(info.metadata),
+        "turns": info.turns,
+        "sampled": info.sampled,
+        "reward": reward,
+        "under_way": under_way,
+    }
+    live = gateway.sessions.peek(info.id)
+    if live is None or not live.session.turns:
+        return glance
+    trajectory = live.session.trajectory
+    tree = {"tokens": trajectory.num_tokens, "rows": trajectory.num_samples, "branches": trajectory.num_branches}
+    return {**glance, **tree, "last": live.session.turns[-1].time}
+
+
+async def _tokens(gateway: Gateway, http: HTTPRequest) -> Response:
+    id, query = (await gateway.sessions.info(http.path_params["session"])).id, http.query_params
+    async with gateway.sessions.locked(id) as live:
+        branches = live.session.trajectory.num_branches
+        branch = _whole(query.get("branch", "0"), "branch", _LARGEST)
+        if branch >= branches:
+            raise RequestError(f"the session has {branches} branches, and none is {branch}", field="branch")
+        start = _whole(query.get("start", "0"), "start", _LARGEST)
+        stop = _whole(query.get("stop", str(start + TOKENS)), "stop", _LARGEST)
+        tokenizer = gateway.renderer.tokenizer
+        view = await asyncio.to_thread(tokens_view, live.session, tokenizer, branch, start, stop)
+    return json_response(view, headers=_NOSNIFF)
+
+
+async def _turn(gateway: Gateway, http: HTTPRequest) -> Response:
+    id = (await gateway.sessions.info(http.path_params["session"])).id
+    labels = await gateway.store.labels(id)
+    async with gateway.sessions.locked(id) as live:
+        turns, number = len(live.session.turns), _whole(http.path_params["turn"], "turn", _LARGEST)
+        if number >= turns:
+            raise RequestError(f"the session has {turns} turns, and none is {number}", status=404, code="no_turn")
+        view = await asyncio.to_thread(turn_view, live.session, number, labels)
+    return json_response(view, headers=_NOSNIFF)
+
+
 def _whole(value: str, field: str, most: int) -> int:
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -1
     if not 0 <= number <= most:
         raise RequestError(f"must be a whole number from 0 to {most}, not {brief(value)}", field=field)
     return number
+
+
+PAGE_ROUTES: Final[Routes] = {
+    "/": {"GET": _file},
+    "/page/sessions": {"GET": _sessions},
+    "/page/{file}": {"GET": _file},
+    "/sessions/{session}/tokens": {"GET": _tokens},
+    "/sessions/{session}/turns/{turn}": {"GET": _turn},
+}
