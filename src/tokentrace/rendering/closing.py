@@ -71,10 +71,10 @@ class Tail:
         owners = [max(owner - first, -1) for owner in span_messages(rendering, continuation.conversation)]
         kinds = np.asarray([_CONTEXT if is_context(origin) else _SCAFFOLD for origin in rendering.origins], np.uint8)
         lost = find_lost(rendering, continuation.conversation, forms, first=first).lost
-        pair = (kinds, np.asarray(owners, np.int32))
-        columns = (encoded.per_token(column)[continuation.turn.stop :] for column in pair)
+        stop = continuation.turn.stop
+        messages = encoded.per_token(np.asarray(owners, np.int32))[stop:]
         return cls(
-            TokenTable.of(continuation.ids.copy(), *columns),
+            TokenTable.of(continuation.ids.copy(), encoded.per_token(kinds)[stop:], messages),
             len(continuation.conversation) - first,
             continuation.turn.stop_token,
             rendering.text[continuation.span.body_end : continuation.cut],
