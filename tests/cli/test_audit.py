@@ -50,26 +50,20 @@ def dropping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_one_audit_is_told_in_full() -> None:
-    result = run(POCKET, "--require", "rl-append-only,production-parity")
-    assert result.exit_code == 0, result.output
-    assert "RL, tools only: holds" in result.output
-    assert "stop tokens" in result.output
-
-
-def test_the_exit_code_is_1_where_something_does_not_hold(dropping: Path) -> None:
-    result = run(dropping)
-    assert result.exit_code == 1
-    assert result.stdout.startswith("• SFT: safe with --past expand. RL: use the bridge; ")
+def test_exit_codes_say_whether_uses_hold(dropping: Path) -> None:
+    good = run(POCKET, "--require", "rl-append-only,production-parity")
+    assert good.exit_code == 0, good.output
+    assert "RL, tools only: holds" in good.output
+    assert "stop tokens" in good.output
     assert run("-t", "pocket").exit_code == 0
+    bad = run(dropping)
+    assert bad.exit_code == 1
+    assert bad.stdout.startswith("• SFT: safe with --past expand. RL: use the bridge; ")
     assert "rl-append-only partly" in run(dropping, "-q").stderr
-
-
-def test_what_is_required_and_not_met_is_exit_code_1(dropping: Path) -> None:
-    result = run(dropping / "chat_template.jinja", "-q", "--require", "rl-append-only")
-    assert result.exit_code == 1
-    assert "rl-append-only is required, and partly" in result.output
-    assert "loop.last" in result.output
+    required = run(dropping / "chat_template.jinja", "-q", "--require", "rl-append-only")
+    assert required.exit_code == 1
+    assert "rl-append-only is required, and partly" in required.output
+    assert "loop.last" in required.output
     assert run(dropping, "-q", "--require", "rl-append-only", "--allow-partly").exit_code == 0
 
 
@@ -80,12 +74,6 @@ def test_the_page_is_titled_by_the_template(dropping: Path, tmp_path: Path, besi
     assert run(*words, "--html", tmp_path / "page.html").exit_code == 1, "a use does not hold"
     title = read_page((tmp_path / "page.html").read_text(encoding="utf-8"))["title"]
     assert title == f"Audit of chat_template.jinja of {dropping.name if beside else 'pocket'}"
-
-
-def test_an_unknown_use_is_refused_with_those_there_are() -> None:
-    result = run(POCKET, "--require", "rl")
-    assert result.exit_code == 2
-    assert "rl-append-only" in result.output
 
 
 def test_json_has_all_of_it(dropping: Path) -> None:
@@ -112,27 +100,18 @@ def test_many_are_one_table_and_a_page(dropping: Path, tmp_path: Path) -> None:
     assert "loop.last" in text
 
 
-def test_against_tells_what_differs(dropping: Path) -> None:
+def test_against_tells_what_differs(dropping: Path, tmp_path: Path) -> None:
     other = run(dropping, "--against", POCKET)
     assert other.exit_code == 1
-    lines = other.output.splitlines()
-    assert "• rl-append-only: holds → partly" in lines[1:6]
-
-
-def test_a_template_of_the_same_tokenizer_is_compared_with_it(dropping: Path, tmp_path: Path) -> None:
+    assert "• rl-append-only: holds → partly" in other.output.splitlines()[1:6]
     shutil.copy(dropping / "chat_template.jinja", tmp_path / "new.jinja")
     result = run(POCKET, "--against", tmp_path / "new.jinja", "--json")
     assert result.exit_code == 1
-    found = json.loads(result.stdout)["differences"]
-    assert {"what": "verdict on rl-append-only", "before": "partly", "now": "holds"} in found
+    differences = json.loads(result.stdout)["differences"]
+    assert {"what": "verdict on rl-append-only", "before": "partly", "now": "holds"} in differences
     shutil.copy(POCKET / "chat_template.jinja", tmp_path / "same.jinja")
     same = run(POCKET, "--against", tmp_path / "same.jinja")
-    assert same.exit_code == 0, same.output
-    assert "nothing differs" in same.output
-
-
-def test_several_against_one_is_refused() -> None:
-    assert run(POCKET, POCKET, "--against", POCKET).exit_code == 2
+    assert (same.exit_code, "nothing differs" in same.output) == (0, True), same.output
 
 
 # -- what cannot be is said before anything is done
@@ -155,7 +134,8 @@ def nothing_audited(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--html", "nowhere/page.html"], "there is no folder nowhere"),
         (["--require", ""], "names no use"),
         (["--require", " ,"], "names no use"),
-        (["--require", "rl-apend-only"], "did you mean 'rl-append-only'?"),
+        (["--require", "rl"], "rl-append-only"),
+        (["pocket", "--against", "pocket"], "one tokenizer with another"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_audit(
@@ -166,24 +146,21 @@ def test_what_cannot_be_is_refused_before_the_audit(
     assert (result.exit_code, words in result.output) == (2, True), result.output
 
 
-def test_a_template_alone_is_told_how_to_get_a_tokenizer(tmp_path: Path) -> None:
+def test_a_template_alone_needs_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ messages }}", encoding="utf-8")
     result = run(tmp_path / "mine.jinja")
-    assert result.exit_code == 2
-    assert f"--chat-template {tmp_path / 'mine.jinja'}" in result.output
+    assert (result.exit_code, f"--chat-template {tmp_path / 'mine.jinja'}" in result.output) == (2, True)
 
 
 # -- a conversation
 
 
-FORGETFUL = (
+TEMPLATE = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages if m.role == 'user' %}"
+    "{% set ns.last = messages.index(m) %}{% endfor %}"
     "{% for m in messages %}<|turn|>{{ m.role }}\n{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n"
     "{{ m.reasoning_content }}\n</think>\n{% endif %}{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
-)
-TEMPLATE = (
-    "{% set ns = namespace(last=-1) %}{% for m in messages if m.role == 'user' %}"
-    "{% set ns.last = messages.index(m) %}{% endfor %}" + FORGETFUL
 )
 """Reasoning before the last user message is dropped."""
 
@@ -202,13 +179,10 @@ def on(tmp_path: Path) -> list[Any]:
     return ["pocket", "--chat-template", tmp_path / "forgetful.jinja", "--on", tmp_path / "chat.json"]
 
 
-def test_a_conversation_that_agrees_is_0() -> None:
-    result = run("--on", EXAMPLE)
-    assert result.exit_code == 0
-    assert result.stdout.startswith("• Production, rollout and training hold the same tokens at all 4 steps")
-
-
-def test_a_conversation_that_differs_is_1_and_is_told(on: list[Any], tmp_path: Path) -> None:
+def test_a_conversation_agrees_or_differs(on: list[Any], tmp_path: Path) -> None:
+    same = run("--on", EXAMPLE)
+    assert same.exit_code == 0
+    assert same.stdout.startswith("• Production, rollout and training hold the same tokens at all 4 steps")
     result = run(*on, "--html", tmp_path / "report.html")
     assert result.exit_code == 1
     report = compare_histories(create_renderer("pocket", chat_template=TEMPLATE), MESSAGES)
@@ -234,18 +208,16 @@ def test_one_step_of_a_conversation(on: list[Any]) -> None:
 # -- the grammar
 
 
-def test_the_grammar_of_a_template(tmp_path: Path) -> None:
+def test_the_grammar_of_a_template() -> None:
     result = run("--grammar")
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0] == "family default · dialect hermes"
     assert "stop <|end|> 4066" in lines
-    found = json.loads(run("--grammar", "--json", "--kwargs", "enable_thinking=false").stdout)
-    assert (found["closes_reasoning"], found["stop_token_ids"]) == (True, [4066])
-    named = run("--grammar", "--tool-parser", "pythonic").stdout
-    assert "⟨name⟩(⟨key⟩=⟨value⟩, …)" in named
-    assert run("--grammar", "--tool-parser", "klingon").exit_code == 2
-    assert run("--grammar", "--on", EXAMPLE).exit_code == 2
+    data = json.loads(run("--grammar", "--json", "--kwargs", "enable_thinking=false").stdout)
+    assert (data["closes_reasoning"], data["stop_token_ids"]) == (True, [4066])
+    assert "⟨name⟩(⟨key⟩=⟨value⟩, …)" in run("--grammar", "--tool-parser", "pythonic").stdout
+    for options in (["--tool-parser", "klingon"], ["--on", EXAMPLE], ["--require", "sft-one-row", "pocket"]):
+        assert run("--grammar", *options).exit_code == 2
     assert "--step goes with --on" in run("--step", 1).output
     assert "--tool-parser goes with --grammar" in run("--tool-parser", "hermes").output
-    assert run("--grammar", "--require", "sft-one-row", "pocket").exit_code == 2

@@ -11,7 +11,7 @@ from tests.diagnose.brute import audit_of, breaks, reworded, source_of
 from tests.support import FULL, JINJA_FAMILIES, rotating, some
 from tokentrace.diagnose import AuditReport, Grade
 from tokentrace.diagnose.appends import AppendCell, AppendOutcome, Where
-from tokentrace.diagnose.cases import TOOLS, Append, Arguments, Style
+from tokentrace.diagnose.cases import TOOLS, Append, Style
 
 DROPPING = ["qwen3", "qwen3.5", "qwen3.6", "glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "nemotron-3-nano"]
 """Families that drop reasoning once a user speaks."""
@@ -38,7 +38,7 @@ def cells(report: AuditReport, append: str, **features: Any) -> list[AppendCell]
     return [
         cell
         for cell in report.cells
-        if cell.append == append and cell.turn.arguments in (Arguments.OBJECT, Arguments.NONE)
+        if cell.append == append and cell.turn.arguments in ("object", "")
         if all(getattr(cell.turn, name) == value for name, value in features.items())
     ]
 

@@ -1,4 +1,4 @@
-"""The line and the condition by which renderings part, on templates that are made up."""
+"""The line and the condition by which renderings of made-up templates differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jinja2 import nodes
 
 from tests.diagnose.brute import audited, over_bytes, rendered, source_of
 from tests.support import JINJA_FAMILIES
-from tokentrace.diagnose.appends import AppendOutcome, Where
+from tokentrace.diagnose.appends import Where
 from tokentrace.diagnose.cases import TOOLS, Append, Request, cases, turns
 from tokentrace.diagnose.lines import EventKind, run_traced, source_text
 from tokentrace.study.probes import USER
@@ -76,36 +76,29 @@ def blame_of(source: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("source", "line", "condition"),
+    ("source", "line", "condition", "because"),
     [
-        (DIRECT, 3, "loop.last"),
-        (MACRO, 2, "last"),
-        (BUILT, 4, "loop.index0 >= messages|length - 1"),
-        (ONE_LINE, 1, "loop.index0 > ns.last"),
+        (DIRECT, 3, "loop.last", ()),
+        (MACRO, 2, "last", ()),
+        (BUILT, 4, "loop.index0 >= messages|length - 1", ()),
+        (ONE_LINE, 1, "loop.index0 > ns.last", ((1, "ns.last", 0, 2),)),
     ],
 )
-def test_the_condition_that_turned_is_named_and_proven(source: str, line: int, condition: str) -> None:
+def test_the_condition_that_turned_is_named_and_proven(source: str, line: int, condition: str, because: Any) -> None:
     blame = blame_of(source)
     assert (blame.line, blame.condition, blame.before, blame.proven) == (line, condition, True, True)
-
-
-def test_the_value_behind_a_condition_is_named() -> None:
-    assert blame_of(ONE_LINE).because == ((1, "ns.last", 0, 2),)
+    assert blame.because == because
 
 
 def test_where_no_condition_turned_the_line_that_writes_is_named() -> None:
     blame = blame_of(COUNTED)
     assert (blame.line, blame.condition) == (2, "")
-
-
-def test_a_window_over_the_past_is_a_break_at_its_loop() -> None:
     report = audited(LAST_TWO)
-    cell = next(cell for cell in report.cells if cell.append is Append.USER and not cell.turn.reasoning)
-    assert cell.outcome is AppendOutcome.BREAKS
-    blame = cell.breaks[-1].blame
-    assert blame is not None
-    assert blame.line in (1, 2)
-    assert cell.breaks[-1].where is Where.PAST
+    (cell, *_) = (one for one in report.cells if one.append is Append.USER and not one.turn.reasoning)
+    window = cell.breaks[-1]
+    assert window.where is Where.PAST
+    assert window.blame is not None
+    assert window.blame.line in (1, 2)
 
 
 @pytest.mark.parametrize("family", JINJA_FAMILIES)
@@ -139,28 +132,13 @@ def test_a_forced_run_has_the_limits_of_a_render(costly: str) -> None:
     assert run_traced(tried, Request([USER]), forced={0: True}) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "loop.last",
-        "message['role'] == 'user'",
-        "not (a and b)",
-        "a or (b and not c)",
-        "messages[1:]",
-        "messages[::-1]",
-        "x is defined",
-        "x is not none",
-        "content.split('</think>')[-1].lstrip('\\n')",
-        "a if b else c",
-        "message.content|trim|length > -2",
-        "'x' not in y",
+def test_an_expression_written_back_means_the_same() -> None:
+    for text in (
+        *("loop.last", "message['role'] == 'user'", "not (a and b)", "a or (b and not c)", "messages[1:]"),
+        *("messages[::-1]", "x is defined", "x is not none", "content.split('</think>')[-1].lstrip('\\n')"),
+        *("a if b else c", "message.content|trim|length > -2", "'x' not in y", "a ~ b + 1"),
         "f(1, key=[1, (2, 3)], other={'a': true})",
-        "a ~ b + 1",
-    ],
-)
-def test_an_expression_that_is_source_text_means_the_same(text: str) -> None:
-    def tree(source: str) -> nodes.Node:
-        return parse_template("{{ " + source + " }}")
-
-    (output,) = tree(text).body  # type: ignore[attr-defined]
-    assert tree(source_text(output.nodes[0])) == tree(text)
+    ):
+        tree = parse_template("{{ " + text + " }}")
+        (output,) = tree.find_all(nodes.Output)
+        assert parse_template("{{ " + source_text(output.nodes[0]) + " }}") == tree, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -174,7 +175,7 @@ def vllm_server(*, mode: str = "processed", native: bool = True, logits: Any = F
     return fake.on(GENERATE, generate if native else Reply([disabled.split(b"\n")[0]], 403))
 
 
-def sglang_server(*, mode: str = "scaled", **model: Any) -> Fake:
+def sglang_server(*, mode: str = "scaled", experts: int = 0, **model: Any) -> Fake:
     """The shapes of SGLang's documentation; the sampled answer is a recorded one."""
     served_model = Model(mode, FLAT)
 
@@ -183,6 +184,8 @@ def sglang_server(*, mode: str = "scaled", **model: Any) -> Fake:
         params = body["sampling_params"]
         _, logprobs, ranked = served_model.told(params["temperature"], max(params["top_k"], 0))
         answer["meta_info"]["output_top_logprobs"] = [[[logprobs[ranked[0]], ranked[0], None]]]
+        if experts and body.get("return_routed_experts"):
+            answer["meta_info"]["routed_experts"] = base64.b64encode(bytes(4 * experts)).decode()
         return answer
 
     fake = Fake().on("/generate", generate).on("/version", {"version": "0.5.23"})

@@ -79,6 +79,16 @@ def test_sglangs_vocabulary_must_be_known() -> None:
     assert connected("sglang", sglang_server(vocab_size=77)).vocab_size == 77
 
 
+def test_sglangs_experts_are_counted_where_they_are_requested() -> None:
+    async def count(experts: int) -> int:
+        fake = sglang_server(experts=experts, vocab_size=77)
+        return (await SGLangEngine.connect(fake.connection(), routed_experts=True))._experts
+
+    assert asyncio.run(count(6)) == 6
+    with pytest.raises(EngineError, match="--enable-return-routed-experts"):
+        asyncio.run(count(0))
+
+
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("mode", KINDS)
 def test_the_kind_does_not_depend_on_what_happens_to_be_sampled(mode: str, native: bool) -> None:

@@ -208,18 +208,27 @@ def test_a_broken_call_in_chat_is_a_call_and_its_echo_goes_on(broken: Served, st
             assert len(broken.state(session)["tree"]) == 3
 
 
-def test_claude_codes_echo_of_input_that_it_could_not_read_goes_on(broken: Served) -> None:
-    reply = post(broken, "unparsed", {"messages": [ASK], "tools": TOOLS})[1]["choices"][0]["message"]
-    [call] = reply["tool_calls"]
-    raw = call["function"]["arguments"]
-    unparsed = {"__unparsedToolInput": {"raw": raw, "len": len(raw)}}
-    block = {"type": "tool_use", "id": call["id"], "name": "compute", "input": unparsed}
-    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "not JSON", "is_error": True}
-    messages = [ASK, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
-    tools = [{**ANTHROPIC_TOOLS[0], "description": TOOLS[0]["function"]["description"]}]
-    body = {"model": "m", "max_tokens": 99, "tools": tools, "messages": messages}
-    assert broken.call("POST", "/sessions/unparsed/v1/messages", body)[0] == 200
-    check_one_row(broken, "unparsed")
+@pytest.mark.parametrize("way", ["header", "tool"])
+def test_input_streams_as_it_is_sampled_to_clients_that_ask_and_claude_codes_echo_goes_on(
+    broken: Served, way: str
+) -> None:
+    path = f"/sessions/eager-{way}/v1/messages"
+    headers = {"anthropic-beta": "a-1, fine-grained-tool-streaming-2025-05-14"} if way == "header" else {}
+    tools = [{**ANTHROPIC_TOOLS[0], **({"eager_input_streaming": True} if way == "tool" else {})}]
+    body: Any = {"model": "m", "max_tokens": 99, "tools": tools, "messages": [ASK], "stream": True}
+    raw = broken.call("POST", path, body, headers)[1].decode()
+    events = [json.loads(line.removeprefix("data: ")) for line in raw.splitlines() if line.startswith("data: ")]
+    [block] = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    pieces = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert len(pieces) > 5
+    text = "".join(pieces)
+    with pytest.raises(ValueError, match="delimiter"):
+        json.loads(text)
+    block["input"] = {"__unparsedToolInput": {"raw": text, "len": len(text)}}  # as Claude Code sends it back
+    result = {"type": "tool_result", "tool_use_id": block["id"], "content": "not JSON", "is_error": True}
+    body["messages"] += [{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+    assert broken.call("POST", path, {**body, "stream": False}, headers)[0] == 200
+    check_one_row(broken, f"eager-{way}")
 
 
 @pytest.mark.parametrize("stream", [False, True])

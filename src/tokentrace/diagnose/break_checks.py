@@ -1,4 +1,4 @@
-"""The checks of `explain_break`: the first that fits gives the cause of a difference, else it is unknown."""
+"""The checks of `explain_break`: the first that fits gives the cause of a difference."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _INSTRUCTIONS: Final = frozenset({"system", "developer"})
 
 
 class Match(NamedTuple):
-    """A cause and what shows it; `hunk` corrects the range, `covered` ends what was compared."""
+    """A cause and what shows it. `hunk` corrects the range, `covered` ends it."""
 
     cause: Cause
     words: str
@@ -96,7 +96,7 @@ class Case:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The text of the difference itself on either side, of a long one its beginning."""
+        """The text of the difference on either side, or its beginning."""
         return [text_of(self.vocabulary, side[:4096]) for side in self.sides]
 
     @cached_property
@@ -127,7 +127,7 @@ class Case:
         return at
 
     def parsed_turns(self) -> list[ParsedResponse]:
-        """The completion that the difference lies in, and what the prompt has in its place; or nothing."""
+        """The completion around the difference, and what the prompt has there; or nothing."""
         if self.model is self.tokenizer or self.completion is None:
             return []
         start, stop = self.completion
@@ -205,7 +205,7 @@ def stripped_reasoning(case: Case) -> Match | None:
 
 
 def _block(one: str, other: str, at: int, opening: str, closing: str, whole: bool) -> tuple[str, int] | None:
-    """The body and the end of reasoning that `one` has around character `at` and `other` lacks.
+    """The body and the end of reasoning around `at` that only `one` has.
 
     `other` may have empty tags. If `one` is the `whole` text, it may leave its reasoning open.
     """
@@ -236,7 +236,7 @@ def _block(one: str, other: str, at: int, opening: str, closing: str, whole: boo
 
 
 def _after_block(case: Case, end: int) -> Hunk:
-    """The difference without what follows a block of reasoning that ends at this character of `ours`."""
+    """The difference up to the end of reasoning, which is this character of `ours`."""
     at, after = case.hunk.other_start, case.token_at(end)
     solid = len(case.ours) - len(case.ours[end:].lstrip())
     for stop in (after, case.token_at(solid)):
@@ -364,7 +364,7 @@ _OPENERS: Final = 64
 
 
 def boolean(case: Case) -> Match | None:
-    """A word of JSON on one side and one of Python on the other, in the place of a value."""
+    """A word of JSON on one side and one of Python on the other, as a value."""
     near = (_LITERAL.finditer(text, max(0, case.at - 80)) for text in (case.ours, case.theirs))
     one, other = (next((match for match in matches if match.end(1) >= case.at), None) for matches in near)
     if one is None or other is None or not one.start(1) == other.start(1) <= case.at:

@@ -1,4 +1,4 @@
-"""Why a prompt does not begin with the stream so far: `explain_break` names the cause and shows the tokens."""
+"""Why a prompt does not begin with the stream so far: a cause, and the tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONTEXT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Break(ShowsItself):
-    """Where and why a prompt stops to follow the stream. ``str()`` of it is a report to read.
+    """Where and why a prompt leaves the stream. ``str()`` of it is a report to read.
 
     `position` is the first id that differs; both ranges end where the sides agree again.
     `region` is a part of the stream, ``completion 2`` say. `later` are the next few causes.
@@ -193,7 +193,7 @@ def _prove(match: Match, before: Mapping[str, Any] | None, after: Mapping[str, A
 
 
 def _lost_by_client(match: Match, anchor: Ids, stream: Ids, position: int) -> Match:
-    """A client that lost what the break lies in: its anchor ends before it, or has zeros there."""
+    """A client whose anchor ends before the break, or has zeros there."""
     same = common_prefix(anchor, stream)
     if same > position or same == len(stream) or anchor[same:].any():
         return match

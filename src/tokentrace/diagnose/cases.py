@@ -1,4 +1,4 @@
-"""The cases of an audit: what is appended to which assistant turn, after which history, the smallest first."""
+"""The cases of an audit: what is appended to which turn, after which history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG: Final = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
-"""Texts of replies. Capitals and a letter beyond ASCII reveal a template that alters them."""
+"""Texts of replies. Capitals and the ï reveal a template that alters them."""
 _THINK: Final = ("<think>\n", "\n</think>\n\n")
 _PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
 _SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
@@ -28,7 +28,7 @@ TOOLS: Final[Sequence[Message]] = [
 
 
 class Request(NamedTuple):
-    """What a template has to write: messages, with `TOOLS` or without, and perhaps a generation prompt."""
+    """What a template has to write; with `TOOLS`, with a generation prompt."""
 
     messages: Messages
     tools: bool = False
@@ -60,19 +60,10 @@ _NEXT: Final[Mapping[Append, tuple[Message, ...]]] = {
 """The message after the results of calls, if any."""
 
 
-class Arguments(StrEnum):
-    """The arguments of a turn's calls."""
-
-    NONE = ""
-    OBJECT = "object"
-    EMPTY = "empty"
-    NESTED = "nested"
-
-
-_ARGUMENTS: Final[Mapping[Arguments, Any]] = {
-    Arguments.OBJECT: {"key": "value"},
-    Arguments.EMPTY: {},
-    Arguments.NESTED: {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
+_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "object": {"key": "value"},
+    "empty": {},
+    "nested": {"key": {"inner": ["one", 2, True, None], "more": {}}, "number": 2.5},
 }
 
 
@@ -92,7 +83,7 @@ class TurnForm:
     append: Append
     reasoning: bool
     content: bool = True
-    arguments: Arguments = Arguments.NONE
+    arguments: str = ""
     style: Style = Style.PLAIN
 
     def __str__(self) -> str:
@@ -119,19 +110,16 @@ class AppendCase:
 
 
 _CALLING: Final = (
-    *((reasoning, content, Arguments.OBJECT) for reasoning in (False, True) for content in (False, True)),
-    (False, True, Arguments.EMPTY),
-    (True, False, Arguments.EMPTY),
-    (False, False, Arguments.NESTED),
-    (True, True, Arguments.NESTED),
+    *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
+    *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
-"""Reasoning, content and arguments of turns with calls: each two values occur together."""
+"""Reasoning, content and arguments: each two values occur together."""
 
 
 def turns() -> Iterator[TurnForm]:
     """Yield every kind of turn that an audit tries."""
     for append in Append:
-        plain = Arguments.OBJECT if append.calls else Arguments.NONE
+        plain = "object" if append.calls else ""
         forms = _CALLING if append.calls else ((False, True, plain), (True, True, plain))
         yield from (TurnForm(append, *form) for form in forms)
         yield from (TurnForm(append, False, True, plain, style) for style in (Style.SPACED, Style.INLINE))
@@ -151,14 +139,11 @@ def call_ids(study: TemplateStudy) -> tuple[str, str]:
 
 
 def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) -> Iterator[AppendCase]:
-    """Yield the conversations for a kind of turn, the smallest first; the longest for plain ones only.
-
-    `ids` are two call ids, `tags` the reasoning tags.
-    """
+    """Yield conversations for a kind of turn, the smallest first; the longest for plain ones only."""
     append, calls = turn.append, turn.append.calls > 0
     reply = _reply(turn, ids, tags)
     results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]
-    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or Arguments.OBJECT)
+    called = TurnForm(Append.TOOL, turn.reasoning, turn.content, turn.arguments or "object")
     tools = (_reply(called, ids, tags), result(1, tool_call_id=ids[0]))
     answer = (USER, _reply(TurnForm(Append.USER, turn.reasoning), ids, tags))
     histories: list[tuple[str, tuple[Message, ...], bool]] = [
@@ -169,7 +154,7 @@ def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) ->
         ("after an earlier answer", (*answer, USER), calls),
         ("after an earlier answer and a round of tools", (*answer, USER, *tools), True),
     ]
-    if turn.style is Style.PLAIN and turn.arguments in (Arguments.NONE, Arguments.OBJECT):
+    if turn.style is Style.PLAIN and turn.arguments in ("", "object"):
         histories.append((f"after {LONG} rounds of tools", (USER, *tools * LONG), True))
         histories.append((f"after {LONG} earlier answers", (*answer * LONG, USER), calls))
     for words, past, declared in histories:

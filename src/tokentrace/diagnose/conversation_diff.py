@@ -1,4 +1,4 @@
-"""Why a request does not continue the conversation before it. Pure: two conversations in, a finding out.
+"""Why a request does not continue the conversation before it. Pure.
 
 No token depends on it. The first message that differs is judged in this order: messages that moved
 or disappeared, another beginning, a message replaced by another.
@@ -70,7 +70,7 @@ def changed_tools(
 
 
 def changed_message(at: int, new: Message, old: Message) -> Finding:
-    """A message of the same meaning, but with other reasoning or another printed field."""
+    """A message of the same meaning with other reasoning, or another printed field."""
     thought, before = reasoning(new), reasoning(old)
     if new.get("role") == "assistant" and thought and thought != before:
         words = f"its reasoning changed: {changed_words(thought, before)}"
@@ -228,7 +228,7 @@ class _Divergence:
         return f"it differs from before: {self._changes}"
 
     def _pieces(self) -> int:
-        """How many messages of this role have the text of the old one together; 0 if they do not."""
+        """How many messages the old one was split into; 0 if it was not."""
         whole, joined = "".join(self.old_text.split()), ""
         for count, message in enumerate(self.sent, 1):
             joined += "".join(text_of(message).split())
@@ -269,7 +269,7 @@ class _Divergence:
 
     @cached_property
     def _keeps_later(self) -> bool:
-        """True if a later message was recorded further on, after an answer: what is between was replaced.
+        """True if a later message was recorded after an answer: what is between was replaced.
 
         opencode asks for a title of the user's question, then asks the question itself.
         """
@@ -288,7 +288,7 @@ class _Divergence:
         return len(dropped) > 2 and retells(self.text, "\n".join(map(text_of, dropped)))
 
     def _tells_of_calls(self) -> bool:
-        """True if the new message, or the next one, puts a call of the old one into words."""
+        """True if the next two messages put a call of the old one into words."""
         return any(
             tells_of_call(text_of(message), name, arguments, by_user=message.get("role") != "assistant")
             for name, arguments in _calls(self.old)
@@ -304,7 +304,7 @@ def _keys(messages: Iterable[Message]) -> list[Key]:
 
 
 def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[Messages]) -> tuple[Messages, int]:
-    """The conversation with most messages of the request, and how many both start with."""
+    """The conversation closest to the request, and how many messages both start with."""
     ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
     candidates = [(recorded, shared, _keys(recorded))]

@@ -1,4 +1,4 @@
-"""Facts about a template beside its matrix, each found by running it: stops, prompt, roles, defaults, dates."""
+"""Facts about a template beside its matrix: stops, prompt, roles, defaults, dates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VALUE: Final = "PROBEVALUE"
 class StopToken:
     """A token at which generation stops.
 
-    `trained`: turns of a row end with it. Unless `from_template`, only the model's configuration names it.
+    `trained`: turns of a row end with it. Unless `from_template`, the configuration names it.
     """
 
     id: int
@@ -42,13 +42,9 @@ class StopToken:
     is_next_head: bool
 
     def __str__(self) -> str:
-        words = {
-            f"{self.id}": True,
-            "the head of the next turn": self.is_next_head,
-            "from the configuration only": not self.from_template,
-            "not trained": not self.trained,
-        }
-        return f"{self.text} ({', '.join(name for name, holds in words.items() if holds)})"
+        head = ", the head of the next turn" * self.is_next_head
+        source = ", from the configuration only" * (not self.from_template)
+        return f"{self.text} ({self.id}{head}{source}{', not trained' * (not self.trained)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +53,8 @@ class TemplateFacts:
 
     `prefill` is what the generation prompt writes after the head of the turn. `roles` are written, rewritten, dropped
     or refused; `content` and `arguments` are the forms that the template reads; `inline_reasoning` is reasoning inside
-    content. Under transformers' own rendering, users can forge the tokens in `forgeable`. `date` names the line that
-    writes the date of the day, if any. Texts of `altered` fields do not arrive unchanged.
+    content. Users can forge some control tokens under transformers. `date` names the line that writes the
+    date of the day, if any. Texts of `altered` fields do not arrive unchanged.
     """
 
     prompt: str
@@ -73,8 +69,8 @@ class TemplateFacts:
     calls: bool
     reasoning: bool
     inline_reasoning: str
-    forgeable: tuple[str, ...]
-    system_prompt: str
+    forgeable_under_transformers: tuple[str, ...]
+    added_system_prompt: str
     date: str
     random: bool
     altered: tuple[Altered, ...]
@@ -101,8 +97,8 @@ def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
         calls=calls.are_shown,
         reasoning=forms.shows_reasoning(False, False) or forms.shows_reasoning(True, False),
         inline_reasoning=_inline(study),
-        forgeable=_forgeable(study),
-        system_prompt=_system(study),
+        forgeable_under_transformers=_forgeable(study),
+        added_system_prompt=_system(study),
         date=date,
         random=random,
         altered=find_altered(renderer, study),
@@ -110,7 +106,7 @@ def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
 
 
 def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], set[int | None], set[int | None]]:
-    """Return the stop tokens, and those that last and past turns end with; None for a turn that has none."""
+    """Return the stop tokens, and those of last and past turns; None for a turn that has none."""
     endings = renderer.study().endings(False), renderer.study(TOOLS).endings(True)
     stops, heads = endings[0].stops | endings[1].stops, endings[0].heads | endings[1].heads
     last, past = set[int | None](), set[int | None]()
@@ -129,13 +125,13 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], set[int | None], 
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
-    """Render the probes, with and without tools and generation prompt; None where the template refuses one."""
+    """Render the probes, with and without tools and prompt; None where refused."""
     for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
         yield from (study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True))
 
 
 def _forgeable(study: TemplateStudy) -> tuple[str, ...]:
-    """Return the scaffold's control tokens that a user message forges by spelling them, as transformers encodes."""
+    """Return the scaffold's control tokens that a user message can spell."""
     encoded = [study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None]
     scaffold = dict.fromkeys(index for one in encoded for index in one.ids[one.control].tolist())
     texts = {index: study.tokenizer.vocabulary.added[index].text for index in scaffold}
@@ -195,7 +191,7 @@ def _system(study: TemplateStudy) -> str:
 
 
 def _changes(study: TemplateStudy) -> tuple[str, bool]:
-    """Run the template at two times; return where it writes the date, and whether it draws at random."""
+    """Return where the template writes the date, and whether it draws at random."""
     date, random = "", False
     for messages, tools in itertools.product(_DATED, (False, True)):
         if study.probe(messages, tools, True) is None:

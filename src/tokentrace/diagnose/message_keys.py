@@ -67,7 +67,7 @@ def meaning(message: Message) -> Any:
 
 
 def strict_meaning(message: Message) -> Any:
-    """Every non-empty field of a message as it is, reasoning, ids and white space included.
+    """Every non-empty field as it is: reasoning, ids and white space included.
 
     Absent, None and empty are equal, and so are arguments as JSON text and as a mapping.
     """
@@ -81,7 +81,7 @@ def strict_meaning(message: Message) -> Any:
 
 
 def same_fields(one: Message, other: Message) -> bool:
-    """True if two messages with the same meaning also have the same fields, `NOISE` aside."""
+    """True if two messages also have the same fields, `NOISE` aside."""
     return identical(one, other) or bool(_without_noise(one) == _without_noise(other))
 
 
@@ -250,7 +250,7 @@ def _raw(value: Any) -> bytes:
 
 
 def canonical(value: Any, depth: int = 0) -> Any:
-    """A form that equal values share. Raises RecursionError, or TypeError for invalid JSON."""
+    """A form that equal values share. Raises RecursionError or TypeError."""
     kind = type(value)
     if kind in _SCALARS:
         return value

@@ -42,7 +42,7 @@ Progress = Callable[[float, float], None]
 def read_rollouts(
     inputs: Sequence[str], *, progress: Progress | None = None, note: Callable[[str], None] | None = None
 ) -> Iterator[Rollout | Unreadable]:
-    """All rollouts in `inputs`, and what could not be read. `note` gets what each input is.
+    """Read all rollouts in `inputs`. `note` gets what each input is.
 
     Inputs are trajectory files and folders of them, the output folder of ``tokentrace rollout``,
     a store of sessions (a file, or ``postgresql://…``), and files of JSON lines, JSON or Parquet.
@@ -66,7 +66,7 @@ def read_rollouts(
 
 
 def holds_rollouts(name: str) -> bool:
-    """True if a file holds what engines sampled, False if it holds rows made of conversations.
+    """True for what engines sampled, False for rows made of conversations.
 
     Rows hold rollouts if they have logprobs, or if a rollout or a gateway wrote their file.
     Raises InputError for conversations, which are not tokens.
@@ -227,7 +227,7 @@ def _read_source(source: Source, progress: Progress, note: Callable[[str], None]
 
 
 def _recognise(source: Source) -> str:
-    """What the first line with tokens holds. Raises InputError if the first lines have none."""
+    """What the first line with tokens holds. Raises InputError if there is none."""
     problem = ""
     for row in itertools.islice(read_rows(source, row_bytes=ROW_BYTES), _FIRST_LINES):
         try:

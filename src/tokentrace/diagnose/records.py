@@ -150,7 +150,7 @@ class Fields:
         self.findings.append(Finding(cause, self.where(name), words=words, position=position, tokens=tokens))
 
     def ids(self, names: Sequence[str]) -> Ids:
-        """Ids under the first of these names that is there. Raises InputError if there are none."""
+        """Ids under the first of these names. Raises InputError if there are none."""
         name = first_of(self.value, names)
         if name is None:
             raise InputError("is missing", field=self.field(names[0]))
@@ -184,7 +184,7 @@ class Fields:
             self.report(Cause.ZERO_LOGPROBS, "all of a completion", len(values), name)
 
     def mask(self, count: int, before: int = 0) -> Mask | None:
-        """The mask over `count` tokens, or over these and the `before` tokens of the prompt."""
+        """The mask over `count` tokens, or also over the `before` tokens of the prompt."""
         name = first_of(self.value, MASKS)
         if name is None:
             return None
@@ -286,7 +286,7 @@ ROWS: Final = "rows of ids"
 
 
 def read_lines(lines: Sequence[tuple[Line, str]]) -> Iterator[Rollout | Unreadable]:
-    """The rollouts of some lines. One that cannot be read is reported, and the next ones are read.
+    """The rollouts of some lines, and those that cannot be read.
 
     Lines that name a rollout are parts of one.
     """
@@ -375,7 +375,7 @@ def rollout_name(line: Line) -> str | None:
 
 
 def _is_call(line: Line, inner: bool = False) -> bool:
-    """True if an object has a prompt and a completion; one of them is enough `inner` a rollout."""
+    """True if an object has a prompt and a completion, or `inner` a rollout one of them."""
     parts = [any(name in line for name in names) for names in (PROMPTS, ("response_ids", *COMPLETIONS))]
     return all(parts) or (inner and any(parts) and first_of(line, IDS) is None)
 
@@ -485,7 +485,7 @@ def _path(nodes: Sequence[Fields], at: int) -> list[int]:
 
 
 def _complete_prompts(lines: Sequence[tuple[Line, str]]) -> Iterator[tuple[Line, str] | Unreadable]:
-    """NeMo Gym's captured calls, whose prompts may be stored as what they add to a parent."""
+    """NeMo Gym's captured calls, whose prompts may be stored as deltas."""
     calls: dict[Any, list[Line]] = {}
     for line, _ in lines:
         calls.setdefault(line.get("model_call_id"), []).append(line)

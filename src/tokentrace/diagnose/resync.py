@@ -26,7 +26,7 @@ _TAIL: Final = 16
 
 
 def next_hunk(one: Ids, other: Ids, at: int, other_at: int, *, beyond: int = 0) -> Hunk:
-    """The difference that begins at these two tokens, and reaches at least to token `beyond` of `one`.
+    """The difference that begins at these two tokens and includes `one` up to `beyond`.
 
     After it both sides agree for at least one token, or it reaches to the end of `one`; if they
     never agree again, to the end of both. The nearest place of agreement wins, but the farther
@@ -50,7 +50,7 @@ def next_hunk(one: Ids, other: Ids, at: int, other_at: int, *, beyond: int = 0) 
 
 
 def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
-    """The differences from two tokens on; the last may be what only `other` has after the end."""
+    """The differences from two tokens on, what `other` adds at its end included."""
     while True:
         same = common_prefix(one[at:], other[other_at:])
         at, other_at = at + same, other_at + same
@@ -98,7 +98,7 @@ def occurrences(ids: Ids, part: Ids) -> npt.NDArray[Any]:
 
 
 def up_to_shared_end(one: Ids, other: Ids, at: int) -> Hunk | None:
-    """All that differs after token `at` of both as one hunk, if the end of `one` is in `other`."""
+    """All that differs after `at` as one hunk, if the end of `one` is in `other`."""
     size = min(_TAIL, len(one) - at)
     if size < _GRAM:
         return None

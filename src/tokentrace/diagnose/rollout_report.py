@@ -302,14 +302,14 @@ def check_rollouts(
     engine: Callable[[], Any] | None = None,
     progress: Progress | None = None,
 ) -> RolloutReport:
-    """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why and at what cost.
+    """Check the rollouts in `inputs`: does each prompt extend the stream, and if not, why?
 
     - `inputs` are what `read_rollouts` takes.
     - `model` is the model's tokenizer or, better, a renderer. Without one, breaks have no cause.
     - `limit` stops after so many rollouts.
-    - `engine` returns an `Engine`, or an awaitable of one, whose logprobs are compared with the recorded ones.
+    - `engine` returns an `Engine`, or an awaitable of one, to compare logprobs with.
 
-    Lines that cannot be read are in the report. Raises InputError if an input cannot be read at all.
+    Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
     report = RolloutReport(explained=model is not None)
     digest = None if model is None else (model if isinstance(model, Tokenizer) else model.tokenizer).digest

@@ -45,7 +45,7 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutBreak:
-    """A prompt that leaves the stream it shares most with, and what that costs in tokens.
+    """A prompt that leaves the stream, and what that costs in tokens.
 
     `explained` is why, as the tokens show; None without a tokenizer. `history` is what became of
     the messages, if both requests are known; `recorded` is what the record itself says.
@@ -82,7 +82,7 @@ class Tip:
 
 @dataclass(slots=True, eq=False)
 class CheckedRollout:
-    """What one rollout came to. `tokens` counts shared tokens once; `trained` is None without masks.
+    """What one rollout came to. `tokens` counts shared ones once; `trained` needs masks.
 
     `proven` is False if nothing but the masks tells what was sampled.
     """
@@ -99,7 +99,7 @@ class CheckedRollout:
     proven: bool = True
 
     def compare_masks(self, where: str, mask: Mask, sampled: Mask, first: int = 0) -> None:
-        """Report tokens from `first` on that are trained and not sampled, or the other way round."""
+        """Report tokens from `first` on that are either trained or sampled, not both."""
         for cause, wrong in ((Cause.TRAINED_UNSAMPLED, mask & ~sampled), (Cause.SAMPLED_UNTRAINED, sampled & ~mask)):
             wrong[:first] = False
             if wrong.any():
@@ -109,7 +109,7 @@ class CheckedRollout:
 
 
 def check_rollout(rollout: Rollout, model: Tokenizer | Renderer | None = None) -> CheckedRollout:
-    """Check one rollout. `model` is its tokenizer or, better, its renderer; without one, breaks have no cause."""
+    """Check one rollout. Without a `model`, breaks have no cause."""
     checker = _Checker(rollout, model)
     in_order = rollout.ordered or rollout.derived
     for call in rollout.calls if in_order else sorted_calls(rollout.calls):
@@ -130,7 +130,7 @@ class _Checker:
         self.prompts: set[bytes] = set()
 
     def add_call(self, call: Call) -> None:
-        """Add a call. Rows share beginnings, so calls that were derived from rows may come twice."""
+        """Add a call. Calls derived from rows may come twice: rows share beginnings."""
         result, stream = self.result, call.stream
         earlier = self.seen.setdefault((call.start, stream.tobytes()), call)
         if earlier is not call and self.rollout.derived:

@@ -56,7 +56,7 @@ class IdsRow:
         return replace(self, ids=self.ids[start:stop], mask=mask, start=self.start + start, padding=padding)
 
     def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
-        """The row without untrained runs of the pad token at its ends that the expected row lacks."""
+        """The row without untrained pad tokens at its ends that the expected row lacks."""
         if self.attended or pad is None:
             return self
         pads, theirs = self.ids == pad, expected == pad
@@ -72,7 +72,7 @@ def _run(flags: Mask) -> int:
 
 
 def read_ids_row(value: Any, columns: RowColumns) -> IdsRow:
-    """A row of ids. Raises InputError, with the column, for anything that does not fit the ids."""
+    """A row of ids. Raises InputError with the column that does not fit."""
     if not isinstance(value, Mapping):
         raise InputError(f"a row of ids must be a mapping of columns, not {kind_of(value)}")
     for name in (columns.ids, columns.mask):
@@ -158,7 +158,7 @@ class SourceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file of rows, and what it says of how it was made; nothing if another script made it."""
+    """A file of rows, and its metadata, if tokentrace made it."""
 
     source: Source
     metadata: Mapping[str, Any]
@@ -189,7 +189,7 @@ class RowFile:
         return sources, missing
 
     def _locate(self, entry: Mapping[str, Any], spool: Path) -> Source | None:
-        """The file, seen from the rows or from here; preferably with the recorded digest."""
+        """The file, seen from the rows or from here, preferably with its digest."""
         path, places = entry.get("path"), []
         if isinstance(path, str) and self.source.origin:
             places.append(Path(self.source.origin).absolute().parent / path)

@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """What one row came to: findings in its ids, which `contrasts` show, then in its mask."""
+    """What one row came to: findings in its ids, with `contrasts`, then in its mask."""
 
     source: str
     row: int
@@ -158,7 +158,7 @@ class RowChecker:
     def check(
         self, row: Row, source: str = "rows", form: Format = Format.LINES, result: RowResult | None = None
     ) -> CheckedRow:
-        """What a row came to. `result` is what its conversation gives, if the row does not name it."""
+        """Check a row. `result` is what its conversation gives, if the row does not name it."""
         checked = CheckedRow(source, row.number, row.line)
         try:
             if row.problem is not None:
@@ -290,7 +290,7 @@ def _shift(expected: Mask, actual: Mask) -> str:
 
 
 class _IdsChecker:
-    """Says why the ids of rows differ, with what one renderer knows about its template."""
+    """Explains why the ids of rows differ, for one renderer."""
 
     def __init__(self, renderer: Renderer) -> None:
         tokenizer = renderer.tokenizer
@@ -408,7 +408,7 @@ class _IdsChecker:
         return Cause.LAST_WHITESPACE if last else None
 
     def _ends_turn(self, ids: Ids) -> bool | None:
-        """True if ids end a turn, False if they are white space; None if there is anything else."""
+        """True if ids end a turn, False if they are white space, else None."""
         ends = [index in self._ends for index in ids.tolist()]
         texts = [self._vocabulary.token_bytes(index).strip() for index in ids.tolist()]
         return any(ends) if all(end or not text for end, text in zip(ends, texts, strict=True)) else None

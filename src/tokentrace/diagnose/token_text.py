@@ -87,7 +87,7 @@ def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: 
 
 
 def _token_text(vocabulary: Vocabulary, index: int) -> str:
-    """A token's own text; its bytes in hexadecimal if they are not whole characters."""
+    """A token's text; hexadecimal if it is not whole characters."""
     raw = vocabulary.token_bytes(index)
     try:
         return raw.decode("utf-8") if raw or 0 <= index < vocabulary.size else f"⟨id {index}⟩"
@@ -108,7 +108,7 @@ def window(
 
 
 def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) -> Hunk | None:
-    """The part at the start of a difference in which other tokens spell the same bytes, or None.
+    """The start of a difference in which other tokens spell the same bytes, or None.
 
     A token that both sides share must follow it, or the end of the stream: next to a change of the
     text, other merges are only its consequence.
@@ -137,7 +137,7 @@ def spelled_alike(vocabulary: Vocabulary, stream: Ids, prompt: Ids, hunk: Hunk) 
 
 @dataclass(frozen=True, slots=True)
 class TurnHeads:
-    """The control tokens that begin turns: those that name their role, all of them, and all that are no tags."""
+    """Control tokens that begin turns (`named` tell the role); `structural` are all but tags."""
 
     vocabulary: Vocabulary
     named: Mapping[int, str]

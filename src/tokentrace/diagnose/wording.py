@@ -115,7 +115,7 @@ def is_similar(one: str, other: str) -> bool:
 
 
 def is_nonce(one: str, other: str) -> bool:
-    """True if two texts differ in a few words only, all of them numbers, dates or ids."""
+    """True if two texts differ in a few numbers, dates or ids only."""
     ours, theirs = one.split(), other.split()
     if len(ours) != len(theirs):
         return False
@@ -149,7 +149,7 @@ def is_cut(new: str, old: str) -> bool:
 
 
 def tells_of_call(text: str, name: str, arguments: Any, *, by_user: bool) -> bool:
-    """True if a text puts a call into words: the name of the tool and most values of its arguments.
+    """True if a text names a tool and most values of its arguments.
 
     Users talk about tools, so their text must have the form of a call: ``name(`` or ``"name"``.
     """

@@ -33,10 +33,8 @@ class Role(StrEnum):
     """What a key is for."""
 
     ADMIN = "admin"
-    AGENT = "agent"
-    """Sampling in any session."""
-    SESSION = "session"
-    """Sampling in the session whose key it is."""
+    AGENT = "agent"  # sampling in any session
+    SESSION = "session"  # sampling in the session whose key it is
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,12 @@ class App:
 
         async def sample() -> Answer:
             answer = await self.gateway.begin(session, dialect, request, name)
-            details.update(_log_details(session, answer))
+            details.update(session=session, dialect=dialect.name, response=answer.head.id)
+            if answer.placed is None:
+                details["replayed"] = True
+            else:
+                placed = answer.placed
+                details.update(prompt=len(placed.ids), reused=placed.reused, stream=request.stream)
             if answer.live is not None and dialect is CHAT:  # other APIs read messages by those before them
                 answer.live.last_body = Body(request.messages, body.texts)
             if not request.stream:
@@ -240,14 +245,6 @@ def _request_name(dialect: Dialect, raw: bytes, headers: Mapping[str, str]) -> s
         return ""
     digest, body = (hashlib.sha256(each).hexdigest()[:32] for each in (key.encode("utf-8", "surrogatepass"), raw))
     return f"key:{digest}:{dialect.name}:{body}"
-
-
-def _log_details(session: str, answer: Answer) -> dict[str, Any]:
-    placed = answer.placed
-    details = {"session": session, "dialect": answer.dialect.name, "response": answer.head.id}
-    if placed is None:
-        return {**details, "replayed": True}
-    return {**details, "prompt": len(placed.ids), "reused": placed.reused, "stream": answer.request.stream}
 
 
 def _answer_headers(session: str, answer: Answer) -> dict[str, str]:

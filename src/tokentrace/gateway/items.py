@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..parsing.events import ArgumentsDelta, CallFinished, CallNamed, CallStarted, ContentDelta, Event, ReasoningDelta
 from ..parsing.response import CallStatus, ParsedResponse, ParsedToolCall, PartKind, TokenRange
@@ -45,30 +45,26 @@ class Item:
     cut_off: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """An item begins. It has no text yet."""
 
     item: Item
 
 
-@dataclass(frozen=True, slots=True)
-class Grew:
+class Grew(NamedTuple):
     """An item has more text."""
 
     item: Item
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(NamedTuple):
     """An item is complete."""
 
     item: Item
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """The model writes a call of which nothing can be shown yet."""
 
 

@@ -18,10 +18,8 @@ __all__ = ["MEANINGS", "Matcher", "load_matcher", "meaning"]
 class Matcher(StrEnum):
     """How faithfully an agent has to repeat what was recorded."""
 
-    STRICT = "strict"
-    """Every field counts as it is; see `strict_meaning`."""
-    NORMAL = "normal"
-    """Messages with the same meaning are the same; see `meaning`."""
+    STRICT = "strict"  # every field counts as it is
+    NORMAL = "normal"  # messages with the same meaning are the same
 
 
 MEANINGS: Final[Mapping[Matcher, Meaning]] = {Matcher.STRICT: strict_meaning, Matcher.NORMAL: meaning}

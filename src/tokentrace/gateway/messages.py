@@ -5,7 +5,8 @@ back a signature with thinking, so it has one; any is accepted. ``input_tokens``
 cache, as Anthropic counts.
 
 Anthropic's client raises on pieces of input that cannot become JSON. So a tool use is sent when the call has ended; an
-attempt whose input is broken or cut off is text.
+attempt whose input is broken or cut off is text. A client that asks for eager streaming (Anthropic's beta for
+fine-grained tool streaming, or a tool with ``eager_input_streaming``) gets input as it is sampled, whatever it becomes.
 
 What Claude Code sends besides the conversation:
 
@@ -114,7 +115,7 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
     choice = body.tool_choice or _ToolChoice("auto")
     answer = AnswerOptions(
         calls_allowed=choice.type != "none",
-        object_arguments=True,
+        object_arguments=not (body.stream and _is_eager(body, headers)),
         usage_in_stream=True,
         token_fields=wire.requested_token_fields(body, headers, TokenFields.TOKENTRACE, [TokenFields.TOKENTRACE]),
     )
@@ -131,6 +132,11 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
         ignored=(*billed, *wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS)),
         answer=answer,
     )
+
+
+def _is_eager(body: MessagesBody, headers: Mapping[str, str]) -> bool:
+    tools = any(tool.get("eager_input_streaming") is True for tool in body.tools or () if isinstance(tool, dict))
+    return tools or "fine-grained-tool-streaming" in headers.get("anthropic-beta", "")
 
 
 def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:

@@ -346,7 +346,7 @@ _TEXTS: Final = {
 class ResponsesEncoder(Encoder):
     """The events of one streamed response, numbered.
 
-    If logprobs are requested, messages are done only at the end: which tokens a text consists of is not certain before.
+    With logprobs, messages are done only at the end: which tokens a text consists of is not certain before.
     """
 
     def __init__(self, head: Head) -> None:
@@ -392,12 +392,9 @@ class ResponsesEncoder(Encoder):
         output = _output_item(self.head, Item(item.index, item.kind, "", item.name, item.id))
         output |= {} if item.kind is PartKind.REASONING else {"status": "in_progress"}
         output.pop("encrypted_content", None)
-        more = []
-        if item.kind is not PartKind.TOOL_CALL:
-            [part], output = output["content"], {**output, "content": []}
-            more = [{"type": "response.content_part.added", "part": part}]
+        parts, output = output.get("content", ()), output | ({"content": []} if "content" in output else {})
         added = self._event("response.output_item.added", output_index=item.index, item=output)
-        return [added, *(self._about(item, **fields) for fields in more)]
+        return [added, *(self._about(item, "response.content_part.added", part=part) for part in parts)]
 
     def _done(self, item: Item, reply: Reply | None = None) -> list[StreamEvent]:
         output, name = _output_item(self.head, item, reply), f"{_TEXTS[item.kind]}.done"

@@ -251,20 +251,20 @@ async def export_rows(
     keep_state: bool = False,
 ) -> AsyncGenerator[bytes]:
     """The bytes of a file of rows. Sealed sessions are exported after the last byte, unless `keep_state` is set."""
-    export, pipe = Export(store, sessions), _Pipe()
+    export, pipe = Export(store, sessions), io.BytesIO()
     schema = file_schema(LAYOUT, {}, session_fields())
     writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, schema)
     try:
         async with aclosing(export.tables()) as tables:
             async for table in tables:
                 await asyncio.to_thread(writer.write, table)
-                if piece := pipe.take():
+                if piece := _take(pipe):
                     yield piece
         await asyncio.to_thread(writer.finish)
     except BaseException:
         writer.abandon()
         raise
-    if piece := pipe.take():
+    if piece := _take(pipe):
         yield piece
     if not keep_state:
         await export.mark()
@@ -279,12 +279,9 @@ async def _each(sessions: AsyncIterable[SessionInfo] | Iterable[SessionInfo]) ->
             yield info
 
 
-class _Pipe(io.BytesIO):
-    """Collects what is written."""
-
-    def take(self) -> bytes:
-        """All that was written since the last call."""
-        data = self.getvalue()
-        self.seek(0)
-        self.truncate()
-        return data
+def _take(pipe: io.BytesIO) -> bytes:
+    """All that was written since the last call."""
+    data = pipe.getvalue()
+    pipe.seek(0)
+    pipe.truncate()
+    return data

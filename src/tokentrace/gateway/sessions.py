@@ -69,7 +69,7 @@ class Live:
     stale: bool = False
     """True if memory may differ from the store: nobody may use it any more."""
     last_body: Body | None = None
-    """What the last chat sent: most of it comes again."""
+    """The messages of the last chat, with their JSON: most of them come again."""
 
 
 class Sessions:

@@ -127,14 +127,13 @@ class _Run:
         """Start a worker, use it, and close it."""
         worker = self.hire()
         try:
-            if self.first is None or self.todo or self.suspects:
-                await self._answer(worker.ready.remote())
-                await work(worker)
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
+            await self._answer(worker.ready.remote())
+            await work(worker)
         except self.ray.exceptions.RayError as error:
             raise TokentraceError(f"a worker cannot be used: {first_line(error)}") from error
         finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(worker.close.remote(), _CLOSE_SECONDS)
             self.ray.kill(worker)
 
     async def _work_through(self, worker: Any) -> None:
@@ -197,7 +196,7 @@ class _Run:
         node, crew = answer["node"], answer["crew"]
         if "error" in crew:
             raise InputError(f"node {node}: {crew['error']}")
-        if crew["tasks"] != _digest_of(self.tasks):
+        if self.first is None and crew["tasks"] != _digest_of(self.tasks):
             raise InputError(f"node {node} has other tasks than the process that began the run: they must be the same")
         self.first = self.first or crew
         if change := differing(self.first, crew):
