@@ -53,9 +53,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         from ..errors import TokentraceError
-        from .output import is_plain
 
-        if is_plain():
+        if os.environ.get("NO_COLOR"):
             ctx.color = False
         try:
             return super().invoke(ctx)
@@ -93,6 +92,3 @@ def main() -> None:
       tokentrace serve --dev
       tokentrace families
     """
-
-
-__all__ = ["main"]
