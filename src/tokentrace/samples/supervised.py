@@ -207,13 +207,18 @@ class SampleBuilder:
 
     def build(self, messages: Any, tools: Any = None, since: int = 0, *, keep: bool = True) -> list[Sample]:
         """The rows of one conversation: one, or several if it is expanded. With `keep`, they keep their rendering."""
-        checked = self.renderer.check_messages(messages, tools=tools)
-        chosen, notes = self._chosen(checked, whole("since", since, error=SampleError))
+        since = whole("since", since, error=SampleError)
+        if self.settings.past is Past.EXPAND or self.settings.turns is Turns.FLAGGED:
+            messages = self.renderer.check_messages(messages, tools=tools)
+            chosen, notes = self._chosen(messages, since)
         if self.settings.turns is Turns.FLAGGED:
-            checked = [{key: value for key, value in row.items() if key not in FLAGS} for row in checked]
+            messages = [{key: value for key, value in row.items() if key not in FLAGS} for row in messages]
         if self.settings.past is Past.EXPAND:
-            return self._expanded(checked, tools, chosen, notes, keep)
-        rendered = self.renderer.render(checked, tools=tools)
+            return self._expanded(messages, tools, chosen, notes, keep)
+        rendered = self.renderer.render(messages, tools=tools)
+        checked = rendered.conversation
+        if self.settings.turns is not Turns.FLAGGED:
+            chosen, notes = self._chosen(checked, since)
         remarks = self._pasts.remarks(rendered, checked, tools, chosen, of_history=self.settings.past is None)
         return [self._sample(rendered, checked, tools, chosen, [*notes, *remarks], keep)]
 
