@@ -60,7 +60,7 @@ def shape_of(messages: Any) -> Shape:
         return Shape.SHAREGPT
     thinks = openai = False
     for row in rows:
-        role, content = row.get("role"), row.get("content") or ()
+        role, content = row.get("role"), row.get("content")
         openai |= is_list(row.get("tool_calls")) or role in ("tool", "function", "developer")
         for block in content if is_list(content) else ():
             kind = block.get("type") if isinstance(block, Mapping) else None
