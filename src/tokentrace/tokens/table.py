@@ -1,4 +1,4 @@
-"""TokenTable: one entry per token in every column. Rendered, bridged, recorded and sampled tokens are such tables."""
+"""TokenTable: one entry per token in every column, for rendered, bridged, recorded and sampled tokens."""
 
 from __future__ import annotations
 
