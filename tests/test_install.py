@@ -320,7 +320,7 @@ def test_the_base_install_works(base: str, tmp_path: Path) -> None:
         ("data", "import pyarrow.parquet", FOLDER + TO_PARQUET),
         ("ray", "import ray.data", "from tokentrace.data.cluster import tokenize_on_ray; tokenize_on_ray"),
         ("engines", "import httpx2", "from tokentrace.engines.http import Connection; Connection('http://127.0.0.1')"),
-        ("rollout", "import yaml", "from tokentrace.rollout.config import read_config; read_config"),
+        ("rollout", "import yaml", "from tokentrace.rollout.loading import read_config; read_config"),
         ("mcp", "import mcp", "from tokentrace.rollout import MCPConfig; MCPConfig(command='x')"),
         ("gateway", "import starlette, uvicorn, apsw, prometheus_client", GATEWAY),
         ("postgres", "import psycopg", "from tokentrace.store.postgres import postgres_store; postgres_store"),

@@ -40,7 +40,7 @@ def test_the_module_is_the_command() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["tokenise", "x"], "there is no command 'tokenise'; did you mean 'tokenize'?"),
+        (["tokenise", "x"], "'tokenise'"),
         (["render", EXAMPLE, "--tokeniser", "x"], "--tokenizer"),
         (["families", "qwen33"], "did you mean 'qwen3'?"),
         (["render", EXAMPLE, "--renderer", "gpt-os"], "did you mean 'gpt_oss'?"),

@@ -14,19 +14,12 @@ import pytest
 
 from tokentrace import create_renderer
 from tokentrace.engines.embedded import EmbeddedEngine
-from tokentrace.engines.protocol import (
-    Completion,
-    Delta,
-    EngineError,
-    EngineRefusal,
-    FinishReason,
-    LogprobKind,
-    SamplingParams,
-    joined,
-)
+from tokentrace.engines.errors import EngineError, EngineRefusal
+from tokentrace.engines.protocol import Completion, Delta, FinishReason, joined
+from tokentrace.engines.sampling import SamplingParams
 from tokentrace.pocket import POCKET
 from tokentrace.pocket.model import PocketModel, load_pocket, read_safetensors
-from tokentrace.trajectory.turns import VersionSpan
+from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 from training.pocket.questions import make_questions
 
 RENDERER = create_renderer(POCKET)

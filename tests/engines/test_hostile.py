@@ -20,16 +20,11 @@ import pytest
 from tests.engines.dialects import LLAMACPP, SGLANG, VLLM, VLLM_COMPLETIONS, Dialect, asked
 from tests.engines.support import Fake, Reply, recording
 from tokentrace.engines import http
+from tokentrace.engines.errors import EngineAnswerError, EngineError
 from tokentrace.engines.http import Connection, HTTPSettings
 from tokentrace.engines.llamacpp import LlamaCppEngine
-from tokentrace.engines.protocol import (
-    Capabilities,
-    Completion,
-    EngineAnswerError,
-    EngineError,
-    SamplingParams,
-    collected,
-)
+from tokentrace.engines.protocol import Capabilities, Completion, collected
+from tokentrace.engines.sampling import SamplingParams
 from tokentrace.engines.sglang import SGLangEngine
 from tokentrace.engines.vllm import GENERATE, VLLMEngine
 

@@ -14,24 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engines.support import same
-from tokentrace.engines import (
+from tokentrace.engines.answers import check_logprobs
+from tokentrace.engines.embedded import EmbeddedEngine
+from tokentrace.engines.errors import EngineError, EngineRefusal, LogprobKindError
+from tokentrace.engines.protocol import (
+    OPTIONAL,
     Capabilities,
     Delta,
-    EmbeddedEngine,
     Engine,
-    EngineError,
-    EngineRefusal,
     FinishReason,
     GenerateRequest,
-    LogprobKind,
-    LogprobKindError,
-    Router,
-    SamplingParams,
-    ScriptedEngine,
+    collected,
+    joined,
 )
-from tokentrace.engines.answers import check_logprobs
-from tokentrace.engines.protocol import OPTIONAL, collected, joined
+from tokentrace.engines.routing import Router
+from tokentrace.engines.sampling import SamplingParams
+from tokentrace.engines.scripted import ScriptedEngine
 from tokentrace.engines.stopping import StopFinder
+from tokentrace.trajectory.turns import LogprobKind
 
 
 class Echo(Engine):

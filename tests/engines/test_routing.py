@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 
 from tests.engines.faults import Fault, FaultyEngine, Gate
-from tokentrace.engines.protocol import (
-    Engine,
-    EngineError,
-    EngineUnavailable,
-    FinishReason,
-    SamplingParams,
-    collected,
-)
+from tokentrace.engines.errors import EngineError, EngineUnavailable
+from tokentrace.engines.protocol import Engine, FinishReason, collected
 from tokentrace.engines.routing import GROUP_LEAD, CircuitState, Router, circuits_of
+from tokentrace.engines.sampling import SamplingParams
 from tokentrace.trajectory.turns import VersionSpan
 
 SAMPLING = SamplingParams(4)

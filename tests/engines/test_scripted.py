@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 
 from tests.engines.support import same
 from tokentrace.engines import CallbackEngine, Completion, EngineAnswerError, EngineRefusal, EngineReply
-from tokentrace.engines.protocol import (
-    Capabilities,
-    Engine,
-    FinishReason,
-    GenerateRequest,
-    LogprobKind,
-    SamplingParams,
-    collected,
-)
+from tokentrace.engines.protocol import Capabilities, Engine, FinishReason, GenerateRequest, collected
+from tokentrace.engines.sampling import SamplingParams
 from tokentrace.engines.scripted import Sampled, ScriptedEngine
-from tokentrace.trajectory.turns import VersionSpan
+from tokentrace.trajectory.turns import LogprobKind, VersionSpan
 
 
 def sampled(reply: EngineReply, *, streamed: bool = False, **sampling: Any) -> Completion:

@@ -16,9 +16,8 @@ from tokentrace import Agent, InputError, Task, Trajectory, create_renderer
 from tokentrace.engines import SamplingParams, ScriptedEngine
 from tokentrace.errors import SampleError
 from tokentrace.integrations.background import BackgroundLoop
-from tokentrace.integrations.collator import Collator
 from tokentrace.integrations.rows import FinishedRollout
-from tokentrace.integrations.trl import RolloutFunction, rollout_reward, unless_failed
+from tokentrace.integrations.trl import Collator, RolloutFunction, rollout_reward, unless_failed
 from tokentrace.pocket import POCKET
 from tokentrace.samples.trajectories import trajectory_samples
 
@@ -205,7 +204,10 @@ def test_an_agent_that_fails_is_a_row_without_loss(loop: BackgroundLoop) -> None
         ({"input_ids": [1, 2], "loss_mask": [0.0, 0.5]}, "must be 0 or 1"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "seq_lengths": [1, 1]}, "packed"),
         ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}, "logprobs has 1 entries"),
-        ({"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]}, "logprobs of a row are not numbers"),
+        (
+            {"input_ids": [1, 2], "labels": [-100, 2], "logprobs": ["x", "y"]},
+            "logprobs or advantages of a row are not numbers",
+        ),
         ({"labels": [1, 2]}, "has no input_ids"),
         ({"input_ids": [1.7, 2], "labels": [-100, 2]}, r"input_ids\[0\] is 1.7"),
         ({"input_ids": [2**31, 2], "labels": [-100, 2]}, "not a token id"),

@@ -84,6 +84,10 @@ def test_a_buffer_changes_no_mask_and_no_bridge(buffer: str) -> None:
 TURN = "'<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n'"
 COLLECTED = {
     "text": "{% set ns.s = ns.s ~ TURN %}{% endfor %}{{ ns.s }}",
+    "text, piece by piece": (
+        "{% set ns.s = ns.s ~ '<|im_start|>' ~ m.role ~ '\\n' %}{% set ns.s = ns.s ~ m.content %}"
+        "{% set ns.s = ns.s ~ '<|im_end|>\\n' %}{% endfor %}{{ ns.s }}"
+    ),
     "list": "{% set ns.l = ns.l + [TURN] %}{% endfor %}{{ ns.l | join }}",
     "list in the last turn": "{% set ns.l = ns.l + [TURN] %}{% if loop.last %}{{ ns.l | join }}{% endif %}{% endfor %}",
 }

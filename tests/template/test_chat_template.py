@@ -1,4 +1,4 @@
-"""Compiling and running a chat template: what it may see, what it may not do, and how its failures are told."""
+"""Compiling and running a chat template: what it may see, what it may not do, and how it fails."""
 
 from __future__ import annotations
 
@@ -43,19 +43,8 @@ A = (
 
 
 VALUES = [
-    "c",
-    "m",
-    "messages",
-    "a",
-    "a.n",
-    "a.x",
-    "a.b",
-    "a.l",
-    "a.d",
-    "messages[1].content",
-    "m.role",
-    "variable",
-    "(c|safe)",
+    *("c", "m", "messages", "a", "a.n", "a.x", "a.b", "a.l", "a.d"),
+    *("messages[1].content", "m.role", "variable", "(c|safe)"),
 ]
 
 
@@ -108,10 +97,15 @@ def test_nothing_can_be_changed(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["{% include 'x' %}", "{% import 'x' as y %}", "{% extends 'x' %}", "{% from 'x' import y %}"]
+    "statement",
+    [
+        *("{% include 'x' %}", "{% import 'x' as y %}", "{% extends 'x' %}", "{% from 'x' import y %}"),
+        *("{% block x required %}{% endblock %}", "{% block x %}{% endblock %}{% block x %}{% endblock %}"),
+        *("{% for m in messages %}{% block x %}{% endblock %}{% endfor %}", "{% autoescape true %}{% endautoescape %}"),
+    ],
 )
-def test_no_files_are_read(statement: str) -> None:
-    with pytest.raises(TemplateError):
+def test_a_template_stands_alone(statement: str) -> None:
+    with pytest.raises(TemplateError, match="line 1"):
         render(statement)
 
 
@@ -175,14 +169,9 @@ def test_deep_arguments_are_a_limit_and_no_recursion_error() -> None:
     deep: Any = 1
     for _ in range(100_000):
         deep = [deep]
-    for expression in (
-        "{{ messages[0].x|tojson }}",
-        "{{ messages[0].x }}",
-        "{{ messages|tojson }}",
-        "{{ messages[0].x|string }}",
-    ):
+    for expression in ("messages[0].x|tojson", "messages[0].x", "messages|tojson", "messages[0].x|string"):
         with pytest.raises(TemplateLimitError):
-            render(expression, [{"role": "user", "content": "", "x": {"a": deep}}])
+            render(f"{{{{ {expression} }}}}", [{"role": "user", "content": "", "x": {"a": deep}}])
 
 
 # -- the surroundings of transformers

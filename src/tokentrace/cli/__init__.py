@@ -51,20 +51,10 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from ..settings import nearest
-
-            ctx.fail(f"there is no command {args[0]!r}; {nearest(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
-
     def invoke(self, ctx: click.Context) -> Any:
         from ..errors import TokentraceError
-        from .output import is_plain
 
-        if is_plain():
+        if os.environ.get("NO_COLOR"):
             ctx.color = False
         try:
             return super().invoke(ctx)
@@ -102,6 +92,3 @@ def main() -> None:
       tokentrace serve --dev
       tokentrace families
     """
-
-
-__all__ = ["main"]

@@ -19,18 +19,13 @@ if TYPE_CHECKING:
     from ..demo.paths import PathReport
     from ..samples.sample import Sample
 
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
 
 @command
 @number("-n", "--rollouts", default=64, text="Rollouts by each path.")
 @number("--seed", default=0, least=0, text="Of the questions and the sampling.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("tokentrace-demo"),
-    show_default=True,
-    help="The folder for rows, trajectories and the report.",
-)
+@click.option("-o", "--output", type=_FOLDER, default="tokentrace-demo", show_default=True, help="Where files go.")
 @flag("--render", "render_", text="Render the shipped example instead, and explain it.")
 @flag("--open", "open_", text="Open the report in a browser.")
 @json_option("Print the table as JSON.")
@@ -89,15 +84,12 @@ def _write_rows(output: Path, reports: Sequence[PathReport], seed: int) -> None:
 
 def _json_row(sample: Sample) -> dict[str, Any]:
     logprobs = [] if sample.logprobs is None else sample.logprobs.tolist()
+    columns = {"loss_mask": sample.mask, "message_indices": sample.messages, "kinds": sample.kinds}
     return {
         "input_ids": sample.token_ids,
-        "loss_mask": sample.mask.tolist(),
-        "message_indices": sample.messages.tolist(),
-        "kinds": sample.kinds.tolist(),
+        **{name: values.tolist() for name, values in columns.items()},
         "logprobs": [None if math.isnan(value) else value for value in logprobs],
-        "source": sample.name,
-        "branch": sample.branch,
-        "reward": sample.reward,
+        **{"source": sample.name, "branch": sample.branch, "reward": sample.reward},
     }
 
 

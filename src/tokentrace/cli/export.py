@@ -45,12 +45,11 @@ if TYPE_CHECKING:
 def export(*, store: str, **options: Any) -> None:
     """Write the training rows of the sessions in STORE: what `tokentrace serve --store STORE` recorded.
 
-    STORE is a file, or postgresql://user@host/database. A gateway may be writing to it meanwhile. docs/rows.md has the
-    columns. Sessions that are sealed are marked as exported once the file is there, whole; open ones stay open, and
-    what is added to them later is not in the file. With --for, a file for supervised training: ids and labels alone,
-    of every row, whatever its reward.
+    STORE is a file, or postgresql://user@host/database; a gateway may be writing to it. docs/rows.md has the columns.
+    Sealed sessions are marked as exported once the file is complete; open ones stay open. With --for, the file has ids
+    and labels alone, of every row, whatever its reward.
 
-    A file that already exists is replaced only with --overwrite. Without rows no file is written.
+    An existing file is replaced only with --overwrite. Without rows no file is written.
 
     \b
     Examples:
@@ -73,11 +72,10 @@ def export(*, store: str, **options: Any) -> None:
     done, longest = asyncio.run(_export(store, job, target))
     data = {name: getattr(done, name) for name in ("sessions", "rows", "tokens", "trained", "causes", "marked")}
     data |= {"output": str(job.output), "longest": longest}
-    how = {name: getattr(job, name) for name in ("trainer", "as_json", "quiet")}
-    print_rows(data, "\n".join(_summary(done)), job.output, longest, **how)
+    summary, how = "\n".join(_summary(done)), {"trainer": job.trainer, "as_json": job.as_json, "quiet": job.quiet}
+    print_rows(data, summary, job.output, longest, **how)
     if not job.as_json and not job.quiet:
-        marked = f", and marked {counted(done.marked, 'session')} as exported" if done.marked else ""
-        note(f"wrote {job.output}{marked}")
+        note(f"wrote {job.output}" + (f", and marked {done.marked:,} as exported" if done.marked else ""))
 
 
 async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> tuple[Export, int]:
@@ -99,9 +97,8 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
         export = Export(store, sessions)
         about = {"store": store.where, "sessions": job.sessions or None, "state": state, "search": job.search}
         with ProgressBars(quiet=job.quiet, counts=True) as bars:
-            with sample_writer(
-                job.output, LAYOUT, about, more=session_fields(), private=True, trainer=trainer
-            ) as write:
+            how: dict[str, Any] = {"more": session_fields(), "private": True, "trainer": trainer}
+            with sample_writer(job.output, LAYOUT, about, **how) as write:
                 async for table in export.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)

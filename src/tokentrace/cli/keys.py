@@ -11,9 +11,7 @@ from . import command
 
 @command
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
-@click.option(
-    "--admin", "role", flag_value="admin", help="A key for everything: sessions, rows, rewards, shutting down."
-)
+@click.option("--admin", "role", flag_value="admin", help="A key for everything: sessions, rows, rewards, shutdown.")
 @click.option("--agent", "role", flag_value="agent", help="A key for sampling in any session.")
 @click.option("--name", default="", metavar="TEXT", help="A note beside the key: whose it is.")
 def keys(file: Path, role: str | None, name: str) -> None:

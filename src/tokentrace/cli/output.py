@@ -18,16 +18,11 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-def is_plain() -> bool:
-    """Return True if NO_COLOR is set: https://no-color.org."""
-    return bool(os.environ.get("NO_COLOR"))
-
-
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a rich console that respects NO_COLOR."""
+    """Return a rich console that respects NO_COLOR: https://no-color.org."""
     from rich.console import Console
 
-    return Console(stderr=stderr, color_system=None if is_plain() else "auto")
+    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto")
 
 
 def note(text: str) -> None:
@@ -112,26 +107,19 @@ class ProgressBars:
 
     _EVERY = 15.0
 
-    def __init__(
-        self,
-        *,
-        quiet: bool = False,
-        transient: bool = False,
-        counts: bool = False,
-    ) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
-        from rich.progress import TimeRemainingColumn as TimeColumn
+    def __init__(self, *, quiet: bool = False, transient: bool = False, counts: bool = False) -> None:
+        from rich import progress as rich
 
         self._console = make_console(stderr=True)
         self._quiet = quiet
         self._began = self._printed = time.monotonic()
         self._tasks: dict[str, TaskID] = {}
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn() if counts else TaskProgressColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeColumn(elapsed_when_finished=True),
+        self._bars = rich.Progress(
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn() if counts else rich.TaskProgressColumn(),
+            rich.TextColumn("{task.fields[status]}"),
+            rich.TimeRemainingColumn(elapsed_when_finished=True),
             console=self._console,
             transient=transient,
             disable=quiet or not self._console.is_terminal,

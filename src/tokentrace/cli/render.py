@@ -22,8 +22,6 @@ from .options import (
 )
 from .output import print_result, working, write_file
 
-_SETTINGS = ("preserve_all_thinking", "use_patched", "control_tokens", "messages")
-
 
 @command
 @click.argument("conversation", type=click.Path(exists=True, dir_okay=False, allow_dash=True))
@@ -71,8 +69,9 @@ def render(
     if open_ and form != "html":
         raise click.UsageError("--open needs --format html")
     messages, tools = read_conversation(conversation, index)
-    lost = "error" if fail_on_lost else "ignore"
-    renderer = make_renderer(options, lost=lost, **{name: options[name] for name in _SETTINGS})
+    names = ("preserve_all_thinking", "use_patched", "control_tokens", "messages")
+    settings = {name: options[name] for name in names} | {"lost": "error" if fail_on_lost else "ignore"}
+    renderer = make_renderer(options, **settings)
     with working("rendering"):
         tools = read_tools(options["tools"], tools)
         rendered = renderer.render(messages, tools=tools, add_generation_prompt=generation_prompt)

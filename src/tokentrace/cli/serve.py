@@ -62,9 +62,9 @@ _SETTINGS = ("host", "port", "store", "keys", "dev", "create_sessions", "matcher
 def serve(*, engine: str, engine_kind: str, control_tokens: str, calls: str, quiet: bool, **options: Any) -> None:
     """Serve an engine to agents that speak OpenAI's or Anthropic's API, and record every token.
 
-    The first line on stdout is the base URL, printed when the gateway is ready; its log goes to stderr, a line of JSON
-    for each request. A session's base URL is URL/sessions/ID: give an OpenAI client URL/sessions/ID/v1, and Anthropic's
-    clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL itself is a page for people. See docs/gateway.md.
+    Prints its URL when it is ready; the log goes to stderr, a line of JSON for each request. Give an OpenAI client
+    URL/sessions/ID/v1, and Anthropic's clients URL/sessions/ID. Rows are at URL/sessions/ID/rows, and URL itself is a
+    page for people. See docs/gateway.md.
 
     \b
     Examples:

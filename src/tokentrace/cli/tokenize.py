@@ -47,8 +47,6 @@ _OF_JOB: Final = (
     *("stats", "show", "html", "as_json", "quiet"),
 )
 """Options that say what to do; all others say what rows become."""
-_REASONS: Final = 5
-"""How many reasons of rejected rows the summary shows."""
 
 
 @command
@@ -96,12 +94,11 @@ def tokenize(ctx: click.Context, /, *, inputs: tuple[str, ...], **options: Any) 
     unpacked. Rows have "messages" or "conversations" (OpenAI's, ShareGPT's or Anthropic's
     shape), or "prompt" and "completion"; and perhaps "tools". See docs/rows.md.
 
-    A file that already exists is replaced only with --overwrite, and never by one without rows. There is no default
-    tokenizer for a file of rows: "-t pocket" is the embedded toy model.
+    An existing file is replaced only with --overwrite, and never by one without rows. "-t pocket" is the embedded toy
+    model; there is no default.
 
-    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason, and the run goes on. The output has its
-    name only when it is whole: a run that was interrupted writes nothing. The result is the same for any number of
-    workers.
+    Rows that cannot be used go to OUT.bad.jsonl with their line and the reason. A run that was interrupted writes
+    nothing. The result is the same for any number of workers.
 
     The exit code is 0 if every row was used, 1 if some were not, 2 on errors.
 
@@ -203,9 +200,9 @@ def _summary(finished: Finished, seconds: float) -> Iterator[str]:
 
 
 def _reasons(bad_rows: Path) -> list[tuple[str, int, str]]:
-    """The most frequent reasons of rejected rows: the first of its kind, how many there are, and where that one is.
+    """The five most frequent reasons of rejected rows, how many there are, and where the first one is.
 
-    Reasons that differ in numbers alone, or in what is quoted, are one.
+    Reasons that differ in numbers or quotes alone are one.
     """
     counts: Counter[str] = Counter()
     first: dict[str, tuple[str, str]] = {}
@@ -214,7 +211,7 @@ def _reasons(bad_rows: Path) -> list[tuple[str, int, str]]:
             kind = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", row["reason"])
             counts[kind] += 1
             first.setdefault(kind, (row["reason"], f"{row['source']}, row {row['row']}"))
-    return [(first[kind][0], count, first[kind][1]) for kind, count in counts.most_common(_REASONS)]
+    return [(first[kind][0], count, first[kind][1]) for kind, count in counts.most_common(5)]
 
 
 def _as_options(note: str) -> str:

@@ -13,7 +13,7 @@ import click
 
 from ..errors import InputError
 from . import command
-from .options import complete_files, page_option, tokenizer_option
+from .options import complete_files, number, page_option, tokenizer_option
 from .output import note, write_page
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @command
 @click.argument("file", metavar="FILE", shell_complete=complete_files)
 @tokenizer_option
-@click.option("--rows", type=click.IntRange(1), default=20, show_default=True, help="Show the first N rows of a file.")
+@number("--rows", default=20, text="Show the first N rows of a file.")
 @page_option("Write the page to this file, and open no browser.")
 def view(*, file: str, tokenizer: str | None, rows: int, html: Path | None) -> None:
     """Show FILE on a page: a trajectory (.tt), rows of ids, the output of a run, a gateway's store, or a dump.

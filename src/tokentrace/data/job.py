@@ -24,7 +24,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -128,8 +128,9 @@ def tokenize_files(
         sources = find_sources(inputs, Path(spool), split=split)
         tokenizer = RowTokenizer(settings)
         metadata = tokenizer.described()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # a small input is done before a second process is ready
-        workers = workers or max(1, min(available_cores(), count_batches(sources) // 4))
+        workers = workers or max(1, min(cores, count_batches(sources) // 4))
         total = sum(source.size for source in sources)
         results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
         with (
@@ -152,17 +153,16 @@ def tokenize_files(
             if not counts.rows:
                 raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
             metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
-            _write_bad_rows(rejected, bad_rows)
+            with writing(bad_rows):
+                if first_reason:
+                    rejected.seek(0)
+                    write_whole(bad_rows, rejected)
+                else:
+                    bad_rows.unlink(missing_ok=True)  # that of an earlier run
             if not counts.samples:
                 problem = f"no row gave a sample ({bad_rows} says why; first: {first_reason})"
                 raise InputError(f"{path} was not written: {problem}")
     return Finished(path, bad_rows if first_reason else None, counts, sizes)
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _described(source: Source, output: Path) -> dict[str, Any]:
@@ -172,16 +172,6 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
         with contextlib.suppress(ValueError):  # on another drive
             path = Path(os.path.relpath(path, output.absolute().parent)).as_posix()
     return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
-
-
-def _write_bad_rows(rejected: IO[bytes], path: Path) -> None:
-    """Write the file of bad rows. Removes that of an earlier run if there are none."""
-    with writing(path):
-        if not rejected.tell():
-            path.unlink(missing_ok=True)
-            return
-        rejected.seek(0)
-        write_whole(path, rejected)
 
 
 # -- workers

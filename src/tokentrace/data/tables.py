@@ -330,7 +330,7 @@ def write_samples(
 def read_samples(path: str | Path) -> Iterator[Sample]:
     """Read the samples of a file that tokentrace wrote, a row group or a line at a time."""
     file = named_path(path)
-    parquet: Any = None if file.name.endswith(".jsonl") else parquet_file(_existing(file))
+    parquet: Any = None if file.name.endswith(".jsonl") else parquet_file(str(file))
     try:
         for group in range(parquet.metadata.num_row_groups if parquet else 0):
             yield from table_samples(parquet.read_row_group(group))
@@ -349,7 +349,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     """How the rows of a file were made: tokenizer, template, settings. Empty if the file has no metadata."""
     file = named_path(path)
     if file.name.endswith(".parquet"):
-        text = (parquet_file(_existing(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        text = (parquet_file(str(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
     else:
         beside = metadata_path(file)
         try:
@@ -372,14 +372,6 @@ def named_path(name: Any) -> Path:
     except (OSError, ValueError) as error:
         raise InputError(f"{brief(name)} cannot be read: {error.args[-1]}") from None
     return Path(name)
-
-
-def _existing(path: Path) -> str:
-    pyarrow()
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is not there"
-        raise InputError(f"{path} {what}: name a file of samples")
-    return str(path)
 
 
 # -- JSON Lines

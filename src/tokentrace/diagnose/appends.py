@@ -1,7 +1,7 @@
 """Does a template only append? Every case is rendered and compared id for id.
 
-After a turn, a rollout holds the prompt and the sampled tokens, with the stop token. An append holds if the next prompt
-begins with exactly those ids. It breaks if the template rewrites them, or does not write a turn after its prompt.
+After a turn, a rollout holds the prompt and the sampled tokens. An append holds if the next prompt
+begins with exactly those ids.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALTERED: Final = " is not written as it was given"
 
 
 class AppendOutcome(StrEnum):
-    """The outcome of an append, the worst first. One that loses rewrites nothing, but some text reaches no token."""
+    """The outcome of an append, the worst first. Text that is lost reaches no token."""
 
     BREAKS = "breaks"
     LOSES = "loses"
@@ -44,8 +44,7 @@ class AppendOutcome(StrEnum):
 
 
 class Where(StrEnum):
-    """What differs: text of the stream is rewritten, the turn does not follow the prompt that asks for it, or a token
-    spans the end of the prompt."""
+    """What differs: earlier text, the turn after its prompt, or a token at the seam of both."""
 
     PAST = "past"
     PROMPT = "prompt"
@@ -115,7 +114,7 @@ class AppendCell:
 
 
 class AppendMatrix:
-    """Runs the cases of one template with one set of variables. To name the lines that break them is slow."""
+    """Runs the cases of one template with one set of variables. Naming lines is slow."""
 
     def __init__(self, study: TemplateStudy, *, names_lines: bool) -> None:
         self._study = study
@@ -128,7 +127,7 @@ class AppendMatrix:
     def cell(self, turn: TurnForm) -> AppendCell:
         """Run all cases of a kind of turn and return the worst.
 
-        Skips a history that the template refuses on its own: another cell, or the list of roles, reports that.
+        Skips a history that is refused on its own: another cell, or the roles, report that.
         """
         every = list(cases(turn, self._ids, self._tags))
         cells = [cell for case in every if self._renders(cell := self._run(case))] or [self._run(every[0])]
@@ -202,7 +201,7 @@ class AppendMatrix:
         return encoded
 
     def _stop(self, request: Request, encoded: Encoded) -> tuple[int, bool]:
-        """Return the length of the stream up to the end of its turn, and whether a stop token ends it."""
+        """Return the length of the stream, and whether a stop token ends it."""
         study, last = self._study, len(request.messages) - 1
         render = functools.partial(study.run_with, self._tools if request.tools else None)
         turns, _ = find_turns(encoded.rendering, request.messages, render, study.tokenizer, only=last)
@@ -213,7 +212,7 @@ class AppendMatrix:
         return end.stop, end.stop_token is not None
 
     def _blame(self, where: Where, first: Request, second: Request, at: int) -> Blame | None:
-        """Find the line; `second` without a generation prompt if it differs at the same place."""
+        """Find the line, without the second prompt if the texts differ at the same place."""
         if where is Where.SEAM:
             return None
         text = self._encode(first).rendering.text
@@ -238,7 +237,7 @@ def _break(where: Where, first: Encoded, second: Encoded, blame: Blame | None) -
 
 
 def _missing(rendering: Rendering, case: AppendCase, lost: Sequence[str]) -> Iterator[str]:
-    """Yield words for what the template does not write of a turn: lost fields, and texts that it changes."""
+    """Yield words for what is not written of a turn: lost fields, changed texts."""
     style, texts = case.turn.style, {name: case.reply.get(name) for name in ("content", "reasoning_content")}
     spans = {name: text_from(rendering, len(case.past), name) for name in texts}
     for field in lost:

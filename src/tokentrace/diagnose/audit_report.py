@@ -1,4 +1,4 @@
-"""AuditReport: everything that an audit says about one tokenizer and template, as data and as a document."""
+"""AuditReport: all that an audit says, as data and as a document."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _COLUMNS: Final = {
     "spaces around content": (False, True, Style.SPACED),
     "reasoning in content": (False, True, Style.INLINE),
 }
-"""What a turn has beside its calls: reasoning, content, and the style of its content."""
+"""Reasoning, content, and the style of content."""
 
 _Row = Sequence[str | Cell]
 
 
 @dataclass(frozen=True, slots=True)
 class Bridging:
-    """How many cells break, for how many of them the bridge appends to the sampled ids, and why it refuses others."""
+    """How many cells break, how many of them the bridge mends, and why it refuses others."""
 
     broken: int
     bridged: int
@@ -64,7 +64,7 @@ class SettingAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport(ShowsItself):
-    """The certificate of a template: what it does to the past, other facts, and a verdict for each use."""
+    """The certificate of a template: its matrix, facts, and a verdict for each use."""
 
     name: str
     family: str
@@ -92,7 +92,7 @@ class AuditReport(ShowsItself):
         return next(verdict for verdict in self.verdicts if verdict.use == Use(use))
 
     def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
-        """Return the verdicts on these uses that do not hold; with `partly`, those that fail."""
+        """Return the verdicts that do not hold; with `partly`, those that fail."""
         good = {Grade.HOLDS, Grade.PARTLY} if partly else {Grade.HOLDS}
         return [one for use in uses if (one := self.verdict(use)).grade not in good]
 
@@ -102,7 +102,7 @@ class AuditReport(ShowsItself):
         return judged(self.cells, self.facts)
 
     def outcome(self, append: Append) -> Grade | None:
-        """Grade an append over all turns that verdicts count; None if the template refuses it."""
+        """Grade an append; None if the template refuses it."""
         return grade([cell for cell in self.judged if cell.append is append])
 
     @property
@@ -112,7 +112,7 @@ class AuditReport(ShowsItself):
 
     @property
     def findings(self) -> list[AppendFinding]:
-        """Everything that does not hold; cells that go wrong in the same way are one finding."""
+        """Everything that does not hold, once for each cause."""
         return find_flaws({append: [cell for cell in self.judged if cell.append is append] for append in Append}, FLAWS)
 
     @property
@@ -145,7 +145,7 @@ class AuditReport(ShowsItself):
         )
 
     def differences(self, now: AuditReport) -> Iterator[tuple[str, str, str]]:
-        """Yield what differs in another report: what it is, before and now. Lines of templates are not compared."""
+        """Yield what differs in another report, but for line numbers: name, before, now."""
         before, after = dict(self._statements()), dict(now._statements())
         for what in dict.fromkeys((*before, *after)):
             if before.get(what, "") != after.get(what, ""):
@@ -172,7 +172,7 @@ class AuditReport(ShowsItself):
                 yield ["", Cell(f"holds with {' or '.join(one.holds_with)}", "good")]
 
     def _matrix(self) -> Table:
-        """Grade each kind of turn for each append; in brackets what verdicts do not count."""
+        """Grade each kind of turn for each append."""
         counting = {cell.turn for cell in self.judged}
         groups: dict[Any, list[AppendCell]] = {}
         for cell in self.cells:
@@ -207,7 +207,7 @@ class AuditReport(ShowsItself):
 
 
 def audits_document(reports: Sequence[AuditReport]) -> Document:
-    """Return the document of one audit in full, or of several as a table with their findings."""
+    """Return the document of one audit, or of several as a table."""
     if len(reports) == 1:
         return reports[0].document()
     names = [report.name for report in reports]

@@ -1,7 +1,7 @@
 """The line of a template that makes two renderings differ, and the condition behind it.
 
-A copy of the template reports both runs. The cause is the first test after the last common text that gets another
-answer. It is proven only if the second run, with that answer forced, continues like the first.
+The cause is the first test after the last common text that gets another answer. It is proven only
+if the second run, with that answer forced, continues like the first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _FLIPS: Final = 300
 class Blame:
     """Where a template makes two renderings differ.
 
-    `condition` is the test whose answer changed, `before` its first answer; without one, `line` writes what differs.
-    `because` has its variables that changed: the line that sets each, the name, and both values.
+    `condition` is the test whose answer changed from `before`; without one, `line` writes the text.
+    `because` has the variables that changed: the line that sets each, its name, both values.
     """
 
     line: int
@@ -41,9 +41,9 @@ class Blame:
 def find_blame(
     study: TemplateStudy, first: Request, second: Request, at: int, texts: tuple[str, str], *, rewrites: bool
 ) -> Blame | None:
-    """Find the line by which the `texts` of two requests differ at character `at`; None if the copy writes others.
+    """Find the line by which the `texts` of two requests differ at character `at`.
 
-    Unless the template `rewrites` the first text, it is the line that writes the second.
+    Unless the template `rewrites` the first, it is the line that writes the second.
     """
     one, other = run_traced(study, first), run_traced(study, second)
     if one is None or other is None or (one.text, other.text) != texts:
@@ -81,10 +81,7 @@ def _writing(event: Event | None) -> Blame | None:
 
 
 def _flipped(study: TemplateStudy, second: Request, one: TracedRun, at: int) -> Event | None:
-    """Find the test of the second run that, flipped, keeps it equal to the first for longest.
-
-    For runs that pass different lines: another loop writes the message, say.
-    """
+    """Find the test that, flipped, keeps the second run equal to the first for longest."""
     best, event = at, None
     run = run_traced(study, second)
     tests = [(number, one) for number, one in enumerate(run.events if run else ()) if one.kind is EventKind.TEST]
@@ -97,7 +94,7 @@ def _flipped(study: TemplateStudy, second: Request, one: TracedRun, at: int) -> 
 
 
 def _first_difference(one: TracedRun, other: TracedRun, at: int) -> tuple[int, int] | None:
-    """Find the first differing events after the last piece of text, up to `at`, that both runs wrote."""
+    """Find the first differing events after the last common text up to `at`."""
     here, there = _lengths(one, at), _lengths(other, at)
     shared = max(here.keys() & there.keys())
     left = (k for k in range(here[shared], len(one.events)) if one.events[k].kind is not EventKind.SET)
@@ -109,7 +106,7 @@ def _first_difference(one: TracedRun, other: TracedRun, at: int) -> tuple[int, i
 def _lengths(run: TracedRun, at: int) -> dict[int, int]:
     """Map each length of the output up to `at` to the first event after it.
 
-    A template may collect its text in a variable: a value that the output begins with counts.
+    A variable that collects the output counts as output.
     """
     lengths = {0: 0}
     for number, event in enumerate(run.events):
@@ -132,7 +129,7 @@ def _writer(run: TracedRun, at: int) -> Event | None:
 
 
 def _because(event: Event, one: Sequence[Event], other: Sequence[Event]) -> Iterator[tuple[int, str, Any, Any]]:
-    """Yield the variables of a condition that differ, with the line that sets each and both values."""
+    """Yield the line, name and values of each variable of a condition that differs."""
     for name in dict.fromkeys(re.findall(r"[A-Za-z_][\w.]*", event.part.text)):
         here, there = _last_set(name, one), _last_set(name, other)
         if here is not None and there is not None and here.value != there.value:

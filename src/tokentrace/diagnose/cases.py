@@ -1,4 +1,4 @@
-"""The cases of an audit: what is appended to which assistant turn, after which history, the smallest first."""
+"""The cases of an audit: what is appended to which turn, after which history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG: Final = 6
 """Rounds of tools, and earlier answers, in the longest histories."""
 ANSWER: Final = "An Answer, naïve"
 THOUGHT: Final = "A Thought, naïve"
-"""Texts of replies. Capitals and a letter beyond ASCII reveal a template that alters them."""
+"""Texts of replies. Capitals and the ï reveal a template that alters them."""
 _THINK: Final = ("<think>\n", "\n</think>\n\n")
 _PROPERTIES: Final = {"key": {"type": ["string", "object"]}, "number": {"type": "number"}}
 _SCHEMA: Final = {"type": "object", "properties": _PROPERTIES, "required": []}
@@ -28,7 +28,7 @@ TOOLS: Final[Sequence[Message]] = [
 
 
 class Request(NamedTuple):
-    """What a template has to write: messages, with `TOOLS` or without, and perhaps a generation prompt."""
+    """What a template has to write; with `TOOLS`, with a generation prompt."""
 
     messages: Messages
     tools: bool = False
@@ -78,7 +78,7 @@ class Style(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """The kind of an assistant turn, and what is appended to it. Calls have object, empty or nested arguments."""
+    """The kind of an assistant turn, and what is appended to it."""
 
     append: Append
     reasoning: bool
@@ -113,7 +113,7 @@ _CALLING: Final = (
     *((reasoning, content, "object") for reasoning in (False, True) for content in (False, True)),
     *((False, True, "empty"), (True, False, "empty"), (False, False, "nested"), (True, True, "nested")),
 )
-"""Reasoning, content and arguments of turns with calls: each two values occur together."""
+"""Reasoning, content and arguments: each two values occur together."""
 
 
 def turns() -> Iterator[TurnForm]:
@@ -139,10 +139,7 @@ def call_ids(study: TemplateStudy) -> tuple[str, str]:
 
 
 def cases(turn: TurnForm, ids: Sequence[str], tags: tuple[str, str] = _THINK) -> Iterator[AppendCase]:
-    """Yield the conversations for a kind of turn, the smallest first; the longest for plain ones only.
-
-    `ids` are two call ids, `tags` the reasoning tags.
-    """
+    """Yield conversations for a kind of turn, the smallest first; the longest for plain ones only."""
     append, calls = turn.append, turn.append.calls > 0
     reply = _reply(turn, ids, tags)
     results = [result(number + 1, tool_call_id=ids[number]) for number in range(append.calls)]

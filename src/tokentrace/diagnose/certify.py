@@ -34,9 +34,9 @@ Progress = Callable[[str, int, int], None]
 def audit_template(
     tokenizer: Any, *, name: str | None = None, progress: Progress | None = None, **settings: Any
 ) -> AuditReport:
-    """Certify a tokenizer and its template: a `Renderer`, or anything that `create_renderer` takes, with its settings.
+    """Certify a `Renderer`, or anything that `create_renderer` takes, with its settings.
 
-    Raises the errors of `create_renderer`, and TemplateLimitError if one question is too much work for the template.
+    Raises the errors of `create_renderer`, and TemplateLimitError if one question is too much work.
 
     >>> from tokentrace.pocket import POCKET
     >>> audit_template(POCKET).verdict("rl-append-only").grade
@@ -140,7 +140,7 @@ def _refusal(renderer: Renderer, cell: AppendCell) -> str:
 def _run_switches(
     renderer: Renderer, study: TemplateStudy, progress: Progress
 ) -> tuple[list[SettingAudit], list[str], list[str]]:
-    """Audit each setting that changes the text of a probe; name those that change none, and variables refused.
+    """Audit settings that change a probe; name those that change none, and variables refused.
 
     A variable, a list say, is refused if the template then fails on a plain question.
     """
@@ -172,7 +172,7 @@ def _probe_texts(study: TemplateStudy) -> list[str | None]:
 
 
 def _settings(renderer: Renderer, study: TemplateStudy) -> list[dict[str, Any]]:
-    """Return each switch with each value worth trying: the texts that it is compared with, or true and false.
+    """Return each switch with the texts that it is compared with, or with true and false.
 
     A variable that the template prints is no switch.
     """

@@ -1,4 +1,4 @@
-"""Facts about a template beside its matrix, each found by running it: stops, prompt, roles, defaults, dates."""
+"""Facts about a template beside its matrix: stops, prompt, roles, defaults, dates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VALUE: Final = "PROBEVALUE"
 class StopToken:
     """A token at which generation stops.
 
-    `trained`: turns of a row end with it. Unless `from_template`, only the model's configuration names it.
+    `trained`: turns of a row end with it. Unless `from_template`, the configuration names it.
     """
 
     id: int
@@ -106,7 +106,7 @@ def find_facts(renderer: Renderer, study: TemplateStudy) -> TemplateFacts:
 
 
 def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], set[int | None], set[int | None]]:
-    """Return the stop tokens, and those that last and past turns end with; None for a turn that has none."""
+    """Return the stop tokens, and those of last and past turns; None for a turn that has none."""
     endings = renderer.study().endings(False), renderer.study(TOOLS).endings(True)
     stops, heads = endings[0].stops | endings[1].stops, endings[0].heads | endings[1].heads
     last, past = set[int | None](), set[int | None]()
@@ -125,13 +125,13 @@ def _stops(renderer: Renderer) -> tuple[tuple[StopToken, ...], set[int | None], 
 
 
 def probe_renderings(study: TemplateStudy) -> Iterator[Rendering | None]:
-    """Render the probes, with and without tools and generation prompt; None where the template refuses one."""
+    """Render the probes, with and without tools and prompt; None where refused."""
     for probe in (*probes.ASSISTANT_TURNS, *probes.OTHER_TURNS):
         yield from (study.readable(probe, tools, prompt) for tools in (False, True) for prompt in (False, True))
 
 
 def _forgeable(study: TemplateStudy) -> tuple[str, ...]:
-    """Return the scaffold's control tokens that a user message forges by spelling them, as transformers encodes."""
+    """Return the scaffold's control tokens that a user message can spell."""
     encoded = [study.encode(rendering) for rendering in probe_renderings(study) if rendering is not None]
     scaffold = dict.fromkeys(index for one in encoded for index in one.ids[one.control].tolist())
     texts = {index: study.tokenizer.vocabulary.added[index].text for index in scaffold}
@@ -191,7 +191,7 @@ def _system(study: TemplateStudy) -> str:
 
 
 def _changes(study: TemplateStudy) -> tuple[str, bool]:
-    """Run the template at two times; return where it writes the date, and whether it draws at random."""
+    """Return where the template writes the date, and whether it draws at random."""
     date, random = "", False
     for messages, tools in itertools.product(_DATED, (False, True)):
         if study.probe(messages, tools, True) is None:

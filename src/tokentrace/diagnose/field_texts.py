@@ -1,6 +1,6 @@
 """Do texts arrive unchanged? Each field is tried with texts that templates tend to alter.
 
-The spans that come from a field must be its text or its JSON. The matrix covers white space around texts.
+The spans that come from a field must be its text or its JSON.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Altered:
 
 
 def text_from(rendering: Rendering, message: int, field: str) -> str:
-    """Return the text that comes from a field of a message, and all text of unknown origin."""
+    """Return the text from a field of a message, and all text of unknown origin."""
     names = REASONING_FIELDS if field in REASONING_FIELDS else ("tool_calls",) if field == "arguments" else (field,)
     spans = ((text, origin) for text, _, origin in rendering.spans() if origin is not None)
     return "".join(
@@ -102,7 +102,7 @@ def contains_text(text: str, output: str) -> bool:
 
 
 def find_altered(renderer: Renderer, study: TemplateStudy) -> tuple[Altered, ...]:
-    """Return the fields whose texts do not arrive. Skips fields of the assistant that the matrix reports as lost."""
+    """Return the fields whose texts do not arrive, but for those that the matrix reports."""
     altered: dict[tuple[str, str], Altered] = {}
     for slot in _slots(study):
         key = (slot.role, slot.field)
@@ -133,7 +133,7 @@ class _Slot:
     messages: Sequence[Mapping[str, Any]]
 
     def altered(self) -> Altered | None:
-        """Return the first text that does not arrive; None if all do or the template refuses the conversation."""
+        """Return the first text that does not arrive, if any."""
         plain = self._output(_SIMPLE if self.field == "arguments" else ANSWER)
         if self.role == "assistant" and plain is not None and not plain.strip():
             return None
@@ -168,7 +168,7 @@ class _Slot:
         return text_from(rendering, self.message, self.field)
 
     def writing(self, text: str) -> tuple[int | None, str, str]:
-        """Find the first line that assigns or writes something else than the text, its source and what it writes."""
+        """Find the first line that assigns or writes another text: number, source, text."""
         runs = [run_traced(self.study, self._request(one)) for one in (text, _SIMPLE)]
         pairs = zip(*(run.events for run in runs if run is not None), strict=False) if None not in runs else ()
         texts: list[Event] = [one for one, other in pairs if one.value != other.value and isinstance(one.value, str)]
@@ -217,7 +217,7 @@ def _around(expected: str, actual: str) -> tuple[str, str]:
 
 
 def _unread(renderer: Renderer) -> str:
-    """Name the first argument that differs once a call is rendered and parsed; none if a plain call is not read."""
+    """Name the first argument that is not read back from a rendered call."""
     plain, *more = (_differences(renderer, arguments) for arguments in _ARGUMENTS)
     return "" if plain else next((words for some in more for words in some), "")
 

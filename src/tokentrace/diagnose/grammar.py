@@ -1,4 +1,4 @@
-"""The grammar of a model's turn, for people: its parts with holes, its delimiters, its stop tokens."""
+"""The grammar of a model's turn, for people: its parts, delimiters and stop tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPENING: Final = ("section_open", "separator", "open", "begin", "key_open", "st
 
 @dataclass(frozen=True, slots=True)
 class Delimiter:
-    """A text that the parser looks for: its field in the grammar, and the ids of its control tokens."""
+    """A text that the parser looks for, its field, and the ids of its control tokens."""
 
     field: str
     text: str
@@ -144,7 +144,7 @@ def _delimiters(grammar: TurnGrammar) -> Iterator[tuple[str, str]]:
 
 
 def _filled(value: Any) -> Any:
-    """Drop the empty fields of nested mappings; channels keep theirs, which have defaults."""
+    """Drop empty fields, but for those of channels, which have defaults."""
     if not isinstance(value, dict):
         return value
     items = {name: item if name == "channels" else _filled(item) for name, item in value.items()}

@@ -1,7 +1,7 @@
-"""Where production, rollout and training differ: the three histories of one conversation, token by token.
+"""The three histories of one conversation: where production, rollout and training differ.
 
-*Production* is what the shipped template shows the model at each turn. *Rollout* is the append-only stream, bridged
-turn by turn. *Training* is one row over the whole conversation. Only history sets them apart.
+*Production* is what the shipped template shows at each turn, *rollout* the append-only stream,
+bridged turn by turn, and *training* one row over the whole conversation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .history_steps import Step, View, ViewTokens, compare_views
 def compare_histories(renderer: Renderer, messages: Any, *, tools: Any = None) -> HistoryReport:
     """Compare production, rollout and training of a conversation, token by token.
 
-    A step is an assistant turn, or the turn to come if the conversation ends with another role. Every assistant message
-    counts as sampled, with the ids that its turn has as the last one. Raises what `render` raises.
+    A step is an assistant turn, or the turn to come. Every assistant message counts as sampled, with
+    the ids that its turn has as the last one. Raises what `render` raises.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -121,7 +121,7 @@ class _Walk:
         return stream.followed_by(ViewTokens(bridged.new_ids, messages, fields))
 
     def _turn(self, message: int | None, prefill: Ids) -> ViewTokens:
-        """Return what is sampled for a message: its turn as the last one, after the prompt that asks for it."""
+        """Return what is sampled for a message: its turn as the last one, after its prompt."""
         rendered = self.row
         if message is not None and message + 1 < len(self.messages):
             rendered = self.renderer.render(self.messages[: message + 1], tools=self.tools)
@@ -136,7 +136,7 @@ class _Walk:
         return tokens
 
     def _after_prompt(self, rendered: RenderedTokens, turn: SampledTurn, prefill: Ids) -> ViewTokens:
-        """Return the turn's tokens after the prompt. A token that spans the end of the prompt is encoded in two."""
+        """Return the turn's tokens after the prompt; a token across its end is encoded in two."""
         start, same = turn.start, len(prefill)
         while same > start or not np.array_equal(rendered.ids[start - same : start], prefill[:same]):
             same -= 1
@@ -158,7 +158,7 @@ class _Walk:
         return tokens
 
     def _tokens(self, rendered: RenderedTokens, at: int) -> ViewTokens:
-        """Return the tokens of a rendering. Its generation prompt belongs to message `at`, if there is one."""
+        """Return the tokens of a rendering; its generation prompt belongs to message `at`."""
         fields, messages = np.array(rendered.fields, np.object_), rendered.messages
         if 0 <= at < len(self.messages):
             messages = np.where(fields == "generation_prompt", np.int32(at), messages)

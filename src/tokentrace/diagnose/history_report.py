@@ -1,4 +1,4 @@
-"""HistoryReport: where production, rollout and training differ, as data, in sentences and as a document."""
+"""HistoryReport: where histories differ, as data, in sentences and as a document."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HistoryFinding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryReport(ShowsItself):
-    """Where production, rollout and training differ, step by step. `row` is the training row."""
+    """Where histories differ, step by step. `row` is the training row."""
 
     steps: tuple[Step, ...]
     findings: tuple[HistoryFinding, ...]
@@ -129,7 +129,7 @@ class HistoryReport(ShowsItself):
     def document(self, _: Any = None, *, step: int | None = None) -> Document:
         """Return the report as a document; with `step`, what differs at that step only.
 
-        A step is the beginning of a stream. The tokens that production has instead are stored once for all steps.
+        The tokens that production has instead are stored once for all steps.
         """
         streams = list({one.branch: one.rollout for one in self.steps}.values())
         tracks = [
@@ -233,7 +233,7 @@ def _step_table(steps: Sequence[Step], links: Mapping[tuple[Any, ...], str]) -> 
 
 
 def find_changes(steps: Sequence[Step]) -> list[HistoryFinding]:
-    """Gather the differences from the rollout: the same views doing the same to the same kind of field."""
+    """Gather the differences from the rollout by views, verb and kind of field."""
     groups: dict[tuple[tuple[View, ...], str, str, bool], _Group] = defaultdict(_Group)
     for step in steps:
         changes = {view: _changes(step.compare(view, View.ROLLOUT) or ()) for view in (View.PRODUCTION, View.TRAINING)}
@@ -250,7 +250,7 @@ def find_changes(steps: Sequence[Step]) -> list[HistoryFinding]:
 
 @dataclass(slots=True)
 class _Change:
-    """What one view does to one field of a message, in tokens of the view and of the rollout."""
+    """Tokens of a view and of the rollout in one field of a message."""
 
     view: int = 0
     rollout: int = 0
@@ -278,7 +278,7 @@ class _Group:
 
 
 def _changes(differences: Sequence[Difference]) -> dict[tuple[int, str, bool], _Change]:
-    """Map message, field and `in_turn` to what a view does. Scaffold counts with the text that it encloses, if any."""
+    """Map message, field and `in_turn` to a change. Scaffold counts with the text in it."""
     changes: dict[tuple[int, str, bool], _Change] = defaultdict(_Change)
     for one in differences:
         view, rollout = _sizes(one.left), _sizes(one.right)

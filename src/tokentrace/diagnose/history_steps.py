@@ -1,4 +1,4 @@
-"""What production, rollout and training hold at one step of a conversation, and how they differ."""
+"""What production, rollout and training hold at one step, and how they differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..tokens.tokenizer import Ids, Tokenizer
 
 
 class View(StrEnum):
-    """Who sees the conversation: an engine behind an API, a policy that is sampled, or fine-tuning on one row."""
+    """Who sees the conversation: an API's engine, a sampled policy, or a trainer of one row."""
 
     PRODUCTION = "production"
     ROLLOUT = "rollout"
@@ -88,7 +88,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two views differ: one has `left` where the other has `right`. `in_turn`: in the turn, not in its prompt."""
+    """One view has `left` where another has `right`. `in_turn`: not in the prompt."""
 
     left: Side
     right: Side
@@ -150,7 +150,7 @@ def compare_views(
 
 
 def differing(one: ViewTokens, other: ViewTokens) -> Iterator[tuple[bool, Hunk]]:
-    """Yield what differs, in order, and whether in the turn: prompt against prompt, message against message."""
+    """Yield what differs, in order, and whether in the turn: message against message."""
     left, right = one.ids[: one.prompt], other.ids[: other.prompt]
     head = common_prefix(left, right)
     tail = common_suffix(left[head:], right[head:])

@@ -34,14 +34,14 @@ ASSISTANT: Final = {"role": "assistant", "content": "I am an assistant."}
 
 
 class IncrementalMode(StrEnum):
-    """What a new message is rendered after: one system and one user message, or all messages before it."""
+    """What a message is rendered after: a fixed conversation, or all before it."""
 
     FIXED_BASE = "fixed_base"
     DELTA = "delta"
 
 
 class SanityCheck(StrEnum):
-    """Which differences from the full render are reported: all, all but those of white space, or none."""
+    """Which differences are reported: all, all but white space, or none."""
 
     STRICT = "strict"
     IGNORE_STRIPPABLE = "ignore_strippable"
@@ -49,7 +49,7 @@ class SanityCheck(StrEnum):
 
 
 class TokenizationMismatchWarning(UserWarning):
-    """Incremental tokenization gave other ids than a render of the whole conversation."""
+    """Incremental tokenization gave other ids than a full render."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +78,9 @@ def tokenize_incrementally(
 ) -> IncrementalTokens:
     """Tokenize a conversation message by message; consecutive tool results are one turn.
 
-    Everything before the first assistant is one plain render. The mask covers all that an assistant message adds after
-    its generation prompt, with the separator after the stop token. Warns with TokenizationMismatchWarning if the sanity
-    check finds differences. Raises TemplateError if the template refuses a message in every context.
+    Everything before the first assistant is one render. The mask covers all that an assistant message
+    adds after its prompt. Warns with TokenizationMismatchWarning of differences. Raises TemplateError
+    if the template refuses a message in every context.
 
     >>> from tokentrace import create_renderer
     >>> from tokentrace.pocket import POCKET
@@ -248,7 +248,7 @@ class _Tokenizing(NamedTuple):
 
 
 def _neutral_control(tokenizer: Tokenizer) -> str:
-    """Return a control token to put first, if the tokenizer adds a space before the first word of its input."""
+    """Return a control token to put first, if the tokenizer adds a space to the first word."""
     if not tokenizer.vocabulary.first_prefixed:
         return ""
     tokens = tokenizer.vocabulary.control.values()
@@ -259,7 +259,7 @@ def _neutral_control(tokenizer: Tokenizer) -> str:
 
 
 def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: RenderedTokens) -> Iterator[Finding]:
-    """Yield the parts in which `ids` differ from a full render; `owners` has the message of each id."""
+    """Yield where `ids`, of messages `owners`, differ from a full render."""
     for hunk in _hunks(tokenizer.vocabulary, ids, full.ids):
         here, there = hunk.sides(ids, full.ids)
         message = int(full.messages[hunk.other_start] if len(there) else owners[hunk.start])
@@ -274,7 +274,7 @@ def _mismatches(tokenizer: Tokenizer, ids: Ids, owners: npt.NDArray[Any], full: 
 
 
 def _hunks(vocabulary: Vocabulary, one: Ids, other: Ids) -> Iterator[Hunk]:
-    """Yield what differs. Hunks between two control tokens that together spell the same text are one."""
+    """Yield what differs; hunks between control tokens that together spell the same are one."""
     groups: list[list[Hunk]] = []
     control = [token.id for token in vocabulary.control.values()]
     for hunk in align(one, other):

@@ -1,7 +1,7 @@
 """Which lines of a template run: a copy of it that reports what it does.
 
-It reports each test, each round of a loop, each assignment and each output, in order. It runs in the same environment
-and within the same limits as any template.
+It reports each test, round of a loop, assignment and output, in order. It has the environment
+and the limits of any template.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventKind(StrEnum):
 
 
 class TemplatePart(NamedTuple):
-    """An expression of a template; `target` is the variable that it is assigned to, `source` the whole line."""
+    """An expression of a template, the variable it is assigned to, and the whole line."""
 
     number: int
     kind: EventKind
@@ -104,9 +104,9 @@ class TracedRun:
 def run_traced(
     study: TemplateStudy, request: Request, *, forced: Mapping[int, bool] | None = None, now: datetime | None = None
 ) -> TracedRun | None:
-    """Run a template; return None if it refuses the request, exceeds its limits, or is written in Python.
+    """Run a template, with other answers for some test events (`forced`).
 
-    `forced` maps the numbers of test events to other answers.
+    Returns None if it refuses the request, exceeds its limits, or is written in Python.
     """
     if not isinstance(study.template, templates.ChatTemplate):
         return None
@@ -197,7 +197,7 @@ class _Instrument(NodeTransformer):
 
 
 def source_text(node: nodes.Node | None) -> str:
-    """Return the source of an expression, perhaps with other quotes, brackets and spaces."""
+    """Return the source of an expression, up to quotes, brackets and spaces."""
     match node:
         case None:
             return ""

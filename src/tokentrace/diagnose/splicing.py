@@ -1,7 +1,7 @@
 """Exact ids in place of their rendering, for servers that receive whole message lists.
 
-A chat server renders the whole conversation at every request, and earlier sampled text gets other ids. `splice_prefix`
-puts the exact ids of the last tokenized turn in place of their rendering. The trace says where that turn ends.
+A chat server renders the whole conversation at every request, and sampled text gets other ids.
+`splice_prefix` puts back the exact ids of the last tokenized turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPLETION_IDS: Final = "generation_token_ids"
 """Fields of an assistant message in which servers return the ids of its turn."""
 
 REWRITTEN: Final = frozenset({Cause.REWRITTEN_CALL, Cause.CHANGED_TOOLS, Cause.CHANGED_SYSTEM, Cause.COMPACTION})
-"""Causes that make it another conversation: the ids no longer mean what the messages say."""
+"""Causes by which the ids no longer mean what the messages say."""
 
 
 def splice_prefix(
@@ -89,7 +89,7 @@ def _tokenized(messages: Sequence[Mapping[str, Any]], prompt_ids: Any, message: 
 def _refusal(
     renderer: Renderer, spliced: BridgedTokens, messages: Sequence[Mapping[str, Any]], at: int, tools: Any
 ) -> BridgeRefusal | None:
-    """Refuse messages up to `at` that say something else than the ids, or that cannot be compared with them."""
+    """Refuse messages up to `at` that do not say what the ids say."""
     expected = _expected(renderer, messages, at, tools)
     if expected is None:
         why = "the messages cannot be compared with the ids: the template writes no turn for this message"
@@ -106,7 +106,7 @@ def _refusal(
 
 
 def _expected(renderer: Renderer, messages: Sequence[Mapping[str, Any]], at: int, tools: Any) -> Ids | None:
-    """Render up to the end of message `at`, as the last message if the template accepts that: as it was sampled."""
+    """Render up to the end of message `at`, as the last message if the template accepts that."""
     for count, prompt in ((at + 1, False), (len(messages), True)):
         try:
             before = renderer.render(messages[:at], tools=tools, add_generation_prompt=True)

@@ -15,8 +15,7 @@ from .facts import TemplateFacts
 
 
 class Use(StrEnum):
-    """What a template is used for: fine-tuning on whole conversations or on single turns, rollouts that render again
-    at each turn, with tools alone or with users, and training that shows what production shows, on every day."""
+    """What a template is used for. Rollouts render again at each turn; parity is with production."""
 
     SFT_ONE_ROW = "sft-one-row"
     SFT_PER_TURN = "sft-per-turn"
@@ -79,7 +78,7 @@ class Verdict:
         return f"{_NEEDS[self.use].name}: {self.grade}"
 
     def weaker(self, *against: str, grade: Grade = Grade.PARTLY) -> Verdict:
-        """Add reasons against it. The grade becomes no better than `grade`; without reasons nothing changes."""
+        """Add reasons against it, if any. The grade becomes no better than `grade`."""
         worse = max(self.grade, grade, key=list(Grade).index) if against else self.grade
         return replace(self, grade=worse, against=(*self.against, *against))
 
@@ -102,7 +101,7 @@ class AppendFinding:
 
 
 def judged(cells: Iterable[AppendCell], facts: TemplateFacts) -> list[AppendCell]:
-    """Return the cells that count: without reasoning that the template never writes or asks for, or has closed."""
+    """Return the cells that count: none with reasoning that the template does not ask for."""
     closed = bool(facts.prefill.strip()) and not facts.opens_reasoning
     thinks = (facts.reasoning or facts.opens_reasoning) and not closed
     return [
@@ -132,9 +131,9 @@ def verdicts_of(cells: Sequence[AppendCell], facts: TemplateFacts) -> list[Verdi
 
 
 def _verdict(use: Use, cells: Sequence[AppendCell]) -> Verdict:
-    """Judge a use by its appends. It fails if one goes wrong silently for every turn, or if nothing holds.
+    """Judge a use by its appends. It fails if one goes wrong for every turn, or nothing holds.
 
-    A refused append raises an error that somebody sees: if others hold, the use holds partly.
+    A refused append raises an error, so with others the use holds partly.
     """
     need = _NEEDS[use]
     counted = [cell for cell in cells if need.renders or cell.turn.style is not Style.SPACED]
@@ -158,7 +157,7 @@ def grade(cells: Sequence[AppendCell]) -> Grade | None:
 
 
 def _some_fit(cells: Sequence[AppendCell], flaws: frozenset[str]) -> bool:
-    """True if some turn with plain content is refused at worst, and only after some histories."""
+    """True if some plain turn is refused at worst, and only after some histories."""
     return any(
         flaws & cell.all_flaws <= {"refused"} and ("refused" not in cell.flaws or cell.elsewhere)
         for cell in _plain(cells)
@@ -166,7 +165,7 @@ def _some_fit(cells: Sequence[AppendCell], flaws: frozenset[str]) -> bool:
 
 
 def _plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
-    """Return the turns with plain content, if any: another style that works makes up for nothing."""
+    """Return the turns with plain content, if any."""
     return [cell for cell in cells if cell.turn.style is Style.PLAIN] or cells
 
 
@@ -174,7 +173,7 @@ def _plain(cells: Sequence[AppendCell]) -> Sequence[AppendCell]:
 
 
 def find_flaws(groups: Mapping[Append, Sequence[AppendCell]], flaws: frozenset[str]) -> list[AppendFinding]:
-    """Return each way in which appends go wrong: the same cause for the same kinds of turns."""
+    """Return each way to go wrong: the same cause for the same kinds of turns."""
     in_turn = flaws is _TURN_FLAWS
     ways: dict[tuple[str, str], dict[Append, list[AppendCell]]] = {}
     for append, cells in groups.items():
@@ -209,14 +208,14 @@ def sentence(appends: Sequence[Append], turns: str, why: str) -> str:
 
 
 def _causes(cell: AppendCell, in_turn: bool) -> str:
-    """Say what goes wrong with a cell: the same words for cells that go wrong in the same way."""
+    """Say what goes wrong with a cell, in the same words for the same causes."""
     refused = [one for one in cell.also if one.outcome is AppendOutcome.REFUSED]
     cells = [one for one in (cell, *cell.also) if _TURN_FLAWS & one.flaws] if in_turn else [cell, *refused]
     return "; ".join(dict.fromkeys(cause(one, in_turn) for one in cells))
 
 
 def cause(cell: AppendCell, in_turn: bool = False) -> str:
-    """Say what goes wrong with the conversation of a cell; with `in_turn`, in the turn itself."""
+    """Say what goes wrong in a conversation; with `in_turn`, in the turn itself."""
     after = f", {cell.case.history}" if cell.case.history else ""
     if cell.outcome is AppendOutcome.REFUSED:
         return f"refused: {cell.reason}{after}"
@@ -267,7 +266,7 @@ _FEATURES: Final[Mapping[str, Callable[[TurnForm], bool]]] = {
 
 
 def _common_form(wrong: Sequence[AppendCell], cells: Sequence[AppendCell]) -> str:
-    """Say what the wrong turns have in common: ``"turns without reasoning"``; empty if all are wrong."""
+    """Say what wrong turns have in common: ``"turns without reasoning"``."""
     if {cell.turn.style for cell in wrong} == {Style.PLAIN}:
         cells = _plain(cells)
     turns, chosen = {cell.turn for cell in cells}, {cell.turn for cell in wrong}

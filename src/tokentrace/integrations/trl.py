@@ -8,9 +8,11 @@ import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
+
+import numpy as np
 
 from ..engines.protocol import Engine
 from ..errors import InputError, SampleError, brief
@@ -18,12 +20,18 @@ from ..rollout.batch import rollout_seed
 from ..rollout.calling import together
 from ..rollout.patience import Patience
 from ..rollout.record import Task
+from ..samples.collation import collate
 from ..samples.sample import Sample
 from .background import BackgroundLoop
-from .collator import Collator
-from .rows import FinishedRollout, PromptResponse, Runs, finish, prompt_response, warn_of_other_distribution
-
-__all__ = ["Collator", "RolloutFunction", "rollout_reward", "unless_failed"]
+from .rows import (
+    FinishedRollout,
+    PromptResponse,
+    Runs,
+    finish,
+    ids_and_mask,
+    prompt_response,
+    warn_of_other_distribution,
+)
 
 
 def _task(prompt: Any) -> Task:
@@ -212,3 +220,40 @@ def _warn_of_scored_failures(finished: Sequence[FinishedRollout], rewards: Seque
             f"{', '.join(scoring)}; wrap them in unless_failed",
             stacklevel=3,
         )
+
+
+# -- batches of rows
+
+_EXTRAS: Final = ("logprobs", "advantages")
+
+
+@dataclass(frozen=True, slots=True)
+class Collator:
+    """Rows to a batch of tensors, padded on the right: that of `SFTTrainer`'s collator, with positions.
+
+    A row is a `Sample`, or a mapping of columns; `logprobs` and `advantages` are kept for a loss of your own.
+    """
+
+    pad_id: int
+    multiple_of: int | None = None
+
+    def __call__(self, rows: Sequence[Sample | Mapping[str, Any]]) -> dict[str, Any]:
+        """A batch: `input_ids`, `attention_mask`, `position_ids`, `labels`, and what else all rows have."""
+        samples = [row if isinstance(row, Sample) else _sample(row) for row in rows]
+        batch = collate(samples, pad_id=self.pad_id, multiple_of=self.multiple_of, tensors="torch")
+        keys = ("input_ids", "attention_mask", "position_ids", "labels", *_EXTRAS)
+        return {key: batch[key] for key in keys if key in batch}
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    """A row of a file as a sample."""
+    if not isinstance(row, Mapping):
+        raise SampleError(f"a row is a Sample or a mapping of columns, not {brief(row)}")
+    if "seq_lengths" in row:
+        raise SampleError("these rows are packed: leave SFTTrainer's own collator in place")
+    ids, mask = ids_and_mask(row)
+    try:
+        extras: Any = {name: np.asarray(row[name], np.float32) for name in _EXTRAS if row.get(name) is not None}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SampleError(f"the logprobs or advantages of a row are not numbers: {error}") from error
+    return Sample(ids, mask, np.full(len(ids), -1, np.int32), np.zeros(len(ids), np.uint8), **extras)

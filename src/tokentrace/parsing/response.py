@@ -157,7 +157,7 @@ class ParsedResponse(ShowsItself):
         spans = [part.span for part in self.parts if part.kind == kind]
         return TokenRange(spans[0].start, spans[-1].stop) if spans else None
 
-    def to_message(self, *, call_id: Callable[[int], str] = "call{:05}".format) -> dict[str, Any]:
+    def to_message(self, *, call_id: Callable[[int], str] | None = None) -> dict[str, Any]:
         """An assistant message in OpenAI's shape: rendered after its history, it gives the completion's tokens back.
 
         Arguments are JSON text, as the model wrote them. Calls that cannot be run stay text in the content, where and
@@ -166,7 +166,7 @@ class ParsedResponse(ShowsItself):
         """
         calls = {
             call.index: {
-                "id": call.id or call_id(call.index),
+                "id": call.id or (call_id or "call{:05}".format)(call.index),
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments_text},
             }

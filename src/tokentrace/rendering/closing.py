@@ -30,6 +30,7 @@ from .bridged import BridgedTokens
 from .lost import Lost, find_lost
 from .rendered import span_messages
 
+_CONTEXT, _SCAFFOLD = int(Kind.CONTEXT), int(Kind.SCAFFOLD)  # numpy is slow with members of an enum
 _CUT_OFF: Final = "the completion was cut off before it ended its turn"
 
 
@@ -67,13 +68,13 @@ class Tail:
     def of(cls, continuation: Continuation, forms: TemplateForms) -> Tail:
         """What follows the turn of a rendered conversation."""
         encoded, rendering, first = continuation.encoded, continuation.encoded.rendering, continuation.first_new
-        owners = span_messages(rendering, continuation.conversation)
-        messages = np.maximum(np.asarray(owners, np.int32) - np.int32(first), -1)
-        kinds = np.asarray([kind_of_text(origin) for origin in rendering.origins], np.uint8)
+        owners = [max(owner - first, -1) for owner in span_messages(rendering, continuation.conversation)]
+        kinds = np.asarray([_CONTEXT if is_context(origin) else _SCAFFOLD for origin in rendering.origins], np.uint8)
         lost = find_lost(rendering, continuation.conversation, forms, first=first).lost
-        columns = (encoded.per_token(column)[continuation.turn.stop :] for column in (kinds, messages))
+        stop = continuation.turn.stop
+        messages = encoded.per_token(np.asarray(owners, np.int32))[stop:]
         return cls(
-            TokenTable.of(continuation.ids.copy(), *columns),
+            TokenTable.of(continuation.ids.copy(), encoded.per_token(kinds)[stop:], messages),
             len(continuation.conversation) - first,
             continuation.turn.stop_token,
             rendering.text[continuation.span.body_end : continuation.cut],
@@ -81,9 +82,9 @@ class Tail:
         )
 
 
-def kind_of_text(origin: Origin | None) -> Kind:
-    """Text of a message is context, and all that the template adds to it scaffold, its role as well."""
-    return Kind.CONTEXT if origin is not None and origin.source == "messages" and not origin.is_role else Kind.SCAFFOLD
+def is_context(origin: Origin | None) -> bool:
+    """Whether text is a message's own. All that the template adds to it is scaffold, its role as well."""
+    return origin is not None and origin[0] == "messages" and not origin.is_role
 
 
 GetCompiled = Callable[[], Compiled]

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from ..computed import computed
 from ..conversation.forms import texts_of
 from ..conversation.messages import Messages
@@ -159,7 +161,10 @@ class _LostFinder:
         arguments, places = function["arguments"], self._places.get((*path, "arguments"), ())
         if type(arguments) is not dict or len(places) != 2:
             return self._is_span((*path, "arguments"), arguments)
-        return bool(_as_json(self._rendering.text[slice(*places)]) == arguments)
+        try:
+            return bool(msgspec.json.decode(self._rendering.text[slice(*places)]) == arguments)
+        except msgspec.DecodeError:
+            return False
 
     def _is_span(self, path: FieldPath, value: Any) -> bool:
         places = self._places.get(path, ())
@@ -182,7 +187,7 @@ class _LostFinder:
         """Report what is missing of a field of a message."""
         self._budget = _MOST
         message = self._messages[origin.message or 0]
-        if origin.field == "tool_calls" and not isinstance(value, (str, Mapping)):
+        if origin.field == "tool_calls" and isinstance(value, Sequence) and not isinstance(value, str):
             for at, call in enumerate(value if origin not in self._places else ()):  # else it was printed as it is
                 if isinstance(call, Mapping):
                     self._check_call(origin.at(at), call)

@@ -6,12 +6,12 @@ from .batch import grouped as grouped
 from .batch import row_task as row_task
 from .batch import run_rollouts as run_rollouts
 from .cluster import run_rollouts_on_ray as run_rollouts_on_ray
-from .config import ConfigError as ConfigError
 from .cutting import Keep as Keep
 from .ends import FAILED_ENDS as FAILED_ENDS
 from .ends import End as End
 from .interactions import BaseInteraction as BaseInteraction
 from .interactions import Reply as Reply
+from .loading import ConfigError as ConfigError
 from .loading import load_interactions as load_interactions
 from .loading import load_tools as load_tools
 from .loop import Agent as Agent

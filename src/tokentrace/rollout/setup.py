@@ -24,9 +24,8 @@ from ..rendering.factory import create_renderer
 from ..rendering.renderer import Renderer
 from . import loading
 from .batch import grouped, row_task
-from .config import Document, read_config
 from .interactions import BaseInteraction, choose_interaction
-from .loading import errors_at, load_object
+from .loading import Document, errors_at, load_object, read_config
 from .loop import Agent, Budget, Reward, Task
 from .resuming import check_resumable
 from .tools import BaseTool

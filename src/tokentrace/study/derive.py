@@ -77,8 +77,8 @@ class _Deriver:
         if closing.close:
             reader.ends.append(closing.close)
             plain = reader.turn({"content": "answer"})
-        content_hole = plain.first("content") if plain is not None else None
-        before = plain.text[: content_hole.start] if plain is not None and content_hole is not None else None
+        hole = plain.first("content")
+        before = plain.text[: hole.start] if hole is not None else None
         reasoned = self._reasoned()
         channels = self._channels(reasoned)
         if channels is not None:
@@ -102,34 +102,33 @@ class _Deriver:
             grammar = grammar.replace(head=head.removesuffix(opened), content=content)
         return grammar.replace(calls=calls, notes=tuple(dict.fromkeys(reader.notes)))
 
-    def _reasoned(self) -> WrittenTurn | None:
+    def _reasoned(self) -> WrittenTurn:
         """A turn that shows reasoning, with content if that can be, or with calls."""
         calls = {"tool_calls": [call()]}
         text_calls = {"tool_calls": [call(as_text=True)]}
         beside = ({"content": "answer"}, {"content": "answer", **calls}, {"content": "", **calls})
         for variables, more in itertools.product(({}, *self.toggles), (*beside, {"content": None, **text_calls})):
             turn = self.reader.turn({"reasoning_content": "thought", **more}, variables)
-            if turn is not None and turn.first("reasoning") is not None:
+            if turn.first("reasoning") is not None:
                 return turn
-        return None
+        return WrittenTurn()
 
-    def _closing(self, plain: WrittenTurn | None) -> Frame:
+    def _closing(self, plain: WrittenTurn) -> Frame:
         """What the template writes after content, before the stop of a turn."""
-        content = plain.first("content") if plain is not None else None
-        after = plain.text[content.stop :] if plain is not None and content is not None else ""
+        content = plain.first("content")
+        after = plain.text[content.stop :] if content is not None else ""
         if not after.strip():
             return Frame(trail=after)
         return Frame(trail=leading(after), close=after.strip(), after=trailing(after))
 
     # -- reasoning
 
-    def _frames(self, turn: WrittenTurn | None, head: str) -> tuple[Frame | None, str]:
+    def _frames(self, turn: WrittenTurn, head: str) -> tuple[Frame | None, str]:
         """What surrounds reasoning, and what opens content after it."""
-        reasoning = turn.first("reasoning") if turn is not None else None
-        if turn is None or reasoning is None:
-            return None, ""
-        following = next((hole for hole in turn.holes if hole.start >= reasoning.stop), None)
-        if following is None:
+        reasoning = turn.first("reasoning")
+        stop = reasoning.stop if reasoning is not None else 0
+        following = next((hole for hole in turn.holes if hole.start >= stop), None)
+        if reasoning is None or following is None:
             return None, ""
         before_content = following.field == "content"
         between = turn.between(reasoning, following)
@@ -173,7 +172,7 @@ class _Deriver:
         for opened, closed in self._tag_pairs(head):
             beyond = prompt.endswith(opened) and opened not in head
             turn = self.reader.turn({"content": f"{opened}alpha{closed}omega"})
-            dropped = turn is not None and "omega" in turn.text and "alpha" not in turn.text
+            dropped = "omega" in turn.text and "alpha" not in turn.text
             if beyond or dropped or prompt.endswith(closed) or (opened in head and closed in head):
                 sight = f"it prompts with {opened} or looks for {closed}"
                 self.reader.notes.append(f"the template never shows reasoning; {sight}")
@@ -192,7 +191,7 @@ class _Deriver:
     # -- the head of a turn
 
     def _head(
-        self, before: str | None, reasoned: WrittenTurn | None, frame: Frame | None, opening: str
+        self, before: str | None, reasoned: WrittenTurn, frame: Frame | None, opening: str
     ) -> tuple[str, str, str]:
         """What a turn begins with, what opens content, and the white space after an empty place for reasoning.
 
@@ -201,7 +200,7 @@ class _Deriver:
         after_empty = frame.after if frame is not None else ""
         prompt, prompted = _split_at_reasoning(self.prompt, frame)
         if before is None:
-            lead = reasoned.text[: reasoned.holes[0].start] if reasoned is not None else ""
+            lead = reasoned.text[: reasoned.holes[0].start] if reasoned else ""
             return _split_at_reasoning(lead, frame)[0] or prompt, opening, prompted or after_empty
         head, after = _split_at_reasoning(before, frame)
         if not before:  # all of its head is in the prompt
@@ -222,8 +221,8 @@ class _Deriver:
     def _opened_beside(self, head: str, frame: Frame | None) -> str:
         """What opens content only if calls follow: Llama 4 writes it after ``<|python_start|>``."""
         beside = self.reader.called({"key": "value"}, content="answer")
-        content, calls = (beside.first("content"), beside.first_of_calls()) if beside is not None else (None, None)
-        if beside is None or content is None or calls is None or calls.start < content.stop:
+        content, calls = beside.first("content"), beside.first_of_calls()
+        if content is None or calls is None or calls.start < content.stop:
             return ""
         before = _split_at_reasoning(beside.text[: content.start], frame)[0]
         opened = before.removeprefix(head)
@@ -232,19 +231,19 @@ class _Deriver:
     def _without_prompt(self, before: str) -> tuple[str, str]:
         """What turns begin with, and what opens content, without a prompt to compare."""
         turn = self.reader.called({"key": "value"})
-        called = turn.text[: turn.holes[0].start] if turn is not None else before
+        called = turn.text[: turn.holes[0].start] if turn else before
         head = self.reader.common_prefix(before, called)
         return (head, before[len(head) :]) if before[len(head) :].strip() else (before, "")
 
     # -- channels
 
-    def _channels(self, turn: WrittenTurn | None) -> Channels | None:
+    def _channels(self, turn: WrittenTurn) -> Channels | None:
         """Reasoning and content in messages of their own: both come after the same tag, with another header.
 
         A header has a tag and a channel after it, or a word that names the recipient: ``to=user``.
         """
-        reasoning, content = (turn.first("reasoning"), turn.first("content")) if turn is not None else (None, None)
-        if turn is None or reasoning is None or content is None or content.start < reasoning.stop:
+        reasoning, content = turn.first("reasoning"), turn.first("content")
+        if reasoning is None or content is None or content.start < reasoning.stop:
             return None
         lead, between = turn.text[: reasoning.start], turn.between(reasoning, content)
         before, tags = (list(self.reader.tag.finditer(text)) for text in (lead, between))
@@ -265,9 +264,8 @@ class _Deriver:
 
     def _channel_calls(self, channels: Channels) -> Channels:
         turn = self.reader.called({"key": "value"})
-        name = turn.first("name", 0) if turn is not None else None
-        arguments = turn.arguments(0) if turn is not None else []
-        if turn is None or name is None or not arguments:
+        name, arguments = turn.first("name", 0), turn.arguments(0)
+        if name is None or not arguments:
             self.reader.notes.append(NO_CALLS)
             return channels
         recipient, _, namespace = turn.text[: name.start].rsplit(maxsplit=1)[-1].rpartition("=")
@@ -284,10 +282,10 @@ class _Deriver:
         reader = self.reader
         reader.body = channels.message
         body = reader.called({"key": "value"})
-        arguments = body.arguments(0) if body is not None else []
-        if body is None or not arguments or arguments[0].start == 0:
+        arguments = body.arguments(0)
+        if not arguments or arguments[0].start == 0:
             return None
-        return CallDeriver(reader, TurnGrammar(), body, None, None).derive()
+        return CallDeriver(reader, TurnGrammar(), body, WrittenTurn(), WrittenTurn()).derive()
 
     # -- calls
 
@@ -295,19 +293,19 @@ class _Deriver:
         reader = self.reader
         beside = reader.called({"key": "value"}, content="answer")
         one = reader.called({"key": "value"}) or beside
-        if one is None:
+        if not one:
             reader.notes.append(NO_CALLS)
             return None
-        if beside is None:
+        if not beside:
             reader.notes.append("the template shows no content before tool calls")
         elif self._begins_again(beside, grammar):
             reader.notes.append(TWO_TURNS)
-            beside = None
+            beside = WrittenTurn()
         two = reader.called({"key": "value"}, {"key": "value"})
-        if two is None:
+        if not two:
             reader.notes.append(ONE_CALL)
         calls = CallDeriver(reader, grammar, one, beside, two).derive()
-        if calls is not None and beside is not None and (calls.section_open or calls.open).strip() in ("", "[", "{"):
+        if calls is not None and beside and (calls.section_open or calls.open).strip() in ("", "[", "{"):
             reader.notes.append(BARE_CALLS)
         return calls
 

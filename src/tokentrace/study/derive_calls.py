@@ -31,8 +31,8 @@ class CallDeriver:
     reader: TurnReader
     grammar: TurnGrammar
     one: WrittenTurn
-    beside: WrittenTurn | None
-    two: WrittenTurn | None
+    beside: WrittenTurn
+    two: WrittenTurn
 
     def derive(self) -> CallGrammar | None:
         json_object = self._object(self.one, 0)
@@ -97,7 +97,7 @@ class CallDeriver:
         numbered, begin = self._numbered(begin)
         if any(len(lead.split()) > 1 for lead, _ in numbered):  # apart from the name: not a part of an id
             leads = (*leads, *numbered)
-        elif self.two is not None:
+        elif self.two:
             begin, other = self._head(self.one, 0)[1], self._head(self.two, 1)[1]
             shared = self.reader.common_suffix(begin, other)
             if shared != begin and re.sub(r"\d+", "0", begin) == re.sub(r"\d+", "0", other):
@@ -116,7 +116,7 @@ class CallDeriver:
     def _head(self, turn: WrittenTurn, number: int) -> tuple[list[tuple[str, str]], str]:
         """The fields of a call with what introduces each, and the arguments."""
         fields, arguments = self._fields(turn, number), turn.arguments(number)
-        leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))]
+        leads = ["", *itertools.starmap(turn.between, itertools.pairwise(fields))][: len(fields)]
         begin = turn.between(fields[-1], arguments[0]) if fields and arguments else ""
         return [(lead, hole.field) for lead, hole in zip(leads, fields, strict=True)], begin
 
@@ -125,7 +125,7 @@ class CallDeriver:
     def _one_by_one(self) -> CallGrammar | None:
         reader = self.reader
         several, number = reader.called(TWO_ARGUMENTS), reader.called({"key": 7})
-        if several is None or number is None:
+        if not several or not number:
             return self._not_understood("the template refuses several arguments")
         keys = [hole for hole in several.arguments(0) if hole.is_key]
         values = [hole for hole in several.arguments(0) if not hole.is_key]
@@ -151,8 +151,8 @@ class CallDeriver:
         value_open = several.between(keys[0], values[0])
         value_close = reader.common_prefix(to_next, text[values[1].stop :])
         none = reader.called({})
-        named = self._fields(none) if none is not None else []
-        begin = reader.common_prefix(to_key, none.text[named[-1].stop :]) if none is not None and named else to_key
+        named = self._fields(none)
+        begin = reader.common_prefix(to_key, none.text[named[-1].stop :]) if named else to_key
         key_open = reader.common_suffix(to_next[len(value_close) :], to_key[len(begin) :])
         if not key_open.strip():
             key_open = reader.common_suffix(to_key, to_next[len(value_close) :])
@@ -182,10 +182,7 @@ class CallDeriver:
 
     def _numbered(self, begin: str) -> tuple[list[tuple[str, str]], str]:
         """Take the number of a call out of what stands between its last field and its arguments."""
-        two = self.two
-        if two is None:
-            return [], begin
-        first, second = (self._head(two, at)[1] for at in (0, 1))
+        first, second = (self._head(self.two, at)[1] for at in (0, 1))
         for match in re.finditer(r"\d+", first):
             lead, after = first[: match.start()], first[match.end() :]
             counts = int(match[0]) < 2 and second == f"{lead}{int(match[0]) + 1}{after}"
@@ -239,8 +236,8 @@ class CallDeriver:
 
     def _value_text(self, value: Any) -> str | None:
         turn = self.reader.called({"key": value})
-        holes = turn.arguments(0) if turn else []
-        if turn is None or len(holes) < 2:
+        holes = turn.arguments(0)
+        if len(holes) < 2:
             return None
         begin = self.one.arguments(0)
         opened = self.one.text[begin[0].stop : begin[1].start]
@@ -251,8 +248,8 @@ class CallDeriver:
 
     def _ascii(self) -> bool:
         turn = self.reader.called({"key": "é"})
-        holes = turn.arguments(0) if turn else []
-        return bool(turn and holes and "\\u00e9" in turn.text[holes[0].start : holes[-1].stop])
+        holes = turn.arguments(0)
+        return bool(holes) and "\\u00e9" in turn.text[holes[0].start : holes[-1].stop]
 
     # -- what stands around calls
 
@@ -281,8 +278,8 @@ class CallDeriver:
         before, lead = self._lead(extent)
         alone = extent(self.one, 0)
         tail = self.one.text[alone[1] :] if alone is not None else ""
-        first, second = (extent(self.two, 0), extent(self.two, 1)) if self.two else (None, None)
-        if self.two is None or first is None or second is None:
+        first, second = extent(self.two, 0), extent(self.two, 1)
+        if first is None or second is None:
             groups = reader.groups(tail)
             cut = groups[-1][1] if groups else len(tail.rstrip())
             return {"before": before, "open": lead, "close": tail[:cut], "after": tail[cut:]}
@@ -305,9 +302,8 @@ class CallDeriver:
 
     def _lead(self, extent: Extent) -> tuple[str, str]:
         """The white space between content and calls, and what stands before the first call."""
-        content = self.beside.first("content") if self.beside else None
-        beside = extent(self.beside, 0) if self.beside is not None else None
-        if self.beside is not None and content is not None and beside is not None:
+        content, beside = self.beside.first("content"), extent(self.beside, 0)
+        if content is not None and beside is not None:
             lead = self.beside.text[content.stop : beside[0]]
             close = self.grammar.content.trail + self.grammar.content.close
             lead = lead.removeprefix(close) if close.strip() else lead
@@ -335,10 +331,10 @@ class CallDeriver:
         return closed[:cut], closed[cut:]
 
 
-def _value_opening(turn: WrittenTurn | None) -> str:
+def _value_opening(turn: WrittenTurn) -> str:
     """What is between the key and the value of a turn's first argument."""
-    holes = turn.arguments(0) if turn is not None else []
-    return turn.between(holes[0], holes[1]) if turn is not None and len(holes) > 1 else ""
+    holes = turn.arguments(0)
+    return turn.between(holes[0], holes[1]) if len(holes) > 1 else ""
 
 
 def _leaves(value: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ..template.chat_template import REASONING_FIELDS
@@ -38,37 +37,42 @@ class Hole:
         return self.path[-1:] == (KEY,)
 
 
+@dataclass(slots=True)
 class WrittenTurn:
-    """An assistant's turn, without (`text`) and with (`full`) what ends it."""
+    """An assistant's turn, without (`text`) and with (`full`) what ends it. False if it shows no field."""
 
-    def __init__(self, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> None:
-        self.holes: list[Hole] = []
+    full: str = ""
+    text: str = ""
+    holes: list[Hole] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, rendering: Rendering, start: int, stop: int, ends: Sequence[str]) -> WrittenTurn:
+        """The turn that is written from `start` to `stop`. One of `ends` after its last field ends it."""
+        holes: list[Hole] = []
         begin = 0
         for end, origin in zip(rendering.ends, rendering.origins, strict=True):
             low, high = max(begin, start), min(end, stop)
             begin = end
             hole = _hole(low - start, high - start, origin) if low < high else None
-            last = self.holes[-1] if self.holes else None
-            if hole is not None and last is not None and last == replace(hole, start=last.start, stop=hole.start):
-                self.holes[-1] = replace(last, stop=hole.stop)
+            if hole is not None and holes and holes[-1] == replace(hole, start=holes[-1].start, stop=hole.start):
+                holes[-1] = replace(holes[-1], stop=hole.stop)
             elif hole is not None:
-                self.holes.append(hole)
-        self.full = text = rendering.text[start:stop]
-        after = max((hole.stop for hole in self.holes), default=0)
-        places = [at for at in (text.find(token, after) for token in ends) if at >= 0]
-        self.text = text[: min(places)] if places else text
+                holes.append(hole)
+        full = rendering.text[start:stop]
+        after = max((hole.stop for hole in holes), default=0)
+        places = [at for at in (full.find(token, after) for token in ends) if at >= 0]
+        return cls(full, full[: min(places)] if places else full, holes)
+
+    def __bool__(self) -> bool:
+        return bool(self.holes)
 
     def after(self, at: int) -> WrittenTurn:
         """The turn from a position on."""
-        other = copy.copy(self)
-        other.full, other.text = self.full[at:], self.text[at:]
-        other.holes = [
-            replace(hole, start=hole.start - at, stop=hole.stop - at) for hole in self.holes if hole.start >= at
-        ]
-        return other
+        holes = [replace(one, start=one.start - at, stop=one.stop - at) for one in self.holes if one.start >= at]
+        return WrittenTurn(self.full[at:], self.text[at:], holes)
 
-    def first(self, field: str, call: int = -1) -> Hole | None:
-        return next((hole for hole in self.holes if hole.field == field and hole.call == call), None)
+    def first(self, name: str, call: int = -1) -> Hole | None:
+        return next((hole for hole in self.holes if hole.field == name and hole.call == call), None)
 
     def between(self, left: Hole, right: Hole) -> str:
         return self.text[left.stop : right.start]
@@ -133,9 +137,8 @@ class TurnReader:
             return None
         for turn in (self.turn({"content": "answer"}), self.called({"key": "value"})):
             openings: dict[tuple[str, str], str] = {}
-            tokens = pattern.finditer(turn.full) if turn is not None else ()
-            for left, right in itertools.pairwise(tokens):
-                name = turn.full[left.end() : right.start()] if turn is not None else ""
+            for left, right in itertools.pairwise(pattern.finditer(turn.full)):
+                name = turn.full[left.end() : right.start()]
                 opened = openings.setdefault((name, right[0]), left[0]) if re.fullmatch(_NAME, name) else left[0]
                 if len({opened, left[0], right[0]}) == 3:
                     return [opened, left[0]], [right[0]]
@@ -143,26 +146,25 @@ class TurnReader:
 
     # -- turns
 
-    def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> WrittenTurn | None:
-        """An assistant's turn with these fields; None if the template refuses it or writes none."""
+    def turn(self, fields: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> WrittenTurn:
+        """An assistant's turn with these fields; empty if the template refuses it or writes none."""
         drawn = self._draw([USER, {"role": "assistant", **fields}], variables or {})
-        return WrittenTurn(*drawn, self.ends) if drawn is not None else None
+        return WrittenTurn.read(*drawn, self.ends) if drawn is not None else WrittenTurn()
 
-    def called(self, *arguments: Any, content: str | None = None) -> WrittenTurn | None:
-        """A turn with calls, in the first form in which the template shows all of it."""
+    def called(self, *arguments: Any, content: str | None = None) -> WrittenTurn:
+        """A turn with calls, in the first form in which the template shows all of it; empty if there is none."""
         contents: tuple[str | None, ...] = (content,) if content else ("", None)
         for text, as_text in itertools.product(contents, (False, True)):
             calls = [call(at, some, as_text=as_text) for at, some in enumerate(arguments, 1)]
             turn = self.turn({"content": text, "tool_calls": calls})
-            first = turn.first_of_calls() if turn is not None else None
-            if turn is None or first is None:
-                continue
+            first, before = turn.first_of_calls(), turn.first("content")
             complete = all(turn.first("name", at) or turn.first("id", at) for at in range(len(calls)))
-            before = turn.first("content")
-            if complete and (content is None or (before is not None and before.stop <= first.start)):
+            if first is None or not complete:
+                continue
+            if content is None or (before is not None and before.stop <= first.start):
                 at = turn.text.find(self.body, first.stop) if self.body else -1
                 return turn if at < 0 else turn.after(at + len(self.body))
-        return None
+        return WrittenTurn()
 
     # -- scaffold
 

@@ -1,11 +1,9 @@
 """Whether a template asks for every reply in the same way, read off its syntax tree.
 
-The generation prompt is what a template writes after the last turn, when its loop over the messages is done. It is the
-same in every conversation if that text depends neither on messages nor on tools. The analysis follows names backwards:
-an output depends on the names in it and in the tests and loops around it; a name depends on everything it is ever set
-to, and on the tests and loops around that. Order is ignored, so it finds too many dependencies rather than too few.
-State that names do not show proves nothing: a namespace that is set anew or inside a macro, a lazy filter whose result
-is used up as it is read.
+The generation prompt is what a template writes after its loop over the messages. It is the same in every conversation
+if that text depends neither on messages nor on tools. An output depends on the names in it and in the tests and loops
+around it; a name depends on everything it is ever set to, and on what is around that. Order is ignored, so there are
+too many dependencies rather than too few. State that names do not show proves nothing.
 """
 
 from __future__ import annotations

@@ -249,11 +249,10 @@ def _compile_errors() -> Iterator[None]:
 
 
 class PythonFormat(Template):
-    """A format with no Jinja template: a generator that yields the same traced pieces a template prints.
+    """A format with no Jinja template: a generator of the traced pieces that a template would print.
 
     `function(messages, tools, add_generation_prompt, trace, **variables)` gets wrapped messages and calls
-    ``trace.enter``, ``trace.show`` and ``trace.leave`` around each message's turn. `variables` are switches that may
-    show or hide reasoning, `also` what else it reads.
+    ``trace.enter``, ``trace.show`` and ``trace.leave`` around each turn. It reads `variables` and `also`.
     """
 
     reads_boxed = True

@@ -11,7 +11,7 @@ from .budget import MAX_ITEMS, MAX_TEXT, RenderBudget, TooLarge
 from .origin import InTurn, Origin
 from .pairs import box
 from .spans import Rendering, Span
-from .strings import TracedStr, join_traced, promoted, runs_of, traced
+from .strings import TracedStr, cut, join_traced, promoted, runs_of, traced
 from .traced import TracedDict, text_of
 
 TURN: Final = Origin(("@turn",))
@@ -34,7 +34,7 @@ class Trace:
     `out` is a flat list: a value, its origin (see `pairs`), the next value, and so on.
     """
 
-    __slots__ = ("budget", "current", "messages", "out", "rounds", "stack")
+    __slots__ = ("budget", "collected", "current", "messages", "out", "rounds", "stack")
 
     def __init__(self, messages: list[Any] | None = None) -> None:
         """A run on `messages`, if these are plain; None for boxed ones."""
@@ -44,6 +44,8 @@ class Trace:
         self.stack: list[int] = []
         self.budget = RenderBudget()
         self.out: list[Any] = []
+        self.collected: dict[tuple[int, str], tuple[int, Any, Any]] = {}
+        """Texts of namespaces: the turn in which each was stored, its value before that turn, and its value."""
 
     def origin_of(self, value: Any) -> Origin | None:
         """The origin of the template's variable ``messages``."""
@@ -104,13 +106,14 @@ class Trace:
 
         Text that only quotes a field, or a word of the template's own, belongs to the turn in which it is printed.
         """
-        if self.current >= 0:
-            values = object.__getattribute__(namespace, "_Namespace__attrs")
-            value = values[name]
-            if type(value) is TracedStr:
-                values[name] = _collected(value, self.current)
-            elif type(value) is list:
-                values[name] = [_collected(item, self.current) for item in value]
+        values = object.__getattribute__(namespace, "_Namespace__attrs")
+        value, key = values[name], (id(namespace), name)
+        if type(value) is TracedStr or type(value) is list:
+            turn, before, latest = self.collected.get(key, (self.current, None, None))
+            before = before if turn == self.current else latest  # the value when this turn began
+            if self.current >= 0:
+                values[name] = value = _collected(value, before, self.current)
+            self.collected[key] = self.current, before, value
 
 
 def _rebuilt(item: dict[Any, Any], otherwise: int) -> int:
@@ -123,11 +126,19 @@ def _rebuilt(item: dict[Any, Any], otherwise: int) -> int:
     return otherwise
 
 
-def _collected(value: Any, turn: int) -> Any:
-    """Scaffold around a field of the message whose turn it is belongs to that turn."""
-    origins = [origin for _, origin in value.runs] if type(value) is TracedStr else []
-    is_turn = None in origins and any(origin is not None and origin.message == turn for origin in origins)
-    return _in_turn(value, turn) if is_turn else value
+def _collected(value: Any, before: Any, turn: int) -> Any:
+    """A text or list in which the scaffold that came after `before`, around a field of the message, is the turn's."""
+    if type(value) is list:
+        start = len(before) if type(before) is list and before == value[: len(before)] else 0
+        return value[:start] + [_collected(item, "", turn) for item in value[start:]]
+    if type(value) is not TracedStr:
+        return value
+    start = len(before) if isinstance(before, str) and value.startswith(before) else 0
+    new = cut(value, start, len(value))
+    origins = [origin for _, origin in new.runs]
+    if None not in origins or all(origin is None or origin.message != turn for origin in origins):
+        return value
+    return join_traced((cut(value, 0, start), _in_turn(new, turn)))
 
 
 def join_output(out: list[Any]) -> TracedStr:

@@ -1,7 +1,7 @@
-"""Which control tokens a text contains: found as ``tokenizers`` finds them, but only where the text may contain them.
+"""Which control tokens a text contains, as ``tokenizers`` finds them, where the text may contain them.
 
-``tokenizers`` searches a text twice: first for the added tokens that are not normalized; then it normalizes each piece
-between them and searches there for the others, by their own normalized text.
+``tokenizers`` searches for the added tokens that are not normalized; then it normalizes each piece between them and
+searches there for the others, by their own normalized text.
 """
 
 from __future__ import annotations

@@ -28,9 +28,8 @@ class ControlTokens(NamedTuple):
 class Encoded:
     """Ids, and the characters of the text at which each token starts and ends.
 
-    Tokens may share a character that takes several to spell. `begins` is where the text that a token spells starts,
-    without white space that it absorbs. `forged` are control tokens that stayed text because the text that spells them
-    is not trusted: the span of each, and the token.
+    Tokens may share a character. `begins` is where the text that a token spells starts, without white space that it
+    absorbs. `forged` are control tokens that stayed text as it is not trusted: the span of each, and the token.
     """
 
     def __init__(

@@ -22,7 +22,8 @@ def check_ids(
     if not len(ids):
         return np.zeros(0, np.int32)
     limit = INT32_MAX if vocab_size is None else vocab_size - 1
-    if int(ids.min()) < 0 or int(ids.max()) > limit:
+    largest = int((ids.view(np.uint32) if ids.dtype == np.int32 else ids).max())  # of int32 a negative one is large
+    if largest > limit or (ids.dtype != np.int32 and int(ids.min()) < 0):
         where = int(((ids < 0) | (ids > limit)).argmax())
         bound = "ids are 0 to 2**31 - 1" if vocab_size is None else f"the vocabulary has {vocab_size} ids"
         raise _error(error, name, f"is {int(ids[where])}, which is not a token id: {bound}", first + where)

@@ -1,6 +1,6 @@
 """Where tokenizers come from: a folder, a hub name, a ``tokenizers.Tokenizer`` or a transformers tokenizer.
 
-``"pocket"`` names the embedded model, unless there is a folder of that name with a ``tokenizer.json`` in it.
+``"pocket"`` names the embedded model, unless there is such a folder with a ``tokenizer.json`` in it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ from ..pocket import POCKET
 from .tokenizer import Tokenizer
 
 _FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
 )
 _REFUSALS: Final[Mapping[str, Sequence[str]]] = {
     "the hub requires a login for it": ["GatedRepoError"],
@@ -107,24 +102,21 @@ def _from_folder(folder: Path, name: str, file: str = "tokenizer.json") -> Token
 def _bytes(path: Path) -> bytes:
     """The bytes of a text file, with ``\\n`` as line ends."""
     try:
-        raw = path.read_bytes()
-        return raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in raw else raw
+        return path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     except OSError as error:
         raise TokenizerError(f"{path.name} cannot be read: {error}") from error
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return _bytes(path).decode()
+    except UnicodeDecodeError as error:
         raise TokenizerError(f"{path.name} cannot be read: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(_bytes(path)) if path.is_file() else {}
     except ValueError as error:
         raise TokenizerError(f"{path.name} is not valid JSON: {error}") from error
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""TokenTable: one entry per token in every column. Rendered, bridged, recorded and sampled tokens are such tables."""
+"""TokenTable: one entry per token in every column, for rendered, bridged, recorded and sampled tokens."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _OPTIONAL: Final = {"parts": 0, "logprobs": np.nan, "advantages": 0.0}
 """Columns that a table may lack, and what `join` writes there if another table has them."""
 _CODES: Final = {"ids": "iu", "mask": "b", "messages": "iu", "kinds": "iu", "parts": "iu"}
 """The numpy kinds that a column may have; floats by default."""
+_CHECKS: Final = tuple((name, _CODES.get(name, "f")) for name in COLUMNS)
 _WORDS: Final = {"iu": "integers", "b": "booleans", "f": "floats"}
 
 Deferred = Callable[[], Mapping[str, npt.NDArray[Any]]]
@@ -54,21 +55,19 @@ class TokenTable:
         """A table whose mask follows from its kinds. A single kind or message applies to all tokens."""
         codes = np.full(len(ids), kinds, np.uint8) if isinstance(kinds, int) else kinds
         owners = np.full(len(ids), messages, np.int32) if isinstance(messages, int) else messages
-        return TokenTable(ids, codes == Kind.SAMPLED, owners, codes, logprobs=logprobs)
+        return TokenTable(ids, codes == int(Kind.SAMPLED), owners, codes, logprobs=logprobs)
 
     def __post_init__(self) -> None:
-        for name in COLUMNS:
-            column, codes = getattr(self, name), _CODES.get(name, "f")
+        for name, codes in _CHECKS:
+            column = getattr(self, name)
             if callable(column):
                 object.__setattr__(self, "_deferred", column)
                 object.__delattr__(self, name)
-                continue
-            if column is None and name in _OPTIONAL:
-                continue
-            if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
-                raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {brief(column)}")
-            if column.shape != self.ids.shape:
-                raise SampleError(f"{name} has {len(column)} entries, and there are {len(self.ids)} ids")
+            elif column is not None or name not in _OPTIONAL:
+                if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in codes:
+                    raise SampleError(f"{name} must be a numpy array, a row of {_WORDS[codes]}, not {brief(column)}")
+                if len(column) != len(self.ids):
+                    raise SampleError(f"{name} has {len(column)} entries, and there are {len(self.ids)} ids")
         if len(self.ids) and (self.ids.min() < 0 or (self.ids.dtype != np.int32 and self.ids.max() > 2**31 - 1)):
             raise SampleError("ids must be 0 to 2**31 - 1")
 

@@ -41,9 +41,8 @@ LONG_S: Final = "\u017f"
 class Tokenizer:
     """Text to ids and back. Never decodes to encode again. Immutable and safe to share between threads.
 
-    `templates` maps names to chat templates (``"default"``, ``"tool_use"``…), `variables` are the special tokens by
-    their template names (``bos_token``…), `eos_ids` the ids that the model's configuration names as ends of
-    generation.
+    `templates` are chat templates by name, `variables` the special tokens by their template names (``bos_token``…),
+    `eos_ids` the ids at which generation ends according to the model's configuration.
     """
 
     def __init__(
@@ -75,10 +74,7 @@ class Tokenizer:
         self._core.fast_for(_WORTH)
 
     def encode(self, text: str) -> Ids:
-        """The ids of `text` with control tokens recognised and nothing added, as in transformers.
-
-        Raises InputError for anything but text, including half of a surrogate pair.
-        """
+        """The ids of `text`, control tokens recognised, nothing added. Raises InputError for anything but text."""
         try:
             return self._core.encode(text)
         except (TypeError, AttributeError, UnicodeError) as error:
@@ -143,8 +139,7 @@ class Tokenizer:
 class _Core:
     """Everything that follows from a ``tokenizer.json`` alone; all tokenizers with the same file share it.
 
-    tokenizers, which loads quickly, encodes first. Once `_WORTH` characters were encoded, fastokens is loaded, checked
-    on a sample, and used from then on.
+    tokenizers, which loads quickly, encodes first; after `_WORTH` characters fastokens, once its ids were checked.
     """
 
     def __init__(self, spec_json: bytes, digest: str, name: str, fast: bool) -> None:

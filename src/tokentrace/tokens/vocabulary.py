@@ -66,8 +66,8 @@ class ControlToken:
 class Vocabulary:
     """Tables over the token ids of a ``tokenizer.json``.
 
-    A control token is any added token, special or not, that is not mere white space (Gemma lists runs of newlines as
-    added tokens; they are ordinary text). The parsed file is not stored: it is large and rarely needed again.
+    A control token is any added token, special or not, that is not mere white space (Gemma's runs of newlines are
+    ordinary text). The parsed file is not stored: it is large.
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -186,8 +186,8 @@ class Vocabulary:
     def plain_spec(self, *, first: bool = True, normalized: bool = False) -> dict[str, Any]:
         """The same tokenizer without control tokens: all text stays text.
 
-        `first` is False for text that does not begin the input: some tokenizers write a space before the first word
-        only. `normalized` means that the text has been normalized already.
+        `first`: the text begins the input; some tokenizers write a space before the first word only. `normalized`: the
+        text has been normalized already.
         """
         spec, whole = self.plain_parts(first=first, normalized=normalized), self.spec
         if self.white_space:  # rows keep their places: tokenizers counts ids and ignores those in the file

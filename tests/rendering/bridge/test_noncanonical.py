@@ -225,7 +225,7 @@ def edited(rng: random.Random, tokenizer: Tokenizer, ids: list[int]) -> list[int
     out: list[int] = []
     for is_text, group in itertools.groupby(pieces, key=lambda piece: isinstance(piece, str)):
         run = list(group)
-        out += tokenizer.encode_plain(["".join(map(str, run))])[0].tolist() if is_text else map(int, run)
+        out += tokenizer.encode_plain("".join(map(str, run))).tolist() if is_text else map(int, run)
     return out
 
 
