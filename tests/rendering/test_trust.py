@@ -231,32 +231,6 @@ def test_notes_name_the_control_tokens_that_stay_text() -> None:
     assert made.render([USER, REPLY]).notes == []
 
 
-MENTIONED = (
-    "{% for m in messages %}{% if loop.first and thinking is not defined %}<|im_start|>system\nThink in <think> and "
-    "</think>.<|im_end|>\n{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if thinking is false %}<think>\n\n</think>\n"
-    "{% endif %}{% endif %}"
-)
-"""A template that speaks of tags in its system message, and writes them in a turn with one setting alone."""
-
-
-@pytest.mark.parametrize(
-    ("family", "outside"),
-    {
-        "qwen3": "<|im_start|> <|im_end|> <|endoftext|> <tool_response> </tool_response> <|image_pad|>",
-        "qwen3-vl": "<|image_pad|> <|vision_start|> <|vision_end|> <|video_pad|>",
-        "glm-4.5": "<|user|> <|assistant|> <|observation|> <|system|> [gMASK] <sop> <tool_response>",
-        "deepseek-v3": "<｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> <｜tool▁outputs▁begin｜>",
-        "deepseek-v4": "<｜User｜> <｜Assistant｜> <｜latest_reminder｜>",
-        "kimi-k2": "<|im_user|> <|im_assistant|> <|im_middle|> <|im_end|> [EOS]",
-        "gpt-oss": "<|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>",
-        "llama-3.1": "<|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|>",
-    }.items(),
-)
-def test_outside_by_name(family: str, outside: str) -> None:
-    assert not inside(family) & set(outside.split())
-
-
 # -- one hop, and the setting
 
 

@@ -92,20 +92,9 @@ def extra(renderer: Renderer, conversation: Conversation, tokens: RenderedTokens
 # -- TRL's trainer itself
 
 TRAINED_BY_TRL = [
-    "user_assistant",
-    "multi_turn",
-    "multi_turn_open",
-    "consecutive_users",
-    "content_cjk",
-    "content_combining_nfd",
-    "reasoning_last",
-    "reasoning_every_turn",
-    "think_inline_last",
-    "call_answered",
-    "calls_parallel_answered",
-    "agentic",
-    "agentic_no_reasoning",
-    "agentic_long_chain",
+    *("user_assistant", "multi_turn", "multi_turn_open", "consecutive_users", "content_cjk", "content_combining_nfd"),
+    *("reasoning_last", "reasoning_every_turn", "think_inline_last", "call_answered", "calls_parallel_answered"),
+    *("agentic", "agentic_no_reasoning", "agentic_long_chain"),
 ]
 """The conversations that the trainer is given: each has an assistant's turn, without which it refuses a dataset."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -18,32 +19,29 @@ from ..tokens.tokenizer import Ids
 from .lost import Lost
 
 
+@dataclass(eq=False, repr=False)
 class BridgedTokens(ShowsItself, Sequence[int]):
     """The next prompt: the stream so far, id for id, and what comes after it.
 
-    `prompt` and `completion` are the caller's own objects. `new` is a table of the added tokens; its messages are
-    indices into the new messages. As a sequence it is the whole next prompt; `token_ids` and `ids` are the same as a
-    list and as an array. These check the ids of the prompt, which the bridge itself does not read.
+    As a sequence it is the whole next prompt; `token_ids` and `ids` are the same as a list and as an array. These check
+    the ids of the prompt, which the bridge itself does not read.
     """
 
-    def __init__(
-        self,
-        prompt: Sequence[int] | Ids,
-        completion: Sequence[int] | Ids,
-        new: TokenTable,
-        new_count: int,
-        lost: Sequence[Lost] = (),
-    ) -> None:
-        self.prompt = prompt
-        self.completion = completion
-        self.new = new
-        self.new_count = new_count
-        """How many messages are new."""
-        self.lost = list(lost)
-        """Fields of the new messages of which some text reached no token. Their messages count from 0."""
-        self.changes: list[Change] = []
-        """Changes to the new messages that made them fit the template."""
-        self.notes = [f"new {one}" for one in lost]
+    prompt: Sequence[int] | Ids
+    """This and the completion are the caller's own objects."""
+    completion: Sequence[int] | Ids
+    new: TokenTable
+    """The added tokens. Their messages are indices into the new messages."""
+    new_count: int
+    """How many messages are new."""
+    lost: Sequence[Lost] = ()
+    """Fields of the new messages of which some text reached no token. Their messages count from 0."""
+    changes: list[Change] = field(default_factory=list)
+    """Changes to the new messages that made them fit the template."""
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"new {one}" for one in self.lost]
 
     @property
     def new_ids(self) -> Ids:

@@ -131,14 +131,6 @@ def trajectory_advantages(
     The reward of the whole rollout (`Trajectory.set_reward`, else ``metadata["reward"]``) is compared with its group
     and goes to all turns. With a `turn_weight`, the `returns_to_go` of the rewards of turns are compared with the same
     turn of the others, and added, times the weight. Parts of a turn that was aborted and resumed are one turn.
-
-    >>> first, second = Trajectory(name="a-0", metadata={"group": "a"}), Trajectory(name="a-1", metadata={"group": "a"})
-    >>> for trajectory, reward in ((first, 1.0), (second, 0.0)):
-    ...     trajectory.begin([1, 2])
-    ...     turn = trajectory.append_completion([7], [-0.5], finish_reason="stop")
-    ...     trajectory.set_reward(reward)
-    >>> trajectory_advantages([first, second], baseline="mean").values
-    {'a-0': [0.5], 'a-1': [-0.5]}
     """
     how = choose(Baseline, "baseline", baseline, SampleError)
     weight = number("turn_weight", turn_weight, -math.inf, math.inf, SampleError)

@@ -18,11 +18,10 @@ from .sample import Sample
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """One row that holds several samples, each a document of its own. Arrays are numpy's or torch's, as asked for.
+    """One row that holds several samples, each a document of its own.
 
-    The first token of each document carries no loss: nothing of its own document precedes it. Padding comes last,
-    and is a sequence of its own in `cu_seqlens` and `position_ids`, so that kernels for varying lengths see each
-    token of the row in exactly one sequence.
+    The first token of each document carries no loss: nothing precedes it. Padding comes last, and is a sequence of its
+    own, so that kernels for varying lengths see each token in exactly one sequence.
     """
 
     input_ids: Any
@@ -81,16 +80,6 @@ def pack(
     Rows are padded to `length`; with ``pad_to_length=False`` only up to a multiple of `multiple_of`, or not at all.
     In a row, samples are in the order in which they were given. dtypes and refusals are those of `collate`; a
     sample longer than `length` is a `SampleError`.
-
-    >>> kinds = np.array([0, 1, 1], np.uint8)
-    >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
-    >>> [row] = pack([sample, sample], 8, pad_id=0)
-    >>> row
-    Pack(2 samples, 6 of 8 tokens)
-    >>> row.labels.tolist()
-    [-100, 6, 7, -100, 6, 7, -100, -100]
-    >>> row.position_ids.tolist(), row.cu_seqlens.tolist()
-    ([0, 1, 2, 0, 1, 2, 0, 1], [0, 3, 6, 8])
     """
     rows = Rows(samples, pad_id, tensors)
     capacity = rows.width(index("length", length), multiple_of, 1)
@@ -102,13 +91,7 @@ def pack(
 
 
 def flatten(samples: Sequence[Sample], *, tensors: Tensors = "numpy") -> Pack:
-    """All samples one after another in a single row without padding, for trainers that are padding-free.
-
-    >>> kinds = np.array([0, 1, 1], np.uint8)
-    >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
-    >>> flatten([sample, sample.slice(0, 2)]).input_ids.tolist()
-    [5, 6, 7, 5, 6]
-    """
+    """All samples one after another in a single row without padding, for trainers that are padding-free."""
     rows = Rows(samples, 0, tensors)
     return _laid_out(rows, range(len(rows.samples)), sum(rows.lengths))
 

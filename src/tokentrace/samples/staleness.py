@@ -23,12 +23,6 @@ def token_versions(sample: Sample) -> npt.NDArray[np.int64]:
 
     Text of digits is its number: servers report 12 as ``"12"``. Raises SampleError for other text, and for negative
     versions.
-
-    >>> kinds = np.array([0, 1, 1], np.uint8)
-    >>> sample = Sample(np.array([5, 6, 7], np.int32), kinds == 1, np.array([0, 1, 1], np.int32), kinds)
-    >>> from tokentrace.trajectory import VersionSpan
-    >>> token_versions(sample.replace(versions=(VersionSpan(41, 1, 2), VersionSpan(42, 2, 3)))).tolist()
-    [-1, 41, 42]
     """
     versions = np.full(len(sample), UNSAMPLED, np.int64)
     for version, start, stop in sample.versions:

@@ -1,9 +1,7 @@
 """Supervised samples: conversations to rows with an exact loss mask, in one render.
 
-A row of several turns can show the model what inference never shows it. A template that drops past reasoning writes
-every turn but the last without it, so the row trains answers that follow no reasoning; a row that keeps the reasoning
-shows later turns a past that such a template would not show them. `past` is that choice. By default the template
-decides, and `HistoryWarning` reports where that makes a difference.
+A template that drops past reasoning writes every turn but the last without it, so a row of several turns can train what
+inference never shows. `past` is the choice; `HistoryWarning` reports where it matters.
 """
 
 from __future__ import annotations

@@ -60,14 +60,6 @@ def truncate(sample: Sample, length: int, policy: Overlong | str) -> Truncated:
     a run of scaffold or of a synthetic close within one message, or leave only the scaffold of a message. With
     ``left``, what comes before all messages (a BOS token, tools) is lost. A sample is left out with a reason if all its
     trained tokens would be cut off, or if no whole message fits.
-
-    >>> codes = np.array([0, 0, 1, 1, 1], np.int32)
-    >>> kinds = np.array([0, 0, 1, 1, 1], np.uint8)
-    >>> sample = Sample(np.arange(5, dtype=np.int32), kinds == Kind.SAMPLED, codes, kinds)
-    >>> truncate(sample, 4, "right")
-    Truncated(sample=Sample(4 tokens, 2 trained), reason=None, cut=1)
-    >>> truncate(sample, 4, "turns").reason
-    'nothing that carries loss is left within 4 tokens'
     """
     if not isinstance(sample, Sample):
         raise SampleError(f"truncate takes a Sample, not {brief(sample)}")
