@@ -60,9 +60,9 @@ def shape_of(messages: Any) -> Shape:
         return Shape.SHAREGPT
     thinks = openai = False
     for row in rows:
-        role, content = row.get("role"), row.get("content") or ()
+        role, content = row.get("role"), row.get("content")
         openai |= is_list(row.get("tool_calls")) or role in ("tool", "function", "developer")
-        for block in content if is_list(content) else ():
+        for block in content if is_list(content) else ():  # type: ignore[union-attr]
             kind = block.get("type") if isinstance(block, Mapping) else None
             if kind in _TOOL_BLOCKS:
                 return Shape.ANTHROPIC

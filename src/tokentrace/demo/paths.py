@@ -117,15 +117,16 @@ class CachedEngine(EmbeddedEngine):
 
 
 class Scored(NamedTuple):
-    """The row that a trainer gets of a rollout, compared with what was sampled."""
+    """The row that a trainer gets of a rollout, compared with what was sampled.
+
+    Sampled tokens are missing from the row (`mismatched`) or have a gap: |engine's logprob - score in the row|. Tokens
+    that carry loss and were not sampled are `foreign`.
+    """
 
     sampled: int
     mismatched: int
-    """Sampled tokens that are not in the row."""
     foreign: int
-    """Tokens of the row that carry loss and were not sampled."""
     gaps: npt.NDArray[np.float64]
-    """|engine's logprob - score in the row| of each sampled token in the row."""
 
 
 def trained_row(rollout: Rollout, path: ClientPath, renderer: Renderer) -> Row:
@@ -158,14 +159,12 @@ def score_row(rollout: Rollout, row: Row, score: Score) -> Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathReport:
-    """The measurements of one path."""
+    """The measurements of one path: breaks by the name of the rollout, and what was scored of each, if anything."""
 
     path: ClientPath
     rollouts: list[Rollout]
     breaks: Mapping[str, Sequence[Break]]
-    """By the name of the rollout."""
     scored: Sequence[Scored] = ()
-    """By rollout; empty if rows were not scored."""
 
     def numbers(self) -> dict[str, float]:
         """Return every measurement by its name in `report.MEASURES`."""

@@ -35,7 +35,6 @@ KINDS: Final = (
     *("direct", "arithmetic", "lookup", "missing", "singular", "word_problem"),
     *("parallel", "compare", "checked", "total", "chain", "follow_up"),
 )
-"""Kinds of questions, from the easiest to the hardest."""
 UNKNOWN: Final = "could not find"
 """What a reply must say if there is no answer."""
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?!\d)")
@@ -110,14 +109,18 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         return "Error: the arguments are not JSON"
-    _, _, parameter, _ = function = functions[name]
+    function, parameter = functions[name], functions[name].parameter
     value = arguments.get(parameter) if isinstance(arguments, Mapping) else None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**20:
         value = str(value)
     if not isinstance(value, str):
         return f"Error: {name} needs {parameter!r}, a string"
     if function.purpose == "look_up":
-        return _look_up(question, value)
+        for item, number in question.table.items():
+            if item.casefold() == " ".join(value.split()).casefold():
+                styles = {"number": str(number), "pair": f"{item}: {number}", "json": json.dumps({item: number})}
+                return styles.get(question.style, f"The {question.field} of {item} is {number}.")
+        return f"Error: no entry for {value[:40]!r}"
     if function.purpose == "check":
         right = question.answer is not None and _last_number(value) == question.answer
         if name == "check_answer":
@@ -127,15 +130,6 @@ def run_tool(question: Question, name: str, arguments: Any) -> str:
         return str(calculate(value))
     except CalculatorError as error:
         return f"Error: {error}"
-
-
-def _look_up(question: Question, text: str) -> str:
-    item = " ".join(text.split()).casefold()
-    for name, value in question.table.items():
-        if name.casefold() == item:
-            styles = {"number": str(value), "pair": f"{name}: {value}", "json": json.dumps({name: value})}
-            return styles.get(question.style, f"The {question.field} of {name} is {value}.")
-    return f"Error: no entry for {text[:40]!r}"
 
 
 class QuestionTool(BaseTool):

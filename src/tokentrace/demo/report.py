@@ -157,13 +157,12 @@ def _size(broken: Break) -> int:
 
 
 def _bars(report: PathReport) -> StreamBars:
-    numbers = report.numbers()
-    about = f"{counted(int(numbers['breaks']), 'break')}, {counted(int(numbers['samples']), 'sample')}"
+    breaks, samples = (int(report.numbers()[name]) for name in ("breaks", "samples"))
+    records = [rollout.trajectory for rollout in report.rollouts]
     streams = [
-        (len(record), runs(record.loss_mask(once=False)), [branch.start for branch in record.branches[1:]])
-        for record in (rollout.trajectory for rollout in report.rollouts)
+        (len(one), runs(one.loss_mask(once=False)), [branch.start for branch in one.branches[1:]]) for one in records
     ]
-    return StreamBars(str(report.path), about, streams)
+    return StreamBars(str(report.path), f"{counted(breaks, 'break')}, {counted(samples, 'sample')}", streams)
 
 
 def _add_rollout(trial: Trial, renderer: Renderer, differences: Contrasts) -> None:

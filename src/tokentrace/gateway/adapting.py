@@ -91,11 +91,11 @@ def _writes(renderer: Renderer, *roles: str, late: str = "") -> bool:
     cache = _CACHE.setdefault(renderer, {})
     key = (*roles, late)
     if key not in cache:
-        cache[key] = all(_is_written(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
+        cache[key] = all(_shows(renderer.silent(), roles, late, more) for more in ([], [_ANSWER, _QUESTION]))
     return cache[key]
 
 
-def _is_written(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[Message]) -> bool:
+def _shows(renderer: Renderer, roles: Sequence[str], late: str, more: Sequence[Message]) -> bool:
     words = _FIRST_WORDS[: len(roles)]
     begin = [{"role": role, "content": word} for role, word in zip(roles, words, strict=True)]
     end = [{"role": late, "content": _LATE_WORD}] if late else []

@@ -103,7 +103,7 @@ class App:
         raw = await read_body(http, self.gateway.admission.limits.body_bytes)
         live = self.gateway.sessions.peek(session)
         body = parse_body(raw, None if live is None or dialect is not CHAT else live.last_body)
-        request = dialect.read(body.value, http.headers, body.known)
+        request = dialect.read(body.value, http.headers, body.checked)
         name, details = _request_name(dialect, raw, http.headers), http.scope["tokentrace"]
 
         async def sample() -> Answer:

@@ -71,14 +71,14 @@ class ChatBody(AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
-    """Read a body, of which the first `known` messages are checked. Raises RequestError that names a field."""
+def read_chat(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
+    """Read a body, of which the first `checked` messages are checked. Raises RequestError that names a field."""
     body = convert(raw, ChatBody)
     wire.refuse(raw, _REFUSED)
     if body.tools and body.functions:
         raise RequestError("cannot be used beside tools", field="functions")
     with naming_fields():
-        messages = _messages(body.messages or [], known)
+        messages = _messages(body.messages or [], checked)
         tools = _tools(body.tools or body.functions or [])
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
@@ -113,13 +113,13 @@ def read_chat(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
     )
 
 
-def _messages(messages: list[Any], known: int) -> list[Mapping[str, Any]]:
-    known = max(0, min(known, len(messages) - 1))
+def _messages(messages: list[Any], checked: int) -> list[Mapping[str, Any]]:
+    checked = max(0, min(checked, len(messages) - 1))
     try:
-        new = check_messages(from_openai(messages[known:]), any_role=lambda role: True)
+        new = check_messages(from_openai(messages[checked:]), any_role=lambda role: True)
     except InputError as error:
-        raise error.renumbered(-known) from None
-    return [*messages[:known], *new]
+        raise error.renumbered(-checked) from None
+    return [*messages[:checked], *new]
 
 
 def _thinks(body: ChatBody) -> bool | None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
+
 from ..engines.channels import TOP_LOGPROBS
 from ..engines.protocol import Completion, Delta
 from ..parsing.response import CallStatus, Finish, ParsedResponse, PartKind
@@ -29,8 +31,8 @@ _LOWEST: Final = -9999.0
 """OpenAI's logprob of a token that cannot be drawn; JSON has no infinity."""
 OPENAI_END: Final = b"data: [DONE]\n\n"
 """The frame after the last chunk of OpenAI's streams."""
-_UNSAFE: Final = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
-"""Characters that JSON allows but some readers take for the end of a line, and those that UTF-8 cannot encode."""
+_UNSAFE: Final = re.compile("\x85|\u2028|\u2029".encode())
+"""Characters that JSON allows but some readers take for the end of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +186,14 @@ class Dialect:
 
 
 def encode_sse(event: Mapping[str, Any]) -> bytes:
-    """One server-sent event, named by its ``type`` if it has one. Raises ValueError for a NaN."""
-    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    data = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", data)
-    name = f"event: {event['type']}\n" if "type" in event else ""
-    return f"{name}data: {data}\n\n".encode()
+    """One server-sent event, named by its ``type`` if it has one."""
+    try:
+        data = msgspec.json.encode(event)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        data = json.dumps(event, separators=(",", ":")).encode("ascii")
+    data = _UNSAFE.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), data)
+    name = f"event: {event['type']}\n".encode() if "type" in event else b""
+    return b"%sdata: %s\n\n" % (name, data)
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:

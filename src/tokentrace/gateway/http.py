@@ -76,11 +76,11 @@ def _decode(raw: bytes | msgspec.Raw) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The value of a request's body, and its messages as JSON. The first `known` ones come from an earlier body."""
+    """The value of a request's body, and its messages as JSON. The first `checked` ones come from an earlier body."""
 
     value: Any
     texts: Sequence[msgspec.Raw] = ()
-    known: int = 0
+    checked: int = 0
 
 
 def parse_body(raw: bytes, earlier: Body | None) -> Body:
@@ -90,11 +90,11 @@ def parse_body(raw: bytes, earlier: Body | None) -> Body:
         texts = _TEXTS.decode(fields.pop("messages"))
     except (KeyError, ValueError, RecursionError):
         return Body(parse_json(raw))
-    known = 0 if earlier is None else shared_prefix(texts, earlier.texts)
+    checked = 0 if earlier is None else shared_prefix(texts, earlier.texts)
     value = {name: parse_json(text) for name, text in fields.items()}
-    new = parse_json(b"[" + b",".join(texts[known:]) + b"]")
-    value["messages"] = new if earlier is None else [*earlier.value[:known], *new]
-    return Body(value, texts, known)
+    new = parse_json(b"[" + b",".join(texts[checked:]) + b"]")
+    value["messages"] = new if earlier is None else [*earlier.value[:checked], *new]
+    return Body(value, texts, checked)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

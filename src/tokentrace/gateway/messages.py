@@ -91,7 +91,7 @@ class MessagesBody(AgentBody):
     thread: Any = None
 
 
-def read_messages(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
+def read_messages(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
     """Read a body of ``/v1/messages``. Raises RequestError that names the field which cannot be served."""
     request = read_count(raw, headers)
     if request.max_tokens is None:

@@ -175,10 +175,10 @@ def refuse(body: Mapping[str, Any], refused: Refused) -> None:
             raise RequestError(why, field=name, fix="leave it out", code="unsupported_parameter")
 
 
-def ignored_fields(body: Mapping[str, Any], read: Struct, *known: str, within: str = "") -> tuple[str, ...]:
-    """The names of fields that nothing reads: neither the struct, nor those that are `known` otherwise."""
+def ignored_fields(body: Mapping[str, Any], read: Struct, *listed: str, within: str = "") -> tuple[str, ...]:
+    """The names of fields that nothing reads: neither the struct, nor those that are `listed`."""
     names = read.__struct_fields__
-    ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in known]
+    ignored = [f"{within}{name[:80]}" for name in body if name not in names and name not in listed]
     for name in names:
         inner, value = getattr(read, name), body.get(name)
         if isinstance(inner, Struct) and isinstance(value, dict):

@@ -112,7 +112,7 @@ def bare_id(id: str) -> str | None:
     return bare if bare != id and bare.isascii() and bare.isalnum() else None
 
 
-def read_responses(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
+def read_responses(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, ResponsesBody)
     wire.refuse(raw, _REFUSED)

@@ -75,7 +75,7 @@ class SessionRecord:
         if conversation.prompt_ids is not None:
             self._check_unfinished(conversation.prompt_ids, "token_ids")
             return _whole(conversation, SentMessages(keys=[conversation.root]), conversation.prompt_ids, [])
-        sent, known = self._received(conversation)
+        sent, earlier = self._received(conversation)
         conversation = replace(conversation, messages=sent.messages)
         ambiguous, refusal, edit = False, "", None
         for count in range(len(sent.messages), 0, -1):
@@ -84,7 +84,7 @@ class SessionRecord:
             if edited or not numbers or sent.messages[count - 1].get("role") != "assistant":
                 continue
             echo = sent.messages[:count]
-            edits = {number: self._first_edit(conversation, self.turns[number], echo, known) for number in numbers}
+            edits = {number: self._first_edit(conversation, self.turns[number], echo, earlier) for number in numbers}
             matches = [number for number, at in edits.items() if at is None]
             if not matches:
                 number, at = max(((number, at or 0) for number, at in edits.items()), key=lambda pair: pair[1])
@@ -105,25 +105,24 @@ class SessionRecord:
     def _received(self, conversation: Conversation) -> tuple[SentMessages, SentMessages | None]:
         """The messages of a request with their keys, and the earlier request that it continues."""
         originals = list(conversation.messages)
-        same, known = 0, None
+        same, earlier = 0, None
         for sent in reversed(self._latest):
             if sent.keys[0] == conversation.root and sent.matcher == self.matcher:
                 if (shared := turns.shared_prefix(originals, sent.originals)) > same:
-                    same, known = shared, sent
+                    same, earlier = shared, sent
                 if same == len(sent.originals):
                     break
         messages, keys = [], [conversation.root]
-        if known is not None:
-            originals[:same], messages, keys = known.originals[:same], known.messages[:same], known.keys
+        if earlier is not None:
+            originals[:same], messages, keys = earlier.originals[:same], earlier.messages[:same], earlier.keys
         messages += [self._with_reasoning(message) for message in originals[same:]]
-        start = same
-        while start and messages[start - 1].get("role") != "assistant":
+        start = max(0, min(same, len(messages) - 1))
+        while start and messages[start].get("role") != "assistant":  # results are hashed by the calls before them
             start -= 1
-        start = max(0, start - 1)  # an assistant's message: the results after it are hashed by its calls
         keys = [*keys[:start], *chain(keys[start], messages[start:], self.means)]
         received = SentMessages(originals, messages, keys, self.matcher)
         self._latest.append(received)
-        return received, known if known is not None and same == len(known.messages) else None
+        return received, earlier if earlier is not None and same == len(earlier.messages) else None
 
     def _with_reasoning(self, message: Message) -> Message:
         """The message with its first text as reasoning if only then it is a recorded reply: agents repeat it so."""
@@ -166,16 +165,16 @@ class SessionRecord:
     # -- edits that the keys do not show
 
     def _first_edit(
-        self, conversation: Conversation, turn: RecordedTurn, echo: Messages, known: SentMessages | None = None
+        self, conversation: Conversation, turn: RecordedTurn, echo: Messages, earlier: SentMessages | None = None
     ) -> int | None:
         """The first message of an echo with other tokens than the recorded one, although its key is the same.
 
         A reply of the model's is edited if its reasoning is not the recorded one; it may be missing, differ in white
         space, or be the end of it (some clients keep only the last streamed piece). Any other message is edited if one
         of its fields gives other tokens: a field that the template does not print changes nothing. What the turn
-        answered (`known`) is part of the echo and needs no check.
+        answered (`earlier`) is part of the echo and needs no check.
         """
-        first = len(known.messages) if known is not None and turn.number in known.answers else 0
+        first = len(earlier.messages) if earlier is not None and turn.number in earlier.answers else 0
         sampled = self._sampled(turn, first)
         doubtful: dict[int, Message] = {}
         rewritten: int | None = None

@@ -45,7 +45,7 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(raw: Any, headers: Mapping[str, str], known: int = 0) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
