@@ -132,9 +132,9 @@ def build_supervised_sample(
     '4<|end|>'
     >>> ids, mask = sample
     """
-    settings = SampleSettings(turns=turns, parts=parts, roles=roles, past=past, final_stop=final_stop)
-    if settings.past is Past.EXPAND:
+    if isinstance(past, str) and past == Past.EXPAND:
         raise SampleError("past='expand' makes several rows: call build_supervised_samples")
+    settings = {"turns": turns, "parts": parts, "roles": roles, "past": past, "final_stop": final_stop}
     return _built(renderer, settings, messages, tools, since)[0]
 
 
@@ -146,12 +146,20 @@ def build_supervised_samples(
     Each assistant turn then is trained exactly once, in a row that shows what the model would have seen before it. A
     row continues with the next turn as long as that turn's history is the row so far.
     """
-    return _built(renderer, SampleSettings(**settings), messages, tools, since)
+    return _built(renderer, settings, messages, tools, since)
 
 
-def _built(renderer: Renderer, settings: SampleSettings, messages: Any, tools: Any, since: int) -> list[Sample]:
+def _built(renderer: Renderer, settings: dict[str, Any], messages: Any, tools: Any, since: int) -> list[Sample]:
     """The rows, after the first warning of each kind was given to the caller of the public function."""
-    builder = renderer.once(settings, lambda: SampleBuilder(renderer, settings))  # it learns about the template
+
+    def make() -> SampleBuilder:
+        return SampleBuilder(renderer, SampleSettings(**settings))
+
+    try:
+        builder = renderer.once(("rows", *settings.items()), make)  # it learns about the template
+    except TypeError:  # lists, which are no keys
+        chosen = SampleSettings(**settings)
+        builder = renderer.once(chosen, lambda: SampleBuilder(renderer, chosen))
     samples = builder.build(messages, tools, since, keep=False)
     first: dict[type[Warning], Warning] = {}
     for sample in samples:
