@@ -182,6 +182,7 @@ def test_function_tools_are_tools(tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_a_tool_returns_is_read_as_verl_reads_it(returned: Any) -> None:
+    """But for the reward of a call that nobody graded: verl's is 0.0, ours is None."""
     response, reward, metrics = normalize_function_tool_return(returned)
     ours = as_result(returned, "tool")
-    assert (ours.content, ours.reward, dict(ours.metrics)) == (response.text or "", reward, metrics)
+    assert (ours.content, ours.reward or 0.0, dict(ours.metrics)) == (response.text or "", reward, metrics)
