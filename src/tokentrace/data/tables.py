@@ -247,7 +247,8 @@ _LEGEND: Final = {
 
 def _metadata_text(metadata: Mapping[str, Any]) -> str:
     try:
-        return json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
+        text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
+        return text.encode().decode()  # a lone surrogate fails here
     except (TypeError, ValueError, RecursionError) as error:
         raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
 

@@ -205,8 +205,8 @@ def conversation_change(
     before: Mapping[str, Any], after: Mapping[str, Any], recent: Sequence[Sequence[Any]] = ()
 ) -> Finding | None:
     """What changed in messages and tools between two requests; None if nothing did."""
-    recorded, sent = before.get("messages") or (), after.get("messages") or ()
     try:
+        recorded, sent = before.get("messages") or (), after.get("messages") or ()
         ours, theirs = (chain(b"", messages)[1:] for messages in (sent, recorded))
         pairs = enumerate(zip(ours, theirs, strict=False))
         shared = next((at for at, (one, other) in pairs if one != other), min(len(ours), len(theirs)))

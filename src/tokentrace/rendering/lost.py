@@ -120,7 +120,8 @@ def find_lost(
     finder = _LostFinder(rendering, messages, forms)
     for index in range(first, len(messages)):
         for key, value in messages[index].items():
-            if value and key not in BOOKKEEPING and not finder.is_whole(index, key, value):
+            has_text = isinstance(value, str | list | tuple | Mapping) and value
+            if has_text and key not in BOOKKEEPING and not finder.is_whole(index, key, value):
                 finder.check_field(Origin.of(index, key), value)
     finder.check_tools(tools)
     return finder.left_out
