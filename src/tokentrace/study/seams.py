@@ -274,7 +274,8 @@ def _sketch(value: Any) -> str:
         return "{" + ",".join(f"{key}:{_sketch(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(_sketch(item) for item in value) + "]"
-    return type(value).__name__ + str(bool(value))
+    truth = str(bool(value)) if value is None or isinstance(value, int | float) else ""  # an array has none
+    return type(value).__name__ + truth
 
 
 # -- checks on one rendering
