@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, user
+from tests.conversations import ASK, CONVERSATIONS, HI, PARIS, SIMPLE, Conversation, assistant, call, user
 from tests.samples.family_rows import SHAPES, assistants, make_renderer, rows, sample_of
 from tests.support import SPECIAL, rendered, rotating, some, tokenizer_json_for
 from tokentrace import RenderedTokens, build_supervised_sample, build_supervised_samples, create_renderer
 from tokentrace.errors import RendererError, SampleError
+from tokentrace.pocket import POCKET
 from tokentrace.samples.sample import Sample
 from tokentrace.tokens import Tokenizer
 from tokentrace.tokens.kinds import Kind, Part
@@ -216,6 +217,28 @@ def test_inline_reasoning_is_reasoning_whatever_follows() -> None:
         sample = sample_of(renderer, conversation, parts=["reasoning"])
         shown = renderer.tokenizer.decode(sample.ids[sample.mask])
         assert shown == "<think>\nHm, hm.\n</think>\n\n", name
+
+
+SPELLED: list[tuple[dict[str, Any], dict[str, str]]] = [
+    (assistant("Write <tool_call> first."), {"content": "Write <tool_call> first."}),
+    (
+        assistant("ok", reasoning="Use </think> maybe"),
+        {"reasoning": "<think>\nUse </think> maybe\n</think>\n\n", "content": "ok"},
+    ),
+    (
+        assistant("", call("f", {"s": "a </tool_call> b"})),
+        {"tool_calls": '<tool_call>\n{"name": "f", "arguments": {"s": "a </tool_call> b"}}\n</tool_call>'},
+    ),
+]
+"""Turns whose fields spell delimiters, and the text of each part."""
+
+
+@pytest.mark.parametrize(("message", "expected"), SPELLED, ids=["content", "reasoning", "tool_calls"])
+def test_a_field_that_spells_a_delimiter_is_one_part(message: dict[str, Any], expected: dict[str, str]) -> None:
+    renderer = create_renderer(POCKET)
+    for part in ("reasoning", "content", "tool_calls"):
+        sample = build_supervised_sample(renderer, [HI, message], parts=[part])
+        assert renderer.tokenizer.decode(sample.ids[sample.mask]) == expected.get(part, "")
 
 
 # -- errors
