@@ -254,6 +254,7 @@ def test_a_field_that_spells_a_delimiter_is_one_part(message: dict[str, Any], ex
         ({"parts": [Part.SCAFFOLD]}, SampleError, [*map(repr, PARTS)]),
         ({"roles": [1]}, SampleError, ["strings"]),
         ({"past": "expand"}, SampleError, ["build_supervised_samples"]),
+        ({"since": 99}, SampleError, ["since is 99"]),
     ],
 )
 def test_settings_that_are_none_are_refused_with_the_choices(

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..formats.dialects import dialect_of
 from ..formats.grammar import TurnGrammar
+from ..settings import choose
 from ..show.document import Cell, Document, Table
 from ..show.visible import counted, listed
 from ..showing import ShowsItself
@@ -89,7 +90,7 @@ class AuditReport(ShowsItself):
 
     def verdict(self, use: str) -> Verdict:
         """Return the verdict on a use."""
-        return next(verdict for verdict in self.verdicts if verdict.use == Use(use))
+        return next(verdict for verdict in self.verdicts if verdict.use == choose(Use, "use", use))
 
     def unmet(self, uses: Iterable[str], *, partly: bool = False) -> list[Verdict]:
         """Return the verdicts that do not hold; with `partly`, those that fail."""

@@ -232,6 +232,8 @@ class SampleBuilder:
 
     def _chosen(self, messages: Messages, since: int) -> tuple[list[int], list[str]]:
         """The messages that carry loss, and notes."""
+        if since > len(messages):
+            raise SampleError(f"since is {since}, and the conversation has {len(messages)} messages")
         unknown = sorted(set(self.settings.roles) - ROLES - {row["role"] for row in messages})
         if unknown:
             raise SampleError(
