@@ -94,48 +94,52 @@ CALL = {
 SUNNY = {"role": "tool", "tool_call_id": "a", "content": "sunny"}
 
 Case = tuple[list[dict[str, Any]], list[harmony.Message], list[tuple[str, str]]]
-CASES: dict[str, Case] = {
-    "user": ([ASK], [system(), user("hi")], []),
-    "instructions": ([BRIEF, ASK], [system(), developer(tools=False), user("hi")], [INSTRUCTIONS]),
-    "history": ([ASK, ANSWER, ASK], [system(), user("hi"), said("yo"), user("hi")], []),
-    "last answer": ([ASK, ANSWER], [system(), user("hi"), said("yo")], [LAST]),
-    "last answer with reasoning": (
-        [ASK, THINKING],
-        [system(), user("hi"), said("hmm", "analysis"), said("yo")],
-        [LAST, THOUGHT],
-    ),
-    "reasoning in history": (
-        [ASK, THINKING, ASK],
-        [system(), user("hi"), said("hmm", "analysis"), said("yo"), user("hi")],
-        [],
-    ),
-    "tools": ([BRIEF, ASK], [system(), developer(tools=True), user("hi")], []),
-    "call": (
-        [BRIEF, ASK, CALL],
-        [system(), developer(tools=True), user("hi"), said("look", "analysis"), called()],
-        [],
-    ),
-    "result": (
-        [BRIEF, ASK, CALL, SUNNY],
-        [system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()],
-        [RESULT],
-    ),
-    "answer after a result": (
-        [BRIEF, ASK, CALL, SUNNY, ANSWER, ASK],
-        [
-            *(system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()),
-            *(said("yo"), user("hi")),
-        ],
-        [RESULT],
-    ),
-}
 
 
-@pytest.mark.parametrize("name", CASES)
+def cases() -> dict[str, Case]:
+    """By name. Made anew for each test: the date may have changed."""
+    return {
+        "user": ([ASK], [system(), user("hi")], []),
+        "instructions": ([BRIEF, ASK], [system(), developer(tools=False), user("hi")], [INSTRUCTIONS]),
+        "history": ([ASK, ANSWER, ASK], [system(), user("hi"), said("yo"), user("hi")], []),
+        "last answer": ([ASK, ANSWER], [system(), user("hi"), said("yo")], [LAST]),
+        "last answer with reasoning": (
+            [ASK, THINKING],
+            [system(), user("hi"), said("hmm", "analysis"), said("yo")],
+            [LAST, THOUGHT],
+        ),
+        "reasoning in history": (
+            [ASK, THINKING, ASK],
+            [system(), user("hi"), said("hmm", "analysis"), said("yo"), user("hi")],
+            [],
+        ),
+        "tools": ([BRIEF, ASK], [system(), developer(tools=True), user("hi")], []),
+        "call": (
+            [BRIEF, ASK, CALL],
+            [system(), developer(tools=True), user("hi"), said("look", "analysis"), called()],
+            [],
+        ),
+        "result": (
+            [BRIEF, ASK, CALL, SUNNY],
+            [system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()],
+            [RESULT],
+        ),
+        "answer after a result": (
+            [BRIEF, ASK, CALL, SUNNY, ANSWER, ASK],
+            [
+                *(system(), developer(tools=True), user("hi"), said("look", "analysis"), called(), result()),
+                *(said("yo"), user("hi")),
+            ],
+            [RESULT],
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", cases())
 def test_ids_are_harmonys_but_for_the_listed_differences(
     name: str, encoding: harmony.HarmonyEncoding, renderer: Renderer
 ) -> None:
-    messages, theirs, differences = CASES[name]
+    messages, theirs, differences = cases()[name]
     tools = [TOOL] if developer(tools=True) in theirs else None
     rendered = renderer.render(messages, tools=tools)
     expected = encoding.decode(encoding.render_conversation(harmony.Conversation.from_messages(theirs)))

@@ -183,7 +183,7 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         def method(data: bytes, at: int = 0, *stop: int) -> Any:
             match = getattr(self._pattern, name)(data, at, *stop)
-            end = match.end() if isinstance(match, re.Match) else at if name == "match" else len(data)
+            end = match.end() if isinstance(match, re.Match) else at if name == "match" else min([len(data), *stop])
             Counted.total += max(0, end - at)
             return match
 

@@ -208,9 +208,9 @@ def own_differences(renderer: Renderer, conversation: Conversation) -> dict[int,
             continue
         found = step.compare("production", "training")
         out[step.message] = [("missing", "")] if found is None else []
-        for difference in found.differences if found is not None else ():
+        for difference in found or ():
             sides = (difference.left, difference.right)
-            if any(part.message == step.message for side in sides for part in side.parts):
+            if any(message == step.message for side in sides for message, _, _ in side.parts):
                 # of GLM's turns, the head of the next one is part only where there is a next one
                 shown = tuple(re.sub(r"<\|(user|observation)\|>$", "", side.text) for side in sides)
                 if shown[0] != shown[1]:
