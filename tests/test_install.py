@@ -242,7 +242,7 @@ finally:
 TRACED = """
 import os
 os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
-from tokentrace.gateway.metrics import configured_tracing
+from tokentrace.gateway.tracing import configured_tracing
 with configured_tracing().span("nothing"):
     pass
 os._exit(0)

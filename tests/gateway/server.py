@@ -15,8 +15,8 @@ from typing import Any
 from tokentrace import Renderer, create_renderer
 from tokentrace.engines import EmbeddedEngine, Engine
 from tokentrace.gateway.app import App
-from tokentrace.gateway.metrics import Tracing
 from tokentrace.gateway.serving import ServeSettings, open_gateway, serve
+from tokentrace.gateway.tracing import Tracing
 from tokentrace.pocket import POCKET
 
 TOOLS = [

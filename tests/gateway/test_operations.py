@@ -30,8 +30,8 @@ from tokentrace.gateway.access import Role, add_key
 from tokentrace.gateway.admission import Limits
 from tokentrace.gateway.chat import CHAT
 from tokentrace.gateway.gateway import Gateway
-from tokentrace.gateway.metrics import Tracing
 from tokentrace.gateway.serving import ServeSettings
+from tokentrace.gateway.tracing import Tracing
 
 SUM = {"model": "pocket", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
 STREAMED = {**SUM, "stream": True}

@@ -28,10 +28,11 @@ from .adapting import with_late_instructions
 from .admission import Admission, Answered, Claim
 from .answering import Answer, finish_reply, item_stream, unhurried
 from .dialect import Dialect, Head, Reply, random_id, response_name
-from .metrics import Metrics, Tracing
+from .metrics import Metrics
 from .problems import RequestError
 from .requests import Request
 from .sessions import Live, Sessions
+from .tracing import Tracing
 from .turns import Conversation, Placement, RecordedTurn
 
 _INLINE: Final = 20_000

@@ -1,19 +1,15 @@
-"""What a gateway reports about itself: metrics for Prometheus, and spans of OpenTelemetry. Never what was said."""
+"""What a gateway reports about itself: metrics for Prometheus. Never what was said."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from .turns import Placement, RecordedTurn
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 class Metrics:
@@ -56,43 +52,3 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics as Prometheus reads them."""
         return generate_latest(self.registry)
-
-
-class Tracing:
-    """Makes spans with a tracer of OpenTelemetry; without one, none."""
-
-    def __init__(self, tracer: Any = None) -> None:
-        self._tracer = tracer
-
-    @contextlib.contextmanager
-    def span(self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[dict[str, Any]]:
-        """A span inside the current one, or in the trace that headers name. Yields its attributes, to add to."""
-        if self._tracer is None:
-            yield attributes
-            return
-        from opentelemetry.propagate import extract
-
-        context = None if headers is None else extract(dict(headers))
-        quiet = {"record_exception": False, "set_status_on_exception": False}
-        with self._tracer.start_as_current_span(name, context=context, **quiet) as span:
-            try:
-                yield attributes
-            finally:
-                for key, value in attributes.items():
-                    if isinstance(value, str | int | float | bool):
-                        span.set_attribute(f"tokentrace.{key}", value)
-
-
-def configured_tracing() -> Tracing:
-    """Tracing as OpenTelemetry's environment variables have it: on if it is installed and an endpoint is set."""
-    if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
-        return Tracing()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    name = os.environ.get("OTEL_SERVICE_NAME", "tokentrace-gateway")
-    provider = TracerProvider(resource=Resource.create({"service.name": name}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracing(provider.get_tracer("tokentrace.gateway"))

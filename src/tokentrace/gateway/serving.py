@@ -22,8 +22,9 @@ from .access import Access, Keys
 from .admission import Admission, Limits
 from .app import App
 from .gateway import Gateway
-from .metrics import Metrics, Tracing, configured_tracing
+from .metrics import Metrics
 from .sessions import Sessions
+from .tracing import Tracing, configured_tracing
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -65,6 +65,19 @@ def find_unreadable(index: int, message: Mapping[str, Any], turns: Sequence[Pars
             yield Unreadable(index, field, kind, _both(expected, actual))
 
 
+class _Nothing:
+    """An argument that is not there, which is not the same as null."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING: Final = _Nothing()
+
+
 class _Failed(str):
     """What is wrong with a call whose arguments cannot be compared."""
 
@@ -84,7 +97,7 @@ def _call_fields(field: str, call: Mapping[str, Any], parsed: ParsedToolCall) ->
         yield field, arguments, _Failed(f"is {parsed.status}: {parsed.problem}")
         return
     for key in dict.fromkeys([*arguments, *parsed.arguments]):
-        yield f"{field}.{key}", arguments.get(key), parsed.arguments.get(key)
+        yield f"{field}.{key}", arguments.get(key, _NOTHING), parsed.arguments.get(key, _NOTHING)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,0 +1,50 @@
+"""Spans of OpenTelemetry. Needs no other package of the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+class Tracing:
+    """Makes spans with a tracer of OpenTelemetry; without one, none."""
+
+    def __init__(self, tracer: Any = None) -> None:
+        self._tracer = tracer
+
+    @contextlib.contextmanager
+    def span(self, name: str, headers: Mapping[str, str] | None = None, **attributes: Any) -> Iterator[dict[str, Any]]:
+        """A span inside the current one, or in the trace that headers name. Yields its attributes, to add to."""
+        if self._tracer is None:
+            yield attributes
+            return
+        from opentelemetry.propagate import extract
+
+        context = None if headers is None else extract(dict(headers))
+        quiet = {"record_exception": False, "set_status_on_exception": False}
+        with self._tracer.start_as_current_span(name, context=context, **quiet) as span:
+            try:
+                yield attributes
+            finally:
+                for key, value in attributes.items():
+                    if isinstance(value, str | int | float | bool):
+                        span.set_attribute(f"tokentrace.{key}", value)
+
+
+def configured_tracing() -> Tracing:
+    """Tracing as OpenTelemetry's environment variables have it: on if it is installed and an endpoint is set."""
+    if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
+        return Tracing()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    name = os.environ.get("OTEL_SERVICE_NAME", "tokentrace-gateway")
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracing(provider.get_tracer("tokentrace.gateway"))
