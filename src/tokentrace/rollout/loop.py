@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from ..conversation.messages import Messages
 from ..engines.answers import check_logprobs
-from ..engines.backoff import Backoff
-from ..engines.protocol import Completion, Engine, EngineError, FinishReason, SamplingParams
+from ..engines.errors import Backoff, EngineError
+from ..engines.protocol import Completion, Engine, FinishReason, SamplingParams
 from ..errors import InputError, brief
 from ..parsing.response import ParsedResponse
 from ..rendering.lost import LostPolicy

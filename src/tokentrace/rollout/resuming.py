@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..engines.answers import StopFinder
 from ..engines.protocol import Completion, FinishReason, SamplingParams
-from ..engines.stopping import StopFinder
 from ..errors import ContinuationError
 from ..rendering.renderer import Renderer
 from ..tokens.ids import common_prefix
