@@ -22,7 +22,7 @@ from .breaks import Break, conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
 from .records import Call, Floats, Mask, Request, Rollout, Row
-from .resync import hunks, occurrences
+from .token_text import hunks
 
 _RECENT: Final = 3
 """Recent conversations in which the origin of a request is searched."""
@@ -266,8 +266,9 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
     if tip.sampled[end : shared + 1].any():
         return True
     start, stop = next(iter(runs(tip.sampled[shared:])), (0, 0))
-    answer = tip.stream[shared + start : shared + stop]
-    return any(len(occurrences(prompt[shared:], part)) for part in (answer[:_TRACE], answer[-_TRACE:]))
+    answer, later = tip.stream[shared + start : shared + stop], prompt[shared:].tobytes()
+    ends = (answer[:_TRACE].tobytes(), answer[-_TRACE:].tobytes()) if len(answer) else ()
+    return any(end in later for end in ends)
 
 
 def _same_logprobs(one: Call, other: Call) -> bool:

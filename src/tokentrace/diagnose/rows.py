@@ -30,9 +30,8 @@ from ..tokens.tokenizer import Ids
 from .break_checks import Case, explain
 from .finding import Cause, Finding
 from .records import Mask
-from .resync import hunks, next_hunk
 from .row_inputs import IdsRow, RowColumns, SourceRows, has_conversation, read_ids_row
-from .token_text import Parts, TurnHeads, contrast, quoted, text_of
+from .token_text import Parts, TurnHeads, contrast, hunks, quoted, text_of
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
@@ -334,7 +333,7 @@ class _IdsChecker:
             return cause or Cause.UNKNOWN, hunk
         aligned = np.concatenate((expected.ids[:at], ids[other:]))
         sampled = expected.sample.kinds == Kind.SAMPLED
-        case = Case(expected.ids, aligned, self._renderer, next_hunk(expected.ids, aligned, at, at), sampled)
+        case = Case(expected.ids, aligned, self._renderer, next(hunks(expected.ids, aligned, at, at)), sampled)
         match = explain(case)
         better = match.hunk or case.hunk
         better = Hunk(at, better.stop, other, better.other_stop - at + other)
