@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..data.conversations import COMPLETIONS, MESSAGES, Columns
-from ..data.rows import ROW_BYTES, Row, read_rows
-from ..data.sources import Format, Source, find_sources
+from ..data.sources import ROW_BYTES, Format, Row, Source, find_sources, read_rows
 from ..data.tables import read_metadata
 from ..data.trainers import ATTENTION
 from ..errors import InputError, kind_of

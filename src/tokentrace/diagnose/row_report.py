@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..data.rows import BATCH_ROWS, ROW_BYTES, read_rows
-from ..data.sources import Source, find_sources
+from ..data.sources import BATCH_ROWS, ROW_BYTES, Source, find_sources, read_rows
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole

@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..data.rows import ROW_BYTES, Row
-from ..data.sources import Format, Source
+from ..data.sources import ROW_BYTES, Format, Row, Source
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..rendering.renderer import Renderer
