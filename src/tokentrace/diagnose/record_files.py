@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..data.rows import Row as FileRow
-from ..data.rows import read_rows
-from ..data.sources import Format, Source, find_sources
+from ..data.sources import Format, Source, find_sources, read_rows
+from ..data.sources import Row as FileRow
 from ..data.tables import read_metadata
 from ..errors import InputError, TrajectoryError
 from ..samples.trajectories import owned_turns

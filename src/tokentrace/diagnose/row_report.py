@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from ..data.rows import BATCH_ROWS, Row, read_rows
-from ..data.sources import Format, Source, find_sources
+from ..data.sources import BATCH_ROWS, Format, Row, Source, find_sources, read_rows
 from ..data.tables import read_metadata
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError

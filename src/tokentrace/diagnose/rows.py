@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data.conversations import COMPLETIONS, MESSAGES, Columns
-from ..data.rows import Row
-from ..data.sources import Format
+from ..data.sources import Format, Row
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..data.trainers import ATTENTION
 from ..errors import InputError, kind_of
