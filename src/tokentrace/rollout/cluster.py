@@ -21,7 +21,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from ..data.ray_connection import connected, first_line, import_ray
+from ..data.cluster import connected, import_ray
+from ..data.job import first_line
 from ..errors import InputError, TokentraceError, brief
 from ..settings import instance, whole
 from ..trajectory.trajectory import Trajectory
