@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypedDict, Unpack
@@ -49,6 +49,7 @@ _NUMBERS: Final = {
 }
 _COUNTS: Final = {"max_tokens": 1, "top_k": 0, "top_logprobs": 0}
 _UNUSED: Final[dict[str, Any]] = {"min_p": 0.0, **PENALTIES, "stop": ()}
+_LEFT_OUT: Final[dict[str, Any]] = {**_UNUSED, "top_logprobs": 0, "structure": None}
 OPTIONAL: Final = tuple(_UNUSED)
 """Settings that not every engine has: see `Capabilities.sampling`."""
 
@@ -113,9 +114,10 @@ class SamplingParams:
 
     def described(self) -> dict[str, Any]:
         """Return the parameters as JSON, as a trajectory records them, without optional ones that are not in use."""
-        unused = _UNUSED | {"top_logprobs": 0, "structure": None}
-        values = {name: value for name, value in asdict(self).items() if name not in unused or value != unused[name]}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values = {name: getattr(self, name) for name in SamplingParams.__slots__}
+        unused = {name for name, value in _LEFT_OUT.items() if values[name] == value}
+        lists = {name: list(values[name]) for name in ("stop_token_ids", "stop")}
+        return {name: value for name, value in (values | lists).items() if name not in unused}
 
 
 def _stop(stop: Any) -> tuple[str, ...]:

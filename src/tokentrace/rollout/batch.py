@@ -179,8 +179,8 @@ def named(tasks: Iterable[Task]) -> Iterator[Task]:
         task = _named(task, number)
         if task.name in places:
             raise InputError(
-                f"tasks {places[task.name]} and {number} (counted from 0) are both called {brief(task.name)}: name each "
-                "differently, or none; grouped(tasks, n) makes n rollouts of each task"
+                f"tasks {places[task.name]} and {number} (counted from 0) are both called {brief(task.name)}: name "
+                "each differently, or none; grouped(tasks, n) makes n rollouts of each task"
             )
         places[task.name] = number
         yield task

@@ -19,7 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from ..data.ray_connection import connected, first_line, import_ray
+from ..data.cluster import connected, import_ray
+from ..data.job import first_line
 from ..errors import InputError, TokentraceError, brief
 from ..settings import whole
 from ..trajectory.trajectory import Trajectory
