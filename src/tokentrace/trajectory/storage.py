@@ -150,7 +150,10 @@ def _write_record(write: Write) -> bytes:
 
 
 def _record(fields: _Record, *arrays: bytes) -> bytes:
-    text = json.dumps(msgspec.to_builtins(fields), allow_nan=False, separators=(",", ":")).encode("ascii")
+    try:
+        text = msgspec.json.encode(fields)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        text = json.dumps(msgspec.to_builtins(fields), separators=(",", ":")).encode("ascii")
     payload = b"".join((_JSON_LENGTH.pack(len(text)), text, *arrays))
     head = _HEAD.pack(len(payload), _TYPES.index(type(fields)) + 1)
     return b"".join((head, _CRC.pack(zlib.crc32(head)), payload, _CRC.pack(zlib.crc32(payload))))
