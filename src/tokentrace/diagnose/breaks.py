@@ -18,7 +18,7 @@ from ..showing import ShowsItself
 from ..tokens.ids import check_ids, common_prefix
 from ..tokens.tokenizer import Ids, Tokenizer
 from .break_checks import Case, Match, explain
-from .conversation_diff import changed_tools, find_cause
+from .conversation_diff import changed_tools, find_cause, shared_prefix
 from .finding import Cause, Finding
 from .message_keys import chain
 from .token_text import AROUND, Parts, contrast, hunks, one_line
@@ -207,8 +207,7 @@ def conversation_change(
     try:
         recorded, sent = before.get("messages") or (), after.get("messages") or ()
         ours, theirs = (chain(b"", messages)[1:] for messages in (sent, recorded))
-        pairs = enumerate(zip(ours, theirs, strict=False))
-        shared = next((at for at, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+        shared = shared_prefix(ours, theirs)
         tools, tools_before = list(after.get("tools") or ()), list(before.get("tools") or ())
         if shared == len(recorded):
             return changed_tools(tools, tools_before) if tools != tools_before else None

@@ -107,24 +107,26 @@ class _Divergence:
         self.continues_alike = self.ours[1:2] == self.theirs[1:2] != []
         self.is_nonce = is_nonce(self.text, self.old_text)
 
+    @cached_property
+    def _changes(self) -> str:
+        return changed_words(self.text, self.old_text)
+
+    @property
     def _compacted(self) -> Verdict:
         still = len({*self.ours[1:]} & {*self.theirs})
         tail = f", {still} of them kept" if still else ""
         return Cause.COMPACTION, f"{_count(len(self.theirs))} replaced by {len(self.ours)}{tail}"
 
+    @property
     def _nonce(self) -> Verdict:
         return Cause.NONCE, f"only a number, a date or an id in it changed: {self._changes}"
 
+    @property
     def _changed_system(self) -> Verdict:
         return Cause.CHANGED_SYSTEM, f"the instructions have changed: {self._changes}"
 
-    @cached_property
-    def _changes(self) -> str:
-        return changed_words(self.text, self.old_text)
-
-    # -- messages that are gone, or new, while the remaining ones are the same
-
     def moved(self) -> Verdict | None:
+        """Messages that are gone, or new, while the remaining ones are the same."""
         ours, theirs = self.ours, self.theirs
         later = ours.count(theirs[0]) >= theirs.count(theirs[0]) or self._calls_at is not None
         if ours[0] in theirs[1:] and later:
@@ -138,14 +140,13 @@ class _Divergence:
             return Cause.EDIT if roles == {"user"} else Cause.COMPACTION, f"{_count(gone)} left out before it"
         new, same = _skipped(theirs, ours, self.old)
         if new and same > in_place and not self.is_summary:
-            if self.role in INSTRUCTIONS:
-                return Cause.CHANGED_SYSTEM, "instructions were put in"
-            return Cause.EDIT, f"{_count(new)} put in here"
+            system = self.role in INSTRUCTIONS
+            words = "instructions were put in" if system else f"{_count(new)} put in here"
+            return Cause.CHANGED_SYSTEM if system else Cause.EDIT, words
         return None
 
-    # -- another beginning
-
     def other_beginning(self) -> Verdict | None:
+        """Another first question, or other instructions."""
         sub_agent = Cause.SUB_AGENT, "no recorded conversation begins like this"
         first, old_first = _first_question(self.sent), _first_question(self.recorded)
         if _is_task(first, self.recent):
@@ -154,67 +155,69 @@ class _Divergence:
             alike = self.role == self.old_role and (self.is_nonce or is_similar(self.text, self.old_text))
             if self.continues_alike:
                 return None
-            return self._compacted() if self.is_summary or self._keeps_later else None if alike else sub_agent
+            return self._compacted if self.is_summary or self._keeps_later else None if alike else sub_agent
         both = first is not None and old_first is not None
         same_start = both and _keys([first or {}]) == _keys([old_first or {}])
         text, old_text = text_of(first or {}), text_of(old_first or {})
         alike = same_start or not both or self._keeps_later or is_nonce(text, old_text)
         if self.role == self.old_role and self.is_nonce and alike:
-            return self._nonce()
+            return self._nonce
         if self.is_summary or (self._keeps_later and not same_start):
-            return self._compacted()
+            return self._compacted
         if both and not same_start:
             if is_summary(text) and self.fewer:
-                return self._compacted()
+                return self._compacted
             if not (is_similar(self.text, self.old_text) and is_similar(text, old_text)):
                 return sub_agent
-        return self._changed_system()
-
-    # -- a message replaced by another
+        return self._changed_system
 
     def replaced(self) -> Verdict:
+        """A message replaced by another."""
         if self.role != self.old_role:
             return self._other_role()
         if self.is_summary and not self.continues_alike:
-            return self._compacted()
+            return self._compacted
         if self.role in RESULT_ROLES:
             return self._changed_result()
         if self.role == "assistant":
             return self._changed_reply()
         short_question = self.role == "user" and len(self.sent) == 1 and len(self.text.split()) < _FEW_WORDS
         if self.is_nonce and not short_question:
-            return self._nonce()
+            return self._nonce
         if self.role in INSTRUCTIONS:
-            return self._changed_system()
+            return self._changed_system
         if not self.continues_alike and (self._keeps_later or self._retells):
-            return self._compacted()
+            return self._compacted
         return Cause.EDIT, self._edit_words()
 
     def _changed_result(self) -> Verdict:
         if not is_cut(self.text, self.old_text):
-            return self._nonce() if self.is_nonce else (Cause.EDIT, self._edit_words())
-        later = sum(
-            is_cut(text_of(new), text_of(old))
-            for new, old in zip(self.sent[1:], self.recorded[1:], strict=False)
-            if new.get("role") == old.get("role") == self.role
-        )
+            return self._nonce if self.is_nonce else (Cause.EDIT, self._edit_words())
+        pairs = zip(self.sent[1:], self.recorded[1:], strict=False)
+        results = (pair for pair in pairs if pair[0].get("role") == pair[1].get("role") == self.role)
+        later = sum(is_cut(text_of(new), text_of(old)) for new, old in results)
         more = f"; and {later} more after it" if later else ""
         lengths = f"{len(self.old_text)} characters became {len(self.text)}"
         return Cause.TRIMMED_RESULTS, f"the result was cut or blanked, {lengths}{more}"
 
     def _changed_reply(self) -> Verdict:
-        new, old = _calls(self.new), _calls(self.old)
-        if old and not new and self._tells_of_calls():
-            return Cause.CALLS_AS_TEXT, "calls of the model are words now"
+        new, old = ([name for name, _ in _calls(message)] for message in (self.new, self.old))
+        if old and not new:
+            if self._tells_of_calls():
+                return Cause.CALLS_AS_TEXT, "calls of the model are words now"
+            if self._calls_at is not None:
+                return Cause.EDIT, f"the model's calls are in another message now, in message {self._calls_at}"
+            return Cause.EDIT, f"the model's calls were left out ({_listed(old)})"
         if new and not old:
             return Cause.REWRITTEN_CALL, "the agent turned text of the model into calls"
         if new and _call_keys(self.new) != _call_keys(self.old):
-            return Cause.REWRITTEN_CALL, _changed_calls([name for name, _ in new], [name for name, _ in old])
-        if old and not new and self._calls_at is not None:
-            return Cause.EDIT, f"the model's calls are in another message now, in message {self._calls_at}"
-        if old and not new:
-            return Cause.EDIT, f"the model's calls were left out ({_listed([name for name, _ in old])})"
-        return self._compacted() if self._retells and not self.continues_alike else (Cause.EDIT, self._edit_words())
+            words = f"the arguments of {_listed(sorted(set(new)))} are not those of the model"
+            if new != old:
+                words = f"the model called {_listed(old)}, the agent sends {_listed(new)}"
+            if len(new) != len(old):
+                words = f"{len(old)} calls of the model became {len(new)}"
+            return Cause.REWRITTEN_CALL, words
+        return self._compacted if self._retells and not self.continues_alike else (Cause.EDIT, self._edit_words())
 
     def _edit_words(self) -> str:
         if self.text == self.old_text:
@@ -239,9 +242,9 @@ class _Divergence:
         return 0
 
     def _other_role(self) -> Verdict:
-        last, by_model = len(self.sent) == 1, self.old_role == "assistant"
+        by_model = self.old_role == "assistant"
         if self.is_summary:
-            return self._compacted()
+            return self._compacted
         if by_model and self._tells_of_calls():
             return Cause.CALLS_AS_TEXT, "calls of the model are words now"
         if by_model and sum(message.get("role") == "assistant" for message in self.recorded) == 1:
@@ -251,11 +254,11 @@ class _Divergence:
         asks_again = by_model and self.role == "user" and len(self.theirs) > 3
         asks_again = asks_again and bool(self.before) and self.before[-1].get("role") == "user"
         if self._keeps_later or self._retells or asks_again:
-            return self._compacted()
-        if by_model and last:
+            return self._compacted
+        if by_model and len(self.sent) == 1:
             return Cause.RETRY, f"it goes back to an earlier point: {_count(len(self.theirs))} left out"
         if self.fewer:
-            return self._compacted()
+            return self._compacted
         return Cause.EDIT, f"a message of the role {self.old_role[:20]} was here before"
 
     # -- signs
@@ -308,13 +311,19 @@ def _closest(sent: Messages, recorded: Messages, shared: int, recent: Sequence[M
     ours = _keys(sent)
     questions = {key for key, message in zip(ours, sent, strict=True) if message.get("role") not in INSTRUCTIONS}
     candidates = [(recorded, shared, _keys(recorded))]
-    for other in recent:
-        keys = _keys(other)
-        same = next((at for at, pair in enumerate(zip(ours, keys, strict=False)) if pair[0] != pair[1]), None)
-        if same is not None:  # else one is the beginning of the other: nothing was rewritten
-            candidates.append((other, same, keys))
-    best = max(candidates, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))
+    candidates += (
+        (other, shared_prefix(ours, keys), keys) for other, keys in zip(recent, map(_keys, recent), strict=True)
+    )
+    # a conversation that begins the other was not rewritten
+    rewritten = [one for at, one in enumerate(candidates) if not at or one[1] < min(len(sent), len(one[0]))]
+    best = max(rewritten, key=lambda one: (len(questions.intersection(one[2])), one[1], len(one[0])))
     return best[0], best[1]
+
+
+def shared_prefix(ours: Sequence[Key], theirs: Sequence[Key]) -> int:
+    """The number of messages that two conversations begin with alike."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(ours), len(theirs)))
 
 
 def _skipped(ours: Sequence[Key], theirs: Sequence[Key], first: Message) -> tuple[int, int]:
@@ -323,12 +332,9 @@ def _skipped(ours: Sequence[Key], theirs: Sequence[Key], first: Message) -> tupl
     One equal message, `first`, is enough if it is the last of either conversation and distinct.
     """
     for gone in range(1, len(theirs)):
-        if theirs[gone] == ours[0]:
-            pairs = zip(ours, theirs[gone:], strict=False)
-            limit = min(len(ours), len(theirs) - gone)
-            same = next((at for at, pair in enumerate(pairs) if pair[0] != pair[1]), limit)
-            if same > 1 or (limit == 1 and _is_distinct(first)):
-                return gone, same
+        same = shared_prefix(ours, theirs[gone:]) if theirs[gone] == ours[0] else 0
+        if same > 1 or (same == min(len(ours), len(theirs) - gone) == 1 and _is_distinct(first)):
+            return gone, same
     return 0, 0
 
 
@@ -362,14 +368,6 @@ def _calls(message: Message) -> list[tuple[str, Any]]:
 
 def _call_keys(message: Message) -> list[Key]:
     return _keys({"role": "assistant", "tool_calls": [call]} for call in message.get("tool_calls") or ())
-
-
-def _changed_calls(names: Sequence[str], before: Sequence[str]) -> str:
-    if len(names) != len(before):
-        return f"{len(before)} calls of the model became {len(names)}"
-    if names != before:
-        return f"the model called {_listed(before)}, the agent sends {_listed(names)}"
-    return f"the arguments of {_listed(sorted(set(names)))} are not those of the model"
 
 
 def _changed_fields(new: Message, old: Message) -> str:
