@@ -291,13 +291,6 @@ class Renderer:
         bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
         return bridged if type(bridged) is BridgedTokens else None
 
-    def bridge_after(
-        self, prompt_ids: Any, completion_ids: Any, messages: Messages, message: int, *, tools: Any = None
-    ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt of a whole conversation (adapted), with these ids up to the turn of one of its messages."""
-        stream = Stream(prompt_ids, check_ids(completion_ids, "completion_ids"), completion_ids)
-        return self._bridger(self.study(tools), bool(tools)).bridge_after(stream, messages, message, tools)
-
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
             return Bridger(
