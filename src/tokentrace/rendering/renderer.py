@@ -128,7 +128,7 @@ class Renderer:
         study = self.study(tools)
         checked, adapted = self._read(study, messages, tools)
         schemas = self._tools.wrap(tools)
-        run = functools.partial(study.run_with, schemas)
+        run = functools.partial(study.run, schemas)
         conversation = with_mark(adapted.messages) if continued else adapted.messages
         text = write_conversation(run, conversation, prompt, self.past, originals=checked)
         rendering = left_open(text.rendering, len(checked) - 1) if continued else text.rendering
@@ -168,7 +168,7 @@ class Renderer:
         study = self.study(tools)
         adapted = self.adapt_messages(messages, tools=tools)
         schemas = self._tools.wrap(tools)
-        run = functools.partial(study.run_with, schemas)
+        run = functools.partial(study.run, schemas)
         rendering = write_conversation(run, adapted.messages, add_generation_prompt, self.past).rendering
         credit_content(rendering, adapted)
         return rendering
@@ -315,7 +315,7 @@ class Renderer:
         self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
     ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
-        run = functools.partial(study.run_with, self._tools.wrap(tools))
+        run = functools.partial(study.run, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
         rendering = write_conversation(run, messages, prompt, self.past if has_past else Past.TEMPLATE).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
