@@ -18,8 +18,6 @@ from bench.report import ROOT, Block, table, where
 from bench.timing import Spent
 
 ROUNDS, QUICK_ROUNDS = 5, 1
-WARM = 1.7
-"""Seconds that a load may take: as long as transformers' own."""
 
 _START = """
 import json, sys, time
@@ -87,5 +85,5 @@ def run(families: Sequence[str], rounds: int, progress: Progress) -> list[Block]
         [way, *(cell for one in families for cell in (f"{spent[one, way].median:.2f}", f"{memory[one, way]:.0f}"))]
         for way in WAYS
     ]
-    said = f"Seconds of CPU time, medians, and memory of the process. *Wanted*: {WARM:g} s."
-    return [Block("load", "\n\n".join([said, table(heads, rows), where(load)]))]
+    note = "Seconds of CPU time, medians, and memory of the process."
+    return [Block("load", "\n\n".join([note, table(heads, rows), where(load)]))]

@@ -25,8 +25,6 @@ from tokentrace.errors import TemplateError
 
 LENGTHS = (500, 4_000, 32_000)
 ROUNDS, QUICK_ROUNDS = 100, 5
-FASTER, ABOVE_DECODE, A_TOKEN = 8.0, 3.0, 1e-6
-"""What is wanted: times as fast as `renderers`, times a raw decode, seconds a token of a stream."""
 CHUNK = 16
 """Tokens that an engine sends at a time, where it does not send each by itself."""
 RIVALS = ("renderers", "renderers + fastokens", "tml-renderers")
@@ -163,8 +161,8 @@ def run(families: Sequence[str], rounds: int, lengths: Sequence[int], progress: 
         contenders = Contenders(family)
         rows += [measure(contenders, rounds, length, lines, progress) for length in lengths]
     heads = ["family", "tokens", *RIVALS, "**tokentrace**", "mean", "99 %", "raw decode"]
-    heads += [f"fastest rival over ours (wanted: {FASTER:g})", f"ours over decode (wanted: {ABOVE_DECODE:g})"]
-    heads += [f"streamed, µs a token (wanted: {A_TOKEN * 1e6:g})", "with events", f"{CHUNK} at a time"]
+    heads += ["fastest rival over ours", "ours over decode", "streamed, µs a token", "with events"]
+    heads += [f"{CHUNK} at a time"]
     cells = []
     for row in rows:
         peers = [row.figure(name) for name in RIVALS]

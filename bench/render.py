@@ -31,8 +31,6 @@ ROUNDS = {2_000: 100, 8_000: 60, 32_000: 24, 128_000: 12}
 QUICK_ROUNDS = 3
 SLOW_TOKENS = 600_000
 """Rivals with a slow encoder render so many tokens a size, and at least three conversations."""
-WANTED = {2_000: (2.0, 4.0), 8_000: (2.5, 2.5), 32_000: (3.0, 2.0), 128_000: (2.5, 1.7)}
-"""How many times as fast as the fastest rival, and at most how many times the limit."""
 SLOW = ("transformers", "renderers")
 RIVALS = ("transformers", "transformers + fastokens", "renderers", "renderers + fastokens", "tml-renderers")
 OURS, LIMIT = "tokentrace", "limit"
@@ -168,7 +166,7 @@ def run(
             others.append(measure(contenders, kind, make, schemas, rounds, slow, progress))
     said = [
         "Milliseconds of CPU time, medians unless said; a dash: the library has no renderer for the family, or other "
-        "ids than the template (said below). *Wanted* in brackets.",
+        "ids than the template (said below).",
         _table(rows, is_by_size=True),
         "Other conversations: 8k tokens in which every conversation has a shape of its own (reasoning or content, one "
         "call or two, arguments of all types); 2k tokens without tools; and with 200 tools, the same 200 each time:",
@@ -189,9 +187,6 @@ def _table(rows: Sequence[Row], *, is_by_size: bool) -> str:
         assert limit is not None
         tokens = f"{sorted(row.tokens)[len(row.tokens) // 2]:,}"
         faster, above = times(row.best / ours), times(ours / limit)
-        if is_by_size:
-            wanted = WANTED[int(row.kind.replace(",", ""))]
-            faster, above = f"{faster} ({wanted[0]:g})", f"{above} ({wanted[1]:g})"
         cells.append(
             [
                 row.family,

@@ -29,8 +29,6 @@ from tests.assets import family_dir, trl_templates
 
 MESSAGES = (2, 8, 28, 180)
 ROUNDS, QUICK_ROUNDS = 60, 5
-WANTED = {8: (5.0, 6.0), 28: (10.0, 5.0), 180: (25.0, 3.0)}
-"""By messages (0.5k, 2k and 13k tokens): how many times as fast as TRL, and at most how many times one raw encode."""
 TRL = {"qwen3": "qwen3_training", "glm-4.5": "glm4moe_training"}
 """TRL's training template of a family."""
 
@@ -162,11 +160,9 @@ def run(families: Sequence[str], rounds: int, counts: Sequence[int], progress: P
     cells = []
     for count, row in rows:
         own, limit = row.spent["tokentrace"], row.spent["limit"]
-        faster, above = WANTED.get(count, (0.0, 0.0))
         for name in row.differ or [""]:
             theirs = None if not name or row.differ[name] else row.spent[name].median
             ratio = "–" if theirs is None else times(theirs / own.median)
-            wanted = f" ({faster:g})" if name == "TRL" and faster else ""
             cells.append(
                 [
                     row.family,
@@ -179,11 +175,11 @@ def run(families: Sequence[str], rounds: int, counts: Sequence[int], progress: P
                     milli(own.mean),
                     milli(own.worst),
                     milli(limit.median),
-                    f"{ratio}{wanted}",
-                    f"{times(own.median / limit.median)}{f' ({above:g})' if above else ''}",
+                    ratio,
+                    times(own.median / limit.median),
                 ]
             )
-    said = "Milliseconds of CPU time, medians unless said; *wanted* in brackets."
+    said = "Milliseconds of CPU time, medians unless said."
     firsts = [
         row for _, row in rows if row.family == rows[0][1].family and "TRL" in row.spent and not row.differ["TRL"]
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +14,8 @@ import pytest
 
 from tests.assets import FAMILIES, AssetError, family_dir, package_member
 from tests.browser import Chromium, NoBrowserError, chromium
-from tests.grouping import group_of, is_quick, place_of
-from tests.needs import missing_package, missing_packages, needs_assets
-from tests.support import JINJA_FAMILIES, load_family, make_renderer
+from tests.grouping import group_of, is_quick, needs_assets, place_of, sampled
+from tests.support import FULL, JINJA_FAMILIES, load_family, make_renderer
 from tokentrace import Renderer
 from tokentrace.tokens import Tokenizer
 
@@ -40,33 +40,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 TESTS = Path(__file__).parent
 APART = TESTS / "apart"
-NOT_COLLECTED = pytest.StashKey[dict[str, list[str]]]()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file, or a folder by its conftest.py, that needs a package which is not installed is left out.
-
-    The summary says so.
-    """
+    """Leave out tests that run in environments of their own, and with ``--quick`` files that need assets."""
     if APART in collection_path.parents and collection_path != APART / "run.py":
         return None if config.getoption("--apart") else True  # folders too: their conftest.py import the package
-    loaded = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
-    if TESTS not in collection_path.parents or loaded.suffix != ".py" or not loaded.exists():
-        return None
-    if config.getoption("--quick") and needs_assets(loaded):
+    if config.getoption("--quick") and TESTS in collection_path.parents and needs_assets(collection_path):
         return True
-    missing = [] if config.getoption("--all") else missing_packages(loaded)
-    if not missing:
-        return None
-    config.stash.setdefault(NOT_COLLECTED, {})[str(collection_path.relative_to(TESTS))] = missing
-    return True
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Skip a file that imports a package which is not installed; with ``--all`` it is an error."""
+    report: Any = yield
+    missing = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", str(report.longrepr))
+    if report.failed and missing is not None and not collector.config.getoption("--all"):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"needs {missing[1]}")
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--quick"):
-        kept = [item for item in items if is_quick(item.nodeid, getattr(item, "fixturenames", ()))]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
+        selected = {item.nodeid for item in items if is_quick(item.nodeid, getattr(item, "fixturenames", ()))}
+    else:
+        selected = {item.nodeid for item in items} if FULL else sampled(item.nodeid for item in items)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in selected])
+    items[:] = [item for item in items if item.nodeid in selected]
     items.sort(key=lambda item: place_of(item.nodeid))
 
 
@@ -85,17 +87,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """A test that fails for want of a package is skipped, and says so; where all must be there, it fails."""
     report: Any = yield
     complete = item.config.getoption("--all") or item.config.getoption("--apart")
-    if report.failed and call.excinfo is not None and not complete:
-        missing = missing_package(call.excinfo.value)
-        if missing is not None:
-            report.outcome = "skipped"
-            report.longrepr = (str(item.path), item.location[1], f"needs {missing}")
+    error = call.excinfo.value if report.failed and call.excinfo is not None and not complete else None
+    while error is not None and not (isinstance(error, ModuleNotFoundError) and error.name):
+        error = error.__cause__ or error.__context__
+    if error is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1], f"needs {error.name}")
     return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for name, missing in sorted(config.stash.get(NOT_COLLECTED, {}).items()):
-        terminalreporter.write_line(f"not collected: {name} needs {', '.join(missing)}")
 
 
 @pytest.hookimpl(optionalhook=True)

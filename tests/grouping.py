@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
+from zlib import crc32
 
 from tests.assets import FAMILIES
-from tests.needs import ASSET_FIXTURES, ROOT, syntax_tree
+
+ROOT = Path(__file__).parents[1]
+ASSETS = re.compile(
+    r"^from tests\.(assets|oracle|rendering\.bridge\.rollouts)|"
+    r"^from tests\..*\b(load_family|make_renderer|per_family|templates_of_trl)\b",
+    re.MULTILINE,
+)
+"""Imports of files that use real tokenizers and templates."""
+ASSET_FIXTURES = frozenset({"family", "any_family", "tokenizer", "renderer", "encoding"})
 
 TOGETHER = (
     "tests/data/test_cluster.py",
@@ -73,18 +85,49 @@ LENGTHY = (
 """Tests, by how their names begin, that need no assets and no optional package, but more time than ``--quick`` has:
 whole audits, rollouts of the pocket model, a browser, environments that are installed, and laws with many examples."""
 
+EVERY_FAMILY = (
+    "tests/test_",
+    "tests/conversation/test_forms.py",
+    "tests/rendering/bridge/test_matrix.py",
+    "tests/parsing/test_round_trip.py",
+    "tests/parsing/test_streaming.py",
+    "tests/samples/test_mask_oracles.py",
+)
+"""Tests, by how their names begin, that run on every family in each run: parity, masks, bridges, parses."""
+
 _ORDER = list(FAMILIES)
+
+
+def sampled(nodeids: Iterable[str]) -> set[str]:
+    """The tests of an ordinary run: of a test on all families a third of them, each test another third.
+
+    `EVERY_FAMILY` lists the tests that run on all; `make test-long` runs the whole product.
+    """
+    chosen, families = set[str](), defaultdict[str, dict[str, str | None]](dict)
+    for nodeid in nodeids:
+        function, _, parameters = nodeid.partition("[")
+        families[function][nodeid] = _in_parameters(parameters)
+    for function, tests in families.items():
+        whole = function.startswith(EVERY_FAMILY) or len(set(tests.values())) < len(FAMILIES) // 2
+        start = crc32(function.encode())
+        chosen |= {
+            nodeid
+            for nodeid, family in tests.items()
+            if whole or family is None or (start + _ORDER.index(family)) % 3 == 0
+        }
+    return chosen
 
 
 def family_of(nodeid: str) -> str | None:
     """The family among a test's parameters, else the first that its function names, itself or through its module."""
     file, _, test = nodeid.partition("::")
     function, _, parameters = test.partition("[")
+    return _in_parameters(parameters) or _named_by(file).get(function)
+
+
+def _in_parameters(parameters: str) -> str | None:
     inside = f"-{parameters.rstrip(']')}-"
-    fitting = [name for name in FAMILIES if f"-{name}-" in inside]
-    if fitting:
-        return max(fitting, key=len)
-    return _named_by(file).get(function)
+    return max((name for name in FAMILIES if f"-{name}-" in inside), key=len, default=None)
 
 
 def group_of(nodeid: str) -> str:
@@ -121,6 +164,11 @@ def is_quick(nodeid: str, fixtures: Iterable[str]) -> bool:
     return family_of(nodeid) is None and not ASSET_FIXTURES & set(fixtures)
 
 
+def needs_assets(path: Path) -> bool:
+    """Whether a test file uses real tokenizers and templates."""
+    return path.suffix == ".py" and ASSETS.search(path.read_text(encoding="utf-8")) is not None
+
+
 def _shared(nodeid: str) -> str | None:
     """The row of `TOGETHER` that a test belongs to."""
     return next((row for row in TOGETHER if nodeid.startswith(row)), None)
@@ -140,7 +188,7 @@ def _named_by(file: str) -> dict[str, str]:
     text = path.read_text(encoding="utf-8")
     if not any(f'"{name}"' in text for name in FAMILIES):
         return {}
-    functions = {node.name: node for node in syntax_tree(path).body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     named = {
         name: next(_families(node, functions, set()), None)
         for name, node in functions.items()

@@ -30,23 +30,32 @@ def unwritable(path: Path) -> str:
     return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "the system does not allow it"
 
 
-def sync(path: Path) -> None:
-    """Flush a file to the disk."""
-    with path.open("rb") as file:
+@contextlib.contextmanager
+def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write, which has its name only after the block. Only its owner may read a `private` one."""
+    draft = draft_path(path)
+    file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
+    try:
+        yield file
+        file.flush()
         os.fsync(file.fileno())
+        file.close()
+        os.replace(draft, path)
+    finally:
+        with contextlib.suppress(OSError):  # a full disk again
+            file.close()
+        draft.unlink(missing_ok=True)
+
+
+def draft_path(path: Path) -> Path:
+    """A name for a file until it is complete, different each time."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
 
 
 def write_whole(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
     """Write a file completely or not at all. Only its owner may read a `private` one."""
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
-    try:
-        with open(draft, "xb", opener=owned if private else None) as file:
-            file.writelines([data] if isinstance(data, bytes) else data)
-        sync(draft)
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    with whole_file(path, private=private) as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 def owned(path: str, flags: int) -> int:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from tests.assets.build import family_dir, get_family, trl_templates
-from tests.assets.errors import AssetError
 from tests.assets.families import FAMILIES, Family
+from tests.assets.lock import AssetError
 from tests.assets.store import cache_root, package_member
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from rich.console import Console
@@ -17,9 +18,8 @@ from rich.progress import (
 from rich.table import Table
 
 from tests.assets.build import build, built_path, computed_pins, get_family
-from tests.assets.errors import AssetError
 from tests.assets.families import FAMILIES, Family, Part
-from tests.assets.packages import PACKAGES
+from tests.assets.lock import PACKAGES, AssetError
 from tests.assets.store import cache_root, fetch_package, package_path
 
 
@@ -66,11 +66,9 @@ def fetch(console: Console, families: list[Family]) -> None:
 
 
 def print_pins(console: Console, families: list[Family]) -> None:
-    """Lines for `pins.py`, computed from the packages."""
+    """Lines for `lock.toml`, computed from the packages."""
     for family in families:
-        tokenizer, template = computed_pins(family)
-        console.out(f'    "{family.name}": (\n        "{tokenizer}",')
-        console.out(f'        "{template}",\n    ),' if template else "        None,\n    ),")
+        console.out(f'"{family.name}" = {json.dumps([pin for pin in computed_pins(family) if pin])}')
 
 
 def main(arguments: list[str]) -> int:
@@ -79,7 +77,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="families (default: all)")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--list", action="store_true", help="show the families and whether they are cached")
-    action.add_argument("--pins", action="store_true", help="print fresh lines for pins.py")
+    action.add_argument("--pins", action="store_true", help="print fresh lines for lock.toml")
     options = parser.parse_args(arguments)
     console = Console()
     try:

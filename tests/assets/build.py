@@ -13,10 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from tests.assets.convert import CONVERTERS
-from tests.assets.errors import AssetError
 from tests.assets.families import FAMILIES, Family, Part
-from tests.assets.packages import PACKAGES
-from tests.assets.pins import PINS
+from tests.assets.lock import PACKAGES, PINS, AssetError
 from tests.assets.store import cache_root, locked, package_member, package_members
 from tests.assets.templates import READERS
 

@@ -10,12 +10,13 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from tests.assets import specials
-from tests.assets.specials import AddedToken
+from tests.assets.lock import CONTROL
 
 Ranks = Mapping[bytes, int]
+AddedToken = dict[str, object]
 
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 O200K_PATTERN = "|".join(
@@ -104,37 +105,11 @@ def _starts_with(token_id: int, content: str) -> dict[str, object]:
     }
 
 
-def _dump(
-    *,
-    vocab: Mapping[str, int],
-    merges: Sequence[Sequence[str]],
-    added: Sequence[AddedToken],
-    normalizer: object,
-    pre_tokenizer: object,
-    post_processor: object,
-    decoder: object,
-    model: Mapping[str, object],
-) -> bytes:
+def _dump(added: Sequence[AddedToken], model: Mapping[str, object], **stages: object) -> bytes:
     """tokenizer.json, compact and in UTF-8."""
-    document = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": list(added),
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor,
-        "decoder": decoder,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            **model,
-            "vocab": dict(vocab),
-            "merges": [list(pair) for pair in merges],
-        },
-    }
+    shared = {"type": "BPE", "dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": list(added)}
+    document = {**head, **stages, "model": {**shared, **model}}
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -154,59 +129,74 @@ def byte_level_bpe(
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     low = {str(token["content"]): int(str(token["id"])) for token in added if int(str(token["id"])) < first_id}
     ordered = sorted(ranks, key=ranks.__getitem__)
+    model = {"unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True}
+    vocabulary = low | {spell(token): ranks[token] + first_id for token in ordered}
     return _dump(
-        vocab=low | {spell(token): ranks[token] + first_id for token in ordered},
-        merges=rank_merges(ranks),
-        added=added,
+        added,
+        {**model, "vocab": vocabulary, "merges": rank_merges(ranks)},
         normalizer=None,
         pre_tokenizer={"type": "Sequence", "pretokenizers": [split, byte_level]},
         post_processor=_starts_with(*bos) if bos else None,
         decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        model={"unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True},
     )
 
 
+def added_token(token_id: int, content: str, *, special: bool = True) -> AddedToken:
+    """An entry of tokenizer.json's `added_tokens`, matched verbatim in raw text."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token_id, "content": content, **flags, "special": special}
+
+
+def control_tokens(name: str, ids: range, filler: str, plain: Iterable[int] = ()) -> list[AddedToken]:
+    """One added token per id: its name, or `filler` with the id; those in `plain` are not `special`."""
+    names = CONTROL[name]
+    return [added_token(i, names.get(i, filler.format(i)), special=i not in plain or i not in names) for i in ids]
+
+
 def gpt_oss(listing: bytes) -> bytes:
-    """o200k ranks with Harmony's control tokens."""
-    return byte_level_bpe(read_ranks(listing), O200K_PATTERN, specials.harmony_tokens())
+    """o200k ranks; Harmony's tokens follow the last, 199997."""
+    added = control_tokens("harmony", range(199998, 200019), "<|reserved_{}|>")
+    return byte_level_bpe(read_ranks(listing), O200K_PATTERN, added)
 
 
 def llama3(listing: bytes) -> bytes:
-    """Llama 3 ranks with the control tokens of 3.1 and 3.2."""
-    bos = (128000, specials.LLAMA3[128000])
-    return byte_level_bpe(read_ranks(listing), LLAMA3_PATTERN, specials.llama3_tokens(), bos=bos)
+    """Llama 3.1 and 3.2: 256 control tokens; the unnamed tail counts on from `reserved_special_token_3`."""
+    tail = [added_token(i, f"<|reserved_special_token_{i - 128008}|>") for i in range(128011, 128256)]
+    added = control_tokens("llama3", range(128000, 128011), "{}") + tail
+    return byte_level_bpe(read_ranks(listing), LLAMA3_PATTERN, added, bos=(128000, CONTROL["llama3"][128000]))
 
 
-def kimi_k2(listing: bytes) -> bytes:
-    """Kimi ranks with the control tokens of K2."""
-    return byte_level_bpe(read_ranks(listing), KIMI_PATTERN, specials.kimi_tokens(specials.KIMI_K2))
+def kimi(name: str, listing: bytes) -> bytes:
+    """Kimi K2 and K2.5: 256 control tokens; those of tool calls and thinking are not `special`."""
+    plain = (*range(163595, 163600), 163606, 163607)
+    added = control_tokens(name, range(163584, 163840), "<|reserved_token_{}|>", plain)
+    return byte_level_bpe(read_ranks(listing), KIMI_PATTERN, added)
 
 
-def kimi_k25(listing: bytes) -> bytes:
-    """Kimi ranks with the control tokens of K2.5."""
-    return byte_level_bpe(read_ranks(listing), KIMI_PATTERN, specials.kimi_tokens(specials.KIMI_K25))
+TEKKEN_CONTROL = 1000
 
 
 def read_tekken(document: bytes) -> tuple[dict[bytes, int], str]:
     """Ranks and split pattern of a Tekken file, cut to the size its own configuration names."""
     tekken = json.loads(document)
     config = tekken["config"]
-    kept = config["default_vocab_size"] - config["default_num_special_tokens"]
-    ranks = {base64.b64decode(entry["token_bytes"]): int(entry["rank"]) for entry in tekken["vocab"][:kept]}
+    size = config["default_vocab_size"] - config["default_num_special_tokens"]
+    ranks = {base64.b64decode(entry["token_bytes"]): int(entry["rank"]) for entry in tekken["vocab"][:size]}
     return ranks, str(config["pattern"])
 
 
 def mistral_nemo(document: bytes) -> bytes:
     """Tekken with Mistral-Nemo's control tokens."""
     ranks, pattern = read_tekken(document)
-    first = specials.TEKKEN_SPECIALS
-    return byte_level_bpe(ranks, pattern, specials.nemo_tokens(), first_id=first, bos=(1, specials.NEMO[1]))
+    added = control_tokens("nemo", range(TEKKEN_CONTROL), "<SPECIAL_{}>")
+    return byte_level_bpe(ranks, pattern, added, first_id=TEKKEN_CONTROL, bos=(1, CONTROL["nemo"][1]))
 
 
 def nemotron(document: bytes) -> bytes:
-    """Tekken with Nemotron 3's control tokens."""
+    """The same with ids 10 to 17 renamed for Nemotron 3 (12 and 13 are confirmed, the others inferred)."""
     ranks, pattern = read_tekken(document)
-    return byte_level_bpe(ranks, pattern, specials.nemotron_tokens(), first_id=specials.TEKKEN_SPECIALS)
+    added = control_tokens("nemotron", range(TEKKEN_CONTROL), "<SPECIAL_{}>", range(12, 18))
+    return byte_level_bpe(ranks, pattern, added, first_id=TEKKEN_CONTROL)
 
 
 def read_pieces(listing: bytes) -> list[tuple[str, float, int]]:
@@ -227,6 +217,16 @@ def piece_merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[li
     return [[left, right] for *_, left, right in merges]
 
 
+GEMMA3_SPECIAL = {
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<end_of_image>",
+}
 SPM_CONTROL, SPM_USER_DEFINED, SPM_UNKNOWN = 3, 4, 2
 
 
@@ -237,21 +237,16 @@ def gemma3(listing: bytes) -> bytes:
     scores = {piece: score for piece, score, _ in pieces}
     set_apart = {SPM_CONTROL, SPM_USER_DEFINED, SPM_UNKNOWN}
     added = [
-        specials.added_token(ids[piece], piece, special=piece in specials.GEMMA3_SPECIAL)
+        added_token(ids[piece], piece, special=piece in GEMMA3_SPECIAL)
         for piece, _, kind in pieces
         if kind in set_apart
     ]
+    model = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "ignore_merges": False}
     return _dump(
-        vocab=ids,
-        merges=piece_merges(scores, ids),
-        added=[*added, specials.added_token(*specials.GEMMA3_IMAGE_SOFT)],
+        [*added, added_token(262144, "<image_soft_token>")],
+        {**model, "vocab": ids, "merges": piece_merges(scores, ids)},
         normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        pre_tokenizer={
-            "type": "Split",
-            "pattern": {"String": " "},
-            "behavior": "MergedWithPrevious",
-            "invert": False,
-        },
+        pre_tokenizer={"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
         post_processor=_starts_with(2, "<bos>"),
         decoder={
             "type": "Sequence",
@@ -261,7 +256,6 @@ def gemma3(listing: bytes) -> bytes:
                 {"type": "Fuse"},
             ],
         },
-        model={"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "ignore_merges": False},
     )
 
 
@@ -275,8 +269,8 @@ CONVERTERS: dict[str, Callable[[bytes], bytes]] = {
     "unzip": unzip,
     "gpt-oss": gpt_oss,
     "llama3": llama3,
-    "kimi-k2": kimi_k2,
-    "kimi-k2.5": kimi_k25,
+    "kimi-k2": partial(kimi, "kimi_k2"),
+    "kimi-k2.5": partial(kimi, "kimi_k25"),
     "mistral-nemo": mistral_nemo,
     "nemotron": nemotron,
     "gemma3": gemma3,

@@ -1,6 +1,6 @@
 """The asset list: for every model family, which package member is its vocabulary, template and configuration.
 
-A row is data. Adding a family is adding a row here and its two sha256 in `pins.py`.
+A row is data. Adding a family is adding a row here and its two sha256 in `lock.toml`.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ LLAMA = [
 ]
 
 TEKKEN_PATH = "mistral_common/data/tekken_240718.json"
-OTHERS = [
+MORE = [
     Family(
         "gpt-oss",
         _vocabulary("o200k", "o200k_base.tiktoken", "gpt-oss"),
@@ -263,5 +263,5 @@ OTHERS = [
 ]
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in [*QWEN, *GLM, *MINIMAX, *DEEPSEEK, *KIMI, *LLAMA, *OTHERS]
+    family.name: family for family in [*QWEN, *GLM, *MINIMAX, *DEEPSEEK, *KIMI, *LLAMA, *MORE]
 }

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
+import html
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -20,14 +22,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from html.parser import HTMLParser
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
-from tests.assets.errors import AssetError
-from tests.assets.packages import Package
+from tests.assets.lock import AssetError, Package
 
 CHUNK = 1 << 18
 ATTEMPTS = 4
@@ -122,26 +122,12 @@ def _open(url: str, accept: str = "*/*") -> IO[bytes]:
     return opened
 
 
-class _Links(HTMLParser):
-    """The `href` of every anchor of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hrefs: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep the address of an anchor."""
-        self.hrefs += [value for name, value in attrs if tag == "a" and name == "href" and value]
-
-
 def _links(page: bytes) -> list[str]:
     """The file addresses on a project's index page, in either of the two standard forms."""
     text = page.decode()
     if text.lstrip().startswith("{"):
         return [str(entry["url"]) for entry in json.loads(text)["files"]]
-    parser = _Links()
-    parser.feed(text)
-    return parser.hrefs
+    return [html.unescape(link) for link in re.findall(r"""<a\b[^>]*\bhref=["']([^"']+)""", text)]
 
 
 def _locate(package: Package) -> Iterator[str]:

@@ -15,8 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tests.assets import index
-from tests.assets.errors import AssetError
-from tests.assets.packages import PACKAGES
+from tests.assets.lock import PACKAGES, AssetError
 
 try:
     import fcntl

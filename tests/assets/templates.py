@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tests.assets.errors import AssetError
+from tests.assets.lock import AssetError
 
 KIMI_K2_EDITS: tuple[tuple[str, str], ...] = (
     # llama.cpp numbers the calls itself; the model's template prints the ids that the messages carry.

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 from tokenizers import Tokenizer
 
-from tests.assets import FAMILIES, convert, family_dir, package_member, specials, trl_templates
+from tests.assets import FAMILIES, convert, family_dir, package_member, trl_templates
 from tests.assets.build import sha256
-from tests.assets.pins import PINS
+from tests.assets.lock import CONTROL, PINS
 from tests.conversations import CODE, CONVERSATIONS
 from tests.diagnose.brute import rendered, source_of
 from tests.lazy import lazy
@@ -74,10 +74,10 @@ def test_folder_holds_the_pinned_files(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "member", "pattern", "names"),
     [
-        ("gpt-oss", ("o200k", "o200k_base"), convert.O200K_PATTERN, specials.HARMONY),
-        ("llama-3.1", ("llama3", "llama3"), convert.LLAMA3_PATTERN, specials.LLAMA3),
-        ("kimi-k2", ("kimi", "kimi"), convert.KIMI_PATTERN, specials.KIMI_K2),
-        ("kimi-k2.5", ("kimi", "kimi"), convert.KIMI_PATTERN, specials.KIMI_K25),
+        ("gpt-oss", ("o200k", "o200k_base"), convert.O200K_PATTERN, CONTROL["harmony"]),
+        ("llama-3.1", ("llama3", "llama3"), convert.LLAMA3_PATTERN, CONTROL["llama3"]),
+        ("kimi-k2", ("kimi", "kimi"), convert.KIMI_PATTERN, CONTROL["kimi_k2"]),
+        ("kimi-k2.5", ("kimi", "kimi"), convert.KIMI_PATTERN, CONTROL["kimi_k25"]),
     ],
 )
 def test_converted_ranks_encode_as_tiktoken(
@@ -98,7 +98,7 @@ def test_mistral_nemo_encodes_as_mistral_common(tmp_path: Path) -> None:
     assert load("mistral-nemo").get_vocab_size() == reference.n_words
     for sample in SAMPLES:
         assert ids("mistral-nemo", sample) == reference.encode(sample, bos=False, eos=False)
-    for name in list(specials.NEMO.values())[1:10]:
+    for name in list(CONTROL["nemo"].values())[1:10]:
         assert load("mistral-nemo").token_to_id(name) == reference.get_special_token(name)
 
 

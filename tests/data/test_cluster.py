@@ -20,9 +20,8 @@ from tests.data.generate import conversations, write_conversations
 from tests.ray_cluster import children_of, local_ray
 from tokentrace.data import cluster as on_ray
 from tokentrace.data.job import Finished, tokenize_files
-from tokentrace.data.rows import Batch, Row
-from tokentrace.data.sources import Format
-from tokentrace.data.tables import Layout, samples_table, schema
+from tokentrace.data.sources import Batch, Format, Row
+from tokentrace.data.tables import samples_table
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings, tokenize_rows
 from tokentrace.errors import InputError, SampleError
 from tokentrace.pocket import POCKET
@@ -140,7 +139,7 @@ def test_a_dataset_gives_the_samples_of_its_rows(ray: Any) -> None:
     found = pa.concat_tables(list(made.iter_batches(batch_size=None, batch_format="pyarrow"))).to_pylist()
 
     assert list(found[0]) == [
-        *(name for name in schema(Layout(labels=True)).names if name != "row"),
+        *(name for name in settings.output if name != "row"),
         "error",
         "id",
     ]

@@ -16,8 +16,8 @@ import pytest
 from tests.data.generate import conversations, write_conversations
 from tests.data.job import SETTINGS, write_lines
 from tests.ray_cluster import children_of
-from tokentrace import InputError, Sample
-from tokentrace.data import rows, tables
+from tokentrace import InputError, Sample, files
+from tokentrace.data import sources, tables
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.tables import read_samples
 from tokentrace.data.tokenizing import Counts
@@ -28,7 +28,7 @@ from tokentrace.pocket import POCKET
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a few rows, so that small files have many."""
-    monkeypatch.setattr(rows, "BATCH_ROWS", 8)
+    monkeypatch.setattr(sources, "BATCH_ROWS", 8)
     monkeypatch.setattr(tables, "GROUP_ROWS", 50)
 
 
@@ -46,7 +46,7 @@ def test_the_file_is_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
         assert done.bad_rows is not None
         outputs.append((done.output.read_bytes(), done.bad_rows.read_bytes(), done.counts.described()))
     assert outputs[0] == outputs[1]
-    assert not list(tmp_path.glob("*.unfinished"))
+    assert not list(tmp_path.glob("*.draft"))
 
 
 # -- interrupted
@@ -131,7 +131,7 @@ def test_a_full_disk_names_the_file(suffix: str, tmp_path: Path, monkeypatch: py
     path = write_lines(tmp_path / "x.jsonl", list(conversations(40, seed=7)))
     output, draft = tmp_path / f"o{suffix}", tmp_path / "draft"
     draft.symlink_to(FULL)
-    monkeypatch.setattr(tables, "draft_path", lambda _: draft)
+    monkeypatch.setattr(files, "draft_path", lambda _: draft)
     with pytest.raises(WriteError, match="No space left on device") as full:
         tokenize_files([str(path)], output, SETTINGS, workers=1)
     assert full.value.path == str(output)
@@ -140,8 +140,8 @@ def test_a_full_disk_names_the_file(suffix: str, tmp_path: Path, monkeypatch: py
 
 KILLED = """
 import sys
-from tokentrace.data import rows
-rows.BATCH_ROWS = 8
+from tokentrace.data import sources
+sources.BATCH_ROWS = 8
 from tokentrace.data.job import tokenize_files
 from tokentrace.data.tokenizing import TokenizeSettings
 def tell(counts, done, total):

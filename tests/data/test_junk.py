@@ -17,8 +17,7 @@ import pytest
 
 from tokentrace import TokentraceError
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.rows import read_rows
-from tokentrace.data.sources import find_sources
+from tokentrace.data.sources import find_sources, read_rows
 from tokentrace.data.tables import read_samples
 from tokentrace.data.tokenizing import TokenizeSettings, tokenize_rows
 from tokentrace.diagnose import check_dataset

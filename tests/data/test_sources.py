@@ -14,9 +14,8 @@ import pytest
 
 from tests.data.generate import conversations
 from tokentrace import InputError
-from tokentrace.data import rows as reading
-from tokentrace.data.rows import Row, read_batches, read_rows
-from tokentrace.data.sources import find_sources
+from tokentrace.data import sources as reading
+from tokentrace.data.sources import Row, find_sources, read_batches, read_rows
 
 ROWS = [{"messages": [{"role": "user", "content": f'question {n} \n ,[]{{}} "x" Zürich'}], "n": n} for n in range(7)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.conversations import PARIS, SIMPLE, SUNNY, assistant, user
 from tests.support import load_family, per_family
-from tokentrace.data.rows import Row
+from tokentrace.data.sources import Row
 from tokentrace.data.tokenizing import RowTokenizer, TokenizeSettings
 from tokentrace.diagnose.rows import CheckedRow, RowChecker
 from tokentrace.pocket import POCKET

@@ -30,7 +30,7 @@ from tests.diagnose.checked import (
 )
 from tests.support import PYTHON_FORMATS, examples, load_family
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.rows import Row
+from tokentrace.data.sources import Row
 from tokentrace.diagnose.finding import Cause
 from tokentrace.diagnose.row_report import check_dataset
 from tokentrace.diagnose.rows import Outcome, RowChecker

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
+from tests.lazy import lazy
 from tests.trajectory.checker import check_trajectory
 from tokentrace.store.store import SessionInfo, State, Store, TurnRecord
 from tokentrace.tokens.kinds import Kind
@@ -60,7 +59,7 @@ class Postgres:
 
     def fresh(self) -> str:
         """The URL of a database in which there is no store."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
+        with lazy("psycopg").connect(self.url, autocommit=True) as connection:
             for table in TABLES:
                 connection.execute(f"DROP TABLE IF EXISTS {table}")  # type: ignore[arg-type]
         return self.url

@@ -81,7 +81,7 @@ def export(*, store: str, **options: Any) -> None:
 async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> tuple[Export, int]:
     """Return what was exported and the length of the longest row."""
     from ..data.tables import sample_writer
-    from ..gateway.rows import LAYOUT, Export, session_fields
+    from ..gateway.rows import COLUMNS, Export
     from ..store.opening import open_store
     from ..store.store import State
 
@@ -97,8 +97,7 @@ async def _export(where: str, job: SimpleNamespace, trainer: Trainer | None) -> 
         export = Export(store, sessions)
         about = {"store": store.where, "sessions": job.sessions or None, "state": state, "search": job.search}
         with ProgressBars(quiet=job.quiet, counts=True) as bars:
-            how: dict[str, Any] = {"more": session_fields(), "private": True, "trainer": trainer}
-            with sample_writer(job.output, LAYOUT, about, **how) as write:
+            with sample_writer(job.output, COLUMNS, about, private=True, trainer=trainer) as write:
                 async for table in export.tables():
                     longest = max([longest, *table.column("num_tokens").to_pylist()])
                     write(table)

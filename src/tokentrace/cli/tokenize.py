@@ -225,8 +225,7 @@ def _as_options(note: str) -> str:
 
 def _samples(job: SimpleNamespace, settings: TokenizeSettings) -> Iterator[tuple[str, Sample]]:
     """Yield samples with titles, and report rows that give none."""
-    from ..data.rows import read_rows
-    from ..data.sources import find_sources
+    from ..data.sources import find_sources, read_rows
     from ..data.tokenizing import RowTokenizer
 
     tokenizer = RowTokenizer(settings)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+import os
+import socket
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,15 +17,55 @@ from ..errors import InputError, SampleError
 from ..samples.sample import Sample
 from ..tokens.loading import load_tokenizer
 from ..version import __version__
-from .job import Finished, Results, in_order, tokenize_files, tokenize_in_worker, worker_tokenizer
-from .ray_connection import connected, import_ray
-from .rows import BATCH_ROWS, Batch, Row
-from .sources import Format, pyarrow
-from .tables import Layout, SampleOrigin, samples_table, schema
+from .job import Finished, Results, first_line, in_order, tokenize_files, tokenize_in_worker, worker_tokenizer
+from .sources import BATCH_ROWS, Batch, Format, Row, pyarrow
+from .tables import samples_table
 from .tokenizing import RowTokenizer, TokenizeSettings
 
 _RETRIES: Final = 3
 """How often a batch is tried again when a worker died on it."""
+
+
+def import_ray() -> Any:
+    """Ray with its datasets. Raises InputError that says what to install."""
+    pyarrow()
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError:
+        raise InputError("work on clusters needs Ray: install tokentrace[ray]") from None
+    except Exception as error:  # a broken installation
+        raise InputError(f"Ray is installed and cannot be imported: {first_line(error)}") from error
+    return ray
+
+
+@contextlib.contextmanager
+def connected(ray: Any, address: str | None) -> Iterator[None]:
+    """Connected to a cluster inside the block; an existing connection stays."""
+    if ray.is_initialized():
+        yield
+        return
+    where = address or os.environ.get("RAY_ADDRESS", "")
+    if where.startswith("ray://"):
+        raise InputError(
+            f"{where} is an address of the Ray Client, which is outside the cluster and its storage: run this on a "
+            "node of the cluster, or as a Ray job, with the address 'auto'"
+        )
+    host, colon, port = where.rpartition(":")
+    try:
+        if colon and port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()  # Ray waits for minutes
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+        ray.init(address=address, ignore_reinit_error=True, **quiet)
+    except Exception as error:  # Ray raises all kinds, also plain Exception
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        at = f" at {where!r}" if where else ""
+        raise InputError(f"there is no Ray{at}: {first_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def tokenize_on_ray(
@@ -54,12 +97,8 @@ def run_on_ray(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) 
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(tokenize_in_worker)
     # with no more CPUs than workers, twice as many tasks keep them busy
     ahead = workers if workers < ray.cluster_resources().get("CPU", 1) else 2 * workers
-
-    def submit(batch: Batch) -> Future[Any]:
-        future: Future[Any] = task.remote(batch, settings, __version__).future()
-        return future
-
-    return in_order(batches, submit, ahead, ray.exceptions.RayError)
+    futures = ((batch, task.remote(batch, settings, __version__).future()) for batch in batches)
+    return in_order(futures, ahead, ray.exceptions.RayError)
 
 
 def _portable(settings: TokenizeSettings) -> TokenizeSettings:
@@ -81,7 +120,7 @@ def tokenize_dataset(
     """
     ray = import_ray()
     RowTokenizer(settings)
-    for name in {*schema(Layout(labels=settings.labels)).names, "error"} & set(keep):
+    for name in {*settings.output, "error"} & set(keep):
         raise InputError(f"{name!r} cannot be kept: samples have a column of that name")
     return dataset.map_batches(
         tokenize_table,
@@ -94,23 +133,20 @@ def tokenize_dataset(
 
 def tokenize_table(batch: Any, settings: TokenizeSettings, keep: tuple[str, ...] = ()) -> Any:
     """A table of samples from a table of conversations, with at least one row for each row."""
-    pa, tokenizer = pyarrow(), worker_tokenizer(settings)
-    empty = np.zeros(0, np.int32)
+    tokenizer, empty = worker_tokenizer(settings), np.zeros(0, np.int32)
     nothing = Sample(empty, empty.astype(np.bool_), empty, empty.astype(np.uint8), parts=empty.astype(np.uint8))
-    samples, places = [], []
-    errors: list[str | None] = []
+    samples: list[Sample] = []
+    places: list[dict[str, Any]] = []
     for at, value in enumerate(batch.to_pylist()):
         result = tokenizer.tokenize(Row(at, None, value), "rows", Format.PARQUET)
-        outcomes: list[tuple[Sample, str | None]] = [(sample, None) for sample in result.samples]
-        outcomes += [(nothing, f"{bad.kind}: {bad.reason}") for bad in result.problems]
-        for number, (sample, error) in enumerate(outcomes):
-            samples.append(sample)
-            places.append(SampleOrigin("rows", at, number, result.messages))
-            errors.append(error)
-    table = samples_table(samples, places, Layout(labels=settings.labels)).drop_columns(["row"])
-    table = table.append_column("error", pa.array(errors, pa.string()))
+        samples += [*result.samples, *[nothing] * len(result.problems)]
+        errors = [*[None] * len(result.samples), *(f"{bad.kind}: {bad.reason}" for bad in result.problems)]
+        place = {"source": "rows", "row": at, "num_messages": result.messages}
+        places += [place | {"sample": number, "error": error} for number, error in enumerate(errors)]
+    table = samples_table(samples, {**settings.output, "error": "string"}, places)
+    rows = table.column("row")
     for name in keep:
         if name not in batch.column_names:
             raise SampleError(f"{name!r} cannot be kept: the dataset has {', '.join(batch.column_names)}")
-        table = table.append_column(name, batch.column(name).take(pa.array([place.row for place in places])))
-    return table
+        table = table.append_column(name, batch.column(name).take(rows))
+    return table.drop_columns(["row"])

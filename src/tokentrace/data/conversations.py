@@ -78,29 +78,26 @@ def conversation_of(row: Any, columns: Columns = USUAL_NAMES) -> Conversation:
         for speaker, value in zip(("user", "assistant"), values, strict=False)
     ]
     messages = openai_messages([message for part in parts for message in part], shape)
+    everything = with_system(messages, _value(row, columns.system, ("system",))[1])
     start = None
     if second is not None:
-        start = len(openai_messages(parts[0], shape))
-        if start + len(openai_messages(parts[1], shape)) != len(messages):
+        prompt, completion = (len(openai_messages(part, shape)) for part in parts)
+        if prompt + completion != len(messages):
             raise InputError("begins inside the last message of the prompt", field=second)
-    everything = with_system(messages, _value(row, columns.system, ("system",))[1])
+        start = prompt + len(everything) - len(messages)
     name, tools = _value(row, columns.tools, TOOLS)
-    return Conversation(
-        messages=everything,
-        tools=openai_tools(tools, wrap=name == "functions" or shape is Shape.SHAREGPT) or None,
-        completion_from=None if start is None else start + len(everything) - len(messages),
-        variables=_variables(row),
-    )
+    tools = openai_tools(tools, wrap=name == "functions" or shape is Shape.SHAREGPT) or None
+    return Conversation(everything, tools, start, _variables(row))
 
 
 def _message_columns(row: Mapping[str, Any], columns: Columns) -> tuple[str, str | None]:
     """The column of messages and None, or those of prompt and completion."""
-    if columns.messages is not None and (columns.prompt is not None or columns.completion is not None):
+    pair = columns.prompt is not None or columns.completion is not None
+    if columns.messages is not None and pair:
         raise InputError("name the column of messages, or those of prompt and completion, not both")
-    if columns.prompt is None and columns.completion is None:
-        messages, _ = _value(row, columns.messages, MESSAGES)
-        if messages is not None:
-            return messages, None
+    messages, _ = (None, None) if pair else _value(row, columns.messages, MESSAGES)
+    if messages is not None:
+        return messages, None
     prompt, _ = _value(row, columns.prompt, ("prompt",))
     completion, _ = _value(row, columns.completion, COMPLETIONS)
     if prompt is not None and completion is not None:
@@ -176,14 +173,10 @@ def table_row(row: Any) -> tuple[Any, tuple[str, ...]]:
 
 def without_nulls(value: Any) -> Any:
     """`value` without the keys of mappings that are None, at any depth; lists keep their elements."""
-
-    def strip(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: strip(inner) for key, inner in value.items() if inner is not None}
-        return [strip(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
     try:
-        return strip(value)
+        if isinstance(value, Mapping):
+            return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+        return list(map(without_nulls, value)) if isinstance(value, (list, tuple)) else value
     except RecursionError as error:
         raise InputError("the row is nested too deeply") from error
 

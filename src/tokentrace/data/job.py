@@ -1,8 +1,7 @@
 """The job: files of conversations to one file of samples, on all cores, in bounded memory.
 
 One process reads batches of rows and writes their samples in the same order; workers tokenize the batches. So the
-result depends on the input and the settings alone, not on the number of workers. The file has its name only when it is
-complete.
+result depends on the input and the settings alone, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import tempfile
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -34,15 +33,12 @@ from ..settings import instance, whole
 from ..show.document import Document, Table
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
-from .ray_connection import first_line
-from .rows import Batch, count_batches, read_batches
-from .sources import Source, find_sources, pyarrow
-from .tables import Layout, SampleOrigin, check_target, named_path, sample_writer, samples_table
-from .tokenizing import Counts, RowTokenizer, TokenizeSettings
+from .sources import Batch, Source, count_batches, find_sources, pyarrow, read_batches, read_rows
+from .tables import check_target, named_path, sample_writer, samples_table
+from .tokenizing import Counts, RowResult, RowTokenizer, TokenizeSettings
 from .trainers import find_trainer
 
 QUANTILES: Final = {0.0: "least", 0.25: "25 %", 0.5: "median", 0.75: "75 %", 0.9: "90 %", 0.99: "99 %", 1.0: "most"}
-
 
 Progress = Callable[[Counts, int, int], None]
 """Called with the counts so far, and how much of the sources is done of how much, in the units of `Source.size`."""
@@ -74,8 +70,7 @@ class Finished:
     def document(self, _: Tokenizer | None = None) -> Document:
         """Return the sizes of samples as a document."""
         rows = [[name, *(f"{value:,}" for value in numbers.values())] for name, numbers in self.quantiles().items()]
-        table = Table("Lengths", ["a sample", *QUANTILES.values()], rows)
-        return Document("Statistics", tables=[table])
+        return Document("Statistics", tables=[Table("Lengths", ["a sample", *QUANTILES.values()], rows)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +116,7 @@ def tokenize_files(
     check_target(path, target, overwrite=overwrite)
     instance("settings", settings, TokenizeSettings, SampleError)
     workers = None if workers is None else whole("workers", workers, least=1, error=SampleError)
-    counts, first_reason = Counts(), ""
-    sizes = {"tokens": array("i"), "trained": array("i")}
+    counts, sizes, first_reason = Counts(), {"tokens": array("i"), "trained": array("i")}, ""
     bad_rows = path.with_name(f"{path.name.removesuffix('.parquet').removesuffix('.jsonl')}.bad.jsonl")
     with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
         sources = find_sources(inputs, Path(spool), split=split)
@@ -131,11 +125,10 @@ def tokenize_files(
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # a small input is done before a second process is ready
         workers = workers or max(1, min(cores, count_batches(sources) // 4))
-        total = sum(source.size for source in sources)
         results = (run or run_here)(read_batches(sources, row_bytes=settings.row_bytes), tokenizer, workers)
         with (
             (Path(spool) / "bad_rows").open("w+b") as rejected,
-            sample_writer(path, Layout(labels=settings.labels), metadata, trainer=target) as write,
+            sample_writer(path, settings.output, metadata, trainer=target) as write,
             contextlib.closing(results),
         ):
             for batch, result in results:
@@ -149,7 +142,7 @@ def tokenize_files(
                     with writing(Path(rejected.name)):
                         rejected.write(line.encode("utf-8", "backslashreplace"))  # lone surrogates as JSON escapes
                 if progress is not None:
-                    progress(counts, batch.done, total)
+                    progress(counts, batch.done, sum(source.size for source in sources))
             if not counts.rows:
                 raise InputError(f"there are no rows in {', '.join(source.name for source in sources)}")
             metadata |= {"sources": [_described(source, path) for source in sources], "counts": counts.described()}
@@ -174,6 +167,17 @@ def _described(source: Source, output: Path) -> dict[str, Any]:
     return {"name": source.name, "size": source.size, "digest": source.digest, "path": path}
 
 
+def each_result(
+    inputs: Sequence[str], settings: TokenizeSettings, split: str | None = None
+) -> Iterator[tuple[str, RowResult]]:
+    """Tokenize rows one by one and write nothing. Yields the name of the source with each result."""
+    tokenizer = RowTokenizer(settings)
+    with tempfile.TemporaryDirectory(prefix="tokentrace-") as spool:
+        for source in find_sources(inputs, Path(spool), split=split):
+            for row in read_rows(source, row_bytes=settings.row_bytes):
+                yield source.name, tokenizer.tokenize(row, source.name, source.format)
+
+
 # -- workers
 
 
@@ -184,10 +188,12 @@ def tokenize_batch(tokenizer: RowTokenizer, batch: Batch) -> BatchResult:
     for row in batch.rows:
         result = tokenizer.tokenize(row.parsed(), batch.source, batch.format)
         counts.add(result)
-        samples += [sample.replace(rendered=None) for sample in result.samples]
-        places += [SampleOrigin(batch.source, row.number, at, result.messages) for at in range(len(result.samples))]
+        for at, sample in enumerate(result.samples):
+            samples.append(sample.replace(rendered=None))
+            place = {"source": batch.source, "row": row.number, "sample": at, "num_messages": result.messages}
+            places.append(place)
         bad_rows += [problem.described() for problem in result.problems]
-    return BatchResult(samples_table(samples, places, Layout(labels=tokenizer.settings.labels)), counts, bad_rows)
+    return BatchResult(samples_table(samples, tokenizer.settings.output, places), counts, bad_rows)
 
 
 _TOKENIZERS: Final[dict[str, RowTokenizer]] = {}
@@ -215,48 +221,43 @@ def tokenize_in_worker(batch: Batch, settings: TokenizeSettings | None, version:
         return f"{batch}, on {node}: {type(error).__name__}: {' '.join(str(error).split())[:1000]}"
 
 
-def in_order(
-    batches: Iterable[Batch], submit: Callable[[Batch], Future[Any]], ahead: int, died: type[Exception]
-) -> Results:
-    """Submit batches to workers, at most `ahead` at a time, and yield their results in the order of the batches.
+def in_order(futures: Iterator[tuple[Batch, Future[Any]]], ahead: int, died: type[Exception]) -> Results:
+    """Start batches, at most `ahead` at a time, and yield their results in the order of the batches.
 
     Raises SampleError if a worker fails, or if `died` says that it is gone.
     """
-    pending: deque[tuple[Batch, Future[Any]]] = deque()
-    for batch in itertools.chain(batches, itertools.repeat(None)):
-        if batch is not None:
-            pending.append((batch, submit(batch)))
-        if not pending:
-            return
-        if batch is None or len(pending) >= ahead:
-            first, future = pending.popleft()
-            try:
-                result = future.result()
-            except died as error:
-                problem = "workers died on them, perhaps for lack of memory: run again with fewer workers"
-                raise SampleError(f"{first}: {problem} ({first_line(error)})") from error
-            if isinstance(result, str):
-                raise SampleError(result)
-            yield first, result
+    pending = deque(itertools.islice(futures, ahead))
+    while pending:
+        batch, future = pending.popleft()
+        try:
+            result = future.result()
+            pending.extend(itertools.islice(futures, 1))
+        except died as error:
+            problem = "workers died on them, perhaps for lack of memory: run again with fewer workers"
+            raise SampleError(f"{batch}: {problem} ({first_line(error)})") from error
+        if isinstance(result, str):
+            raise SampleError(result)
+        yield batch, result
+
+
+def first_line(error: BaseException) -> str:
+    """An error on one line: those of Ray continue with the tracebacks of other machines."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:600]}" if text else type(error).__name__
 
 
 def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) -> Results:
     """Tokenize batches in this process, or in several processes of this machine."""
     if workers == 1:
-        for batch in batches:
-            yield batch, tokenize_batch(tokenizer, batch)
+        yield from ((batch, tokenize_batch(tokenizer, batch)) for batch in batches)
         return
     if sys.platform == "win32":
         workers = min(workers, 61)  # its limit
     context = multiprocessing.get_context("spawn")  # threads of encoders and progress bars do not survive a fork
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(tokenizer.settings,))
     try:
-        yield from in_order(
-            batches,
-            lambda batch: pool.submit(tokenize_in_worker, batch, None, __version__),
-            ahead=2 * workers,
-            died=BrokenProcessPool,
-        )
+        futures = ((batch, pool.submit(tokenize_in_worker, batch, None, __version__)) for batch in batches)
+        yield from in_order(futures, 2 * workers, BrokenProcessPool)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -264,12 +265,12 @@ def run_here(batches: Iterator[Batch], tokenizer: RowTokenizer, workers: int) ->
 def _start_worker(settings: TokenizeSettings) -> None:
     """Prepare a worker process. It ends when the process that started it ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     worker_tokenizer(settings)
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

@@ -1,4 +1,4 @@
-"""Sources: the files that rows come from."""
+"""Sources: the files that inputs name, their rows in order, and batches of rows for workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -24,9 +24,16 @@ from ..files import writing
 _ROWS: Final = re.compile(r"[^.].*\.(jsonl|ndjson|json)(\.gz)?|[^.].*\.parquet")
 _NO_ROWS: Final = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_HUB_FILES: Final = ("*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.json.gz", "*.parquet")
 _TRAINING: Final = frozenset({"train", "training"})
 _SPLITS: Final = _TRAINING | {"test", "testing", "validation", "valid", "val", "dev", "eval", "evaluation"}
 """Words in the names of files and folders that name a split of a dataset."""
+
+BATCH_ROWS: Final = 256
+BATCH_BYTES: Final = 1 << 20
+"""A batch is closed when it has this many rows, or bytes of text."""
+ROW_BYTES: Final = 8 << 20
+"""Longer rows are reported and left out, unless another limit is set."""
 
 
 class Format(StrEnum):
@@ -53,17 +60,20 @@ class Source:
     @property
     def digest(self) -> str:
         """The SHA-256 of its unpacked bytes."""
-        with reading(self.path), open(self.path, "rb") as file:
+        with _reading(self.path), open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Turn system errors while a source is read into an InputError with its name."""
+def _reading(name: str, errors: type[Exception] = OSError) -> Iterator[None]:
+    """Turn errors of reading into an InputError with the name of the source."""
     try:
         yield
-    except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
+    except (OSError, errors) as error:
+        raise InputError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+# -- the files of inputs
 
 
 def find_sources(inputs: Sequence[str], spool: Path, *, split: str | None = None) -> list[Source]:
@@ -85,14 +95,11 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
     name = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"an input is the name of a file or a folder, not {brief(value)}")
-    try:
+    with _reading(brief(name), ValueError):
         path = Path(name).expanduser()
         if name == "-" or path.is_file():
             return [(name, path)]
-        folder = path if path.is_dir() else None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{brief(name)} cannot be read: {error}") from error
-    folder = folder or _from_hub(name)
+        folder = path if path.is_dir() else _from_hub(name)
     files = _files_in(folder, name, split)
     return [(f"{name.rstrip('/')}/{file.relative_to(folder).as_posix()}", file) for file in files]
 
@@ -100,12 +107,12 @@ def _files(value: Any, split: str | None) -> list[tuple[str, Path]]:
 def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
     """The files with rows in a folder, in order. Raises InputError if they belong to several splits."""
     files = {
-        path: set(re.split(r"[-_./]", path.relative_to(folder).as_posix().lower()))
+        path: _words(path.relative_to(folder).as_posix())
         for path in sorted(folder.rglob("*"))
         if _ROWS.fullmatch(path.name) and path.name not in _NO_ROWS and path.is_file()
     }
     if split is not None:
-        files = {path: words for path, words in files.items() if set(re.split(r"[-_./]", split.lower())) <= words}
+        files = {path: words for path, words in files.items() if _words(split) <= words}
     splits = {next(iter(sorted(words & _SPLITS)), "none") for words in files.values()}
     if split is None and len(splits) > 1 and not _TRAINING | {"none"} >= splits:
         choices = ", ".join(sorted(splits))
@@ -116,43 +123,40 @@ def _files_in(folder: Path, name: str, split: str | None) -> list[Path]:
     return list(files)
 
 
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[-_./]", name.lower()))
+
+
 def _from_hub(name: str) -> Path:
     if not _HUB_NAME.fullmatch(name):
         raise InputError(f"there is no file or folder {name!r}")
     try:
         from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=list(_HUB_FILES)))
     except ImportError:
         raise InputError(f"{name!r} is not a file here; to fetch it from the hub, install tokentrace[hub]") from None
-    patterns = ["*.jsonl", "*.ndjson", "*.json", "*.jsonl.gz", "*.json.gz", "*.parquet"]
-    try:
-        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
     except Exception as error:
         problem = f"could not be fetched from the hub: {type(error).__name__}: {error}"
         raise InputError(f"{name!r} is not a file here and {problem}") from error
 
 
 def _source(name: str, path: Path, copy: Path) -> Source:
-    with reading(name):
-        if path.suffix == ".parquet":
-            return Source(name, str(path), Format.PARQUET, parquet_file(str(path)).metadata.num_rows, str(path))
-        origin = str(path)
-        if name == "-":
-            name, path, origin = "stdin", _unpacked(name, sys.stdin.buffer, copy), ""
-        elif path.suffix == ".gz":
-            with gzip.open(path, "rb") as stream:
-                name, path = name.removesuffix(".gz"), _unpacked(name, stream, copy)
+    if path.suffix == ".parquet":
+        return Source(name, str(path), Format.PARQUET, parquet_file(str(path)).metadata.num_rows, str(path))
+    origin = "" if name == "-" else str(path)
+    with _reading(name):
+        if name == "-" or path.suffix == ".gz":
+            packed: Any = sys.stdin.buffer if name == "-" else gzip.open(path, "rb")  # noqa: SIM115
+            with writing(copy):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                with packed, copy.open("wb") as file:
+                    try:
+                        shutil.copyfileobj(packed, file, 1 << 20)
+                    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                        raise InputError(f"{name}: cannot be unpacked: {error}") from error
+            name, path = "stdin" if name == "-" else name.removesuffix(".gz"), copy
         return Source(name, str(path), _text_format(path, name), path.stat().st_size, origin)
-
-
-def _unpacked(name: str, stream: Any, copy: Path) -> Path:
-    with writing(copy):
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with copy.open("wb") as file:
-            try:
-                shutil.copyfileobj(stream, file, 1 << 20)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise InputError(f"{name}: cannot be unpacked: {error}") from error
-    return copy
 
 
 def _text_format(path: Path, name: str) -> Format:
@@ -164,13 +168,8 @@ def _text_format(path: Path, name: str) -> Format:
         while line and not line.strip():
             line = file.readline(64 << 20)
         has_more = bool(file.read(1 << 16).strip())
-    if line.lstrip()[:1] not in (b"[", b"{"):
-        return Format.LINES
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        has_more = has_more and line.rstrip()[-1:] not in b"[{,"
-    return Format.LINES if has_more else Format.JSON
+    is_whole = has_more and line.rstrip()[-1:] not in b"[{,:"
+    return Format.LINES if is_whole or line.lstrip()[:1] not in (b"[", b"{") else Format.JSON
 
 
 def parquet_file(path: str) -> Any:
@@ -190,3 +189,122 @@ def pyarrow(module: str = "pyarrow") -> Any:
     except ImportError:
         problem = "files of rows are read and written with pyarrow, JSON Lines included: install tokentrace[data]"
         raise InputError(problem) from None
+
+
+# -- rows
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row, or what is wrong with it.
+
+    `number` counts from 1; `line` is that of JSON Lines; `text` is JSON that is not parsed yet; `end` is where the row
+    ends in its source, in the units of `Source.size`.
+    """
+
+    number: int
+    line: int | None
+    value: Any = None
+    problem: str | None = None
+    text: bytes | None = None
+    end: int = 0
+
+    def parsed(self) -> Row:
+        """Parse the text of the row, if it has one."""
+        if self.text is None:
+            return self
+        value = problem = None
+        try:
+            value = json.loads(self.text.decode("utf-8-sig"))
+        except json.JSONDecodeError as error:
+            problem = f"not valid JSON: {error.msg} (column {error.colno})"
+        except UnicodeDecodeError as error:
+            problem = f"not UTF-8: byte {error.start} of the row is not text"
+        except (RecursionError, ValueError) as error:
+            problem = f"cannot be read: {error}"
+        return replace(self, value=value, problem=problem, text=None)
+
+
+def read_rows(source: Source, *, row_bytes: int = ROW_BYTES) -> Iterator[Row]:
+    """Read the rows of a source, including bad ones. Skips blank lines."""
+    return (row.parsed() for row in _unparsed(source, row_bytes))
+
+
+def _unparsed(source: Source, limit: int) -> Iterator[Row]:
+    readers = {Format.LINES: _lines, Format.JSON: _values, Format.PARQUET: _table_rows}
+    with _reading(source.name, ValueError):
+        for row, size in readers[source.format](source, limit):
+            problem = f"a row of {size:,} bytes is over the limit of {limit:,}; see --max-row-bytes"
+            yield replace(row, value=None, text=None, problem=problem) if size > limit else row
+
+
+def _lines(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
+    """Rows of JSON Lines and how long they are; reads no line beyond the limit."""
+    with open(source.path, "rb", buffering=1 << 20) as file:
+        number = end = 0
+        while line := file.readline(limit + 1):
+            number, start, end, text = number + 1, end, end + len(line), line
+            while not line.endswith(b"\n") and (line := file.readline(1 << 20)):
+                end += len(line)
+            if text.strip():
+                text = text.removesuffix(b"\n")
+                yield Row(number, number, text=text, end=end), max(len(text), end - start - 1)
+
+
+def _values(source: Source, _: int) -> Iterator[tuple[Row, int]]:
+    """The rows of one JSON value: the elements of a list, unless that is the messages of one conversation."""
+    whole = Row(1, None, text=Path(source.path).read_bytes(), end=source.size).parsed()
+    value, first = whole.value, whole.value[0] if isinstance(whole.value, list) and whole.value else None
+    is_message = isinstance(first, dict) and (isinstance(first.get("role"), str) or {"from", "value"} <= set(first))
+    if not isinstance(value, list) or is_message:
+        yield whole, 0
+        return
+    for number, row in enumerate(value, 1):
+        yield Row(number, None, row, end=source.size * number // len(value)), 0
+
+
+def _table_rows(source: Source, limit: int) -> Iterator[tuple[Row, int]]:
+    batches = parquet_file(source.path).iter_batches(batch_size=BATCH_ROWS)
+    rows = (batch.slice(at, 1) for batch in batches for at in range(batch.num_rows))
+    for number, row in enumerate(rows, 1):
+        value = row.to_pylist()[0] if row.nbytes <= limit else None
+        yield Row(number, None, value, end=number), row.nbytes
+
+
+# -- batches
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one source for a worker. `done` is how much of all sources is read, in the units of `Source.size`."""
+
+    source: str
+    format: Format
+    rows: tuple[Row, ...]
+    done: int
+
+    def __str__(self) -> str:
+        return f"rows {self.rows[0].number} to {self.rows[-1].number} of {self.source}"
+
+
+def read_batches(sources: Sequence[Source], *, row_bytes: int = ROW_BYTES) -> Iterator[Batch]:
+    """Read the rows of all sources, in order, in batches. They depend on the sources alone."""
+    before = 0
+    for source in sources:
+        rows: list[Row] = []
+        size = 0
+        for row in _unparsed(source, row_bytes):
+            rows.append(row)
+            size += len(row.text or b"")
+            if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
+                yield Batch(source.name, source.format, tuple(rows), before + row.end)
+                rows, size = [], 0
+        before += source.size
+        if rows:
+            yield Batch(source.name, source.format, tuple(rows), before)
+
+
+def count_batches(sources: Sequence[Source]) -> int:
+    """Estimate how many batches the sources have."""
+    sizes = ((source.size, BATCH_ROWS if source.format is Format.PARQUET else BATCH_BYTES) for source in sources)
+    return sum(-(-size // batch) for size, batch in sizes)

@@ -6,28 +6,24 @@ docs/rows.md is the specification of the columns.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 
 from ..errors import InputError, SampleError, brief, kind_of
-from ..files import owned, write_whole, writing
+from ..files import whole_file, write_whole, writing
 from ..samples.sample import CompletionSpan, Sample
 from ..settings import instance, items
 from ..tokens.kinds import Kind, Part
+from ..trajectory.channels import Channel
 from ..trajectory.turns import LogprobKind, VersionSpan
-from .channel_columns import channel_fields, channel_values, row_channels
-from .rows import read_rows
-from .sources import Format, Source, parquet_file, pyarrow
-from .trainers import Trainer, find_trainer
+from .sources import Format, Source, parquet_file, pyarrow, read_rows
+from .trainers import ATTENTION, Trainer, find_trainer
 
 SUFFIXES: Final = (".parquet", ".jsonl")
 """Names of files of samples end in one of these."""
@@ -36,123 +32,165 @@ METADATA_KEY: Final = "tokentrace"
 GROUP_ROWS: Final = 4096
 GROUP_BYTES: Final = 1 << 24
 """A row group is closed when it has this many rows or bytes: about a million tokens."""
-_PER_TOKEN: Final[dict[str, tuple[str, Any]]] = {
-    "input_ids": ("ids", np.int32),
-    "loss_mask": ("mask", np.bool_),
-    "labels": ("labels", np.int32),
-    "message_indices": ("messages", np.int32),
-    "kinds": ("kinds", np.uint8),
-    "parts": ("parts", np.uint8),
-    "logprobs": ("logprobs", np.float32),
-    "advantages": ("advantages", np.float32),
+
+# -- columns
+
+Columns = Mapping[str, Any]
+"""The types of columns by name: that of an Arrow type, a list of a type, or a struct of types by name."""
+_PER_TOKEN: Final = {
+    "input_ids": ("ids", "int32"),
+    "loss_mask": ("mask", "bool_"),
+    "labels": ("labels", "int32"),
+    "message_indices": ("messages", "int32"),
+    "kinds": ("kinds", "uint8"),
+    "parts": ("parts", "uint8"),
+    "logprobs": ("logprobs", "float32"),
+    "advantages": ("advantages", "float32"),
 }
 """Columns with an entry for each token: the attribute of a `Sample`, and its type in the file."""
+_ROLLOUT: Final[Columns] = {
+    "branch": "int32",
+    "reward": "float64",
+    "versions": [{"version": "string", "start": "int32", "stop": "int32"}],
+    "completions": [
+        {"start": "int32", "stop": "int32", "logprobs_kind": "string", "temperature": "float64", "top_p": "float64"}
+        | {"top_k": "int32", "cached_tokens": "int32", "min_p": "float64", "presence_penalty": "float64"}
+        | {"frequency_penalty": "float64", "repetition_penalty": "float64"}
+    ],
+}
+CHANNELS: Final[Columns] = {
+    "top_logprobs": [[{"id": "int32", "logprob": "float32"}]],
+    "routed_experts": [[["int32"]]],
+    "channels": "string",
+}
+"""Values per token that engines return beside logprobs. Channels of other names or shapes are JSON in ``channels``."""
+_COLUMNS: Final[Columns] = {
+    **{name: [kind] for name, (_, kind) in _PER_TOKEN.items()},
+    **dict.fromkeys(("num_tokens", "num_trained", "num_messages"), "int32"),
+    **{"source": "string", "row": "int64", "sample": "int32", "notes": ["string"]},
+    **_ROLLOUT,
+    **CHANNELS,
+}
+_OPTIONAL: Final[Mapping[str, Iterable[str]]] = {
+    **{name: (name,) for name in ("labels", "parts", "logprobs", "advantages")},
+    "rollout": _ROLLOUT,
+    "channels": CHANNELS,
+}
+"""Columns that not all files have: what trainers read as labels (without it TRL trains every token), the part of each
+token, and what rows of trajectories have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which columns a file has beside those that all have."""
-
-    labels: bool = True
-    """What trainers read by that name; without it TRL trains every token of a row."""
-    parts: bool = True
-    logprobs: bool = False
-    advantages: bool = False
-    rollout: bool = False
-    """Reward, versions, completions and branch: rows of trajectories."""
-    channels: bool = False
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample]) -> Layout:
-        """The columns that some of the samples fill."""
-        optional = ("parts", "logprobs", "advantages")
-        return cls(
-            **{name: any(getattr(sample, name) is not None for sample in samples) for name in optional},
-            rollout=any(sample.branch >= 0 or sample.reward is not None for sample in samples),
-            channels=any(sample.channels for sample in samples),
-        )
+def sample_columns(*optional: str) -> Columns:
+    """The columns of a file: those that all files have, and optional ones (``"labels"``, ``"rollout"``, …)."""
+    omitted = {column for name, columns in _OPTIONAL.items() if name not in optional for column in columns}
+    return {name: kind for name, kind in _COLUMNS.items() if name not in omitted}
 
 
-@dataclass(frozen=True, slots=True)
-class SampleOrigin:
-    """Where a sample comes from: the row of a source, counted from 1, and which sample of that row, counted from 0."""
+def _columns_of(samples: Sequence[Sample]) -> Columns:
+    """The columns that some of the samples fill."""
+    optional = ("parts", "logprobs", "advantages")
+    filled = {
+        **{name: any(getattr(one, name) is not None for one in samples) for name in optional},
+        "rollout": any(one.branch >= 0 or one.reward is not None for one in samples),
+        "channels": any(one.channels for one in samples),
+    }
+    return sample_columns("labels", *(name for name, is_filled in filled.items() if is_filled))
 
-    source: str
-    row: int
-    sample: int = 0
-    messages: int | None = None
-    """The messages of the conversation. None: those up to the last that has a token."""
+
+def arrow_schema(columns: Columns) -> Any:
+    """The Arrow schema of columns."""
+    return pyarrow().schema([(name, _arrow_type(kind)) for name, kind in columns.items()])
 
 
-def schema(layout: Layout) -> Any:
-    """The Arrow schema of a file of samples."""
+def _arrow_type(kind: Any) -> Any:
     pa = pyarrow()
-    has = dataclasses.asdict(layout)
-    fields = [
-        *((name, pa.list_(pa.from_numpy_dtype(kind))) for name, (_, kind) in _PER_TOKEN.items() if has.get(name, True)),
-        *((name, pa.int32()) for name in ("num_tokens", "num_trained", "num_messages")),
-        ("source", pa.string()),
-        ("row", pa.int64()),
-        ("sample", pa.int32()),
-        ("notes", pa.list_(pa.string())),
-    ]
-    if layout.rollout:
-        version = pa.struct([("version", pa.string()), ("start", pa.int32()), ("stop", pa.int32())])
-        completion = pa.struct(
-            [
-                *[("start", pa.int32()), ("stop", pa.int32()), ("logprobs_kind", pa.string())],
-                *[("temperature", pa.float64()), ("top_p", pa.float64()), ("top_k", pa.int32())],
-                *[("cached_tokens", pa.int32()), ("min_p", pa.float64()), ("presence_penalty", pa.float64())],
-                *[("frequency_penalty", pa.float64()), ("repetition_penalty", pa.float64())],
-            ]
-        )
-        fields += [("branch", pa.int32()), ("reward", pa.float64()), ("versions", pa.list_(version))]
-        fields.append(("completions", pa.list_(completion)))
-    return pa.schema([*fields, *(channel_fields() if layout.channels else ())])
+    if isinstance(kind, list):
+        return pa.list_(_arrow_type(kind[0]))
+    return pa.struct(list(arrow_schema(kind))) if isinstance(kind, dict) else getattr(pa, kind)()
+
+
+# -- tables
 
 
 def samples_table(
-    samples: Sequence[Sample], places: Sequence[SampleOrigin] | None = None, layout: Layout | None = None
+    samples: Sequence[Sample], columns: Columns | None = None, places: Iterable[Mapping[str, Any]] | None = None
 ) -> Any:
-    """Samples as an Arrow table. Without `places`, they are rows 1, 2, 3… of what their names say."""
-    pa = pyarrow()
-    fields = schema(layout or Layout.of(samples))
-    places = places or [SampleOrigin(sample.name, at) for at, sample in enumerate(samples, 1)]
-    rows = [_row(sample, place, fields.names) for sample, place in zip(samples, places, strict=True)]
-    return pa.Table.from_pylist(rows, schema=fields)
+    """Samples as an Arrow table. `places` are values that a sample does not have, such as its row.
+
+    Without them samples are rows 1, 2, 3… of what their names say.
+    """
+    columns = columns or _columns_of(samples)
+    places = places or ({"row": at} for at in range(1, len(samples) + 1))
+    rows = [{**_row(sample, columns), **place} for sample, place in zip(samples, places, strict=True)]
+    return pyarrow().Table.from_pylist(rows, schema=arrow_schema(columns))
 
 
-def _row(sample: Sample, place: SampleOrigin, names: Sequence[str]) -> dict[str, Any]:
-    values = {
-        name: (getattr(sample, attribute), kind) for name, (attribute, kind) in _PER_TOKEN.items() if name in names
-    }
-    count = int(sample.messages.max(initial=-1)) + 1 if place.messages is None else place.messages
+def _row(sample: Sample, columns: Columns) -> dict[str, Any]:
+    values = {name: (getattr(sample, _PER_TOKEN[name][0]), columns[name][0]) for name in columns if name in _PER_TOKEN}
     return {
         **{name: None if value is None else np.asarray(value, kind) for name, (value, kind) in values.items()},
         "num_tokens": len(sample),
         "num_trained": sample.trained,
-        "num_messages": count,
-        **{name: getattr(place, name) for name in ("source", "row", "sample")},
+        "num_messages": int(sample.messages.max(initial=-1)) + 1,
+        "source": sample.name,
+        "sample": 0,
         **{name: getattr(sample, name) for name in ("notes", "branch", "reward")},
         "versions": [span._asdict() | {"version": json.dumps(span.version)} for span in sample.versions],
         "completions": [span._asdict() | {"logprobs_kind": str(span.logprobs_kind)} for span in sample.completions],
-        **(channel_values(sample.channels) if "channels" in names else {}),
+        **(channel_values(sample.channels) if "channels" in columns else {}),
     }
+
+
+def channel_values(channels: Mapping[str, Channel]) -> dict[str, Any]:
+    """The columns of channels. Tokens without a value are null."""
+    values = {
+        name: [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in channel.entries()]
+        for name, channel in channels.items()
+    }
+    typed = {name: _typed(name, values.get(name)) for name in ("top_logprobs", "routed_experts")}
+    others = {name: entries for name, entries in values.items() if typed.get(name) is None}
+    try:
+        text = json.dumps(others, ensure_ascii=False, allow_nan=False, separators=(",", ":")) if others else None
+    except ValueError as error:
+        raise SampleError(f"channels {sorted(others)} cannot be written as JSON: {error}") from error
+    return {**typed, "channels": text}
+
+
+def _typed(name: str, entries: Sequence[Any] | None) -> Any:
+    """The values of a channel in the form of its column; None if there are none, or if they do not have its type."""
+    if entries is None:
+        return None
+    try:
+        if name == "top_logprobs":
+            values = [one and [{"id": id, "logprob": logprob} for id, logprob in one] for one in entries]
+        else:
+            values = [one if not one or isinstance(one[0], list) else [one] for one in entries]
+        pyarrow().array(values, _arrow_type(CHANNELS[name][0]))
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # pyarrow's errors are of these kinds
+        return None
+    return values
+
+
+def _row_channels(row: Mapping[str, Any]) -> dict[str, Channel]:
+    """The channels of a row that has these columns, as Python reads them from Arrow."""
+    channels = json.loads(row["channels"]) if row.get("channels") else {}
+    if not isinstance(channels, dict) or not all(isinstance(entries, list) for entries in channels.values()):
+        raise SampleError(f"channels must be lists of entries by name, not {brief(channels)}")
+    if row.get("routed_experts") is not None:
+        channels["routed_experts"] = row["routed_experts"]
+    if (top := row.get("top_logprobs")) is not None:
+        channels["top_logprobs"] = [entry and [[one["id"], one["logprob"]] for one in entry] for entry in top]
+    return {name: Channel.of(entries) for name, entries in channels.items()}
 
 
 def table_samples(table: Any) -> Iterator[Sample]:
     """The samples of a table that `samples_table` made, or of a batch of its rows."""
     columns = {name: table.column(name) for name in table.schema.names}
     for at in range(table.num_rows):
-        values = {name: column[at] for name, column in columns.items()}
-        yield _sample(
-            {
-                name: value.values.to_numpy(zero_copy_only=False)
-                if name in _PER_TOKEN and value.is_valid
-                else value.as_py()
-                for name, value in values.items()
-            }
-        )
+        row = {name: column[at] for name, column in columns.items()}
+        for name in (name for name in _PER_TOKEN if name in row and row[name].is_valid):
+            row[name] = row[name].values.to_numpy(zero_copy_only=False)
+        yield _sample({name: value if isinstance(value, np.ndarray) else value.as_py() for name, value in row.items()})
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
@@ -173,7 +211,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         reward=row.get("reward"),
         versions=tuple(VersionSpan(**span) for span in versions),
         completions=tuple(CompletionSpan(**span) for span in completions),
-        channels=row_channels(row),
+        channels=_row_channels(row),
         name=row["source"],
         branch=row.get("branch", -1),
         notes=tuple(row["notes"]),
@@ -186,14 +224,14 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 class TableWriter:
     """Writes tables to an open file in the format that the suffix of `name` says."""
 
-    def __init__(self, name: str, out: IO[bytes], schema: Any) -> None:
-        self._out, self._schema = out, schema
+    def __init__(self, name: str, out: IO[bytes], columns: Columns, metadata: Mapping[str, Any]) -> None:
+        self._out, self._schema = out, arrow_schema(columns).with_metadata({METADATA_KEY: metadata_text(metadata)})
         self._pending: list[Any] = []
         self._writer: Any = None
         if name.endswith(".arrow"):
-            self._writer = pyarrow("pyarrow.ipc").new_stream(out, schema)
+            self._writer = pyarrow("pyarrow.ipc").new_stream(out, self._schema)
         elif not name.endswith(".jsonl"):
-            self._writer = pyarrow("pyarrow.parquet").ParquetWriter(out, schema, compression="zstd")
+            self._writer = pyarrow("pyarrow.parquet").ParquetWriter(out, self._schema, compression="zstd")
 
     def write(self, table: Any) -> None:
         """Write rows. Groups of Parquet and Arrow wait until they are large enough."""
@@ -220,10 +258,24 @@ class TableWriter:
             self._writer.close()
 
     def abandon(self) -> None:
-        """Close everything: the file is useless, or already complete."""
-        for one in (self._writer, self._out):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                one.close()
+        """Close the writer: the file is useless, or already complete."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self._writer.close()
+
+
+_LEGEND: Final = {
+    "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
+    "parts": {str(part.value): part.name.lower() for part in Part},
+}
+
+
+def metadata_text(metadata: Mapping[str, Any]) -> str:
+    """The metadata of a file as JSON, with a legend of its numbers."""
+    try:
+        text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
+        return text.encode().decode()  # a lone surrogate fails here
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
 
 
 def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool = False) -> None:
@@ -239,71 +291,44 @@ def check_target(path: Path, trainer: Trainer | None = None, *, overwrite: bool 
         raise InputError(f"there is no folder {str(path.parent)!r} to write to")
 
 
-_LEGEND: Final = {
-    "kinds": {str(kind.value): kind.name.lower() for kind in Kind},
-    "parts": {str(part.value): part.name.lower() for part in Part},
-}
-
-
-def _metadata_text(metadata: Mapping[str, Any]) -> str:
-    try:
-        text = json.dumps({**metadata, **_LEGEND}, sort_keys=True, ensure_ascii=False)
-        return text.encode().decode()  # a lone surrogate fails here
-    except (TypeError, ValueError, RecursionError) as error:
-        raise SampleError(f"the metadata of a file must be what JSON can hold: {error}") from error
-
-
-def file_schema(layout: Layout, metadata: Mapping[str, Any], more: Sequence[Any] = ()) -> Any:
-    """The Arrow schema of a file, with its metadata and with fields beside those of the layout."""
-    return pyarrow().schema([*schema(layout), *more]).with_metadata({METADATA_KEY: _metadata_text(metadata)})
-
-
 @contextlib.contextmanager
 def sample_writer(
     path: Path,
-    layout: Layout,
+    columns: Columns,
     metadata: Mapping[str, Any],
     *,
-    more: Sequence[Any] = (),
     private: bool = False,
     trainer: Trainer | None = None,
 ) -> Iterator[Callable[[Any], None]]:
     """Write tables of samples to a file, which has its name only after the block, when it is complete.
 
-    Metadata that the block adds is written too. `more` are Arrow fields beside those of the layout; a `private` file is
-    for its owner alone; a `trainer` gets the columns that it reads and no others. Raises WriteError.
+    Metadata that the block adds is written too. A `private` file is for its owner alone; a `trainer` gets the columns
+    that it reads and no others. Raises WriteError.
     """
     check_target(path, trainer, overwrite=True)
-    schema = file_schema(layout, metadata, more)
+    if trainer is not None and "labels" not in columns:
+        raise InputError(f"{trainer.title} reads labels: leave them in")
     if trainer is not None:
-        schema = trainer.schema(schema)
-    draft = draft_path(path)
+        columns = {name: columns.get(name, ["int8"]) for name in trainer.columns}
     with contextlib.ExitStack() as stack:
-        stack.callback(draft.unlink, missing_ok=True)
         with writing(path):
-            file = open(draft, "wb", opener=owned if private else None)  # noqa: SIM115
-            out = TableWriter(path.name, file, schema)
+            out = TableWriter(path.name, stack.enter_context(whole_file(path, private=private)), columns, metadata)
         stack.callback(out.abandon)
 
         def write(table: Any) -> None:
+            if ATTENTION in columns:
+                ones = [np.ones(length, np.int8) for length in table.column("num_tokens").to_pylist()]
+                table = table.append_column(ATTENTION, pyarrow().array(ones))
             with writing(path):
-                out.write(table if trainer is None else trainer.table(table))
+                out.write(table.select(list(columns)))
 
         yield write
-        about = _metadata_text(metadata)
+        about = metadata_text(metadata)
         with writing(path):
             out.finish(about)
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
             if path.name.endswith(".jsonl"):
                 write_whole(metadata_path(path), about.encode())
-            os.replace(draft, path)
-
-
-def draft_path(path: Path) -> Path:
-    """The name of a file until it is complete, different for each run."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.unfinished")
+            stack.pop_all().close()
 
 
 def write_samples(
@@ -318,14 +343,11 @@ def write_samples(
     With a `trainer` ("trl", "axolotl", …) the file has the columns that it reads for supervised training and no others.
     Raises WriteError if the system refuses.
     """
-    rows = items("samples", samples, SampleError)
-    for row in rows:
-        instance("a sample", row, Sample, SampleError)
-    layout = Layout.of(rows)
+    rows = [instance("a sample", row, Sample, SampleError) for row in items("samples", samples, SampleError)]
     about = instance("metadata", {} if metadata is None else metadata, Mapping, SampleError)  # type: ignore[type-abstract]
     target = None if trainer is None else find_trainer(trainer)
-    with sample_writer(named_path(path), layout, about, trainer=target) as write:
-        write(samples_table(rows, layout=layout))
+    with sample_writer(named_path(path), _columns_of(rows), about, trainer=target) as write:
+        write(samples_table(rows))
 
 
 def read_samples(path: str | Path) -> Iterator[Sample]:
@@ -349,16 +371,14 @@ def read_samples(path: str | Path) -> Iterator[Sample]:
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """How the rows of a file were made: tokenizer, template, settings. Empty if the file has no metadata."""
     file = named_path(path)
-    if file.name.endswith(".parquet"):
-        text = (parquet_file(str(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
-    else:
-        beside = metadata_path(file)
-        try:
-            text = beside.read_bytes() if beside.is_file() else b"{}"
-        except OSError as error:
-            raise InputError(f"{beside} cannot be read: {error.strerror or error}") from error
     try:
+        if file.name.endswith(".parquet"):
+            text = (parquet_file(str(file)).metadata.metadata or {}).get(METADATA_KEY.encode(), b"{}")
+        else:
+            text = metadata_path(file).read_bytes() if metadata_path(file).is_file() else b"{}"
         value = json.loads(text)
+    except OSError as error:
+        raise InputError(f"{metadata_path(file)} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"the metadata of {path} is not valid JSON: {error}") from error
     return value if isinstance(value, dict) else {}

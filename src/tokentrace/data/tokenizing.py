@@ -26,8 +26,9 @@ from ..tokens.loading import load_tokenizer
 from ..tokens.tokenizer import Tokenizer
 from ..version import __version__
 from .conversations import Columns, Conversation, conversation_of, plain_values, table_row
-from .rows import ROW_BYTES, Row
-from .sources import Format
+from .sources import ROW_BYTES, Format, Row
+from .tables import Columns as TableColumns
+from .tables import sample_columns
 
 _MANY_SETTINGS: Final = 32
 """How many renderers are cached: one for each combination of template variables in rows."""
@@ -93,7 +94,7 @@ class TokenizeSettings:
         hidden = ("tokenizer", "chat_template", "samples")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in hidden}
         plain["template_kwargs"] = dict(self.template_kwargs)
-        plain["columns"] = {name: column for name, column in asdict(self.columns).items() if column is not None}
+        plain["columns"] = _filled(self.columns)
         plain["tools"] = None if self.tools is None else [dict(tool) for tool in self.tools]
         return {**plain, **self.samples.described()}
 
@@ -109,11 +110,20 @@ class TokenizeSettings:
         plain = {name: value for name, value in described.items() if name not in names}
         plain["samples"] = SampleSettings(**{name: described[name] for name in names if name in described})
         try:
-            if "columns" in plain:
-                plain["columns"] = Columns(**plain["columns"])
+            plain["columns"] = Columns(**plain.get("columns", {}))
             return cls(**plain | {"tokenizer": tokenizer})
         except TypeError as error:
             raise SampleError(f"the settings cannot be read: {error}") from None
+
+    @property
+    def output(self) -> TableColumns:
+        """The columns of rows."""
+        return sample_columns("parts", *(["labels"] if self.labels else []))
+
+
+def _filled(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not None."""
+    return {name: value for name, value in asdict(record).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,7 @@ class BadRow:
 
     def described(self) -> dict[str, Any]:
         """The row's entry in the file of bad rows."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return _filled(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,51 +195,49 @@ class RowTokenizer:
 
     def tokenize(self, row: Row, source: str, form: Format = Format.LINES) -> RowResult:
         """The samples of one row, or why there are none."""
-        kind, reason = "unreadable", row.problem
-        where: tuple[Any, ...] = ()
-        if reason is None:
-            try:
+        try:
+            if row.problem is None:
                 return self._tokenize(row, source, form)
-            except TokentraceError as error:
-                kind, reason = type(error).__name__, " ".join(str(error).split())[:2000]
-                name = error.field if isinstance(error, InputError) else None
-                where = (getattr(error, "message", None), name)
-            except RecursionError:
-                kind, reason = "RecursionError", "the row is nested too deeply"
-        return RowResult(row, problems=(BadRow(source, row.number, row.line, kind, reason, *where),))
+            why: tuple[Any, ...] = ("unreadable", row.problem)
+        except TokentraceError as error:
+            name = error.field if isinstance(error, InputError) else None
+            reason = " ".join(str(error).split())[:2000]
+            why = (type(error).__name__, reason, getattr(error, "message", None), name)
+        except RecursionError:
+            why = ("RecursionError", "the row is nested too deeply")
+        return RowResult(row, problems=(BadRow(source, row.number, row.line, *why),))
 
     def _tokenize(self, row: Row, source: str, form: Format) -> RowResult:
         conversation = self.conversation(row.value, form)
-        built = self._builder(conversation.variables).build(
-            conversation.messages, conversation.tools, conversation.completion_from or 0
-        )
+        messages, start = conversation.messages, conversation.completion_from or 0
+        built = self._builder(conversation.variables).build(messages, conversation.tools, start)
         if not any(sample.trained for sample in built):
-            has_turns = any(message.get("role") == "assistant" for message in conversation.messages)
+            has_turns = any(message.get("role") == "assistant" for message in messages)
             why = "nothing carries loss: the settings leave out every turn"
             raise SampleError(why if has_turns else "there is no assistant turn, so nothing carries loss")
         samples: list[Sample] = []
         problems: list[BadRow] = []
         for sample in built:
-            fitted, reason = self._fitted(sample, conversation.notes)
-            if fitted is not None:
+            fitted = self._fitted(sample, conversation.notes)
+            if isinstance(fitted, Sample):
                 samples.append(fitted)
-                continue
-            which = f"sample of message {sample.messages.max()}: " if len(built) > 1 else ""
-            problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{reason}"))
-        return RowResult(row, tuple(samples), len(conversation.messages), tuple(problems))
+            else:
+                which = f"sample of message {sample.messages.max()}: " if len(built) > 1 else ""
+                problems.append(BadRow(source, row.number, row.line, "left out", f"{which}{fitted}"))
+        return RowResult(row, tuple(samples), len(messages), tuple(problems))
 
-    def _fitted(self, sample: Sample, notes: Iterable[str]) -> tuple[Sample | None, str | None]:
+    def _fitted(self, sample: Sample, notes: Iterable[str]) -> Sample | str | None:
         """The sample with the notes of its row, or why it is left out."""
         if self.settings.lost == LostPolicy.WARN and sample.rendered is not None:
             lost = (f"{place(item.message, item.field)}{item.why}" for item in sample.rendered.lost)
             notes = (*notes, *dict.fromkeys(lost))
         sample = sample.replace(notes=(*sample.notes, *notes))
         if not sample.trained:
-            return None, "nothing in it carries loss"
+            return "nothing in it carries loss"
         if self.settings.max_length is None:
-            return sample, None
+            return sample
         cut = truncate(sample, self.settings.max_length, self.settings.overlong)
-        return cut.sample, cut.reason
+        return cut.reason if cut.sample is None else cut.sample
 
     def conversation(self, value: Any, form: Format = Format.LINES) -> Conversation:
         """The conversation of a row, as the template will see it."""
@@ -254,6 +262,19 @@ class RowTokenizer:
         }
 
 
+def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[RowResult]:
+    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Removes the nulls that tables fill in."""
+    tokenizer = RowTokenizer(settings)
+    if not isinstance(rows, Iterable):
+        raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")
+    for number, value in enumerate(rows, 1):
+        try:
+            row = Row(number, None, plain_values(value))
+        except RecursionError:
+            row = Row(number, None, problem="the row is nested too deeply")
+        yield tokenizer.tokenize(row, "rows", Format.PARQUET)
+
+
 @dataclass(slots=True)
 class Counts:
     """The counts of a run."""
@@ -269,46 +290,33 @@ class Counts:
     """How many samples have each note, without the messages that it names."""
 
     def add(self, result: RowResult) -> None:
+        """Count a row."""
         self.rows += 1
         self.left_out += len(result.problems) - (result.bad is not None)
-        if result.bad is not None:
-            self.bad[result.bad.kind] += 1
+        self.bad.update([] if result.bad is None else [result.bad.kind])
         for sample in result.samples:
             self.samples += 1
             self.tokens += len(sample)
             self.trained += sample.trained
-            self.notes.update({without_place(note) for note in sample.notes})
+            self.notes.update({_without_place(note) for note in sample.notes})
 
     def update(self, other: Counts) -> None:
+        """Add other counts."""
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def described(self) -> dict[str, Any]:
         """As JSON, sorted."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {name: dict(sorted(values[name].items())) for name in ("bad", "notes")}
+        return asdict(self) | {name: dict(sorted(getattr(self, name).items())) for name in ("bad", "notes")}
 
     @property
     def bad_rows(self) -> int:
         return self.bad.total()
 
 
-def without_place(note: str) -> str:
+def _without_place(note: str) -> str:
     """A note without the messages it names, or the numbers of a cut."""
-    place, colon, text = note.partition(": ")
-    if colon and place.startswith("message"):
+    where, colon, text = note.partition(": ")
+    if colon and where.startswith("message"):
         return text
     return "cut to fit" if note.startswith("cut to the ") else note
-
-
-def tokenize_rows(settings: TokenizeSettings, rows: Iterable[Any]) -> Iterator[RowResult]:
-    """Samples of rows in memory: dicts, or a ``datasets.Dataset``. Removes the nulls that tables fill in."""
-    tokenizer = RowTokenizer(settings)
-    if not isinstance(rows, Iterable):
-        raise SampleError(f"rows must be a list, a dataset or an iterator, not {brief(rows)}")
-    for number, value in enumerate(rows, 1):
-        try:
-            row = Row(number, None, plain_values(value))
-        except RecursionError:
-            row = Row(number, None, problem="the row is nested too deeply")
-        yield tokenizer.tokenize(row, "rows", Format.PARQUET)

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from ..errors import InputError, brief
-from .sources import pyarrow
 
 ATTENTION: Final = "attention_mask"
 """The column with 1 for each token that is not padding."""
@@ -21,30 +18,15 @@ ATTENTION: Final = "attention_mask"
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """The form of rows that a trainer reads."""
+    """A trainer: its name for people, the columns that it reads, and advice.
 
-    name: str
+    `advice` is what to write into its configuration: ``{path}`` is the file, ``{form}`` what `datasets` calls its form,
+    ``{longest}`` the length of the longest row.
+    """
+
     title: str
     columns: tuple[str, ...]
     advice: str
-    """What to write into its configuration: ``{path}`` is the file, ``{form}`` what `datasets` calls its form,
-    ``{longest}`` the length of the longest row."""
-
-    def schema(self, schema: Any) -> Any:
-        """The schema of its rows, from that of a table of samples."""
-        pa = pyarrow()
-        if "labels" not in schema.names:
-            raise InputError(f"{self.title} reads labels: leave them in")
-        attention = pa.field(ATTENTION, pa.list_(pa.int8()))
-        fields = [attention if name == ATTENTION else schema.field(name) for name in self.columns]
-        return pa.schema(fields, metadata=schema.metadata)
-
-    def table(self, table: Any) -> Any:
-        """Its rows, from a table of samples."""
-        pa = pyarrow()
-        lengths = pyarrow("pyarrow.compute").list_value_length(table.column("input_ids")).to_pylist()
-        table = table.append_column(ATTENTION, pa.array([np.ones(length, np.int8) for length in lengths]))
-        return table.select(list(self.columns))
 
     def advice_for(self, path: Path, longest: int) -> str:
         """What to write into its configuration to train on a file."""
@@ -91,14 +73,11 @@ tokenizer:
   max_seq_len: {longest}  # a longer row is an error"""
 
 TRAINERS: Final = {
-    trainer.name: trainer
-    for trainer in (
-        Trainer("trl", "TRL", _IDS_AND_LABELS, _TRL),
-        Trainer("axolotl", "axolotl", _WITH_ATTENTION, _AXOLOTL),
-        Trainer("llama-factory", "LLaMA-Factory", _WITH_ATTENTION, _LLAMA_FACTORY),
-        Trainer("torchtune", "torchtune", _IDS_AND_LABELS, _TORCHTUNE),
-        Trainer("unsloth", "Unsloth", _IDS_AND_LABELS, _UNSLOTH),
-    )
+    "trl": Trainer("TRL", _IDS_AND_LABELS, _TRL),
+    "axolotl": Trainer("axolotl", _WITH_ATTENTION, _AXOLOTL),
+    "llama-factory": Trainer("LLaMA-Factory", _WITH_ATTENTION, _LLAMA_FACTORY),
+    "torchtune": Trainer("torchtune", _IDS_AND_LABELS, _TORCHTUNE),
+    "unsloth": Trainer("Unsloth", _IDS_AND_LABELS, _UNSLOTH),
 }
 """The trainers that rows can be written for, by the name that `--for` takes."""
 

@@ -179,7 +179,7 @@ class AppendMatrix:
         if key not in self._cache:
             study, tools = self._study, self._tools if request.tools else None
             try:
-                self._cache[key] = study.encode(study.run(request.messages, tools, request.prompt))
+                self._cache[key] = study.encode(study.run(tools, request.messages, request.prompt))
             except TokentraceError as error:
                 self._cache[key] = error.with_traceback(None)
         encoded = self._cache[key]
@@ -190,7 +190,7 @@ class AppendMatrix:
     def _stop(self, request: Request, encoded: Encoded) -> tuple[int, bool]:
         """Return the length of the stream, and whether a stop token ends it."""
         study, last = self._study, len(request.messages) - 1
-        render = functools.partial(study.run_with, self._tools if request.tools else None)
+        render = functools.partial(study.run, self._tools if request.tools else None)
         turns, _ = find_turns(encoded.rendering, request.messages, render, study.tokenizer, only=last)
         turns = [turn for turn in turns if turn.message == last]
         if not turns:

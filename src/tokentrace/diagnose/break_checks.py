@@ -23,8 +23,7 @@ from ..study.turns import common_prefix as shared_text
 from ..tokens.ids import common_prefix, runs
 from ..tokens.tokenizer import Ids, Tokenizer
 from .finding import Cause
-from .resync import next_hunk, up_to_shared_end
-from .token_text import READ, TurnHeads, quoted, spelled_alike, text_of, window
+from .token_text import READ, TurnHeads, hunks, quoted, spelled_alike, text_of, window
 
 _ALIKE: Final = 12
 """Characters that texts must share to go on alike."""
@@ -190,64 +189,45 @@ def remerge(case: Case) -> Match | None:
 
 def stripped_reasoning(case: Case) -> Match | None:
     """A block of reasoning on one side, after which both sides go on alike."""
-    at = len(case.lead)
     for opening, closing in case.reasoning:
         for one, other, lost in ((case.ours, case.theirs, True), (case.theirs, case.ours, False)):
-            block = _block(one, other, at, opening, closing, case.ended or not lost)
-            if block is None:
+            block = _block(one, other, len(case.lead), opening, closing)
+            if block is None or (block[1] == len(one) and lost and not case.ended):
                 continue
             body, end = block
             where = "is in the stream and not in the next prompt" if lost else "is in the next prompt only"
             size = f"reasoning of {len(body.strip()):,} characters" if body.strip() else "an empty block of reasoning"
             words = f"{size} ({quoted(opening + body + closing)}) {where}"
-            return Match(Cause.STRIPPED_REASONING, words, _after_block(case, end) if lost else None)
+            return Match(Cause.STRIPPED_REASONING, words, _up_to(case, case.token_at(end)) if lost else None)
     return None
 
 
-def _block(one: str, other: str, at: int, opening: str, closing: str, whole: bool) -> tuple[str, int] | None:
-    """The body and the end of reasoning around `at` that only `one` has.
-
-    `other` may have empty tags. If `one` is the `whole` text, it may leave its reasoning open.
-    """
-    begin = one.find(opening, max(0, at - len(opening) + 1), at + len(opening) + 8)
-    if begin < 0 or one[at:begin].strip():
-        begin = one.rfind(opening, 0, at)
-        if begin < 0 or closing in one[begin:at]:
-            return None
+def _block(one: str, other: str, at: int, opening: str, closing: str) -> tuple[str, int] | None:
+    """The body and the end of reasoning around `at` that only `one` has; `other` may have empty tags."""
+    begin = one.rfind(opening, 0, at + 2 * len(opening) + 8)
     start = begin + len(opening)
-    close = one.find(closing, start)
-    if close < 0 and not whole:
+    if begin < 0 or one[at:begin].strip() or closing in one[start:at]:
         return None
-    body, end = (one[start:close], close + len(closing)) if close >= 0 else (one[start:], len(one))
-    if close < 0 and len(body.strip()) >= _ALIKE and body.strip()[:_ALIKE] in other[at:]:
-        return None  # both have the text: only the tag differs
-    after = one[end:].lstrip()
-    if start <= at and other.startswith(opening, begin):
-        stop = other.find(closing, start)
-        if not body.strip() or stop < 0 or other[start:stop].strip():
+    body, close, after = one[start:].partition(closing)
+    following = other[min(begin, at) :].lstrip()
+    if empty := following.startswith(opening):
+        following = following.removeprefix(opening).lstrip()
+        if not body.strip() or not following.startswith(closing):
             return None
-        following = other[stop + len(closing) :]
-        end = close if close >= 0 else end
-    else:
-        following = other[min(begin, at) :].lstrip().removeprefix(closing)
-    if following.startswith(opening):
-        return None
-    return (body, end) if shared_text(after, following.lstrip()) >= min(_ALIKE, len(after)) else None
+    following, after = following.removeprefix(closing).lstrip(), after.lstrip()
+    if not close and len(body.strip()) >= _ALIKE and body.strip()[:_ALIKE] in other[at:]:
+        return None  # both have the text: only the tag differs
+    end = start + len(body) + (0 if empty else len(close))
+    goes_on = shared_text(after, following) >= min(_ALIKE, len(after))
+    return (body, end) if goes_on and not following.startswith(opening) else None
 
 
-def _after_block(case: Case, end: int) -> Hunk:
-    """The difference up to the end of reasoning, which is this character of `ours`."""
-    at, after = case.hunk.other_start, case.token_at(end)
-    solid = len(case.ours) - len(case.ours[end:].lstrip())
-    for stop in (after, case.token_at(solid)):
-        for shared in range(4):  # what follows may begin before the difference: <|channel|>
-            met = stop + shared
-            if shared > at or at >= len(case.prompt) or met >= len(case.stream):
-                break
-            begins = np.array_equal(case.stream[stop:met], case.prompt[at - shared : at])
-            if begins and case.stream[met] == case.prompt[at]:
-                return Hunk(case.hunk.start, met, at, at)
-    return next_hunk(case.stream, case.prompt, case.hunk.start, at, beyond=after)
+def _up_to(case: Case, end: int) -> Hunk:
+    """The difference up to this token of the stream, or to where both sides agree after it."""
+    start, at = case.hunk.start, case.hunk.other_start
+    after = next(hunks(case.stream, case.prompt, end, at), Hunk(end, end, at, at))
+    agree = (after.start, after.other_start) != (end, at)
+    return Hunk(start, end, at, at) if agree else Hunk(start, after.stop, at, after.other_stop)
 
 
 def lost_completion(case: Case) -> Match | None:
@@ -293,10 +273,14 @@ def compaction(case: Case) -> Match | None:
     """Turns that are gone, or a text that was cut."""
     heads = np.flatnonzero(np.isin(case.stream, case.heads.heads))
     past = case.stream[: heads[-1]] if len(heads) else case.stream  # the last turn may be rendered another way
-    ends = [up_to_shared_end(stream, case.prompt, case.hunk.start) for stream in (case.stream, past)]
-    for hunk, least in ((ends[0], 1), (ends[1], 1), (case.hunk, 2)):
-        if hunk is not None and (match := _fewer_turns(case, hunk, least)) is not None:
+    for stream in (case.stream, past):
+        differing = [hunk for hunk in hunks(stream, case.prompt) if hunk.start < len(stream)]
+        last = differing[-1] if differing else case.hunk
+        whole = Hunk(case.hunk.start, last.stop, case.hunk.other_start, last.other_stop)
+        if last.stop + 8 <= len(stream) and (match := _fewer_turns(case, whole, 1)) is not None:
             return match
+    if match := _fewer_turns(case, case.hunk, 2):
+        return match
     ours, theirs = case.sides
     between = (case.region or "").startswith("context") and case.hunk.stop < len(case.stream)
     if between and not case.heads.count(ours) and len(ours) >= max(64, 4 * len(theirs)):

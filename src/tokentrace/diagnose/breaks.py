@@ -21,8 +21,7 @@ from .break_checks import Case, Match, explain
 from .conversation_diff import changed_tools, find_cause
 from .finding import Cause, Finding
 from .message_keys import chain
-from .resync import hunks, next_hunk
-from .token_text import AROUND, Parts, contrast, one_line
+from .token_text import AROUND, Parts, contrast, hunks, one_line
 
 _LATER: Final = 8
 """Further differences that are explained."""
@@ -157,7 +156,7 @@ def explain_break(
     position = common_prefix(ours, theirs)
     if position == len(ours) and (len(ours) or not len(theirs) or (mask is None and before is None)):
         return None
-    case = Case(ours, theirs, tokenizer, next_hunk(ours, theirs, position, position), mask)
+    case = Case(ours, theirs, tokenizer, next(hunks(ours, theirs, position, position)), mask)
     match = _prove(explain(case), before, after)
     if anchor is not None:
         match = _lost_by_client(match, check_ids(anchor, "anchor", error=TrajectoryError), ours, position)

@@ -82,7 +82,7 @@ def _study(renderer: Renderer) -> TemplateStudy:
 def _check_size(study: TemplateStudy) -> None:
     """Raise TemplateLimitError if one question is too much work: an audit renders hundreds."""
     try:
-        size = len(study.run((USER,), None, True).text)
+        size = len(study.run(None, (USER,), True).text)
     except TemplateLimitError:
         raise
     except TokentraceError:

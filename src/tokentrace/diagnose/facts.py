@@ -353,7 +353,7 @@ class _Slot(NamedTuple):
         """Return what the template writes from the field; None if it refuses."""
         try:
             request = self._request(text)
-            rendering = self.study.run(request.messages, wrap_tools(TOOLS) if request.tools else None, False)
+            rendering = self.study.run(wrap_tools(TOOLS) if request.tools else None, request.messages, False)
         except TokentraceError:
             return None
         return text_from(rendering, self.message, self.field)

@@ -24,8 +24,7 @@ from ..template.origin import Origin
 from ..template.trace import Rendering
 from ..tokens.tokenizer import Ids, Tokenizer
 from .finding import Cause, Finding
-from .resync import hunks
-from .token_text import quoted, spell
+from .token_text import hunks, quoted, spell
 
 SYSTEM: Final = {"role": "system", "content": "You are a helpful assistant."}
 USER: Final = {"role": "user", "content": "I am a user."}

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..data.rows import Row as FileRow
-from ..data.rows import read_rows
-from ..data.sources import Format, Source, find_sources
+from ..data.sources import Format, Source, find_sources, read_rows
+from ..data.sources import Row as FileRow
 from ..data.tables import read_metadata
 from ..errors import InputError, TrajectoryError
 from ..samples.trajectories import owned_turns
@@ -25,7 +24,7 @@ from ..trajectory.storage import MAGIC, load_trajectory, replay_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .records import IDS, ROWS, Call, Request, Rollout, UnknownShapeError, Unreadable, line_key, read_lines, recognise
-from .row_inputs import has_conversation
+from .rows import has_conversation
 
 ROW_BYTES: Final = 1 << 30
 """Longer lines are not read."""

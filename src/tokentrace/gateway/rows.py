@@ -9,15 +9,13 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from ..data.channel_columns import channel_fields, channel_values
-from ..data.sources import pyarrow
-from ..data.tables import Layout, SampleOrigin, TableWriter, file_schema, samples_table
+from ..data.tables import CHANNELS, Columns, TableWriter, channel_values, sample_columns, samples_table
 from ..errors import SampleError
 from ..samples.sample import Sample
 from ..samples.trajectories import each_trajectory_sample
@@ -30,7 +28,6 @@ from ..trajectory.turns import Turn
 from .session import SessionRecord
 from .turns import RecordedTurn
 
-LAYOUT: Final = Layout(parts=False, logprobs=True, rollout=True)
 REWARD: Final = "reward"
 _TABLE_TOKENS: Final = 1 << 18
 _TABLE_ROWS: Final = 256
@@ -86,14 +83,10 @@ class SessionRows:
             yield self._table(samples, count)
 
     def _table(self, samples: Sequence[Sample], count: int) -> Any:
-        places = [SampleOrigin(self.info.id, 1, count + at) for at in range(len(samples))]
-        table = samples_table(samples, places, LAYOUT)
-        rows = [self._row(sample) for sample in samples]
-        for each in session_fields():
-            table = table.append_column(each, pyarrow().array([row[each.name] for row in rows], each.type))
-        return table
+        places = (self._row(sample, count + at) for at, sample in enumerate(samples))
+        return samples_table(samples, COLUMNS, places)
 
-    def _row(self, sample: Sample) -> dict[str, Any]:
+    def _row(self, sample: Sample, number: int) -> dict[str, Any]:
         trajectory = self.session.trajectory
         branch = trajectory.branches[sample.branch]
         along = trajectory.turns(sample.branch)
@@ -101,6 +94,9 @@ class SessionRows:
         cause, last = turns[0].cause, turns[-1]
         tools = self.session.roots[last.root][0]
         return {
+            "source": self.info.id,
+            "row": 1,
+            "sample": number,
             "session": self.info.id,
             "state": str(self.info.state),
             "cause": branch.cause,
@@ -145,25 +141,15 @@ _TURN_LISTS: Final = ("calls", "repairs", "notes", "wishes")
 """The fields of a `RecordedTurn` that a row has: single values, and lists of texts."""
 
 
-def session_fields() -> list[Any]:
-    """The columns that rows of sessions have besides those of all trajectories, as fields of an Arrow schema."""
-    pa = pyarrow()
-
-    def columns(kinds: Mapping[str, str]) -> list[Any]:
-        return [pa.field(name, getattr(pa, kind)()) for name, kind in kinds.items()]
-
-    def texts(*names: str) -> list[Any]:
-        return columns(dict.fromkeys(names, "string"))
-
-    lists = [pa.field(name, pa.list_(pa.string())) for name in _TURN_LISTS]
-    turn = pa.struct([*columns(_TURN_FIELDS), pa.field("reward", pa.float64()), *lists])
-    return [
-        *texts("session", "state", "cause", "cause_detail"),
-        *columns({"parent": "int32", "shared": "int32"}),
-        pa.field("turns", pa.list_(turn)),
-        *texts("metadata", "session_labels", "messages", "tools", "tokenizer", "template"),
-        *channel_fields(),
-    ]
+COLUMNS: Final[Columns] = {
+    **sample_columns("labels", "logprobs", "rollout"),
+    **dict.fromkeys(("session", "state", "cause", "cause_detail"), "string"),
+    **dict.fromkeys(("parent", "shared"), "int32"),
+    "turns": [{**_TURN_FIELDS, "reward": "float64", **{name: ["string"] for name in _TURN_LISTS}}],
+    **dict.fromkeys(("metadata", "session_labels", "messages", "tools", "tokenizer", "template"), "string"),
+    **CHANNELS,
+}
+"""The columns of sessions: those of all trajectories, and their own."""
 
 
 def _text(value: Any) -> str:
@@ -252,8 +238,7 @@ async def export_rows(
 ) -> AsyncGenerator[bytes]:
     """The bytes of a file of rows. Sealed sessions are exported after the last byte, unless `keep_state` is set."""
     export, pipe = Export(store, sessions), io.BytesIO()
-    schema = file_schema(LAYOUT, {}, session_fields())
-    writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, schema)
+    writer = await asyncio.to_thread(TableWriter, f".{format}", pipe, COLUMNS, {})
     try:
         async with aclosing(export.tables()) as tables:
             async for table in tables:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -18,9 +17,13 @@ class BackgroundLoop:
     """Runs coroutines in a thread. Connect engines here, too: ``loop.run(VLLMEngine.connect(url))``."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tokentrace-loop", daemon=True)
+        self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="tokentrace-loop", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._closing.wait())
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Start a coroutine and return its future."""
@@ -40,17 +43,5 @@ class BackgroundLoop:
     def close(self) -> None:
         """Cancel all coroutines and end the thread. A closed loop cannot be used again."""
         if not self._loop.is_closed():
-            self.run(_cancel_tasks())
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
-
-
-async def _cancel_tasks() -> None:
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..conversation.messages import Messages
 from ..errors import TokentraceError
 from ..study import probes
 
-Check = Callable[[Messages, Messages, Any], bool]
-"""Called with a conversation that ends with an assistant, a longer one, and their tools."""
 
-
-def holds(check: Check) -> bool:
+def holds(check: Callable[[Messages, Messages, Any], bool]) -> bool:
     """Whether a check holds for all conversations that the template takes, and for one at least.
 
-    A template is a program, so True is no proof.
+    It is called with a conversation that ends with an assistant, a longer one, and their tools. A template is a
+    program, so True is no proof.
     """
     outcomes = []
     for before, after, tools in _conversations():
@@ -30,10 +28,8 @@ def holds(check: Check) -> bool:
 def _conversations() -> Iterator[tuple[Messages, Messages, Any]]:
     """Every part of a conversation that ends with an assistant, with every longer part."""
     user, thought, result = probes.USER, probes.THOUGHT, probes.RESULT
-    answers: Sequence[Any] = (
-        *(probes.ANSWER, thought, probes.INLINE_THOUGHT, {**probes.ANSWER, "reasoning_content": ""}),
-        {**thought, "content": " answer \n", "reasoning_content": " thought \n"},
-    )
+    answers: list[Any] = [probes.ANSWER, thought, probes.INLINE_THOUGHT, {**probes.ANSWER, "reasoning_content": ""}]
+    answers.append({**thought, "content": " answer \n", "reasoning_content": " thought \n"})
     cases: list[tuple[Messages, Any]] = [([user, answer, user, thought, user], None) for answer in answers]
     for fields in ({}, {"reasoning_content": "thought"}, {"content": "answer", "reasoning_content": "thought"}):
         call = probes.calling(**fields)

@@ -13,16 +13,10 @@ _IGNORED: Final = frozenset(
     | {"detokenize", "logprobs"}
 )
 """Parameters about text, which nobody reads here, and logprobs, which are always requested."""
-_OFF: Final = {
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "min_tokens": (0, 1),
-    "min_new_tokens": (0, 1),
-    "ignore_eos": (False,),
-    "n": (1,),
-    "n_samples": (1,),
+_OFF: Final[Mapping[str, tuple[float, ...]]] = {
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "ignore_eos"), (0,)),
+    **dict.fromkeys(("min_tokens", "min_new_tokens"), (0, 1)),
+    **dict.fromkeys(("repetition_penalty", "n", "n_samples"), (1,)),
 }
 """Values that change nothing. SkyRL and OpenRLHF always set ``min_tokens`` to 1; it is not passed on: a turn may be its
 stop token alone."""
@@ -53,17 +47,13 @@ def sampling_of(
     values = {name: remaining.pop(name) for name in names if name in remaining}
     if not isinstance(stops, list | tuple):
         raise InputError(f"stop_token_ids must be a list of ids, not {brief(stops)}")
-    if wrong := {name: value for name, value in remaining.items() if not _is_off(name, value)}:
+    off = {name for name, value in remaining.items() if isinstance(value, int | float) and value in _OFF.get(name, ())}
+    if wrong := {name: value for name, value in remaining.items() if name not in off}:
         raise InputError(f"the sampling parameters {brief(wrong)} cannot be honoured here: leave them out")
     limit = next((one for one in limits if one is not None), max_tokens)
     if limit is None:
         raise InputError("the sampling parameters have no max_tokens: say how long a turn may be")
     if values.get("top_k") == -1:
         values["top_k"] = 0
-    seed = next((one for one in seeds if one is not None), None)
     values |= {"stop_token_ids": tuple(stops), "allow_raw_logprobs": allow_raw_logprobs}
-    return SamplingParams(limit, seed=seed, **values)
-
-
-def _is_off(name: str, value: Any) -> bool:
-    return isinstance(value, int | float) and value in _OFF.get(name, ())
+    return SamplingParams(limit, seed=next((one for one in seeds if one is not None), None), **values)

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ..data.rows import Row, read_rows
-from ..data.sources import Format, find_sources
+from ..data.sources import Format, Row, find_sources, read_rows
 from ..engines import EmbeddedEngine, Engine, HTTPSettings, SamplingParams
 from ..engines.servers import connect as connect_engine
 from ..errors import InputError

@@ -212,18 +212,18 @@ class RolloutStore:
 
     def write_rows(self, *, advantages: str | None = None, metadata: Mapping[str, Any] | None = None) -> Path:
         """Write the training rows to ``rows.parquet``; its metadata names the groups."""
-        from ..data.tables import Layout, SampleOrigin, sample_writer, samples_table
+        from ..data.tables import sample_columns, sample_writer, samples_table
 
         groups: dict[str, list[str]] = defaultdict(list)
         for row in self.finished:
             groups[_group(row)].append(row["name"])
-        layout = Layout(parts=False, logprobs=True, advantages=advantages is not None, rollout=True, channels=True)
+        optional = ["labels", "logprobs", "rollout", "channels"] + (["advantages"] if advantages else [])
+        columns = sample_columns(*optional)
         about = {**(metadata or {}), "advantages": advantages, "groups": groups}
-        with sample_writer(self.folder / ROWS, layout, about, private=True) as write:
+        with sample_writer(self.folder / ROWS, columns, about, private=True) as write:
             samples, numbers = self.samples(advantages=advantages), itertools.count(1)
             while some := list(itertools.islice(samples, 256)):
-                origins = [SampleOrigin(one.name, next(numbers)) for one in some]
-                write(samples_table(some, origins, layout))
+                write(samples_table(some, columns, [{"row": next(numbers)} for _ in some]))
         return self.folder / ROWS
 
 
