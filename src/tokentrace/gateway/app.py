@@ -30,7 +30,7 @@ from .answering import Answer
 from .chat import CHAT
 from .dialect import Dialect, random_id
 from .gateway import Gateway
-from .http import Body, Endpoint, as_problem, json_response, log_request, parse_body, parse_json, read_body
+from .http import Endpoint, as_problem, json_response, log_request, parse_body, parse_json, read_body
 from .messages import MESSAGES, read_count
 from .page.routes import PAGE_ROUTES
 from .problems import RequestError, request_error
@@ -102,8 +102,8 @@ class App:
         session = await self._session(http, caller)
         raw = await read_body(http, self.gateway.admission.limits.body_bytes)
         live = self.gateway.sessions.peek(session)
-        body = parse_body(raw, None if live is None or dialect is not CHAT else live.last_body)
-        request = dialect.read(body.value, http.headers, body.checked)
+        body = parse_body(raw, dialect.history, None if live is None else live.last.get(dialect.name))
+        request = dialect.read(body.value, http.headers, body.past)
         name, details = _request_name(dialect, raw, http.headers), http.scope["tokentrace"]
 
         async def sample() -> Answer:
@@ -114,8 +114,8 @@ class App:
             else:
                 placed = answer.placed
                 details.update(prompt=len(placed.ids), reused=placed.reused, stream=request.stream)
-            if answer.live is not None and dialect is CHAT:  # other APIs read messages by those before them
-                answer.live.last_body = Body(request.messages, body.texts)
+            if answer.live is not None and request.previous is None and not request.references:
+                answer.live.last[dialect.name] = (body, request)
             if not request.stream:
                 try:
                     await answer.run(lambda choice, changes, delta: None)

@@ -17,13 +17,12 @@ from msgspec import Meta, Struct
 from ..conversation.messages import check_messages
 from ..conversation.shapes import from_openai, openai_tools
 from ..engines.protocol import Delta
-from ..errors import InputError
 from ..parsing.response import PartKind
 from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change, Closed, Grew, Opened, Waiting, openai_call, openai_message
 from .problems import RequestError, convert, naming_fields
-from .requests import AgentBody, AnswerOptions, Request, StreamOptions, TokenFields
+from .requests import NO_PAST, AgentBody, AnswerOptions, Past, Request, StreamOptions, TokenFields
 
 _HARMLESS: Final = (
     "metadata", "store", "user", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
@@ -71,15 +70,17 @@ class ChatBody(AgentBody):
     return_tokens_as_token_ids: bool | None = None
 
 
-def read_chat(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
-    """Read a body, of which the first `checked` messages are checked. Raises RequestError that names a field."""
+def read_chat(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
+    """Read a body. Raises RequestError that names a field."""
     body = convert(raw, ChatBody)
     wire.refuse(raw, _REFUSED)
     if body.tools and body.functions:
         raise RequestError("cannot be used beside tools", field="functions")
+    with naming_fields(first=past.items):
+        new = check_messages(from_openai(body.messages or []), any_role=lambda role: True)
     with naming_fields():
-        messages = _messages(body.messages or [], checked)
         tools = _tools(body.tools or body.functions or [])
+    messages = [*past.messages, *new]
     if body.top_logprobs and not body.logprobs:
         raise RequestError("needs logprobs to be true", field="top_logprobs")
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit]
@@ -107,19 +108,11 @@ def read_chat(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request
         continued=_is_continued(body, messages),
         structure=_structure(body),
         hints=wire.thinking_hints(_thinks(body), body.reasoning_effort),
+        starts=range(len(messages)),
         wishes=wire.wishes(wishes),
         ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         answer=answer,
     )
-
-
-def _messages(messages: list[Any], checked: int) -> list[Mapping[str, Any]]:
-    checked = max(0, min(checked, len(messages) - 1))
-    try:
-        new = check_messages(from_openai(messages[checked:]), any_role=lambda role: True)
-    except InputError as error:
-        raise error.renumbered(-checked) from None
-    return [*messages[:checked], *new]
 
 
 def _thinks(body: ChatBody) -> bool | None:

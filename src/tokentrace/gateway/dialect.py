@@ -174,7 +174,7 @@ class Dialect:
 
     name: str
     read: Callable[..., Request]
-    """Reads a body and headers, and perhaps how many messages were read before.
+    """Reads a body and headers, and what was read before of its history.
 
     Raises RequestError that names the field which cannot be served."""
     answer: Callable[[Head, Sequence[Reply]], dict[str, Any]]
@@ -183,6 +183,8 @@ class Dialect:
     """Writes the body of an error as the dialect's own clients read it."""
     end: bytes = b""
     """The frame that ends a stream, after the last event."""
+    history: str = "messages"
+    """The field that has the conversation so far."""
 
 
 def encode_sse(event: Mapping[str, Any]) -> bytes:

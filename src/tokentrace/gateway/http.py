@@ -19,6 +19,8 @@ from ..conversation.values import MAX_DEPTH, finite, no_constant
 from ..errors import TokentraceError, brief
 from ..store.store import State
 from .problems import RequestError, request_error
+from .requests import NO_PAST, Past
+from .requests import Request as AgentRequest
 from .turns import shared_prefix
 
 if TYPE_CHECKING:
@@ -76,25 +78,28 @@ def _decode(raw: bytes | msgspec.Raw) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The value of a request's body, and its messages as JSON. The first `checked` ones come from an earlier body."""
+    """The value of a request's body, whose history lacks what is `past`."""
 
     value: Any
+    past: Past = NO_PAST
     texts: Sequence[msgspec.Raw] = ()
-    checked: int = 0
+    """The items of the history as JSON."""
+    tools: msgspec.Raw | None = None
 
 
-def parse_body(raw: bytes, earlier: Body | None) -> Body:
-    """Parse a body. Messages that an earlier one has as well are those that were read then."""
+def parse_body(raw: bytes, history: str, earlier: tuple[Body, AgentRequest] | None) -> Body:
+    """Parse a body, of whose `history` only what an `earlier` one with the same tools does not have."""
     try:
         fields = _FIELDS.decode(raw)
-        texts = _TEXTS.decode(fields.pop("messages"))
+        texts = _TEXTS.decode(fields.pop(history))
     except (KeyError, ValueError, RecursionError):
         return Body(parse_json(raw))
-    checked = 0 if earlier is None else shared_prefix(texts, earlier.texts)
+    tools, past = fields.get("tools"), NO_PAST
+    if earlier is not None and earlier[0].tools == tools:
+        past = earlier[1].past(shared_prefix(texts, earlier[0].texts))
     value = {name: parse_json(text) for name, text in fields.items()}
-    new = parse_json(b"[" + b",".join(texts[checked:]) + b"]")
-    value["messages"] = new if earlier is None else [*earlier.value[:checked], *new]
-    return Body(value, texts, checked)
+    value[history] = parse_json(b"[" + b",".join(texts[past.items :]) + b"]")
+    return Body(value, past, texts, tools)
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

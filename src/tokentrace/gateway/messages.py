@@ -34,7 +34,7 @@ from . import requests as wire
 from .dialect import Dialect, Encoder, Head, Reply, StreamEvent
 from .items import Change, Closed, Grew, Item, Opened, Waiting
 from .problems import RequestError, convert, naming_fields
-from .requests import AgentBody, AnswerOptions, Request, TokenFields
+from .requests import NO_PAST, AgentBody, AnswerOptions, Past, Request, TokenFields
 
 Message = Mapping[str, Any]
 
@@ -56,6 +56,7 @@ _NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported":
 """Makes clients that know threads send the whole conversation instead, from then on."""
 _KEEPS_ALL: Final = {"type": "clear_thinking_20251015", "keep": "all"}
 """A context edit that changes nothing."""
+_EFFORTS: Final = "messages.output_config"
 _STOP_REASONS: Final = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -91,15 +92,15 @@ class MessagesBody(AgentBody):
     thread: Any = None
 
 
-def read_messages(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
+def read_messages(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
     """Read a body of ``/v1/messages``. Raises RequestError that names the field which cannot be served."""
-    request = read_count(raw, headers)
+    request = read_count(raw, headers, past)
     if request.max_tokens is None:
         raise RequestError("is missing", field="max_tokens")
     return request
 
 
-def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
+def read_count(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
     """Read a body of ``/v1/messages/count_tokens``, which needs no limit."""
     body = convert(raw, MessagesBody)
     if body.thread is not None:
@@ -107,12 +108,13 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
         raise RequestError("there are no threads here", field="thread", fix=fix, details=_NO_THREADS)
     wire.refuse(raw, _REFUSED)
     tools, deferred = _tools(body.tools or [])
-    messages = _messages(body, deferred)
+    messages, starts = _messages(body.messages or [], deferred, past)
     system, billed = _system(body.system)
     config = body.output_config or {}
     on = None if body.thinking is None else body.thinking.type != "disabled"
     form = convert(config["format"], _Format, "output_config.format") if config.get("format") else None
     choice = body.tool_choice or _ToolChoice("auto")
+    wishes = _wishes(body, choice)
     answer = AnswerOptions(
         calls_allowed=choice.type != "none",
         object_arguments=not (body.stream and _is_eager(body, headers)),
@@ -128,7 +130,8 @@ def read_count(raw: Any, headers: Mapping[str, str]) -> Request:
         continued=messages[-1]["role"] == "assistant",
         structure=None if form is None else wire.structure_of(form.type, form.schema, "output_format"),
         hints=wire.thinking_hints(on, config.get("effort"), field="output_config.effort"),
-        wishes=_wishes(body, choice),
+        wishes=wishes,
+        starts=() if _EFFORTS in wishes else [len(system) + start for start in starts],
         ignored=(*billed, *wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS)),
         answer=answer,
     )
@@ -148,7 +151,7 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
         "thinking.budget_tokens": thinking is not None and thinking.budget_tokens is not None,
         "thinking.display": thinking is not None and thinking.display is not None,
         "output_config": bool((body.output_config or {}).keys() - {"effort", "format"}),
-        "messages.output_config": any(message.get("output_config") for message in body.messages or ()),
+        _EFFORTS: any(message.get("output_config") for message in body.messages or ()),
         "context_management": bool(edits) and edits != [_KEEPS_ALL],
     }
     return wire.wishes(conditions)
@@ -157,14 +160,19 @@ def _wishes(body: MessagesBody, choice: _ToolChoice) -> tuple[str, ...]:
 # -- the conversation
 
 
-def _messages(body: MessagesBody, deferred: Mapping[str, Message]) -> list[Message]:
-    with naming_fields():
-        checked = check_messages(from_anthropic(body.messages or []))
-    checked = [_with_texts(one) if one.get("tool_calls") else one for one in checked]
-    messages = [_defined(one, deferred) for one in checked if one != {"role": "system", "content": ""}]
+def _messages(items: list[Any], deferred: Mapping[str, Message], past: Past) -> tuple[list[Message], list[int]]:
+    """The conversation, and how many messages come before each item."""
+    messages, starts = list(past.messages), list(past.starts)
+    names = {call["id"]: call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()}
+    for at, item in enumerate(items, past.items):
+        starts.append(len(messages))
+        with naming_fields(first=at):
+            checked = check_messages(from_anthropic([item], names=names))
+        checked = [_with_texts(one) if one.get("tool_calls") else one for one in checked]
+        messages += [_defined(one, deferred) for one in checked if one != {"role": "system", "content": ""}]
     if not messages:
         raise RequestError("is empty", field="messages", fix="send at least one message with content")
-    return messages
+    return messages, starts
 
 
 def _with_texts(message: Message) -> Message:

@@ -67,12 +67,15 @@ def convert(value: Any, schema: type[Schema], within: str = "") -> Schema:
 
 
 @contextmanager
-def naming_fields(messages: str = "messages") -> Iterator[None]:
-    """Turn an InputError about a conversation or tools into a RequestError. `messages` is the conversation's field."""
+def naming_fields(messages: str = "messages", first: int = 0) -> Iterator[None]:
+    """Turn an InputError about a conversation or tools into a RequestError.
+
+    `messages` is the conversation's field, `first` the number of the first message that was read.
+    """
     try:
         yield
     except InputError as error:
-        raise request_error(error, messages) from error
+        raise request_error(error.renumbered(-first), messages) from error
 
 
 def request_error(error: TokentraceError, messages: str = "messages") -> RequestError:

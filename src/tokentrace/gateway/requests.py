@@ -98,6 +98,19 @@ class AnswerOptions(Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """The beginning of a history, as an earlier request of the session was read."""
+
+    items: int = 0
+    messages: Sequence[Mapping[str, Any]] = ()
+    starts: Sequence[int] = ()
+    """For each of the items, how many of the messages come before it."""
+
+
+NO_PAST: Final = Past()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A conversation, and how to sample its next turn."""
 
@@ -129,9 +142,21 @@ class Request:
     """How many messages at the beginning are instructions for this request alone: 0 or 1."""
     stored: bool = True
     """True if a later request may name the response."""
+    starts: Sequence[int] = field(default=(), compare=False)
+    """For each item of the body's history, how many messages come before it. Empty: read it whole the next time."""
     ignored: tuple[str, ...] = ()
     wishes: tuple[str, ...] = ()
     answer: AnswerOptions = field(default_factory=AnswerOptions)
+
+    def past(self, items: int) -> Past:
+        """The part of the first `items` before their last assistant message, which later items may belong to."""
+        for at in range(min(items, len(self.starts) - 1), 0, -1):
+            start = self.starts[at]
+            is_new = at + 1 == len(self.starts) or self.starts[at + 1] > start
+            if is_new and start < len(self.messages) and self.messages[start].get("role") == "assistant":
+                first = self.starts[0]
+                return Past(at, self.messages[first:start], [each - first for each in self.starts[:at]])
+        return NO_PAST
 
 
 def sampling_of(body: SamplingBody, within: str = "") -> dict[str, Any]:

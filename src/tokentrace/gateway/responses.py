@@ -26,7 +26,7 @@ from . import requests as wire
 from .dialect import Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change, Closed, Grew, Item, Opened, changes_of, token_spans
 from .problems import RequestError, convert, naming_fields
-from .requests import AgentBody, AnswerOptions, Request, TokenFields
+from .requests import NO_PAST, AgentBody, AnswerOptions, Past, Request, TokenFields
 
 PREFIX: Final = "resp_"
 """What the ids of responses begin with. `Head.id` and `Request.previous` are without it."""
@@ -112,17 +112,25 @@ def bare_id(id: str) -> str | None:
     return bare if bare != id and bare.isascii() and bare.isalnum() else None
 
 
-def read_responses(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
+def read_responses(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, ResponsesBody)
     wire.refuse(raw, _REFUSED)
     wishes: list[str] = []
     references: dict[int, list[str]] = {}
+    starts: list[int] = []
     previous = _previous(body)
     if body.input is None:
         raise RequestError("is missing", field="input", fix="send a string or a list of items")
-    with naming_fields("input"):
-        messages = from_responses(body.input, body.instructions, open_calls=previous is not None, references=references)
+    with naming_fields("input", past.items):
+        messages = from_responses(
+            body.input,
+            body.instructions,
+            before=past.messages,
+            open_calls=previous is not None,
+            references=references,
+            starts=starts,
+        )
     tools, namespaces = _tools(body.tools or [], wishes)
     choice, reasoning, text = body.tool_choice or "auto", body.reasoning or _Reasoning(), body.text or _Text()
     structure, form = _format(text)
@@ -136,7 +144,7 @@ def read_responses(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Re
             "max_tool_calls": body.max_tool_calls is not None,
         }
     )
-    included = body.include or []
+    included, instructions = body.include or [], messages[: bool(body.instructions)]
     repeated: dict[str, Any] = {name: getattr(body, name) for name in _NULLABLE}
     repeated |= {name: value for name in _OPTIONAL if (value := getattr(body, name)) is not None}
     repeated |= {
@@ -169,7 +177,8 @@ def read_responses(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Re
         hints=wire.thinking_hints(None, reasoning.effort, field="reasoning.effort"),
         previous=previous,
         references={at: tuple(ids) for at, ids in references.items()},
-        instructions=1 if body.instructions else 0,
+        instructions=len(instructions),
+        starts=[*(len(instructions) + start for start in past.starts), *starts],
         stored=body.store is not False,
         ignored=wire.ignored_fields(raw, body, *_REFUSED, *_HARMLESS),
         wishes=tuple(wishes),
@@ -416,4 +425,4 @@ class ResponsesEncoder(Encoder):
         return {"type": type, **fields, "sequence_number": self._sent - 1}
 
 
-RESPONSES: Final = Dialect("responses", read_responses, write_response, ResponsesEncoder, openai_error)
+RESPONSES: Final = Dialect("responses", read_responses, write_response, ResponsesEncoder, openai_error, history="input")

@@ -18,7 +18,7 @@ from . import requests as wire
 from .dialect import OPENAI_END, Dialect, Encoder, Head, Reply, StreamEvent, openai_error
 from .items import Change
 from .problems import convert, naming_fields
-from .requests import AnswerOptions, Request, SamplingBody, StreamOptions, TokenFields
+from .requests import NO_PAST, AnswerOptions, Past, Request, SamplingBody, StreamOptions, TokenFields
 
 _MOST: Final = 10_000_000
 _REFUSED: Final[wire.Refused] = {
@@ -45,7 +45,7 @@ class TokensBody(Struct):
     return_token_ids: bool | None = None
 
 
-def read_tokens(raw: Any, headers: Mapping[str, str], checked: int = 0) -> Request:
+def read_tokens(raw: Any, headers: Mapping[str, str], past: Past = NO_PAST) -> Request:
     """Read a body. Raises RequestError that names the field which cannot be served."""
     body = convert(raw, TokensBody)
     sampling = body.sampling_params or _Sampling()
@@ -130,4 +130,4 @@ def _ending(reply: Reply) -> dict[str, Any]:
     return {"finish_reason": reason, "stop_reason": None, "weight_versions": versions or None}
 
 
-TOKENS: Final = Dialect("tokens", read_tokens, write_tokens, TokensEncoder, openai_error, OPENAI_END)
+TOKENS: Final = Dialect("tokens", read_tokens, write_tokens, TokensEncoder, openai_error, OPENAI_END, history="")
