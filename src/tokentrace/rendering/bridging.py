@@ -119,13 +119,6 @@ class Bridger:
         refusal = check_continuation(continuation, len(request.names), true_context=proof.true_context)
         return self._seams.join(stream, continuation) if refusal is None else refusal
 
-    def bridge_after(
-        self, stream: Stream, conversation: Messages, at: int, tools: Any
-    ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt of a whole conversation, with the ids of `stream` up to the turn of message `at`."""
-        continuation = self._rendered_after(conversation, at, tools)
-        return continuation if isinstance(continuation, BridgeRefusal) else self._seams.join(stream, continuation)
-
     # -- rendering after a turn
 
     def _continue(

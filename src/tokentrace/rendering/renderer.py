@@ -129,7 +129,7 @@ class Renderer:
         study = self.study(tools)
         checked, adapted = self._read(study, messages, tools)
         schemas = self._tools.wrap(tools)
-        run = functools.partial(study.run_with, schemas)
+        run = functools.partial(study.run, schemas)
         conversation = with_mark(adapted.messages) if continued else adapted.messages
         text = write_conversation(run, conversation, prompt, self.past, originals=checked)
         rendering = left_open(text.rendering, len(checked) - 1) if continued else text.rendering
@@ -162,7 +162,7 @@ class Renderer:
     def render_text(self, messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> Rendering:
         """The text alone, as spans: nothing is encoded."""
         adapted = self.adapt_messages(messages, tools=tools)
-        run = functools.partial(self.study(tools).run_with, self._tools.wrap(tools))
+        run = functools.partial(self.study(tools).run, self._tools.wrap(tools))
         rendering = write_conversation(run, adapted.messages, add_generation_prompt, self.past).rendering
         _credit_content(rendering, adapted.wrapped)
         return rendering
@@ -280,13 +280,6 @@ class Renderer:
         bridged = self.bridge(prev_prompt_ids, prev_completion_ids, new_messages, tools=tools, messages=messages)
         return bridged if type(bridged) is BridgedTokens else None
 
-    def bridge_after(
-        self, prompt_ids: Any, completion_ids: Any, messages: Messages, message: int, *, tools: Any = None
-    ) -> BridgedTokens | BridgeRefusal:
-        """The next prompt of a whole conversation (adapted), with these ids up to the turn of one of its messages."""
-        stream = Stream(prompt_ids, check_ids(completion_ids, "completion_ids"))
-        return self._bridger(self.study(tools), bool(tools)).bridge_after(stream, messages, message, tools)
-
     def _bridger(self, study: TemplateStudy, has_tools: bool) -> Bridger:
         def make() -> Bridger:
             compiled = functools.partial(self._compiled, study, has_tools)
@@ -300,7 +293,7 @@ class Renderer:
         self, study: TemplateStudy, messages: Messages, at: int, tools: Any, prompt: bool
     ) -> EncodedTurns:
         """A small conversation, encoded, with its turns; that of message `at` is found if it can be."""
-        run = functools.partial(study.run_with, self._tools.wrap(tools))
+        run = functools.partial(study.run, self._tools.wrap(tools))
         has_past = any(message["role"] == "assistant" for message in messages[at + 1 :])
         rendering = write_conversation(run, messages, prompt, self.past if has_past else Past.TEMPLATE).rendering
         turns, _ = find_turns(rendering, messages, run, self.tokenizer, only=at)
