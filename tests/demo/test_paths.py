@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.demo.conftest import ROLLOUTS
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import create_renderer
 from tokentrace.demo.paths import (
     CLIENTS,

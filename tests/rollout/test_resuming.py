@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trajectory.checker import check_trajectory
+from tests.trajectory.model import check_trajectory
 from tokentrace import EmbeddedEngine, Trajectory, create_renderer, trajectory_samples
 from tokentrace.engines.protocol import Completion, Delta, GenerateRequest, SamplingParams, joined
 from tokentrace.engines.scripted import ScriptedEngine
