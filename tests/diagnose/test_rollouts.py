@@ -54,43 +54,43 @@ def folder(tmp_path: Path) -> Path:
     return where
 
 
-def found(*inputs: Any, **more: Any) -> Any:
+def report_of(*inputs: Any, **more: Any) -> Any:
     return check_rollouts([str(one) for one in inputs], renderer_of("pocket"), **more)
 
 
 def test_trajectories_of_a_run_are_inspected_with_the_tokenizer_that_it_names(folder: Path) -> None:
     assert recorded_tokenizer([str(folder)]) == str(POCKET)
-    report = found(folder)
+    report = report_of(folder)
     assert (report.rollouts, report.broken, report.unreadable) == (4, 1, 0)
     assert list(report.causes) == [Cause.JSON_FORMAT]
     assert report.recorded == {"rendered again": 1}
     assert report.steps[Relation.REPEATS] == 1
-    one = found(folder / "trajectories" / "clean.tt")
+    one = report_of(folder / "trajectories" / "clean.tt")
     assert (one.rollouts, one.calls, one.breaks) == (1, 4, 0)
 
 
 def test_a_trajectory_that_was_cut_off_is_read_as_far_as_it_goes(folder: Path) -> None:
     path = folder / "trajectories" / "clean.tt"
     path.write_bytes(path.read_bytes()[:-20])
-    report = found(path)
+    report = report_of(path)
     assert report.calls == 3
     assert any("clean.tt" in note for note in report.notes)
     path.write_bytes(path.read_bytes()[:12])
-    assert found(path).unreadable == 1
+    assert report_of(path).unreadable == 1
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_exported_rows_tell_the_same_as_their_trajectories(tmp_path: Path, name: str) -> None:
     samples = [row for told in (*clean("pocket"), BROKEN) for row in trajectory_samples(recorded(told))]
     write_samples(tmp_path / name, samples)
-    report = found(tmp_path / name)
+    report = report_of(tmp_path / name)
     assert (report.rollouts, report.broken, report.samples) == (4, 1, 6)
     assert list(report.causes) == [Cause.JSON_FORMAT]
     assert report.trained == report.sampled == sum(sample.trained for sample in samples)
     assert not report.faults
     wrong = samples[0].replace(mask=np.ones(len(samples[0]), np.bool_))
     write_samples(tmp_path / f"wrong-{name}", [wrong])
-    report = found(tmp_path / f"wrong-{name}")
+    report = report_of(tmp_path / f"wrong-{name}")
     assert report.faults[Cause.TRAINED_UNSAMPLED].tokens == len(wrong) - samples[0].trained
 
 
@@ -114,7 +114,7 @@ def test_sessions_of_a_store_are_inspected_with_what_was_asked(tmp_path: Path) -
             await store.close()
 
     asyncio.run(fill())
-    report = found(where)
+    report = report_of(where)
     assert (report.rollouts, report.calls, report.breaks) == (2, 5, 1)
     assert report.histories == {"compaction": 1}
     assert report.recorded == {"compaction": 1}
@@ -131,12 +131,12 @@ def test_logprobs_are_compared_with_those_of_an_engine(tmp_path: Path) -> None:
         return asyncio.run(engine.score(ids)).tolist()
 
     save_trajectory(recorded(told, scores), tmp_path / "same.tt")
-    report = found(tmp_path / "same.tt", engine=EmbeddedEngine)
+    report = report_of(tmp_path / "same.tt", engine=EmbeddedEngine)
     assert report.scores.completions == 5
     assert report.scores.to_json()["tokens"] == sum(len(one.completion) for one in told.calls)
     assert report.scores.to_json()["most"] < 1e-4
     save_trajectory(recorded(told, lambda ids: [one - 0.5 for one in scores(ids)]), tmp_path / "off.tt")
-    apart = found(tmp_path / "off.tt", engine=EmbeddedEngine).scores.to_json()
+    apart = report_of(tmp_path / "off.tt", engine=EmbeddedEngine).scores.to_json()
     assert apart["mean"] == pytest.approx(0.5, abs=1e-4)
     assert apart["mean_ratio"] == pytest.approx(np.exp(0.5), abs=1e-3)
 

@@ -16,9 +16,7 @@ from tests.oracle import GenerationMask, hf_generation_mask, hf_tokenizer
 from tests.support import templates_of_trl
 from tokentrace import InputError
 from tokentrace.data.job import tokenize_files
-from tokentrace.data.sources import find_sources
 from tokentrace.diagnose.finding import Cause
-from tokentrace.diagnose.row_inputs import SourceRows
 from tokentrace.diagnose.row_report import _EXAMPLES as EXAMPLES
 from tokentrace.diagnose.row_report import check_dataset
 from tokentrace.diagnose.rows import Outcome
@@ -99,9 +97,8 @@ def test_sources_are_found_by_name_or_base_name_in_any_order(tmp_path: Path) -> 
     assert any("'others.jsonl' was not found" in reason for reason in report.reasons)
     (tmp_path / "b").mkdir()
     twin = write_lines(tmp_path / "b" / "chats.jsonl", chats)
-    both = SourceRows(find_sources([source, twin], tmp_path / "spool"))
-    assert isinstance(both.find(source), type(both.sources[0]))
-    assert "several sources" in str(both.find("chats.jsonl"))
+    both = check_dataset([path], make_settings(), sources=[source, twin])
+    assert any("several sources" in reason for reason in both.reasons)
 
 
 def test_a_file_made_with_another_template_or_other_settings_says_so(tmp_path: Path) -> None:

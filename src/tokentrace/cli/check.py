@@ -122,8 +122,8 @@ def _show(report: Any, options: dict[str, Any], model: Any = None) -> None:
 
 
 def _check_rows(inputs: tuple[str, ...], options: dict[str, Any], chosen: set[str]) -> bool:
-    from ..diagnose.row_inputs import RowColumns
     from ..diagnose.row_report import check_dataset
+    from ..diagnose.rows import RowColumns
     from .inputs import chosen_tokenizer, row_settings
 
     settings = chosen - (_EVERY - {"tools", "kwargs", "renderer", "chat_template"}) - _OF_CHECK

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ..errors import InputError, brief
 from .forms import MEDIA_PARTS, TEXT_PARTS
+from .messages import Messages
 from .place import Place, is_list
 from .values import check_depth
 
@@ -72,10 +73,14 @@ def from_responses(
     items: Any,
     instructions: str | None = None,
     *,
+    before: Messages = (),
     open_calls: bool = False,
     references: dict[int, list[str]] | None = None,
+    starts: list[int] | None = None,
 ) -> list[Mapping[str, Any]]:
     """The input of a request, a string or a list of items, after its `instructions`, as messages.
+
+    Messages `before` the items come after the instructions. `starts` gets how many messages come before each item.
 
     - Reasoning is the ``reasoning_content`` of its turn: the item's content, else the sealed text in
       ``encrypted_content``, else its summary. Encrypted content of other servers is dropped.
@@ -90,13 +95,15 @@ def from_responses(
     """
     messages: list[Mapping[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
+        return [*messages, *before, {"role": "user", "content": items}]
     if not is_list(items):
         raise Place(field="input").wrong(items, "a string or a list of items")
     if not items:
         raise InputError("is empty; give at least one item", field="input")
-    reader = _Reader(messages, open_calls, references)
+    reader = _Reader([*messages, *before], open_calls, references)
     for at, item in enumerate(items):
+        if starts is not None:
+            starts.append(len(reader.messages))
         reader.read(Place(at), Place(at).mapping(item))
     return reader.messages
 
@@ -110,7 +117,7 @@ class _Reader:
         self.messages = messages
         self._open_calls = open_calls
         self._references = references
-        self._call_ids: set[str] = set()
+        self._call_ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
         self._turn: dict[str, Any] | None = None
         self._turn_index = 0
         self._response: str | None = None

@@ -24,7 +24,7 @@ from ..trajectory.storage import MAGIC, load_trajectory, replay_records
 from ..trajectory.trajectory import Trajectory
 from ..trajectory.turns import Turn
 from .records import IDS, ROWS, Call, Request, Rollout, UnknownShapeError, Unreadable, line_key, read_lines, recognise
-from .row_inputs import has_conversation
+from .rows import has_conversation
 
 ROW_BYTES: Final = 1 << 30
 """Longer lines are not read."""

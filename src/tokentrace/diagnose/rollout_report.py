@@ -20,8 +20,8 @@ from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .finding import Cause, Finding
 from .record_files import Progress, read_rollouts
-from .records import Rollout, Unreadable
-from .rollouts import CheckedRollout, Relation, RolloutBreak, Tip, check_rollout
+from .records import Unreadable
+from .rollouts import CheckedRollout, Counts, Relation, RolloutBreak, Tip, check_rollout
 
 _EXAMPLES: Final = 3
 """Examples of each cause."""
@@ -85,38 +85,24 @@ class Scores:
 
 
 @dataclass(slots=True)
-class RolloutReport(ShowsItself):
+class RolloutReport(Counts, ShowsItself):
     """Counts over all rollouts, and the first few examples of each finding.
 
     `causes` are of breaks, `faults` of findings in ids, masks and logprobs; `histories` says what
     became of messages at breaks, `recorded` why records say that a history was rewritten.
-    `samples` are rows that train each sampled token once, `row_tokens` theirs; `prompted` counts
-    the tokens of all prompts, `masked` rollouts with masks, `unproven` those in which nothing else
-    tells what was sampled. `stopped` is True if a limit left rollouts unchecked.
+    `stopped` is True if a limit left rollouts unchecked.
     """
 
+    explained: bool = False
     notes: list[str] = field(default_factory=list)
-    rollouts: int = 0
-    broken: int = 0
     steps: Counter[Relation] = field(default_factory=Counter)
     causes: dict[Cause, Tally] = field(default_factory=dict)
     histories: Counter[str] = field(default_factory=Counter)
     recorded: Counter[str] = field(default_factory=Counter)
     faults: dict[Cause, Tally] = field(default_factory=dict)
-    samples: int = 0
-    tokens: int = 0
-    sampled: int = 0
-    row_tokens: int = 0
-    prompted: int = 0
-    trained: int = 0
-    masked: int = 0
-    unproven: int = 0
-    reprefilled: int = 0
-    lost: int = 0
     unreadable: int = 0
     unread: list[Unreadable] = field(default_factory=list)
     stopped: bool = False
-    explained: bool = False
     scores: Scores | None = None
 
     def add(self, one: CheckedRollout | Unreadable) -> None:
@@ -125,23 +111,11 @@ class RolloutReport(ShowsItself):
             self.unreadable += 1
             self.unread += [one] if len(self.unread) < _UNREADABLE else []
             return
-        self.rollouts += 1
+        for count in fields(Counts):
+            setattr(self, count.name, getattr(self, count.name) + getattr(one, count.name))
         self.steps.update(one.steps)
-        self.samples += len(one.tips)
-        self.row_tokens += sum(len(tip.stream) for tip in one.tips)
-        self.tokens += one.tokens
-        self.sampled += one.sampled
-        self.prompted += one.prompted
-        if one.trained is not None:
-            self.trained += one.trained
-            self.masked += 1
-            self.unproven += not one.proven
-        self.broken += bool(one.breaks)
-        for broken in one.breaks:
-            self.histories.update([broken.history.cause.value] if broken.history is not None else [])
-            self.recorded.update([broken.recorded.partition(":")[0]] if broken.recorded else [])
-            self.reprefilled += broken.reprefilled
-            self.lost += broken.lost
+        self.histories.update(broken.history.cause.value for broken in one.breaks if broken.history is not None)
+        self.recorded.update(broken.recorded.partition(":")[0] for broken in one.breaks if broken.recorded)
         _count(self.causes, one.breaks)
         _count(self.faults, one.findings)
 
@@ -192,15 +166,12 @@ class RolloutReport(ShowsItself):
             | {"examples": list(map(_plain, tally.examples))}
             for cause, tally in self.ranked_causes()
         ]
-        faults = [{"cause": cause, "group": cause.group, **asdict(tally)} for cause, tally in self.faults.items()]
-        names = ("verdict", "calls", "compared", "breaks")
-        return {
-            **_plain(self),
-            **{name: getattr(self, name) for name in names},
+        return _plain(self) | {
+            **{name: getattr(self, name) for name in ("verdict", "calls", "compared", "breaks")},
             "unread": list(map(asdict, self.unread)),
             "trained": self.trained if self.masked else None,
             "causes": causes,
-            "faults": faults,
+            "faults": [{"cause": cause, "group": cause.group, **asdict(tally)} for cause, tally in self.faults.items()],
         }
 
     # -- as a document
@@ -209,11 +180,25 @@ class RolloutReport(ShowsItself):
         """The document of the report."""
         contrasts = Contrasts()
         breaks = [_break_row(one, contrasts) for _, tally in self.ranked_causes() for one in tally.examples]
+        causes: list[list[str | Cell]] = [
+            [
+                Cell(str(cause), small=cause.advice) if self.explained else "not explained: no tokenizer was given",
+                f"{tally.places:,}",
+                f"{tally.rollouts:,}",
+                f"{100 * tally.rollouts / self.rollouts:.1f} %",
+            ]
+            for cause, tally in self.ranked_causes()
+        ]
+        faults = [
+            [one.where, f"{cause}: {counted(tally.places, 'place')}, {counted(tally.tokens)}", one.words]
+            for cause, tally in self.faults.items()
+            for one in tally.examples
+        ]
         unread = [[one.where, one.problem] for one in self.unread]
         tables = [
             Table("What there is", ["", ""], list(self._figures()), words=2),
-            Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], list(self._causes())),
-            Table("Ids, masks and logprobs", ["where", "fault", "what"], list(self._faults()), words=3),
+            Table("Why prompts broke off", ["", "breaks", "rollouts", "of all"], causes),
+            Table("Ids, masks and logprobs", ["where", "fault", "what"], faults, words=3),
             Table("Breaks", ["where", "what", "cost"], breaks, words=3),
             Table(f"Could not be read: {self.unreadable:,}", ["where", "why"], unread, words=2),
         ]
@@ -261,18 +246,6 @@ class RolloutReport(ShowsItself):
                 yield "absolute difference", ", ".join(f"{name} {scores[name]:.4g}" for name in names)
                 yield "engine less record", f"{scores['mean_difference']:+.4g}, ratio {scores['mean_ratio']:.4f}"
 
-    def _causes(self) -> Iterator[list[str | Cell]]:
-        for cause, tally in self.ranked_causes():
-            name = Cell(str(cause), small=cause.advice) if self.explained else "not explained: no tokenizer was given"
-            share = f"{100 * tally.rollouts / self.rollouts:.1f} %"
-            yield [name, f"{tally.places:,}", f"{tally.rollouts:,}", share]
-
-    def _faults(self) -> Iterator[list[str]]:
-        for cause, tally in self.faults.items():
-            places = f": {counted(tally.places, 'place')}, {counted(tally.tokens)}" if tally.places > 1 else ""
-            for at, one in enumerate(tally.examples):
-                yield [one.where, f"{cause}{'' if at else places}", one.words]
-
 
 def _listed(counts: Counter[Any]) -> str:
     return ", ".join(f"{str(name).replace('_', ' ')} {count:,}" for name, count in counts.most_common())
@@ -311,7 +284,7 @@ def check_rollouts(
 
     Reports lines that cannot be read. Raises InputError if an input cannot be read at all.
     """
-    report = RolloutReport(explained=model is not None)
+    report = RolloutReport(model is not None)
     digest = None if model is None else (model if isinstance(model, Tokenizer) else model.tokenizer).digest
     with contextlib.ExitStack() as stack:
         runner, connected = None, None
@@ -326,7 +299,10 @@ def check_rollouts(
             if isinstance(rollout, Unreadable):
                 report.add(rollout)
                 continue
-            report.notes += [one for one in _notes(rollout, digest) if one not in report.notes]
+            notes = [rollout.note] if rollout.note else []
+            if digest is not None and rollout.tokenizer is not None and not digest.startswith(rollout.tokenizer):
+                notes.append("rollouts were recorded with another tokenizer than the one given: breaks are misread")
+            report.notes += [note for note in notes if note not in report.notes]
             checked = check_rollout(rollout, model)
             report.add(checked)
             if runner is not None and report.scores is not None:
@@ -337,13 +313,6 @@ def check_rollouts(
 async def _connect(connect: Callable[[], Any]) -> Any:
     engine = connect()
     return await engine if hasattr(engine, "__await__") else engine
-
-
-def _notes(rollout: Rollout, digest: str | None) -> Iterator[str]:
-    if rollout.note:
-        yield rollout.note
-    if digest is not None and rollout.tokenizer is not None and not digest.startswith(rollout.tokenizer):
-        yield "rollouts were recorded with another tokenizer than the one given: their breaks are misread"
 
 
 def recorded_tokenizer(inputs: Sequence[str]) -> str | None:

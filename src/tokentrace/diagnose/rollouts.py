@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ..rendering.renderer import Renderer
 from ..tokens.ids import common_prefix, runs
@@ -22,7 +23,7 @@ from .breaks import Break, conversation_change, explain_break
 from .conversation_diff import TASK_OF_A_CALL
 from .finding import Cause, Finding
 from .records import Call, Floats, Mask, Request, Rollout, Row
-from .resync import hunks, occurrences
+from .token_text import hunks
 
 _RECENT: Final = 3
 """Recent conversations in which the origin of a request is searched."""
@@ -80,32 +81,52 @@ class Tip:
     """Where completions begin, their logprobs, and the temperature."""
 
 
-@dataclass(slots=True, eq=False)
-class CheckedRollout:
-    """What one rollout came to. `tokens` counts shared ones once; `trained` needs masks.
+@dataclass(slots=True, kw_only=True, eq=False)
+class Counts:
+    """Counts over rollouts.
 
-    `proven` is False if nothing but the masks tells what was sampled.
+    `samples` are rows that train each sampled token once, `row_tokens` theirs; `tokens` counts shared
+    ones once, `prompted` those of all prompts; `masked` are rollouts with masks, which train
+    `trained` tokens, `unproven` those in which nothing else tells what was sampled.
     """
+
+    rollouts: int = 0
+    broken: int = 0
+    samples: int = 0
+    row_tokens: int = 0
+    tokens: int = 0
+    sampled: int = 0
+    prompted: int = 0
+    trained: int = 0
+    masked: int = 0
+    unproven: int = 0
+    reprefilled: int = 0
+    lost: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class CheckedRollout(Counts):
+    """What one rollout came to."""
 
     name: str
     steps: list[Relation] = field(default_factory=list)
     breaks: list[RolloutBreak] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     tips: list[Tip] = field(default_factory=list)
-    tokens: int = 0
-    sampled: int = 0
-    prompted: int = 0
-    trained: int | None = None
-    proven: bool = True
 
-    def compare_masks(self, where: str, mask: Mask, sampled: Mask, first: int = 0) -> None:
-        """Report tokens from `first` on that are either trained or sampled, not both."""
+    def report(self, cause: Cause, where: str, words: str, tokens: int = 0, position: int | None = None) -> None:
+        self.findings.append(Finding(cause, where, words=words, position=position, tokens=tokens))
+
+    def train(self, where: str, mask: Mask, sampled: Mask | None) -> None:
+        """Count what a mask trains. Report what is trained or sampled, not both."""
+        self.masked, self.trained = 1, self.trained + int(mask.sum())
+        if sampled is None:
+            self.unproven = 1
+            return
         for cause, wrong in ((Cause.TRAINED_UNSAMPLED, mask & ~sampled), (Cause.SAMPLED_UNTRAINED, sampled & ~mask)):
-            wrong[:first] = False
             if wrong.any():
                 at = int(wrong.argmax())
-                words = f"the first is token {at:,}"
-                self.findings.append(Finding(cause, where, words=words, position=at, tokens=int(wrong.sum())))
+                self.report(cause, where, f"the first is token {at:,}", int(wrong.sum()), at)
 
 
 def check_rollout(rollout: Rollout, model: Tokenizer | Renderer | None = None) -> CheckedRollout:
@@ -116,7 +137,12 @@ def check_rollout(rollout: Rollout, model: Tokenizer | Renderer | None = None) -
         checker.add_call(call)
     for row in rollout.rows:
         checker.add_row(row)
-    return checker.result
+    result = checker.result
+    result.rollouts, result.broken, result.samples = 1, bool(result.breaks), len(result.tips)
+    result.row_tokens = sum(len(tip.stream) for tip in result.tips)
+    result.reprefilled = sum(one.reprefilled for one in result.breaks)
+    result.lost = sum(one.lost for one in result.breaks)
+    return result
 
 
 class _Checker:
@@ -136,30 +162,26 @@ class _Checker:
         if earlier is not call and self.rollout.derived:
             return
         if earlier is not call and not self.rollout.ordered and _same_logprobs(earlier, call):
-            words = f"the same as {earlier.where}"
-            result.findings.append(Finding(Cause.DUPLICATE_CALL, call.where, words=words, tokens=len(stream)))
+            result.report(Cause.DUPLICATE_CALL, call.where, f"the same as {earlier.where}", len(stream))
             result.steps.append(Relation.TWICE)
             return
         result.findings += call.findings
         if call.start == len(stream):
-            result.findings.append(Finding(Cause.NOTHING_SAMPLED, call.where, words="the completion is empty"))
-        outside = stream[stream >= self.size]
-        if len(outside):
+            result.report(Cause.NOTHING_SAMPLED, call.where, "the completion is empty")
+        if len(outside := stream[stream >= self.size]):
             words = f"id {int(outside[0])}, and the vocabulary has {self.size:,}"
-            result.findings.append(Finding(Cause.NO_TOKEN, call.where, words=words, tokens=len(outside)))
+            result.report(Cause.NO_TOKEN, call.where, words, len(outside))
         step, tip, shared = self.place(call)
         result.steps.append(step)
-        sampled = np.zeros(len(stream), np.bool_)
+        sampled = np.arange(len(stream)) >= call.start
         if tip is not None:
             sampled[:shared] = tip.sampled[:shared]
-        sampled[call.start :] = True
         result.tokens += len(stream) - shared
         result.sampled += len(stream) - call.start
         result.prompted += call.start
         if call.mask is not None:
-            mask = call.mask & (np.arange(len(stream)) >= shared)  # earlier tokens were counted before
-            result.trained = (result.trained or 0) + int(mask.sum())
-            result.compare_masks(call.where, mask, sampled, shared)
+            new_tokens = np.arange(len(stream)) >= shared  # earlier ones were counted before
+            result.train(call.where, call.mask & new_tokens, sampled & new_tokens)
         self.prompts.add(call.prompt.tobytes())
         new = Tip(stream, sampled, call.request, [len(stream)], [])
         if step is Relation.EXTENDS and tip is not None and shared == len(tip.stream):
@@ -171,19 +193,16 @@ class _Checker:
 
     def add_row(self, row: Row) -> None:
         """Compare a row's mask with what was sampled, as its calls or the row itself say."""
-        result = self.result
-        result.findings += row.findings
-        result.trained = (result.trained or 0) + int(row.mask.sum())
+        self.result.findings += row.findings
+        sampled = None
         if not self.rollout.derived:
             sampled = np.zeros(len(row.ids), np.bool_)
             for call in self.rollout.calls:
                 if common_prefix(call.stream, row.ids) == len(call.stream):
                     sampled[call.start : len(call.stream)] = True
-            result.compare_masks(row.where, row.mask, sampled)
         elif row.sampled is not None:  # what another row of the rollout trains is sampled here, and not trained
-            result.compare_masks(row.where, row.mask, row.mask & row.sampled)
-        else:
-            result.proven = False
+            sampled = row.mask & row.sampled
+        self.result.train(row.where, row.mask, sampled)
 
     def place(self, call: Call) -> tuple[Relation, Tip | None, int]:
         """How a call continues the earlier ones, its closest tip, and how much they share."""
@@ -206,10 +225,12 @@ class _Checker:
             recent = (one.request for one in itertools.islice(reversed(self.tips), _RECENT))
             histories = [[*one.messages, one.reply] for one in recent if one and one.reply and one is not tip.request]
             history = conversation_change(**requests, recent=histories)
-        if history is not None and _is_other_conversation(history):
-            return Relation.OTHER, tip, shared
         if history is not None and history.cause is Cause.RETRY:
             return Relation.REPEATS, tip, shared
+        if history is not None and history.cause is Cause.SUB_AGENT:
+            task = TASK_OF_A_CALL in history.words  # which it needs under the same instructions
+            if task or not history.message:
+                return Relation.OTHER, tip, shared
         self.explain(call, tip, shared, requests, history)
         return Relation.BREAKS, tip, shared
 
@@ -254,11 +275,6 @@ def _requests(before: Request | None, after: Request | None) -> dict[str, Any]:
     }
 
 
-def _is_other_conversation(history: Finding) -> bool:
-    """True for a sub-agent; with the same instructions only if a call gave it its task."""
-    return history.cause is Cause.SUB_AGENT and (not history.message or TASK_OF_A_CALL in history.words)
-
-
 def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
     """True if a prompt has something of what was sampled after its first `end` tokens."""
     if shared == len(prompt):
@@ -267,7 +283,9 @@ def _goes_on(tip: Tip, prompt: Ids, shared: int, end: int) -> bool:
         return True
     start, stop = next(iter(runs(tip.sampled[shared:])), (0, 0))
     answer = tip.stream[shared + start : shared + stop]
-    return any(len(occurrences(prompt[shared:], part)) for part in (answer[:_TRACE], answer[-_TRACE:]))
+    size = min(_TRACE, len(answer))
+    places = sliding_window_view(prompt[shared:], size) if 0 < size <= len(prompt) - shared else answer[:0]
+    return any((places == end).all(-1).any() for end in (answer[:size], answer[-size:]) if len(places))
 
 
 def _same_logprobs(one: Call, other: Call) -> bool:

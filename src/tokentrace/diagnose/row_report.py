@@ -5,11 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from ..data.sources import BATCH_ROWS, ROW_BYTES, Source, find_sources, read_rows
+from ..data.sources import BATCH_ROWS, Format, Row, Source, find_sources, read_rows
+from ..data.tables import read_metadata
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
 from ..errors import InputError
 from ..settings import whole
@@ -18,13 +20,13 @@ from ..show.visible import counted
 from ..showing import ShowsItself
 from ..tokens.tokenizer import Tokenizer
 from .finding import Cause
-from .row_inputs import RowColumns, RowFile
-from .rows import CheckedRow, Outcome, RowChecker
+from .rows import CheckedRow, Outcome, RowChecker, RowColumns, origin_of
 
 _EXAMPLES: Final = 5
 """Rows kept of each outcome."""
 _ROW_BYTES: Final = 1 << 28
 """A longer row is bad. Ids take more room than their text."""
+_HOW: Final = "give it with --source, in Python with sources= (a .metadata file beside JSON Lines says where it is)"
 _TONES: Final = {Outcome.SAME: "good", Outcome.CUT: "poor", Outcome.UNCHECKED: "poor"}
 
 Progress = Callable[[int, int], None]
@@ -163,6 +165,104 @@ def _tone(outcome: Outcome) -> str:
     return _TONES.get(outcome, "bad")
 
 
+# -- the files that rows were made of
+
+
+class Origins:
+    """Files of conversations, read forwards: rows in the order of their source cost one pass."""
+
+    def __init__(self, sources: Sequence[Source], tokenizer: RowTokenizer) -> None:
+        self.sources, self._tokenizer = sources, tokenizer
+        self._reading: dict[str, tuple[Iterator[Row], int]] = {}
+
+    def find(self, name: str) -> list[Source]:
+        """The files of this name, or of this base name if there is none."""
+        base = PurePosixPath(name).name
+        exact = [source for source in self.sources if source.name == name]
+        return exact or [source for source in self.sources if PurePosixPath(source.name).name == base]
+
+    def result(self, row: Any) -> RowResult | str | None:
+        """What the conversation gives that a row of ours names, or why there is none."""
+        origin = origin_of(row) if isinstance(row, Mapping) else None
+        if origin is None:
+            return None
+        name, number, _ = origin
+        sources = self.find(name)
+        if len(sources) != 1:
+            several = f"several sources are named {PurePosixPath(name).name!r}"
+            return several if sources else f"its source {name!r} was not found: {_HOW}"
+        source = sources[0]
+        rows, last = self._reading.get(source.path, (iter(()), 0))
+        if number <= last or not last:
+            rows = self._rows(source)
+        line = next((one for one in rows if one.number >= number), None)
+        self._reading[source.path] = rows, 0 if line is None else line.number
+        if line is None or line.number != number:
+            return f"{source.name} has no row {number}"
+        return self._tokenizer.tokenize(line, source.name, source.format)
+
+    def _rows(self, source: Source) -> Iterator[Row]:
+        return read_rows(source, row_bytes=self._tokenizer.settings.row_bytes)
+
+    def in_order(self) -> Iterator[RowResult]:
+        """Each sample that the files give."""
+        for source in self.sources:
+            for row in self._rows(source):
+                result = self._tokenizer.tokenize(row, source.name, source.format)
+                yield from (replace(result, samples=(sample,)) for sample in result.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowFile:
+    """A file of rows that tokentrace wrote, its metadata, and the files that it was made of."""
+
+    source: Source
+    metadata: Mapping[str, Any]
+    entries: Sequence[Mapping[str, Any]]
+
+    def find(self, spool: Path) -> Iterator[tuple[str, Source | None]]:
+        """The name of each file, and where it is now: seen from the rows or from here, the unchanged one first."""
+        beside = Path(self.source.origin).absolute().parent
+        for at, entry in enumerate(self.entries):
+            sources: list[Source] = []
+            for place in (beside / entry["path"], Path(entry["name"])) if entry.get("path") else ():
+                with suppress(InputError):  # no longer readable
+                    names = [str(place)] if place.is_file() else []
+                    sources += find_sources(names, spool / f"{at}-{len(sources)}") if names else []
+            sources.sort(key=lambda source, entry=entry: source.digest != entry.get("digest"))  # type: ignore[misc]
+            yield entry["name"], replace(sources[0], name=entry["name"]) if sources else None
+
+    def other_digests(self, now: Mapping[str, Any]) -> Iterator[str]:
+        """How tokenizer and template are not those that the rows were made with."""
+        for what in ("tokenizer", "template"):
+            before, here = (metadata.get(f"{what}_sha256") for metadata in (self.metadata, now))
+            if before is not None and before != here:
+                digests = (next(iter(one.values()), "") if isinstance(one, Mapping) else one for one in (before, here))
+                ours, theirs = (str(digest)[:12] for digest in digests)
+                yield f"{self.source.name} was made with another {what} ({ours}, here {theirs})"
+
+    def changes(self, now: Mapping[str, Any], origins: Origins) -> Iterator[str]:
+        """Which settings and files are not those that the rows were made of."""
+        before, here = self.metadata.get("settings", {}), now["settings"]
+        names = sorted(name for name in before if name in here and before[name] != here[name])
+        if names:
+            yield f"{self.source.name} was made with other settings: {', '.join(names)}"
+        for entry in self.entries:
+            sources, digest = origins.find(entry["name"]), entry.get("digest")
+            if len(sources) == 1 and isinstance(digest, str) and sources[0].digest != digest:
+                yield f"{entry['name']} has changed since {self.source.name} was made of it"
+
+
+def _row_files(sources: Sequence[Source]) -> Iterator[_RowFile]:
+    """The files that have metadata."""
+    for source in sources:
+        path = {Format.PARQUET: source.path, Format.LINES: source.origin}.get(source.format)
+        if metadata := read_metadata(path) if path else {}:
+            entries = metadata.get("sources")
+            entries = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+            yield _RowFile(source, metadata, [one for one in entries if isinstance(one.get("name"), str)])
+
+
 def check_dataset(
     inputs: Sequence[str],
     settings: TokenizeSettings | None = None,
@@ -193,20 +293,26 @@ def check_dataset(
     limit = None if limit is None else whole("limit", limit, least=1, error=InputError)
     with tempfile.TemporaryDirectory(prefix="tokentrace-check-") as spool:
         files = find_sources(inputs, Path(spool) / "rows", split=split)
-        described = [one for one in map(RowFile.of, files) if one.metadata]
-        settings = settings or _settings(described, tokenizer, changes or {})
-        origins, missing = _origins(sources, described, Path(spool))
-        checker = RowChecker(settings, sources=origins, columns=columns, pad_token=pad_token)
+        ours = list(_row_files(files))
+        if settings is None and tokenizer is None:
+            raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
+        if settings is None:
+            recorded = ours[0].metadata.get("settings") if ours else None
+            if not recorded or "engine" in recorded:  # rows of another script, or of rollouts
+                recorded = {"lost": "ignore"}
+            settings = TokenizeSettings.read({**recorded, **(changes or {})}, str(tokenizer))
+        checker = RowChecker(settings, columns=columns, pad_token=pad_token)
         report = CheckReport(settings=checker.tokenizer.described())
-        warnings = [words for one in described for words in one.other_digests(report.settings)]
+        warnings = [words for one in ours for words in one.other_digests(report.settings)]
         if assumed and warnings:
             raise InputError(f"{warnings[0]}: name the one they were made with (--tokenizer, -t)")
-        other = [words for one in described for words in one.other_settings(report.settings)]
-        changed = [words for one in described for words in one.changes(origins)]
-        report.notes += [*warnings, *other, *missing, *changed]
-        complete = len(files) == len(described) == 1 and "counts" in described[0].metadata
-        complete = complete and not missing and not changed
-        in_order = _samples_of(checker.tokenizer, origins) if complete else None
+        conversations, missing = _conversations(sources, ours, Path(spool))
+        origins = Origins(conversations, checker.tokenizer)
+        changed = [words for one in ours for words in one.changes(report.settings, origins)]
+        report.notes += [*warnings, *changed, *missing]
+        complete = len(files) == len(ours) == 1 and "counts" in ours[0].metadata and not missing
+        complete = complete and not any("has changed since" in words for words in changed)
+        in_order = origins.in_order() if complete else iter(())
         done, total = 0, sum(source.size for source in files)
         for source in files:
             for row in read_rows(source, row_bytes=_ROW_BYTES):
@@ -215,8 +321,8 @@ def check_dataset(
                     return report
                 # files for trainers do not name their sources: their rows are compared in order
                 names_source = isinstance(row.value, Mapping) and "source" in row.value
-                expected = None if in_order is None or names_source else next(in_order, None)
-                report.add(checker.check(row, source.name, source.format, expected))
+                origin = origins.result(row.value) if names_source else next(in_order, None)
+                report.add(checker.check(row, source.name, source.format, origin))
                 if progress is not None and not report.rows % BATCH_ROWS:
                     progress(done + row.end, total)
             done += source.size
@@ -225,32 +331,17 @@ def check_dataset(
     return report
 
 
-def _settings(described: Sequence[RowFile], tokenizer: str | None, changes: Mapping[str, Any]) -> TokenizeSettings:
-    if tokenizer is None:
-        raise InputError("rows do not carry their tokenizer: give settings, or tokenizer=")
-    recorded = described[0].metadata.get("settings") if described else None
-    if not recorded or "engine" in recorded:  # rows of another script, or of rollouts
-        recorded = {"lost": "ignore"}
-    return TokenizeSettings.read({**recorded, **changes}, tokenizer)
-
-
-def _origins(sources: Sequence[str], described: Sequence[RowFile], spool: Path) -> tuple[list[Source], list[str]]:
+def _conversations(sources: Sequence[str], ours: Sequence[_RowFile], spool: Path) -> tuple[list[Source], list[str]]:
     """The files of conversations, and sentences about those that are missing."""
     origins = find_sources(sources, spool / "sources") if sources else []
-    names = {entry["name"] for one in described for entry in one.entries}
+    names = {entry["name"] for one in ours for entry in one.entries}
     if len(origins) == len(names) == 1:  # the only source, whatever its name is now
         return [replace(origins[0], name=names.pop())], []
     missing: list[str] = []
-    for at, one in enumerate(described if not sources else ()):
-        present, gone = one.find(spool / f"recorded-{at}")
-        origins += [origin for origin in present if origin not in origins]
-        missing += gone
+    for at, one in enumerate(ours if not sources else ()):
+        for name, origin in one.find(spool / f"recorded-{at}"):
+            if origin is None:
+                missing.append(f"{name}, which {one.source.name} was made of, is not there any more: {_HOW}")
+            elif origin not in origins:
+                origins.append(origin)
     return origins, missing
-
-
-def _samples_of(tokenizer: RowTokenizer, sources: Sequence[Source]) -> Iterator[RowResult]:
-    """Each sample that the files give, in order."""
-    for source in sources:
-        for row in read_rows(source, row_bytes=ROW_BYTES):
-            result = tokenizer.tokenize(row, source.name, source.format)
-            yield from (replace(result, samples=(sample,)) for sample in result.samples)

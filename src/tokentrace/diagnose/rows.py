@@ -6,40 +6,38 @@ declared tools); everything else is explained as breaks are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..data.sources import ROW_BYTES, Format, Row, Source
+from ..data.conversations import COMPLETIONS, MESSAGES, Columns
+from ..data.sources import Format, Row
 from ..data.tokenizing import RowResult, RowTokenizer, TokenizeSettings
-from ..errors import InputError
-from ..rendering.renderer import Renderer
-from ..samples.sample import Sample
+from ..data.trainers import ATTENTION
+from ..errors import InputError, kind_of
+from ..samples.sample import IGNORE, Sample
 from ..show.alignment import Hunk
 from ..show.visible import counted
 from ..study.probes import USER
-from ..tokens.ids import common_prefix
+from ..tokens.ids import check_ids, check_integers, common_prefix
 from ..tokens.kinds import Kind, Part
 from ..tokens.tokenizer import Ids
 from .break_checks import Case, explain
 from .finding import Cause, Finding
-from .records import Mask
-from .resync import hunks, next_hunk
-from .row_inputs import IdsRow, RowColumns, SourceRows, has_conversation, read_ids_row
-from .token_text import Parts, TurnHeads, contrast, quoted, text_of
+from .records import IDS, MASKS, Fields, Mask, first_of
+from .token_text import Parts, TurnHeads, contrast, hunks, quoted, text_of
 
 _MOST: Final = 8
 """Differences of a row that are explained."""
 _PROMPT: Final = len(Part)
 """The code of a generation prompt among parts."""
 _PARTS: Final = {**{int(part): part.name.lower().replace("_", " ") for part in Part}, _PROMPT: "generation prompt"}
-_OURS: Final = frozenset({"source", "row", "sample"})
-"""Columns by which our rows name where they come from."""
+_MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
 
 
 class Outcome(StrEnum):
@@ -77,11 +75,11 @@ class CheckedRow:
     @property
     def causes(self) -> list[Cause]:
         """Why ids differ, or that the mask is shifted; each cause once."""
-        return list(dict.fromkeys(one.cause for one in self.findings if one.cause not in MASK_CAUSES))
+        return list(dict.fromkeys(one.cause for one in self.findings if one.cause not in _MASK_CAUSES))
 
     @property
     def mask(self) -> list[Finding]:
-        return [one for one in self.findings if one.cause in MASK_CAUSES]
+        return [one for one in self.findings if one.cause in _MASK_CAUSES]
 
     @property
     def position(self) -> int | None:
@@ -89,7 +87,107 @@ class CheckedRow:
         return min((one.position for one in self.findings if one.position is not None), default=None)
 
 
-MASK_CAUSES: Final = (Cause.MASK_ADDED, Cause.MASK_MISSING)
+# -- the row as it is
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """The columns of ids and mask; None uses the first usual name. `mask` may name labels."""
+
+    ids: str | None = None
+    mask: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdsRow:
+    """A row without padding. `mask` is None if the row does not say what is trained.
+
+    `start` tokens of padding came before it, `padding` before and after it, some of them trained
+    (`trained_padding`). `columns` are the other ones.
+    """
+
+    ids: Ids
+    mask: Mask | None
+    start: int = 0
+    padding: int = 0
+    trained_padding: tuple[int, ...] = ()
+    attended: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def cut(self, start: int, stop: int) -> IdsRow:
+        """The row without the padding before `start` and from `stop` on."""
+        mask = None if self.mask is None else self.mask[start:stop]
+        padding = self.padding + start + len(self.ids) - stop
+        return replace(self, ids=self.ids[start:stop], mask=mask, start=self.start + start, padding=padding)
+
+    def without_padding(self, pad: int | None, expected: Ids) -> IdsRow:
+        """The row without untrained pad tokens at its ends that the expected row lacks."""
+        if self.attended or pad is None:
+            return self
+        pads, theirs = self.ids == pad, expected == pad
+        idle = pads if self.mask is None else pads & ~self.mask
+        start, end = (max(0, min(_run(idle[::step]), _run(pads[::step]) - _run(theirs[::step]))) for step in (1, -1))
+        return self.cut(start, len(self.ids) - end) if start + end < len(self.ids) else self
+
+
+def _run(flags: Mask) -> int:
+    """How many are True at the beginning."""
+    return len(flags) if flags.all() else int(flags.argmin())
+
+
+def read_ids_row(value: Any, columns: RowColumns) -> IdsRow:
+    """A row of ids. Raises InputError with the column that does not fit."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"a row of ids must be a mapping of columns, not {kind_of(value)}")
+    for name in (columns.ids, columns.mask):
+        if name is not None and value.get(name) is None:
+            raise InputError("the row has no such column, or nothing in it", field=name)
+    name = columns.ids or first_of(value, IDS)
+    if name is None:
+        names = ", ".join(str(column)[:80] for column in list(value)[:8]) or "no columns"
+        raise InputError(f"the row holds no ids; it has {names}; searched: {', '.join(IDS)}")
+    ids = check_ids(value[name], name)
+    if not len(ids):
+        raise InputError("holds no ids", field=name)
+    masks = value
+    if columns.mask is not None:
+        named = value[columns.mask]
+        masks = {"labels" if isinstance(named, (list, np.ndarray)) and IGNORE in named else "mask": named}
+    fields = Fields(masks, "the row")
+    mask = fields.trained(ids)
+    for problem in fields.findings:
+        raise InputError(problem.words, field=problem.where.rpartition(", ")[2])
+    used = {name, "labels", ATTENTION, *MASKS, columns.mask}
+    row = IdsRow(ids, mask, columns={key: value[key] for key in value if key not in used})
+    if value.get(ATTENTION) is None:
+        return row
+    attention = check_integers(value[ATTENTION], ATTENTION) != 0
+    present = np.flatnonzero(attention)
+    if len(attention) != len(ids) or not len(present):
+        raise InputError(f"has {len(attention):,} entries for {len(ids):,} ids, or only zeros", field=ATTENTION)
+    start, stop = int(present[0]), int(present[-1]) + 1
+    if len(present) != stop - start:
+        raise InputError("has a hole: padding comes before and after a row", field=ATTENTION)
+    trained = () if mask is None else tuple(np.flatnonzero(mask & ~attention).tolist())
+    return replace(row.cut(start, stop), trained_padding=trained, attended=True)
+
+
+def has_conversation(row: Mapping[str, Any], columns: Columns = Columns()) -> bool:  # noqa: B008 (frozen)
+    """True if a row's columns hold a conversation, valid or not."""
+    named = {columns.messages, columns.prompt, columns.completion} - {None}
+    present = {name for name, value in row.items() if value is not None}
+    pair = "prompt" in present and not present.isdisjoint(COMPLETIONS)
+    return not present.isdisjoint(named) if named else not present.isdisjoint(MESSAGES) or pair
+
+
+def origin_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
+    """The file, the row and the sample that a row of ours was made of, as its columns say."""
+    source, number, sample = (row.get(name) for name in ("source", "row", "sample"))
+    named = isinstance(source, str) and isinstance(number, int) and isinstance(sample, int)
+    return (source, number, sample) if named else None  # type: ignore[return-value]
+
+
+# -- the row as it should be
 
 
 class Expected:
@@ -111,17 +209,15 @@ class Expected:
             codes[before][scaffold] = _PROMPT
         return codes
 
-    def role(self, message: int) -> str:
-        return self._rendered.role(message) or "template"
-
     @cached_property
     def has_system(self) -> bool:
-        return any(self.role(at) in ("system", "developer") for at in np.unique(self.messages).tolist())
+        roles = map(self._rendered.role, np.unique(self.messages).tolist())
+        return not {"system", "developer"}.isdisjoint(roles)
 
     def origin(self, at: int) -> tuple[str, str, int]:
         """The role, the part and the message of a token."""
         message = int(self.messages[at])
-        return self.role(message), _PARTS[int(self.parts[at])], message
+        return self._rendered.role(message) or "template", _PARTS[int(self.parts[at])], message
 
     def place(self, at: int) -> tuple[int | None, str]:
         """The message of a token and its field, as ``message 2 (user), content``."""
@@ -131,8 +227,20 @@ class Expected:
         if message < 0:
             return None, "the template's own text"
         at += self._offset
-        field = next((name for name in self._rendered.fields[at : at + 1] if name != "scaffold"), part)
-        return message, f"message {message} ({role}), {field}"
+        name = next((name for name in self._rendered.fields[at : at + 1] if name != "scaffold"), part)
+        return message, f"message {message} ({role}), {name}"
+
+
+def _best(actual: IdsRow, samples: Sequence[Sample]) -> tuple[Expected, str | None]:
+    """The sample that the row names, or the one that it shares most with."""
+    origin = origin_of(actual.columns)
+    if origin is not None and 0 <= origin[2] < len(samples):
+        return Expected(samples[origin[2]]), None
+    best = max(samples, key=lambda one: (common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))))
+    if origin is None:
+        return Expected(best), None
+    count = counted(len(samples), "sample")
+    return Expected(best), f"it is sample {origin[2]} of its conversation, which gives {count} with these settings"
 
 
 class RowChecker:
@@ -142,22 +250,25 @@ class RowChecker:
         self,
         settings: TokenizeSettings,
         *,
-        sources: Sequence[Source] = (),
         columns: RowColumns = RowColumns(),  # noqa: B008 (frozen)
         pad_token: str | None = None,
     ) -> None:
-        self.tokenizer = RowTokenizer(settings)
-        tokenizer = self.tokenizer.renderer.tokenizer
-        self._ids, self._columns = _IdsChecker(self.tokenizer.renderer), columns
-        self._sources = SourceRows(sources, row_bytes=max(settings.row_bytes, ROW_BYTES))
+        self.tokenizer, self._columns = RowTokenizer(settings), columns
+        self._renderer = renderer = self.tokenizer.renderer
+        tokenizer = renderer.tokenizer
+        self._vocabulary, self._heads = tokenizer.vocabulary, TurnHeads.of(tokenizer.vocabulary)
         self._pad = tokenizer.token_id(pad_token or tokenizer.variables.get("pad_token", ""))
         if pad_token and self._pad is None:
             raise InputError(f"{pad_token!r} is not a control token of {tokenizer.name or 'the tokenizer'}")
+        self._bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
+        self._ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
+        prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
+        self._prompt = prompted.ids[[name == "generation_prompt" for name in prompted.fields]]
 
     def check(
-        self, row: Row, source: str = "rows", form: Format = Format.LINES, result: RowResult | None = None
+        self, row: Row, source: str = "rows", form: Format = Format.LINES, origin: RowResult | str | None = None
     ) -> CheckedRow:
-        """Check a row. `result` is what its conversation gives, if the row does not name it."""
+        """Check a row. Without a conversation it needs its `origin`: what that gives, or why there is none."""
         checked = CheckedRow(source, row.number, row.line)
         try:
             if row.problem is not None:
@@ -167,173 +278,72 @@ class RowChecker:
             return replace(checked, outcome=Outcome.BAD, reason=" ".join(str(error).split()))
         trained = None if actual.mask is None else int(actual.mask.sum())
         checked = replace(checked, tokens=len(actual.ids), trained=trained, padding=actual.padding)
-        expected = result or self._conversation(row, actual, source, form)
-        if isinstance(expected, str):
-            return self._alone(actual, expected, checked)
-        if expected.bad is not None:
-            return replace(checked, outcome=Outcome.BAD, reason=f"its conversation gives no row: {expected.bad.reason}")
-        return self._compare(actual, expected, checked)
+        if has_conversation(actual.columns, self.tokenizer.settings.columns):
+            origin = self.tokenizer.tokenize(Row(row.number, row.line, dict(actual.columns)), source, form)
+        if isinstance(origin, RowResult) and origin.samples:
+            return self._compare(actual, origin.samples, checked)
+        if isinstance(origin, RowResult):
+            reason = f"its conversation gives no row: {origin.problems[0].reason}"
+            return replace(checked, outcome=Outcome.BAD, reason=reason)
+        size = self._vocabulary.size
+        for at in np.flatnonzero(actual.ids >= size)[:1].tolist():
+            words = f"token {actual.start + at} is {actual.ids[at]}, and the vocabulary has {size:,} ids"
+            return replace(checked, outcome=Outcome.BAD, reason=words)
+        reason = origin or "the row holds no conversation and does not say where it is"
+        return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
 
-    def _conversation(self, row: Row, actual: IdsRow, source: str, form: Format) -> RowResult | str:
-        """What the row's conversation gives, or why there is none."""
-        columns = actual.columns
-        if has_conversation(columns, self.tokenizer.settings.columns):
-            return self.tokenizer.tokenize(Row(row.number, row.line, dict(columns)), source, form)
-        if not (columns.keys() >= _OURS and isinstance(columns["source"], str) and isinstance(columns["row"], int)):
-            return "the row holds no conversation and does not say where it is"
-        origin = self._sources.row(columns["source"], columns["row"])
-        if isinstance(origin, str):
-            return origin
-        return self.tokenizer.tokenize(origin[1], origin[0].name, origin[0].format)
-
-    def _alone(self, row: IdsRow, reason: str, checked: CheckedRow) -> CheckedRow:
-        """Check a row without its conversation: only its ids can be wrong."""
-        size = self.tokenizer.renderer.tokenizer.vocabulary.size
-        outside = np.flatnonzero(row.ids >= size)
-        if not len(outside):
-            return replace(checked, outcome=Outcome.UNCHECKED, reason=reason)
-        at = int(outside[0])
-        words = f"token {row.start + at} is {row.ids[at]}, and the vocabulary has {size:,} ids"
-        return replace(checked, outcome=Outcome.BAD, reason=words)
-
-    def _compare(self, actual: IdsRow, result: RowResult, checked: CheckedRow) -> CheckedRow:
-        expected, reason = _best(actual, result)
+    def _compare(self, actual: IdsRow, samples: Sequence[Sample], checked: CheckedRow) -> CheckedRow:
+        expected, reason = _best(actual, samples)
         row = actual.without_padding(self._pad, expected.ids)
         differing = list(hunks(expected.ids, row.ids))
-        findings, contrasts = self._ids.check(expected, row.ids, row.start) if differing else ([], [])
+        causes = self._differences(expected, row.ids) if differing else []
+        findings = [self._finding(cause, hunk, expected, row) for cause, hunk in causes]
         wrong: list[Finding] = []
         if row.mask is not None:
-            wrong = _mask_findings(_wrong_mask(expected, row.ids, row.mask, differing), row.start)
-            wrong += _mask_findings((("template", "padding", -1, True, at) for at in row.trained_padding), 0)
+            wrong = _mask_findings(expected, row, differing)
             if wrong and not differing and (moved := _shift(expected.mask, row.mask)):
                 findings.append(Finding(Cause.MASK_SHIFTED, words=f"moved by one token to the {moved}"))
-        cut = {one.cause for one in findings} == {Cause.CUT}
+        cut = {cause for cause, _ in causes} == {Cause.CUT}
         ids = Outcome.BOTH if wrong else Outcome.CUT if cut else Outcome.IDS
         return replace(
             checked,
             outcome=ids if differing else Outcome.MASK if wrong else Outcome.SAME,
             reason=reason,
             findings=(*findings, *wrong),
-            contrasts=tuple(contrasts),
+            contrasts=tuple(contrast(self._vocabulary, expected.ids, row.ids, hunk, fine=False) for _, hunk in causes),
             tokens=len(row.ids),
             padding=row.padding,
             expected_tokens=len(expected.ids),
             expected_trained=expected.sample.trained,
         )
 
+    # -- why ids differ
 
-def _best(actual: IdsRow, result: RowResult) -> tuple[Expected, str | None]:
-    """The sample that the row names, or the one that it shares most with."""
-    samples, columns = result.samples, actual.columns
-    number = columns.get("sample") if columns.keys() >= _OURS else None
-    if isinstance(number, int) and 0 <= number < len(samples):
-        return Expected(samples[number]), None
-    best = max(samples, key=lambda one: (common_prefix(one.ids, actual.ids), -abs(len(one.ids) - len(actual.ids))))
-    count = counted(len(samples), "sample")
-    words = f"it is sample {number} of its conversation, which gives {count} with these settings"
-    return Expected(best), words if isinstance(number, int) else None
-
-
-# -- masks
-
-_Wrong = tuple[str, str, int, bool, int]
-"""A token with a wrong mask: role, part, message, whether it is trained, position."""
-
-
-def _wrong_mask(expected: Expected, ids: Ids, mask: Mask, differing: Sequence[Hunk]) -> Iterator[_Wrong]:
-    """Tokens with another mask than the expected one where ids agree.
-
-    Where ids differ, only a stretch counts that is trained in place of one that is not, or the
-    other way round.
-    """
-    at = other = 0
-    for hunk in (*differing, Hunk(len(expected.ids), len(expected.ids), len(ids), len(ids))):
-        size = min(hunk.start - at, hunk.other_start - other)
-        for offset in np.flatnonzero(expected.mask[at : at + size] != mask[other : other + size]).tolist():
-            yield *expected.origin(at + offset), not expected.mask[at + offset], other + offset
-        theirs, ours = hunk.sides(expected.mask, mask)
-        if len(ours) and bool(theirs.any()) != bool(ours.any()):
-            origin = expected.origin(hunk.start) if len(theirs) else ("template", "added tokens", -1)
-            for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
-                yield *origin, bool(ours.any()), hunk.other_start + position
-        at, other = hunk.stop, hunk.other_stop
-
-
-def _mask_findings(wrong: Iterable[_Wrong], start: int) -> list[Finding]:
-    """One finding for the tokens of each role and part."""
-    groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
-    for role, part, message, trained, at in wrong:
-        groups.setdefault((role, part, trained), []).append((at, message))
-    out = []
-    for (role, part, trained), places in groups.items():
-        turns = len({message for _, message in places if message >= 0})
-        name = {"stop": "stop token", "content": "text"}.get(part, part)
-        of = f" of {counted(turns, f'{role} turn')}" if turns and role != "template" else ""
-        cause = Cause.MASK_ADDED if trained else Cause.MASK_MISSING
-        words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(places))})"
-        position = start + min(places)[0]
-        out.append(Finding(cause, role, field=part, words=words, position=position, tokens=len(places)))
-    return sorted(out, key=lambda finding: finding.position or 0)
-
-
-def _shift(expected: Mask, actual: Mask) -> str:
-    """The direction in which a mask is moved by one token, or nothing."""
-    if len(expected) != len(actual) or not expected.any():
-        return ""
-    right = np.array_equal(expected[:-1], actual[1:]) and not actual[0]
-    left = np.array_equal(expected[1:], actual[:-1]) and not actual[-1]
-    return "right" if right else "left" if left else ""
-
-
-# -- ids
-
-
-class _IdsChecker:
-    """Explains why the ids of rows differ, for one renderer."""
-
-    def __init__(self, renderer: Renderer) -> None:
-        tokenizer = renderer.tokenizer
-        self._renderer, self._vocabulary = renderer, tokenizer.vocabulary
-        prompted = renderer.silent().render([dict(USER)], add_generation_prompt=True)
-        self._prompt = prompted.ids[[field == "generation_prompt" for field in prompted.fields]]
-        self._heads = TurnHeads.of(tokenizer.vocabulary)
-        self._bos = tokenizer.token_id(tokenizer.variables.get("bos_token", ""))
-        self._ends = frozenset({*renderer.get_stop_token_ids(), *renderer.turn_stop_ids()})
-
-    def check(self, expected: Expected, ids: Ids, start: int) -> tuple[list[Finding], list[Parts]]:
-        """The first few differences as findings and as tokens; `start` tokens came before."""
-        whole = self._cut_before(expected, ids)
-        differences = [] if whole is None else [whole]
+    def _differences(self, expected: Expected, ids: Ids) -> list[tuple[Cause, Hunk]]:
+        """The first few differences, each with its cause."""
+        lost = len(expected.ids) - len(ids)
+        if lost > 0 and np.array_equal(expected.ids[lost:], ids):  # the end of the expected row
+            cause = Cause.BOS_MISSING if expected.ids[:lost].tolist() == [self._bos] else Cause.CUT
+            if cause is Cause.CUT and not (expected.messages[:lost] >= 0).any() and expected.messages[lost] >= 0:
+                cause = Cause.TOOLS_MISSING if (expected.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
+            return [(cause, Hunk(0, lost, 0, 0))]
+        differences: list[tuple[Cause, Hunk]] = []
         at = other = 0
-        while whole is None and len(differences) < _MOST:
-            hunk = next(hunks(expected.ids, ids, at, other), None)
-            if hunk is None:
-                break
+        while len(differences) < _MOST and (hunk := next(hunks(expected.ids, ids, at, other), None)) is not None:
             cause, hunk = self._explain(expected, ids, hunk)
             differences.append((cause, hunk))
             at, other = hunk.stop, hunk.other_stop
-        findings = [self._finding(cause, hunk, expected, ids, start) for cause, hunk in differences]
-        return findings, [contrast(self._vocabulary, expected.ids, ids, hunk, fine=False) for _, hunk in differences]
-
-    def _cut_before(self, expected: Expected, ids: Ids) -> tuple[Cause, Hunk] | None:
-        """A row that is the end of the expected one."""
-        lost = len(expected.ids) - len(ids)
-        if lost <= 0 or not np.array_equal(expected.ids[lost:], ids):
-            return None
-        cause = Cause.BOS_MISSING if expected.ids[:lost].tolist() == [self._bos] else Cause.CUT
-        if cause is Cause.CUT and not (expected.messages[:lost] >= 0).any() and expected.messages[lost] >= 0:
-            cause = Cause.TOOLS_MISSING if (expected.parts[:lost] == Part.TOOLS).any() else Cause.SYSTEM_MISSING
-        return cause, Hunk(0, lost, 0, 0)
+        return differences
 
     def _explain(self, expected: Expected, ids: Ids, hunk: Hunk) -> tuple[Cause, Hunk]:
         """The cause of a difference, and its corrected range."""
-        cause = self._by_place(expected, ids, hunk)
+        place = self._by_place(expected, ids, hunk)
         at, other = hunk.start, hunk.other_start
-        if cause is not None or at == len(expected.ids):
-            return cause or Cause.UNKNOWN, hunk
+        if place is not None or at == len(expected.ids):
+            return place or Cause.UNKNOWN, hunk
         aligned = np.concatenate((expected.ids[:at], ids[other:]))
         sampled = expected.sample.kinds == Kind.SAMPLED
-        case = Case(expected.ids, aligned, self._renderer, next_hunk(expected.ids, aligned, at, at), sampled)
+        case = Case(expected.ids, aligned, self._renderer, next(hunks(expected.ids, aligned, at, at)), sampled)
         match = explain(case)
         better = match.hunk or case.hunk
         better = Hunk(at, better.stop, other, better.other_stop - at + other)
@@ -370,8 +380,15 @@ class _IdsChecker:
             cause = self._removed(expected, ours, hunk)
         elif not len(ours):
             cause = self._added(expected, ids, hunk, last)
-        cause = cause or self._ending(ours, theirs, last)
-        return cause or (Cause.CHANGED_TOOLS if tools and not len(theirs) else None)
+        if cause is not None:
+            return cause
+        lost, new = self._ends_turn(ours), self._ends_turn(theirs)
+        if lost is not None and new is not None and (lost or new or last):
+            ends = {(True, True): Cause.STOP_TOKEN, (True, False): Cause.END_MISSING, (False, True): Cause.END_ADDED}
+            return ends.get((lost, new), Cause.LAST_WHITESPACE)
+        if not len(theirs) and last:
+            return Cause.CUT
+        return Cause.CHANGED_TOOLS if tools and not len(theirs) else None
 
     def _removed(self, expected: Expected, ours: Ids, hunk: Hunk) -> Cause | None:
         """A BOS token, reasoning, or the template's own system prompt, with nothing instead."""
@@ -397,38 +414,74 @@ class _IdsChecker:
         system = self._heads.role(ids, hunk.other_start) in ("system", "developer") and self._heads.count(theirs)
         return Cause.SYSTEM_ADDED if first and system and len(theirs) > 3 else None
 
-    def _ending(self, ours: Ids, theirs: Ids, last: bool) -> Cause | None:
-        """Tokens that end turns, white space at the end, or a row that was cut."""
-        lost, new = self._ends_turn(ours), self._ends_turn(theirs)
-        if lost is None or new is None:
-            return Cause.CUT if last and not len(theirs) else None
-        if lost or new:
-            return Cause.STOP_TOKEN if lost and new else Cause.END_MISSING if lost else Cause.END_ADDED
-        return Cause.LAST_WHITESPACE if last else None
-
     def _ends_turn(self, ids: Ids) -> bool | None:
         """True if ids end a turn, False if they are white space, else None."""
-        ends = [index in self._ends for index in ids.tolist()]
-        texts = [self._vocabulary.token_bytes(index).strip() for index in ids.tolist()]
-        return any(ends) if all(end or not text for end, text in zip(ends, texts, strict=True)) else None
+        solid = [index for index in ids.tolist() if self._vocabulary.token_bytes(index).strip()]
+        return bool(self._ends.intersection(ids.tolist())) if self._ends.issuperset(solid) else None
 
-    def _finding(self, cause: Cause, hunk: Hunk, expected: Expected, ids: Ids, start: int) -> Finding:
+    def _finding(self, cause: Cause, hunk: Hunk, expected: Expected, row: IdsRow) -> Finding:
         message, place = expected.place(hunk.start)
-        ours, theirs = hunk.sides(expected.ids, ids)
+        ours, theirs = hunk.sides(expected.ids, row.ids)
         if cause is Cause.CUT:
-            words = _cut_words(expected, hunk)
+            total, lost = len(expected.ids), len(ours)
+            cut, which = (hunk.stop, "last") if hunk.start == 0 else (hunk.start, "first")
+            between = not 0 < cut < total or expected.messages[cut - 1] != expected.messages[cut]
+            words = f"the {which} {total - lost:,} of {total:,} tokens are there, {lost:,} are missing; the cut falls "
+            words += "between messages" if between else f"into {expected.place(cut)[1]}"
         else:
             one, other = (quoted(text_of(self._vocabulary, side[:256])) for side in (ours, theirs))
             outside = theirs[theirs >= self._vocabulary.size]
             words = f"{place}: expected {one}, found {f'id {outside[0]}' if len(outside) else other}"
-        field = place.rpartition(", ")[2]
-        return Finding(cause, "", message, field, words, start + hunk.other_start, len(ours))
+        name = place.rpartition(", ")[2]
+        return Finding(cause, "", message, name, words, row.start + hunk.other_start, len(ours))
 
 
-def _cut_words(expected: Expected, hunk: Hunk) -> str:
-    total, lost = len(expected.ids), hunk.stop - hunk.start
-    cut, which = (hunk.stop, "last") if hunk.start == 0 else (hunk.start, "first")
-    words = f"the {which} {total - lost:,} of {total:,} tokens are there, {lost:,} are missing"
-    if not 0 < cut < total or expected.messages[cut - 1] != expected.messages[cut]:
-        return f"{words}; the cut falls between messages"
-    return f"{words}; the cut falls into {expected.place(cut)[1]}"
+# -- masks
+
+
+def _mask_findings(expected: Expected, row: IdsRow, differing: Sequence[Hunk]) -> list[Finding]:
+    """One finding for the tokens of each role and part that have another mask."""
+    groups: dict[tuple[str, str, bool], list[tuple[int, int]]] = {}
+    for role, part, message, trained, at in _wrong_mask(expected, row, differing):
+        groups.setdefault((role, part, trained), []).append((at, message))
+    out = []
+    for (role, part, trained), places in groups.items():
+        turns = len({message for _, message in places if message >= 0})
+        name = {"stop": "stop token", "content": "text"}.get(part, part)
+        of = f" of {counted(turns, f'{role} turn')}" if turns and role != "template" else ""
+        words = f"{name}{of} {'trained' if trained else 'not trained'} ({counted(len(places))})"
+        cause = _MASK_CAUSES[not trained]
+        out.append(Finding(cause, role, field=part, words=words, position=min(places)[0], tokens=len(places)))
+    return sorted(out, key=lambda finding: finding.position or 0)
+
+
+def _wrong_mask(
+    expected: Expected, row: IdsRow, differing: Sequence[Hunk]
+) -> Iterator[tuple[str, str, int, bool, int]]:
+    """Tokens with a wrong mask: role, part, message, whether they are trained, position.
+
+    Where ids differ, only a stretch counts that is trained in place of one that is not, or the
+    other way round.
+    """
+    at = other = 0
+    mask = np.zeros(0, np.bool_) if row.mask is None else row.mask
+    for hunk in (*differing, Hunk(len(expected.ids), len(expected.ids), len(mask), len(mask))):
+        size = min(hunk.start - at, hunk.other_start - other)
+        for offset in np.flatnonzero(expected.mask[at : at + size] != mask[other : other + size]).tolist():
+            yield *expected.origin(at + offset), not expected.mask[at + offset], row.start + other + offset
+        theirs, ours = hunk.sides(expected.mask, mask)
+        if len(ours) and bool(theirs.any()) != bool(ours.any()):
+            origin = expected.origin(hunk.start) if len(theirs) else ("template", "added tokens", -1)
+            for position in np.flatnonzero(ours if ours.any() else np.ones_like(ours)).tolist():
+                yield *origin, bool(ours.any()), row.start + hunk.other_start + position
+        at, other = hunk.stop, hunk.other_stop
+    yield from (("template", "padding", -1, True, at) for at in row.trained_padding)
+
+
+def _shift(expected: Mask, actual: Mask) -> str:
+    """The direction in which a mask is moved by one token, or nothing."""
+    if len(expected) != len(actual) or not expected.any():
+        return ""
+    right = np.array_equal(expected[:-1], actual[1:]) and not actual[0]
+    left = np.array_equal(expected[1:], actual[:-1]) and not actual[-1]
+    return "right" if right else "left" if left else ""

@@ -1,10 +1,10 @@
-"""Tokens as text: for sentences, around a difference, and the turns they lie in."""
+"""Where ids differ, tokens as text, and the turns that they lie in."""
 
 from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,6 +64,26 @@ def quoted(text: str, limit: int = 48) -> str:
     if not text:
         return "nothing"
     return f"`{text}`" if len(text) <= limit else f"`{text[:limit]}…`"
+
+
+def hunks(one: Ids, other: Ids, at: int = 0, other_at: int = 0) -> Iterator[Hunk]:
+    """The differences from two tokens on, what `other` adds at its end included.
+
+    After each, both sides agree for a while: a few equal tokens between two differences are
+    part of one, and the larger it is, the more may be, since tokens of a template recur everywhere.
+    """
+    last: Hunk | None = None
+    for part in align(one[at:], other[other_at:]):
+        hunk = part.moved(at, other_at)
+        if last is not None:
+            size = last.stop - last.start + last.other_stop - last.other_start
+            if hunk.start < len(one) and hunk.start - last.stop < min(64, max(8, size // 4)):
+                last = Hunk(last.start, hunk.stop, last.other_start, hunk.other_stop)
+                continue
+            yield last
+        last = hunk
+    if last is not None:
+        yield last
 
 
 def contrast(vocabulary: Vocabulary, one: Ids, other: Ids, hunk: Hunk, *, fine: bool) -> Parts:

@@ -3,8 +3,8 @@
 A template is somebody else's program. Three rules keep it from running or writing without end:
 
 - a round of a loop, a call and an item of a lazy filter are a step each; between steps the clock is checked;
-- no value may grow past a fixed size, so no single step takes long. Sizes are checked before a value is made or, for
-  nested containers, before it is printed, compared or hashed;
+- no value may grow past a fixed size. Sizes are checked before a value is made or, for nested containers, before it is
+  printed, compared or hashed;
 - all values that are made are charged in bytes, so that many harmless values do not add up to gigabytes.
 
 Outside a render nothing is charged; the limits of a single value hold all the same.
@@ -59,7 +59,7 @@ class RenderBudget:
         self.deadline = time.monotonic() + MAX_SECONDS
 
     def step(self, count: int = 1) -> None:
-        """Take some steps. Raises TooLarge if none are left; looks at the clock now and then only."""
+        """Take some steps. Raises TooLarge if none are left; checks the clock now and then only."""
         before = self.steps
         self.steps = after = before - count
         if (before ^ after) >= 32 or after < 0:
@@ -100,16 +100,14 @@ def charging(budget: RenderBudget) -> Iterator[None]:
 
 def step(count: int = 1) -> None:
     """Take steps of the active budget."""
-    budget = _active.budget
-    if budget is not None:
-        budget.step(count)
+    if _active.budget is not None:
+        _active.budget.step(count)
 
 
 def charge(size: int) -> None:
     """Pay for a value of `size` bytes from the active budget."""
-    budget = _active.budget
-    if budget is not None:
-        budget.charge(size)
+    if _active.budget is not None:
+        _active.budget.charge(size)
 
 
 def check_size(size: int) -> None:
@@ -167,11 +165,13 @@ def weigh(value: Any) -> int:
             return len(part)
         if not isinstance(part, _CONTAINERS):
             return 1
-        size = weights.get(id(part))
-        if size is None:
+        if id(part) not in weights:
             weights[id(part)] = 0  # a namespace may hold itself
-            size = weights[id(part)] = sum(_ITEM_SIZE + weight(inner) for inner in _parts(part))
-        return size
+            inner = (attributes_of(part),) if isinstance(part, Namespace) else part
+            if isinstance(part, (dict, MappingProxyType)):  # as they are, not as a subclass hands them out
+                inner = (*dict.keys(part), *dict.values(part)) if isinstance(part, dict) else (*part, *part.values())
+            weights[id(part)] = sum(_ITEM_SIZE + weight(one) for one in inner)
+        return weights[id(part)]
 
     size = weight(value)
     if size > MAX_TEXT:
@@ -180,11 +180,6 @@ def weigh(value: Any) -> int:
     return size
 
 
-def _parts(container: Any) -> Iterable[Any]:
-    if isinstance(container, dict):
-        return (*dict.keys(container), *dict.values(container))
-    if isinstance(container, MappingProxyType):
-        return (*container.keys(), *container.values())
-    if isinstance(container, Namespace):
-        return (object.__getattribute__(container, "_Namespace__attrs"),)
-    return container  # type: ignore[no-any-return]
+def attributes_of(namespace: Namespace) -> dict[str, Any]:
+    """The attributes of a namespace. Reading them by name would find the template's own ones first."""
+    return object.__getattribute__(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]

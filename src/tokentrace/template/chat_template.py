@@ -113,38 +113,39 @@ def run_template(template: jinja2.Template, names: Mapping[str, Any], trace: Tra
         template.environment, {**template.globals, "documents": None, **names}, template.name, template.blocks
     )
     context.trace = trace
+    with _running(trace, template):
+        for _ in template.root_render_func(context):
+            pass
+        return collect(trace.out)
+
+
+@contextlib.contextmanager
+def _running(trace: Trace, template: jinja2.Template | None = None) -> Iterator[None]:
+    """Charge a run to its budget. What it raises becomes a TemplateError with message and line."""
     try:
         with charging(trace.budget):
-            for _ in template.root_render_func(context):
-                pass
-            return collect(trace.out)
+            yield
     except TemplateError:
         raise
     except Exception as error:
-        raise _template_error(error, trace, template) from error
-
-
-def _template_error(error: Exception, trace: Trace, template: jinja2.Template | None = None) -> TemplateError:
-    """What a running template raised, as a TemplateError with message and line."""
-    message = trace.current if trace.current >= 0 else None
-    if isinstance(error, RecursionError):
-        return TemplateLimitError("the template recurses too deeply", message=message)
-    if isinstance(error, MemoryError):
-        return TemplateLimitError("out of memory", message=message)
-    kind, problem = (
-        (TemplateLimitError, str(error)) if isinstance(error, TooLarge) else (TemplateError, _problem(error))
-    )
-    return kind(problem, message=message, line=_line(error, template))
-
-
-def _problem(error: Exception) -> str:
-    if isinstance(error, jinja2.exceptions.UndefinedError):
-        return f"the template needs something that is not there: {_plain_names(str(error))}"
-    if isinstance(error, jinja2.exceptions.SecurityError):
-        return f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
-    if isinstance(error, jinja2.exceptions.TemplateError):
-        return f"the template refused the conversation: {error.message}"
-    return f"the template failed on this conversation: {type(error).__name__}: {_plain_names(str(error))}"
+        message = trace.current if trace.current >= 0 else None
+        kind = TemplateError
+        match error:
+            case RecursionError() | MemoryError():
+                problem = "out of memory" if isinstance(error, MemoryError) else "the template recurses too deeply"
+                raise TemplateLimitError(problem, message=message) from error
+            case TooLarge():
+                kind, problem = TemplateLimitError, str(error)
+            case jinja2.exceptions.UndefinedError():
+                problem = f"the template needs something that is not there: {_plain_names(str(error))}"
+            case jinja2.exceptions.SecurityError():
+                problem = f"the template tried something that is not allowed: {_plain_names(error.message or '')}"
+            case jinja2.exceptions.TemplateError():
+                problem = f"the template refused the conversation: {error.message}"
+            case _:
+                failure = f"{type(error).__name__}: {_plain_names(str(error))}"
+                problem = f"the template failed on this conversation: {failure}"
+        raise kind(problem, message=message, line=_line(error, template)) from error
 
 
 def _line(error: BaseException, template: jinja2.Template | None) -> int | None:
@@ -280,12 +281,7 @@ class PythonFormat(Template):
         return hashlib.sha256(f"python:{self.name}\n{text}".encode()).hexdigest()
 
     def _run(self, names: dict[str, Any], trace: Trace) -> Rendering:
-        try:
-            with charging(trace.budget):
-                for piece in self._function(trace=trace, **names):
-                    trace.out += (piece, None)
-                return collect(trace.out)
-        except TemplateError:
-            raise
-        except Exception as error:
-            raise _template_error(error, trace) from error
+        with _running(trace):
+            for piece in self._function(trace=trace, **names):
+                trace.out += (piece, None)
+            return collect(trace.out)

@@ -23,12 +23,23 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from . import filters
-from .budget import SMALL, TooLarge, charge, check_bits, check_items, check_search, check_size, listed, step, weigh
+from .budget import (
+    SMALL,
+    TooLarge,
+    attributes_of,
+    charge,
+    check_bits,
+    check_items,
+    check_search,
+    check_size,
+    listed,
+    step,
+    weigh,
+)
 from .compiling import TracingGenerator, code_line
-from .formatting import percent_format, str_format
 from .jsonify import one_field
 from .origin import Origin
-from .pairs import PLAIN, Beside, box, inside, keeps_items, paid
+from .pairs import PLAIN, TEXT, Beside, box, inside, keeps_items, paid
 from .strings import ASKING_METHODS, TRACED_METHODS, TracedStr, join_traced, plain_text, promoted
 from .syntax import DICT_ATTRIBUTES, leaves
 from .trace import Trace, join_output
@@ -58,19 +69,16 @@ _HANDING_OUT: Final[dict[type, frozenset[str]]] = {
     **dict.fromkeys((list, TracedList, tuple), frozenset({"copy", "count", "index"})),
     LoopContext: frozenset({"changed", "cycle"}),
     Cycler: frozenset({"next", "reset"}),
+    TracedStr: _STR_METHODS,
 }
-"""Methods that hand out their input, or a count of it."""
+"""Methods that hand out their input, or a count of it, or keep its trace."""
 _OPERATIONS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     **{"*": operator.mul, "**": operator.pow, "-": operator.sub, "%": operator.mod},
     **{"/": operator.truediv, "//": operator.floordiv, "+": operator.add},
 }
 _JINJAS_ARGUMENTS: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
-_MAX_FORMAT: Final = 100_000
-"""Characters of a date's format."""
+_MAX_FORMAT: Final = 100_000  # characters of a date's format
 _MISSING: Final = object()
-_stored: Final = object.__getattribute__
-_PLAIN_TEXT: Final = frozenset({str, TracedStr})
-"""Text that is joined as it is. Markup escapes what it is joined with."""
 
 
 class _GenerationTag(Extension):
@@ -141,7 +149,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def field(self, value: Any, origin: Beside, name: str) -> Any:
         """``value.name``."""
-        if type(value) is TemplateNamespace and name in (attributes := _stored(value, "_Namespace__attrs")):
+        if type(value) is TemplateNamespace and name in (attributes := attributes_of(value)):
             return attributes[name]
         if type(value) is dict and origin is not None:
             return self._lookup(value, origin, name)
@@ -214,7 +222,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         if name in _BYTES or name not in dir(Markup if is_markup else str):
             return self.undefined(obj=plain_text(text), name=name)
         if name in ("format", "format_map"):
-            return Proven(lambda *args, **kwargs: str_format(self, text, name, args, kwargs))
+            return Proven(lambda *args, **kwargs: filters.str_format(self, text, name, args, kwargs))
         method = getattr(Markup(plain_text(text)) if is_markup else plain_text(text), name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -257,7 +265,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         result = super().call(__context, __obj, *args, **kwargs)
         if kind in _KEEPING_TRACE or __obj in (Cycler, Joiner):
             return result
-        if owner is not None and _keeps_trace(owner, __obj.__name__):
+        if owner is not None and __obj.__name__ in _HANDING_OUT.get(type(owner), ()):
             return result
         if isinstance(result, int):
             check_bits(result.bit_length())
@@ -286,7 +294,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def add(self, *parts: Any) -> Any:
         """``a + b + …``, left to right, as Python has it."""
-        if all(type(part) in _PLAIN_TEXT for part in parts):
+        if all(type(part) in TEXT for part in parts):
             return join_traced(parts)
         total = parts[0]
         for part in parts[1:]:
@@ -296,7 +304,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, name: str, left: Any, right: Any) -> Any:
         """An operator. Raises TooLarge before a value is made that would be too large."""
         if name == "%" and isinstance(left, str):
-            return percent_format(left, right)
+            return filters.percent_format(left, right)
         if name == "+" and isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
             check_items(len(left) + len(right))
         elif isinstance(left, int) and isinstance(right, int):
@@ -324,11 +332,6 @@ def _check_arguments(owner: Any, args: tuple[Any, ...]) -> None:
             weigh(value)
     if isinstance(owner, (list, tuple, dict)):
         check_items(len(owner))
-
-
-def _keeps_trace(owner: Any, name: str) -> bool:
-    kind = type(owner)
-    return name in (TRACED_METHODS | ASKING_METHODS if kind is TracedStr else _HANDING_OUT.get(kind, ()))
 
 
 def _raise_exception(message: Any) -> None:
@@ -370,11 +373,6 @@ class TemplateNamespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         Namespace.__setitem__(self, name, value)
-
-
-def attributes_of(namespace: Namespace) -> dict[str, Any]:
-    """The attributes of a namespace. Reading them by name would find the template's own ones first."""
-    return _stored(namespace, "_Namespace__attrs")  # type: ignore[no-any-return]
 
 
 def _check_name(name: Any) -> None:

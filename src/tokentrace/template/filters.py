@@ -1,4 +1,4 @@
-"""Jinja's filters and tests over traced values.
+"""Jinja's filters and tests, and format strings, over traced values.
 
 A filter is in one of four classes, so that no filter can launder text:
 
@@ -10,19 +10,34 @@ A filter is in one of four classes, so that no filter can launder text:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import re
+import string
+from collections.abc import Callable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any, Final
 
 from jinja2.filters import make_attrgetter
+from jinja2.sandbox import SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import pass_eval_context
+from markupsafe import Markup
 
-from .budget import TooLarge, check_bits, counted, listed, step, weigh
-from .formatting import percent_format
+from .budget import TooLarge, check_bits, check_size, counted, listed, step, weigh
 from .jsonify import JsonOptions, dumps
-from .strings import join_with, promoted
-from .traced import TRACED_TYPES, TracedBool, TracedDict, TracedNone, as_markup, is_traced, opaque, plain, text_of
+from .strings import join_traced, join_with, plain_text, promoted
+from .traced import (
+    TRACED_TYPES,
+    TracedBool,
+    TracedDict,
+    TracedMarkup,
+    TracedNone,
+    as_markup,
+    is_traced,
+    opaque,
+    plain,
+    text_of,
+)
 
 _MAX_COUNT: Final = 1_000_000
 """No number may be a larger argument of a filter: it may be a width, or a number of digits."""
@@ -55,17 +70,14 @@ def _format(value: Any, *args: Any, **kwargs: Any) -> str:
     return percent_format(text_of(value), kwargs or args)
 
 
-def _trim(value: Any, chars: str | None = None) -> str:
-    result = promoted(text_of(value)).strip(chars)
-    return as_markup(result) if hasattr(value, "__html__") else result
+def _method(name: str) -> Callable[..., str]:
+    """A filter that does what a method of strings does."""
 
-
-def _changing_case(name: str) -> Callable[[Any], str]:
-    def change_case(value: Any) -> str:
-        result = getattr(promoted(text_of(value)), name)()
+    def call(value: Any, chars: str | None = None) -> str:
+        result: str = getattr(promoted(text_of(value)), name)(*([] if chars is None else [chars]))
         return as_markup(result) if hasattr(value, "__html__") else result
 
-    return change_case
+    return call
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
@@ -79,8 +91,8 @@ _REWRITTEN: Final[dict[str, Callable[..., Any]]] = {
     "string": text_of,
     "safe": lambda value: as_markup(text_of(value)),
     "replace": _replace,
-    "trim": _trim,
-    **{name: _changing_case(name) for name in ("upper", "lower", "capitalize")},
+    "trim": _method("strip"),
+    **{name: _method(name) for name in ("upper", "lower", "capitalize")},
     "list": listed,
 }
 
@@ -179,3 +191,103 @@ def _weighing(test: Callable[..., bool]) -> Callable[..., bool]:
         return test(*args, **kwargs)
 
     return weighing
+
+
+# -- format strings. With bare fields only (``%s``, ``%d``, ``{}``, ``{name}``) they keep the trace. The text of any
+# other is of unknown origin: ``%c`` makes a character of a number, and a number does not say whose character it is.
+
+_MAX_FIELDS: Final = 10_000
+"""Fields of one format string: Python's search for a closing parenthesis is quadratic."""
+_NUMBER_TEXT: Final = 400
+"""More characters than a float prints if no digits are asked for."""
+_PERCENT: Final = re.compile(r"%([%sdi])")
+_WIDTHS: Final = re.compile(r"%(?:\([^)]*\))?([^a-zA-Z%]*)")
+
+
+def percent_format(template: str, values: Any) -> str:
+    """``template % values``."""
+    text = plain_text(template)
+    fields = text.count("%")
+    _check_fields(fields)
+    arguments = values if isinstance(values, tuple) else (values,)
+    widths = _numbers(" ".join(_WIDTHS.findall(text)))
+    if "*" in text:
+        widths += sum(abs(value) for value in arguments if isinstance(value, int))
+    repeats = fields if isinstance(values, Mapping) else 1
+    check_size(len(text) + fields * _NUMBER_TEXT + widths + repeats * weigh(values))
+    result = (Markup(text) if isinstance(template, TracedMarkup) else text) % values
+    check_size(len(result))
+
+    def pieces() -> Iterator[str]:
+        remaining, start = iter(arguments), 0
+        for field in _PERCENT.finditer(text):
+            yield text[start : field.start()]
+            yield "%" if field[1] == "%" else text_of(next(remaining, ""))
+            start = field.end()
+        yield text[start:]
+
+    return _followed(result, template, pieces)
+
+
+def str_format(environment: Any, template: str, name: str, args: tuple[Any, ...], kwargs: Any) -> str:
+    """``template.format(…)``, or ``.format_map(…)`` if that is its `name`."""
+    if name == "format_map":
+        if kwargs or len(args) != 1:
+            raise TypeError("format_map() takes exactly one argument")
+        kwargs, args = args[0], ()
+    text = plain_text(template)
+    _check_fields(text.count("{"))
+    if isinstance(template, TracedMarkup):
+        result: str = Markup(_MarkupFormatter(environment, escape=Markup.escape).vformat(text, args, kwargs))
+    else:
+        result = _Formatter(environment).vformat(text, args, kwargs)
+
+    def pieces() -> Iterator[str]:
+        automatic = iter(args)
+        for literal, key, _, _ in string.Formatter().parse(text):
+            yield literal
+            if key is not None:
+                value = next(automatic, "") if key == "" else args[int(key)] if key.isdigit() else kwargs.get(key)
+                yield text_of(value)
+
+    return _followed(result, template, pieces)
+
+
+def _followed(result: str, template: str, pieces: Callable[[], Iterator[str]]) -> str:
+    """`result` with the trace of its `pieces`, if they make the same text; else of unknown origin."""
+    if not isinstance(result, Markup) and not is_traced(template):
+        with contextlib.suppress(LookupError, ValueError, AttributeError, TypeError):
+            whole = join_traced(pieces())
+            if whole == result:
+                return whole
+    return opaque(result)  # type: ignore[no-any-return]
+
+
+def _check_fields(count: int) -> None:
+    if count > _MAX_FIELDS:
+        raise TooLarge(f"a format string has {count} fields (limit {_MAX_FIELDS})")
+
+
+def _numbers(text: str) -> int:
+    return sum(int(digits[:12]) for digits in re.findall(r"\d+", text))
+
+
+class _Formatter(SandboxedFormatter):
+    """Checks the size of each field before it is printed."""
+
+    size = 0
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        weigh(value)
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        check_size(self.size + _numbers(format_spec) + weigh(value))
+        text = str.__str__(super().format_field(value, format_spec))
+        self.size += len(text)
+        check_size(self.size)
+        return text
+
+
+class _MarkupFormatter(_Formatter, SandboxedEscapeFormatter):
+    pass

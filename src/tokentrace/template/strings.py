@@ -66,15 +66,11 @@ class TracedStr(str):
             if step == 1:
                 return cut(self, start, max(start, stop))
             if key == _BACKWARDS:
-                return _reversed(self)
+                return join_traced([traced(text[::-1], origin) for text, origin in runs_of(self)][::-1])
             check_items(len(range(start, stop, step)))
             return join_traced([cut(self, at, at + 1) for at in range(start, stop, step)])
-        index = key.__index__()
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError("string index out of range")
-        return cut(self, index, index + 1)
+        at = range(len(self))[key]
+        return cut(self, at, at + 1)
 
     def __iter__(self) -> Iterator[str]:
         check_items(len(self))
@@ -107,12 +103,19 @@ class TracedStr(str):
         check_items(str.count(self, sep) if sep else sum(map(self.count, " \n\t")))
         return self._located(str.rsplit(self, sep, maxsplit), sep)
 
-    def _located(self, parts: list[str], sep: str | None) -> list[str]:
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        return tuple(self._located(str.partition(self, sep), ""))  # type: ignore[return-value]
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        check_search(self, sep)
+        return tuple(self._located(str.rpartition(self, sep), ""))  # type: ignore[return-value]
+
+    def _located(self, parts: Iterable[str], sep: str | None) -> list[str]:
         """Cut the `parts` out of self: they follow one another, with `sep` or (None) white space between them."""
         out: list[str] = []
         start = 0
         for part in parts:
-            start = start if sep else str.index(self, part, start)
+            start = str.index(self, part, start) if sep is None else start
             out.append(cut(self, start, start + len(part)))
             start += len(part) + len(sep or "")
         return out
@@ -126,20 +129,6 @@ class TracedStr(str):
             start += len(whole)
         return out
 
-    def partition(self, sep: str, /) -> tuple[str, str, str]:
-        str.partition("", sep)  # raises ValueError for an empty separator
-        at = str.find(self, sep)
-        return self._parted(at, at + len(sep)) if at >= 0 else (self, "", "")
-
-    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        str.partition("", sep)
-        check_search(self, sep)
-        at = str.rfind(self, sep)
-        return self._parted(at, at + len(sep)) if at >= 0 else ("", "", self)
-
-    def _parted(self, start: int, stop: int) -> tuple[str, str, str]:
-        return cut(self, 0, start), cut(self, start, stop), cut(self, stop, len(self))
-
     def replace(self, old: str, new: str, /, count: SupportsIndex = -1) -> TracedStr:
         times = str.count(self, old)
         if not times:
@@ -151,16 +140,22 @@ class TracedStr(str):
         return traced(str.replace(self, old, new, limit), UNKNOWN)
 
 
-def _mapping_case(function: Callable[[str], str]) -> Callable[[TracedStr], TracedStr]:
+def _case_mapping(function: Callable[[str], str]) -> Callable[[TracedStr], TracedStr]:
+    """A method that maps position by position if the length stays, else run by run, else to UNKNOWN text."""
+
     @functools.wraps(function)
     def method(self: TracedStr) -> TracedStr:
-        return mapped(self, function)
+        text = function(plain_text(self))
+        if len(text) == len(self):
+            return with_runs(text, self.runs)
+        whole = join_traced([traced(function(part), origin) for part, origin in runs_of(self)])
+        return whole if whole == text else traced(text, UNKNOWN)
 
     return method
 
 
 for _name in ("capitalize", "casefold", "lower", "swapcase", "title", "upper"):
-    setattr(TracedStr, _name, _mapping_case(getattr(str, _name)))
+    setattr(TracedStr, _name, _case_mapping(getattr(str, _name)))
 
 TRACED_METHODS: Final = frozenset(name for name in vars(TracedStr) if not name.startswith("_") and name != "runs")
 """Methods of strings that keep the trace."""
@@ -212,19 +207,6 @@ def runs_of(text: TracedStr) -> Iterator[tuple[str, Origin | None]]:
     for end, origin in text.runs:
         yield _slice(text, slice(start, end)), origin
         start = end
-
-
-def _reversed(source: TracedStr) -> TracedStr:
-    return join_traced([traced(text[::-1], origin) for text, origin in runs_of(source)][::-1])
-
-
-def mapped(source: TracedStr, function: Callable[[str], str]) -> TracedStr:
-    """A case mapping: position by position if the length stays, else run by run, else UNKNOWN."""
-    text = function(plain_text(source))
-    if len(text) == len(source):
-        return with_runs(text, source.runs)
-    whole = join_traced([traced(function(part), origin) for part, origin in runs_of(source)])
-    return whole if whole == text else traced(text, UNKNOWN)
 
 
 def cut(source: TracedStr, start: int, stop: int) -> TracedStr:

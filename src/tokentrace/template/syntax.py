@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jinja2.meta
@@ -175,67 +174,47 @@ def variables_of(tree: nodes.Template) -> set[str]:
     Not a name that is always overwritten first, like the ``content`` of a loop that begins with ``{% set content %}``.
     Jinja counts a name that is set in one branch only, whether or not it is read outside of that branch.
     """
-    reads = _Reads()
-    reads.statements(tree.body, set())
-    return jinja2.meta.find_undeclared_variables(tree) & reads.names
+    return jinja2.meta.find_undeclared_variables(tree) & set(_reads(tree.body, set()))
 
 
-@dataclass(slots=True)
-class _Reads:
-    """Names that are read where they may not have been set. `bound` are those that are set at a place."""
+def _reads(body: Iterable[nodes.Node], bound: set[str]) -> Iterator[str]:
+    """Names that statements read where they may not be set. Adds to `bound` what the statements set in any case."""
+    for node in body:
+        match node:
+            case nodes.If():  # sets what every branch sets that does not refuse the conversation
+                ends: list[set[str]] = []
+                for branch in (node, *node.elif_, None):
+                    yield from _unset(branch and branch.test, bound)
+                    statements, inner = node.else_ if branch is None else branch.body, set(bound)
+                    yield from _reads(statements, inner)
+                    ends += [] if any(map(_refuses, statements)) else [inner]
+                bound |= set.intersection(*ends) if ends else set()
+            case nodes.For():
+                yield from _unset(node.iter, bound)
+                inner = {*bound, "loop", *names_in(node.target)}
+                yield from _unset(node.test, inner)
+                yield from _reads(node.body, inner)
+                yield from _reads(node.else_, set(bound))
+            case nodes.Macro():
+                for default in node.defaults:
+                    yield from _unset(default, bound)
+                bound.add(node.name)
+                yield from _reads(node.body, bound.union(("caller", "kwargs", "varargs"), *map(names_in, node.args)))
+            case nodes.Assign() | nodes.AssignBlock():
+                yield from _reads(getattr(node, "body", ()), set(bound))
+                yield from _unset(node.node if isinstance(node, nodes.Assign) else node.filter, bound)
+                yield from {getattr(node.target, "name", "")} - bound if isinstance(node.target, nodes.NSRef) else ()
+                bound |= names_in(node.target)
+            case nodes.Scope():
+                yield from _reads(node.body, set(bound))
+            case _:
+                yield from _unset(node, bound)
 
-    names: set[str] = field(default_factory=set)
 
-    def statements(self, body: Iterable[nodes.Node], bound: set[str]) -> None:
-        """Go through statements in order; adds to `bound` what they set in any case."""
-        for node in body:
-            match node:
-                case nodes.Assign():
-                    self._read(node.node, bound)
-                    self._set(node.target, bound)
-                case nodes.If():
-                    self._branches(node, bound)
-                case nodes.For():
-                    self._read(node.iter, bound)
-                    inner = {*bound, "loop", *names_in(node.target)}
-                    self._read(node.test, inner)
-                    self.statements(node.body, inner)
-                    self.statements(node.else_, set(bound))
-                case nodes.Macro():
-                    for default in node.defaults:
-                        self._read(default, bound)
-                    bound.add(node.name)
-                    self.statements(node.body, bound.union(("caller", "kwargs", "varargs"), *map(names_in, node.args)))
-                case nodes.AssignBlock():
-                    self.statements(node.body, set(bound))
-                    self._read(node.filter, bound)
-                    self._set(node.target, bound)
-                case nodes.Scope():
-                    self.statements(node.body, set(bound))
-                case _:
-                    self._read(node, bound)
-
-    def _branches(self, node: nodes.If, bound: set[str]) -> None:
-        """A name is set after an ``if`` if every branch sets it that does not refuse the conversation."""
-        ends: list[set[str]] = []
-        for branch in (node, *node.elif_, None):
-            inner = set(bound)
-            if branch is not None:
-                self._read(branch.test, bound)
-            body = node.else_ if branch is None else branch.body
-            self.statements(body, inner)
-            ends += [] if any(map(_refuses, body)) else [inner]
-        bound |= set.intersection(*ends) if ends else set()
-
-    def _set(self, target: nodes.Node, bound: set[str]) -> None:
-        if isinstance(target, nodes.NSRef):
-            self.names |= {target.name} - bound
-        bound |= names_in(target)
-
-    def _read(self, node: nodes.Node | None, bound: set[str]) -> None:
-        for name in () if node is None else with_children(node):
-            if isinstance(name, nodes.Name) and name.ctx == "load" and name.name not in bound:
-                self.names.add(name.name)
+def _unset(node: nodes.Node | None, bound: set[str]) -> Iterator[str]:
+    for name in () if node is None else with_children(node):
+        if isinstance(name, nodes.Name) and name.ctx == "load" and name.name not in bound:
+            yield name.name
 
 
 def _refuses(node: nodes.Node) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from jinja2.utils import Namespace
 
 from ..errors import TemplateLimitError
-from .budget import MAX_ITEMS, MAX_TEXT, RenderBudget, TooLarge
+from .budget import MAX_ITEMS, MAX_TEXT, RenderBudget, TooLarge, attributes_of
 from .origin import InTurn, Origin
 from .pairs import box
 from .spans import Rendering, Span
@@ -106,8 +106,8 @@ class Trace:
 
         Text that only quotes a field, or a word of the template's own, belongs to the turn in which it is printed.
         """
-        values = object.__getattribute__(namespace, "_Namespace__attrs")
-        value, key = values[name], (id(namespace), name)
+        values, key = attributes_of(namespace), (id(namespace), name)
+        value = values[name]
         if type(value) is TracedStr or type(value) is list:
             turn, before, latest = self.collected.get(key, (self.current, None, None))
             before = before if turn == self.current else latest  # the value when this turn began

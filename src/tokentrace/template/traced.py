@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import GeneratorType
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from markupsafe import Markup, escape
 
@@ -25,11 +25,7 @@ from .origin import KEY, UNKNOWN, InTurn, Origin
 from .strings import TracedStr, join_traced, plain_text, promoted, traced, with_runs
 
 
-class _Printed(Protocol):
-    origin: Origin
-
-
-def _print(self: _Printed) -> str:
+def _print(self: Any) -> str:
     """``str(…)`` of a value that came from a field: text of that field."""
     return traced(repr(self), self.origin)
 
